@@ -1,16 +1,16 @@
-"""Spark jobs that write Delta tables under a ZooKeeper lock, and what they are made of.
+"""Spark jobs that write Delta tables under a ZooKeeper lock, and the library for programs of your own.
 
-``append.py``, ``upsert.py``, ``cdc.py``, ``stream.py`` and ``snapshot.py`` are jobs for ``spark-submit``;
-:class:`LockedDeltaWriter`, :func:`apply_changes`, :func:`apply_cells`, :func:`apply_events`, :func:`apply_rows`,
-:func:`stream_into` and :func:`take_pin` are the same for programs of your own. Every error is a
-:class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
+``append.py``, ``overwrite.py``, ``upsert.py``, ``cdc.py``, ``stream.py``, ``snapshot.py`` and ``maintain.py`` are jobs
+for ``spark-submit``. Programs do the same with :class:`LockedDeltaWriter`, :func:`apply_changes`, :func:`apply_cells`,
+:func:`apply_events`, :func:`apply_rows`, :func:`stream_into`, :func:`take_pin` and :func:`vacuum`. Every error is a
+:class:`~lock_manager.errors.SluiceError`; ``writer_jobs.errors`` shows the tree.
 """
 
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
 from writer_jobs.commit.driver_guard import attach
-from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.options import RewriteOptions, WriteOptions
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.session import build_session
 from writer_jobs.delta.snapshot import TableState

@@ -1,10 +1,10 @@
-"""The job for change data; ``spark-submit … writer_jobs/cdc.py --help`` describes it."""
+"""The job that applies change data; ``spark-submit … writer_jobs/cdc.py --help`` describes it."""
 
 import sys
 from pathlib import Path
 
 if __package__ in (None, ""):
-    # Run as a script: import the packages from beside this folder, and nothing from within it.
+    # Run as a script: import the packages next to this folder, and no module of it by its bare name.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
@@ -15,7 +15,7 @@ except ModuleNotFoundError as missing:
     print(f"cdc.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
     sys.exit(2)
 
-#: Run the job with a command line, and return its exit code.
+#: Runs the job with a command line, and returns its exit code.
 main = JOB.run
 
 if __name__ == "__main__":

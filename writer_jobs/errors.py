@@ -1,34 +1,34 @@
-"""What the writer jobs raise on purpose, beside what the lock raises.
+"""Errors of the writer jobs, in addition to those of the lock.
 
 ::
 
     SluiceError                                    (lock_manager.errors)
     ├── SettingsError                              (lock_manager.errors)
-    │   └── ArgumentsError                         a job's command line does not make sense
+    │   └── ArgumentsError                         a job's command line is not valid
     ├── UnsupportedSessionError (RuntimeError)     a session of Spark Connect, or without Delta
     │   └── GuardMissingError                      a session without the guarded log store
     ├── StorageError (OSError)                     a file system refused, or does not exist
     │   └── UnsafeStoreError                       a store that ignores If-None-Match; nothing committed
-    ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
-    ├── MappingError (ValueError)                  a mapping of cells to columns that does not make sense
-    ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
-    ├── FeedError (ValueError)                     messages of a feed that cannot be taken for changes of rows
-    ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
-    ├── CheckpointError (ValueError)               a stream's checkpoint that is of another query, or not whole
+    ├── TableError (ValueError)                    no Delta table, or one that cannot be written under a lock
+    ├── MappingError (ValueError)                  a mapping of cells to columns that is not valid
+    ├── SourceError (ValueError)                   source files that are missing or cannot be read
+    ├── FeedError (ValueError)                     messages of a feed that are not changes of rows
+    ├── RunError (ValueError)                      a run id that was used for other sources, or by another load
+    ├── CheckpointError (ValueError)               a stream's checkpoint of another query, or without all its files
     ├── PinError                                   (lock_manager.errors)
-    ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
+    ├── WriteFailedError (RuntimeError)            a write failed; the table is unchanged
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
     │   │   └── NothingAppliedError                no message of a load or a stream could be applied
-    │   ├── WriteConflictError                     another writer was faster, and it is not to be done again
-    │   ├── HeldTooLongError (TimeoutError)        not done in the time for which the lock may be held
-    │   ├── StreamError                            a stream failed, but not in one of its batches
-    │   ├── MaintenanceError                       the store failed while a table was looked after
-    │   └── CommitUnknownError                     it could not be found out whether the write was committed
+    │   ├── WriteConflictError                     another writer was faster, and the caller forbids a repetition
+    │   ├── HeldTooLongError (TimeoutError)        not done in the time that the lock may be held
+    │   ├── StreamError                            a stream failed outside of its batches
+    │   ├── MaintenanceError                       the store failed during the maintenance of a table
+    │   └── CommitUnknownError                     the write may have been committed
     └── LockLostError                              (lock_manager.errors)
-        └── UnprovenCommitError                    committed, but whether the lock still stood is not known
+        └── UnprovenCommitError                    committed, but the lock could not be confirmed afterwards
 
-Like the lock's errors they survive pickling, carry their facts as attributes, and their message is one sentence.
+Like the lock's errors they can be pickled, have their facts as attributes, and have a message of one sentence.
 """
 
 from __future__ import annotations
@@ -37,58 +37,58 @@ from lock_manager.errors import LockLostError, SettingsError, SluiceError
 
 
 class ArgumentsError(SettingsError):
-    """The command line does not make sense."""
+    """The command line of a job is not valid."""
 
 
 class UnsupportedSessionError(SluiceError, RuntimeError):
-    """A session that cannot write under a lock: of Spark Connect, or without Delta."""
+    """The session cannot write under a lock: it is of Spark Connect, or has no Delta."""
 
 
 class GuardMissingError(UnsupportedSessionError):
-    """A session in which nobody could ask for the lock at a commit: without the guarded log store, or its guard."""
+    """The session has no guarded log store or no commit guard, so its commits cannot be checked for the lock."""
 
 
 class StorageError(SluiceError, OSError):
     """A file system refused, did not answer, or does not exist."""
 
-    # Without its own, OSError's __str__ would look for an errno.
+    # OSError's own __str__ would look for an errno.
     __str__ = Exception.__str__
 
 
 class UnsafeStoreError(StorageError):
-    """The store replaces an existing file although the request forbids it, so nothing was committed there."""
+    """The store replaces an existing file although the request forbids it. Nothing was committed there."""
 
 
 class TableError(SluiceError, ValueError):
-    """What was named is no Delta table, or none that may be written under a lock."""
+    """There is no Delta table at the location, or it cannot be written under a lock."""
 
 
 class MappingError(SluiceError, ValueError):
-    """A mapping of cells to columns does not make sense."""
+    """A mapping of cells to columns is not valid."""
 
 
 class SourceError(SluiceError, ValueError):
-    """The source files are not there, or cannot be read as asked."""
+    """The source files are missing, or cannot be read with the requested options."""
 
 
 class FeedError(SluiceError, ValueError):
-    """The messages of a feed cannot be taken for changes of rows, all of them: no keys, no order, a truncate."""
+    """All messages of a feed are refused, because they are not changes of rows: no keys, no order, a truncate."""
 
 
 class RunError(SluiceError, ValueError):
-    """A run id does not fit what is recorded of it in the table."""
+    """A run id does not match its record in the table."""
 
 
 class CheckpointError(SluiceError, ValueError):
-    """A stream's checkpoint is of another query, or lacks a file."""
+    """A stream's checkpoint belongs to another query, or lacks a file."""
 
 
 class WriteFailedError(SluiceError, RuntimeError):
-    """A write failed, and the table is as it was before.
+    """A write failed, and nothing of it is in the table.
 
     Attributes:
-        table: canonical URI.
-        reason: one sentence of Spark's or Delta's own words; their exception is the ``__cause__``.
+        table: Canonical URI.
+        reason: One sentence, from Spark's or Delta's message; their exception is the ``__cause__``.
 
     """
 
@@ -103,11 +103,11 @@ class SchemaMismatchError(WriteFailedError, ValueError):
 
 
 class ChangesError(WriteFailedError, ValueError):
-    """Changes cannot be applied: they lack a column, or it is not known which of two is newer."""
+    """Changes cannot be applied: they lack a column, or two changes have no order."""
 
 
 class NothingAppliedError(ChangesError):
-    """No message could be applied: each is a dead letter, or of another source table."""
+    """No message could be applied: every message is a dead letter, or of another source table."""
 
     def __init__(self, *, table: str, reason: str) -> None:
         super().__init__(table=table, reason=reason)
@@ -115,26 +115,28 @@ class NothingAppliedError(ChangesError):
 
 
 class StreamError(WriteFailedError):
-    """A stream failed, but not in one of its batches: its source or its checkpoint cannot be read or written."""
+    """A stream failed outside of its batches: its source or its checkpoint cannot be read or written."""
 
     def __init__(self, *, table: str, reason: str) -> None:
         super().__init__(table=table, reason=reason)
-        self.args = (f"the stream into {table} failed: {reason}; start it again, and it goes on where it was",)
+        self.args = (f"the stream into {table} failed: {reason}; start it again, and it continues where it stopped",)
 
 
 class MaintenanceError(WriteFailedError):
-    """The store failed while a table was looked after. What was committed before is in the table."""
+    """The store failed during the maintenance of a table. Earlier commits of the maintenance are in the table."""
 
     def __init__(self, *, table: str, reason: str) -> None:
         super().__init__(table=table, reason=reason)
-        self.args = (f"the maintenance of {table} failed: {reason}; the report has what was done before",)
+        self.args = (f"the maintenance of {table} failed: {reason}; the report lists the actions that were done",)
 
 
 class WriteConflictError(WriteFailedError):
-    """Another writer has changed what the write had read, and it is not to be done again; nothing written.
+    """Another writer has changed rows or files that the write had read, and the write must not be repeated.
+
+    Nothing was written.
 
     Attributes:
-        waited_seconds: how long it waited for the lock before it found that out.
+        waited_seconds: Seconds that the write waited for the lock.
 
     """
 
@@ -144,11 +146,11 @@ class WriteConflictError(WriteFailedError):
 
 
 class HeldTooLongError(WriteFailedError, TimeoutError):
-    """A write was not done in the time for which it may hold the lock, so it was cancelled; nothing written.
+    """A write exceeded the time that it may hold the lock, and was cancelled; nothing was written.
 
     Attributes:
-        waited_seconds: how long it waited for the lock.
-        held_seconds: for how long it has held it by then.
+        waited_seconds: Seconds that the write waited for the lock.
+        held_seconds: Seconds that it held the lock until then.
 
     """
 
@@ -159,12 +161,12 @@ class HeldTooLongError(WriteFailedError, TimeoutError):
 
 
 class CommitUnknownError(WriteFailedError):
-    """A write ended in a way that does not tell whether it was committed.
+    """A write ended, and it is not known whether it was committed.
 
     Attributes:
-        commit_id: what to look for in the table's log: of an append of the writer's the ``sluice.commit_id`` in its
-            ``userMetadata``, of any other commit ``sluice.attempt`` in its ``commitInfo``. ``sluice log --json`` has
-            both.
+        commit_id: Id of the commit in the table's log. For a write of the writer it is ``sluice.commit_id`` in the
+            ``commitInfo`` or the ``userMetadata``, for any other commit ``sluice.attempt`` in the ``commitInfo``.
+            ``sluice log --json`` prints all of them.
 
     """
 
@@ -179,18 +181,18 @@ class CommitUnknownError(WriteFailedError):
 
 
 class UnprovenCommitError(LockLostError):
-    """An append was committed, but the lock could not be confirmed afterwards.
+    """A write was committed, but the lock could not be confirmed afterwards.
 
     Attributes:
-        version: of the table, in which the append was found.
-        commit_id: of the append.
+        version: Version of the table that the write made.
+        commit_id: Id of the commit.
 
     """
 
     def __init__(self, *, resource: str, hold_id: str, reason: str, version: int, commit_id: str) -> None:
         super().__init__(resource=resource, hold_id=hold_id, reason=reason)
         message = (
-            f"lock on {resource} could not be confirmed after the append ({reason}): the append is in the table as "
+            f"lock on {resource} could not be confirmed after the write ({reason}): the write is in the table as "
             f"version {version} (commit id {commit_id}), but another writer may have held the lock at the same time"
         )
         self.args = (message,)

@@ -23,7 +23,7 @@ from writer_jobs.delta.table_log import DeltaTableLog
 
 _ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 
-_making = threading.Lock()
+_managers_lock = threading.Lock()
 _managers: dict[LockSettings, LockManager] = {}
 
 
@@ -36,44 +36,47 @@ def locked(
     manager: LockManager | None = None,
     timeout_seconds: float | None = None,
 ) -> Iterator[Hold]:
-    """Lock a table for whatever the block does with Spark: SQL, MERGE, OPTIMIZE, ``saveAsTable``, in this thread.
+    """Lock a table for all Spark statements of a block: SQL, MERGE, OPTIMIZE, ``saveAsTable``, in this thread.
 
     ::
 
         with locked(spark, "s3a://lake/flights"):
             spark.sql("DELETE FROM delta.`s3a://lake/flights` WHERE year < 2010")
 
-    A commit passes only while the lock stands. If it does not, or nobody confirms it, the statement raises
-    LockLostError or LockNotHeldError, and that commit is not made; a statement that makes several may have made others.
+    A commit passes only while the lock stands. If the lock is lost or cannot be confirmed, the statement raises
+    LockLostError or LockNotHeldError, and that commit is not made. A statement that makes several commits may have made
+    earlier ones.
 
-    Inside the block this thread gets the same hold again, by ``locked`` or from a :class:`LockedDeltaWriter`, whichever
-    manager of the same ensemble they have.
+    Inside the block this thread gets the same hold again, by ``locked`` or from a :class:`LockedDeltaWriter`, with any
+    manager of the same ensemble.
 
-    DROP makes version names free again, so that a late commit to the dropped table may land in the next one at its
-    place: rather replace the table, or see docs/operate.md ("DROP and CREATE at one place").
+    DROP makes version names free again, so a late commit to the dropped table may land in the next table at the same
+    location. Replace the table instead, or see docs/operate.md ("DROP and CREATE at one place").
 
     Args:
-        spark: a session with the guarded log store, see :func:`attach`.
-        table: location or name in the catalog; resolved once, before the lock is asked for. Need not exist yet.
-        partitions: values of its first partition columns by name, such as ``[{"year": 2013, "month": 1}]``: only these
-            are locked, and a commit that touches anything else is refused. The table must exist then.
-        manager: gives the lock. By default one for this process, from ``spark.sluice.zookeeper`` or
+        spark: A session with the guarded log store, see :func:`attach`.
+        table: Location, or name in the catalog; resolved once, before the lock is requested. It need not exist yet.
+        partitions: Values of the table's first partition columns by name, such as ``[{"year": 2013, "month": 1}]``.
+            Only these partitions are locked, and a commit that touches anything else is refused. The table must exist.
+        manager: Lock manager. By default one for this process, from ``spark.sluice.zookeeper`` or
             ``SLUICE_ZK_HOSTS`` and so on.
-        timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
+        timeout_seconds: Total seconds to wait for the lock; 0 takes the lock only if it is free now. By default the
+            manager's.
 
     Raises:
-        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
-        TableError: no Delta table, or none whose commits a lock could order.
-        ResourceError: no such partition column, or a value that does not fit it.
-        SettingsError: no ensemble was named.
-        LockTimeoutError and so on: see :meth:`ZookeeperLockManager.acquire`.
-        AdoptionMismatchError: the table is adopted by another ensemble, or under another name; the block was
-            not entered.
-        LockLostError: at the end of the block: it had been lost, so that not all of the block's reads are covered.
+        GuardMissingError, UnsupportedSessionError: See :func:`attach`.
+        TableError: The location has files but no Delta table, or a catalog decides the table's commits.
+        ResourceError: The table has no such partition column, or a value does not fit its type.
+        SettingsError: No ensemble is configured.
+        LockTimeoutError and so on: See :meth:`ZookeeperLockManager.acquire`.
+        AdoptionMismatchError: The table is adopted by another ensemble, or under another name; the block was not
+            entered.
+        LockLostError: At the end of the block the lock turns out to be lost, so some reads of the block may have run
+            without it.
 
     """
-    wanted = {table: partitions}
-    with locked_all(spark, wanted, manager=manager, timeout_seconds=timeout_seconds) as hold:
+    tables = {table: partitions}
+    with locked_all(spark, tables, manager=manager, timeout_seconds=timeout_seconds) as hold:
         yield hold
 
 
@@ -85,36 +88,37 @@ def locked_all(
     manager: LockManager | None = None,
     timeout_seconds: float | None = None,
 ) -> Iterator[Hold]:
-    """Lock several tables, or partitions of them, at once; as :func:`locked`, all or nothing and without a deadlock.
+    """Lock several tables, or partitions of them, at once; like :func:`locked`, all or nothing and without a deadlock.
 
     Args:
-        spark: a session with the guarded log store.
-        tables: location or name in the catalog, and partitions of it or None.
-        manager: gives the lock, as for :func:`locked`.
-        timeout_seconds: total over all of them.
+        spark: A session with the guarded log store.
+        tables: Partitions by location or name in the catalog; None locks the whole table.
+        manager: Lock manager, as for :func:`locked`.
+        timeout_seconds: Total seconds to wait for all locks.
 
     """
-    # Before anybody waits for the lock, or behind it.
+    # Before any wait for the lock: an error here must not keep other writers waiting.
     attach_unless_off(spark)
-    parts = [_part(spark, table, partitions) for table, partitions in tables.items()]
-    giver = manager or _default_manager(spark)
-    about = job_note(spark, giver)
+    targets = [_target(spark, table, partitions) for table, partitions in tables.items()]
+    manager = manager or _default_manager(spark)
+    note = job_note(spark, manager)
     with ExitStack() as stack:
-        hold = stack.enter_context(giver.acquire_all([part.scope for part in parts], timeout_seconds=timeout_seconds))
-        for part in parts:
-            stack.enter_context(part.guarded(spark, hold, about))
+        scopes = [target.scope for target in targets]
+        hold = stack.enter_context(manager.acquire_all(scopes, timeout_seconds=timeout_seconds))
+        for target in targets:
+            stack.enter_context(target.guarded(spark, hold, note))
         try:
             yield hold
         except Exception as error:
             if is_conflict(error):
-                # Somebody else committed: a writer that does not ask for the lock, or the next holder of one that is
-                # lost. Raises if it is the latter.
+                # Another writer has committed: one without the lock, or the next holder of a lock that is lost. Raises
+                # LockLostError in the second case.
                 hold.check()
             raise
-    write_due_checkpoints(spark, giver)
+    write_due_checkpoints(spark, manager)
 
 
-def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> LockTarget:
+def _target(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> LockTarget:
     log = DeltaTableLog(spark, locate_table(spark, table, new=True))
     log.refuse_foreign_folder()
     return LockTarget.of(log, partitions)
@@ -126,7 +130,7 @@ def _default_manager(spark: SparkSession) -> LockManager:
     overrides = {"zk_hosts": hosts} if hosts else {}
     hint = f"start the session with --conf {_ZOOKEEPER_SETTING}=host:port,… or pass manager"
     settings = LockSettings.from_env(hosts_hint=hint, **overrides, app_id=context.applicationId)
-    with _making:
+    with _managers_lock:
         if settings not in _managers:
             _managers[settings] = ZookeeperLockManager(settings)
         return _managers[settings]

@@ -40,7 +40,7 @@ from writer_jobs.commit import gate_rules as staging
 from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.locked_operation import LockedOperation
-from writer_jobs.commit.operation import Work
+from writer_jobs.commit.operation import Operation
 from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE
 
 pytestmark = pytest.mark.spark
@@ -188,7 +188,7 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
         assert [writer.append(spark.range(1).coalesce(1)).version for _ in range(3)] == [1, 2, 3]
 
     def reads(rows: DataFrame) -> bool:
-        work = Work(lambda *_: None, reads=(rows,))
+        work = Operation(lambda *_: None, reads=(rows,))
         return staging._of_reads(staging.facts_of(spark, writer.log, work), writer.location) is not None
 
     for spelling in ("s3a", "s3", "s3n"):

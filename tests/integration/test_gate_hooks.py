@@ -20,7 +20,7 @@ from tests.support.at_the_gate import TableAtTheGate
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.commit import gate_rules
 from writer_jobs.commit.driver_guard import AUTO_COMPACT
-from writer_jobs.commit.operation import Work
+from writer_jobs.commit.operation import Operation
 
 pytestmark = pytest.mark.spark
 
@@ -150,7 +150,7 @@ def test_the_conversion_to_hudi_is_seen_in_the_tables_properties(table: Table) -
     formats = {"delta.universalFormat.enabledFormats": "hudi"}
     DeltaTable(str(table.path)).alter.set_table_properties(formats, raise_if_not_exists=False)
     table.spark.read.format("delta").load(str(table.path)).collect()
-    reason = gate_rules.why_whole(table.spark, table.writer.log, Work(lambda *_: None))
+    reason = gate_rules.why_whole(table.spark, table.writer.log, Operation(lambda *_: None))
     assert reason is not None
     assert "Hudi" in reason
 

@@ -18,7 +18,7 @@ from tests.support.at_the_gate import TableAtTheGate
 from writer_jobs import LockedDeltaWriter, WriteFailedError, locked
 from writer_jobs.commit import gate_rules
 from writer_jobs.commit.gate_rules import why_whole
-from writer_jobs.commit.operation import Work
+from writer_jobs.commit.operation import Operation
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import SourceReader
@@ -67,7 +67,7 @@ class Table(TableAtTheGate):
 
     def reason(self, *reads: DataFrame | Column | str) -> str | None:
         """Return why a write that reads these needs the lock over all of it."""
-        return why_whole(self.spark, self.writer.log, Work(lambda *_: None, reads=reads))
+        return why_whole(self.spark, self.writer.log, Operation(lambda *_: None, reads=reads))
 
 
 @pytest.fixture

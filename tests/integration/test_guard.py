@@ -365,7 +365,7 @@ def test_a_shared_hold_behind_an_unfinished_intent_reads_and_says_that_it_is_not
     log = DeltaTableLog(spark, f"file:{made_table}")
     with manager.acquire(made_table, shared=True) as hold, guarded(spark, hold, log, {}):
         assert spark.read.format("delta").load(made_table).count() == 2
-    assert "may be overtaken" in caplog.text
+    assert "left an unfinished intent" in caplog.text
     assert intents(ensemble_client, made_table) == ["0" * 32]
 
 

@@ -496,7 +496,7 @@ def test_a_rewrite_that_holds_the_lock_for_too_long_is_cancelled(  # noqa: PLR09
     properties: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("writer_jobs.commit.background_write.CANCEL_AGAIN_SECONDS", 0.005)
+    monkeypatch.setattr("writer_jobs.commit.execution.CANCEL_AGAIN_SECONDS", 0.005)
     for key in range(3):
         put([key, key + 10])
     properties(delta__enableDeletionVectors="true")

@@ -22,7 +22,7 @@ CONTROL_FLOW = {
     "Interrupted": "a command was asked to stop; a KeyboardInterrupt that knows its exit code",
     "LinesError": "caught where the lines were checked: the error of the job names the table",
     "_PlanOutdatedError": "caught where it was planned: plan again",
-    "_LookAgainError": "caught where it was looked: look again, now with the lock",
+    "_OtherPartitionsError": "caught where the partitions were locked: lock the partitions that are touched now",
 }
 
 

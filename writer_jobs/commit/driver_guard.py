@@ -1,4 +1,4 @@
-"""The commit guard of this driver: put into its JVM once, and asked at every commit from then on."""
+"""The commit guard of this driver: installed in its JVM once, and asked at every commit from then on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OFF, OBSERVE, REQUIRED = "off", "observe", "required"
 #: Delta's setting that lets a write compact the table in a commit of its own.
 AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 _GUARD_PROPERTY = "spark.sluice.guard.name"
-# An ensemble is asked for 45 s at most; the rest is for a busy interpreter.
+# The guard asks an ensemble for 45 s at most; the other seconds are for a busy interpreter.
 _ANSWER_SECONDS = 60
 
 #: The commit guard of this driver.
@@ -38,14 +38,14 @@ _attaching = threading.Lock()
 
 
 def attach(spark: SparkSession) -> None:
-    """Guard every commit that this driver makes from now on; the second time, do nothing.
+    """Guard every commit that this driver makes from now on; a second call does nothing.
 
-    The log store has to be there already, because Delta reads its name once: sessions of :func:`build_session` have it,
+    The log store has to be there already, because Delta reads its name once. Sessions of :func:`build_session` have it;
     others need the settings and the jar that the error names.
 
     Raises:
-        GuardMissingError: the session was not started with the guarded log store.
-        UnsupportedSessionError: a session of Spark Connect, or without Delta.
+        GuardMissingError: The session was not started with the guarded log store.
+        UnsupportedSessionError: The session is of Spark Connect, or has no Delta.
 
     """
     context = classic_session(spark).sparkContext
@@ -68,8 +68,8 @@ def attach(spark: SparkSession) -> None:
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
     ask_for_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
-    required = guard_mode(spark) == REQUIRED
-    declare_installed((lambda location: _schema_of(spark, location)) if required else None)
+    is_required = guard_mode(spark) == REQUIRED
+    declare_installed((lambda location: _schema_of(spark, location)) if is_required else None)
     if spark.conf.get(COMMIT_LOCK, None) is None:
         spark.conf.set(COMMIT_LOCK, "false")
     auto_compact = spark.conf.get(AUTO_COMPACT, None)
@@ -98,10 +98,10 @@ def _install_guard(jvm: Any) -> GuardServer:
 
 
 def attach_unless_off(spark: SparkSession) -> None:
-    """Guard the driver's commits as :func:`attach` does; in a session with the guard ``off``, note that they are not.
+    """Guard the driver's commits as :func:`attach` does; if the guard is ``off`` in this session, declare that.
 
     Raises:
-        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
+        GuardMissingError, UnsupportedSessionError: See :func:`attach`.
 
     """
     if guard_mode(spark) == OFF:
@@ -115,48 +115,47 @@ def _schema_of(spark: SparkSession, location: str) -> PartitionSchema:
 
 
 def attach_once(spark: SparkSession) -> None:
-    """Guard the driver's commits as :func:`attach` does, unless they are guarded: costs no call to the JVM then."""
+    """Guard the driver's commits as :func:`attach` does; if they are guarded already, make no call to the JVM."""
     if not _is_attached(spark.sparkContext):
         attach(spark)
 
 
 def ask_for_this_thread(context: SparkContext) -> None:
-    """Have this process asked about whatever this thread commits from now on, with a lock or without one."""
+    """Make the log store ask this process about every commit of this thread, with a lock or without one."""
     gateway: Any = context._gateway  # noqa: SLF001
     context.setLocalProperty(_GUARD_PROPERTY, gateway._sluice_guard.name)  # noqa: SLF001
 
 
 def _is_attached(context: SparkContext) -> bool:
-    # What a gateway does not have it takes for a name in the JVM.
+    # Not hasattr: a gateway takes an unknown attribute for a name in the JVM.
     return "_sluice_guard" in vars(context._gateway)  # noqa: SLF001
 
 
 def guard_mode(spark: SparkSession) -> str:
     """Return ``required``, ``observe`` or ``off``."""
-    # PySpark's getConf would copy all settings, by a call each.
+    # PySpark's getConf would copy all settings, with one call for each.
     conf: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001
     return str(conf.get(GUARD_MODE, REQUIRED)).strip().lower()
 
 
 def _guard_kernel(context: SparkContext) -> None:
-    """Have Delta Kernel commit through the guarded log store, too: it has settings of its own, one for each scheme."""
+    """Make Delta Kernel commit through the guarded log store, too; it has one setting for each URI scheme."""
     jvm: Any = context._jvm  # noqa: SLF001
-    others = jvm.io.deltasluice.storage.KernelLogStores.guard(context._jsc.hadoopConfiguration())  # noqa: SLF001
-    if others:
+    unguarded = jvm.io.deltasluice.storage.KernelLogStores.guard(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    if unguarded:
         raise GuardMissingError(
-            f"this session has Delta Kernel commit past the guarded log store (set: {', '.join(others)}): leave these "
-            f"settings out, or set each to {LOG_STORE}"
+            f"this session has Delta Kernel commit past the guarded log store (set: {', '.join(unguarded)}): leave "
+            f"these settings out, or set each to {LOG_STORE}"
         )
 
 
 def _check_log_store(context: SparkContext) -> None:
     conf = context.getConf()
-    given = {key.removeprefix("spark."): value for key, value in conf.getAll() if "delta.logStore." in key}
-    setting = LOG_STORE_SETTING.removeprefix("spark.")
-    if given.get(setting) == LOG_STORE:
+    settings = {key.removeprefix("spark."): value for key, value in conf.getAll() if "delta.logStore." in key}
+    if settings.get(LOG_STORE_SETTING.removeprefix("spark.")) == LOG_STORE:
         return
-    found = ", ".join(f"{key}={value}" for key, value in sorted(given.items())) or "none"
+    pairs = ", ".join(f"{key}={value}" for key, value in sorted(settings.items())) or "none"
     raise GuardMissingError(
-        f"this session was started without the guarded log store (set: {found}): start it with "
+        f"this session was started without the guarded log store (set: {pairs}): start it with "
         f"--conf {LOG_STORE_SETTING}={LOG_STORE} and no other log store"
     )

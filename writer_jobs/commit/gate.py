@@ -1,9 +1,9 @@
-"""A write that does all its work without the lock, and holds it for the commit alone: the gate.
+"""A write that is prepared without the lock and holds it for its commit alone: the gate.
 
 Delta's own command runs, unchanged, in a thread that is bound to a ticket. Its commit waits in the log store, in front
 of a version that is free. The thread that called the writer then queues for the lock, with its own deadline, and can be
-interrupted or cancelled as in any ``acquire``. The lock is given back as soon as the log store knows what became of the
-put; the new snapshot, hooks and checkpoint come after that.
+interrupted or cancelled as in any ``acquire``. The lock is released as soon as the log store knows the outcome of the
+put. Delta's new snapshot, hooks and checkpoint follow after that.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from pyspark.sql import SparkSession
-
-from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
+from lock_manager import Hold, LockCancelledError, SluiceError
 from lock_manager.coordinator import Cancellation
 from lock_manager.errors import NotStagedError
 from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.guard.ticket import Ticket
 from lock_manager.intents import NO_VERSION
-from writer_jobs.commit.background_write import BackgroundWrite, RunningWrite
+from writer_jobs.commit.context import WriterContext
+from writer_jobs.commit.execution import Execution, WriteThread
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
-from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write
 from writer_jobs.commit.lock_target import LockTarget, job_note
+from writer_jobs.commit.outcome import Outcome, staging_error
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.snapshot import Snapshot
@@ -35,203 +35,178 @@ log = logging.getLogger(__name__)
 
 
 class StagedWrite:
-    """One write through the gate.
+    """One write through the gate, in a session whose guard is in ``required`` mode.
 
     Args:
-        spark: the session; its guard is in ``required`` mode.
-        manager: gives the lock.
-        table: canonical URI.
-        part: what is to be locked of it.
-        write: what is to be done.
-        planned: The table that it is for.
+        context: Context of the writer.
+        target: The lock target.
+        execution: The write.
+        snapshot: The table as the operation was planned for it.
 
     Attributes:
-        waited_seconds: how long the lock was waited for, in seconds, whether it was acquired or not.
+        waited_seconds: Seconds that the write waited for the lock, whether it was acquired or not.
 
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        manager: LockManager,
-        table: str,
-        part: LockTarget,
-        write: BackgroundWrite,
-        planned: Snapshot,
-    ) -> None:
-        self._spark = spark
-        self._manager = manager
-        self._table = table
-        self._log = part.log
-        self._part = part
-        self._write = write
-        self._planned = planned
+    def __init__(self, context: WriterContext, target: LockTarget, execution: Execution, snapshot: Snapshot) -> None:
+        self._context = context
+        self._target = target
+        self._execution = execution
+        self._snapshot = snapshot
         self._ticket = Ticket(
-            table,
-            write.new_attempt(),
-            write.wake,
-            of_partitions=part.scope.partitions is not None,
-            appends=write.work.rows is not None,
+            context.table,
+            execution.new_attempt(),
+            execution.wake,
+            of_partitions=target.scope.partitions is not None,
+            appends=execution.operation.rows is not None,
         )
         self._cancellation = Cancellation()
         self._hold: Hold | None = None
         self.waited_seconds = 0.0
 
     @property
-    def commits_before(self) -> bool:
-        """Whether ``before_commit`` has committed to a table, so that it must not be called again."""
+    def before_write_committed(self) -> bool:
+        """Whether ``before_write`` has committed to a table, so that it must not be called again."""
         return self._hold is not None and bool(self._hold.commits)
 
-    def run(
-        self, seconds: float, before_commit: Callable[[Hold], None] | None, is_cancelled: Callable[[], bool]
-    ) -> CommitResult:
-        """Write, get the lock, commit, give it back.
+    def run(self, lock_seconds: float, before_write: Callable[[Hold], None] | None) -> CommitResult:
+        """Write, acquire the lock, commit, and release the lock.
 
         Args:
-            seconds: for the lock.
-            before_commit: called with the lock, before anything is put.
-            is_cancelled: whether the writer is being stopped.
+            lock_seconds: Seconds to wait for the lock.
+            before_write: Called with the lock, before anything is put.
 
         Raises:
-            NotStagedError: nothing was committed; it has to be done again, with the lock held from its beginning.
-            SluiceError: see :meth:`LockedDeltaWriter.append`.
+            NotStagedError: Nothing was committed; repeat the write with the lock held from its beginning.
+            SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
-        txn = self._write.work.txn
-        if txn is not None and self._log.head(txn[0]).last_transaction >= txn[1]:
+        context = self._context
+        if self._has_transaction():
             return self._result(None)
-        with waiting_with(self._spark, self._ticket):
-            running = self._write.start(self._log.location, ticket=self._ticket.name, on_end=self._cancellation.request)
-            return self._see_through(running, seconds, before_commit, is_cancelled)
+        with waiting_with(context.spark, self._ticket):
+            thread = self._execution.start(
+                context.log.location, ticket=self._ticket.name, on_end=self._cancellation.request
+            )
+            problem: BaseException | None = None
+            thread.wait(lambda: self._ticket.staged is not None)
+            if not thread.has_ended:
+                try:
+                    if thread.interrupt is not None or context.is_cancelled():
+                        self._cancellation.request()
+                    self._commit(thread, lock_seconds, before_write)
+                except BaseException as error:  # noqa: BLE001 (raised when the write has ended)
+                    problem = error
+            if problem is not None and self._ticket.committed is None:
+                refusal = problem if isinstance(problem, SluiceError) else LockCancelledError(resource=context.table)
+                self._ticket.refuse(refusal)
+            # Delta does more after a commit; wait for that, too.
+            thread.wait(should_cancel=lambda: problem is not None)
+            return self._conclude(thread, problem)
 
-    def _see_through(
-        self,
-        running: RunningWrite,
-        seconds: float,
-        before_commit: Callable[[Hold], None] | None,
-        is_cancelled: Callable[[], bool],
-    ) -> CommitResult:
-        problem: BaseException | None = None
-        running.wait(lambda: self._ticket.staged is not None)
-        if not running.over:
-            try:
-                if running.interrupt is not None or is_cancelled():
-                    self._cancellation.request()
-                self._commit(running, seconds, before_commit)
-            except BaseException as error:  # noqa: BLE001 (raised when the write is over)
-                problem = error
-        if problem is not None and self._ticket.committed is None:
-            refusal = problem if isinstance(problem, SluiceError) else LockCancelledError(resource=self._table)
-            self._ticket.refuse(refusal)
-        # Also for what Delta does after a commit.
-        running.wait(is_pointless=lambda: problem is not None)
-        return self._conclude(running, problem)
-
-    def _commit(self, running: RunningWrite, seconds: float, before_commit: Callable[[Hold], None] | None) -> None:
-        """Get the lock, let the commit pass, and give the lock back when it is known what became of it."""
-        ticket = self._ticket
-        # Before the lock: whoever changes that from now on is in conflict with this commit.
-        if self._part.schema is not None:
-            refuse_other_partitioning(self._log.snapshot(), self._part.schema)
-        # The transaction began with the newest version, and the driver knows none older since.
-        if not self._log.known().is_laid_out_as(self._planned):
-            raise NotStagedError(f"{self._table} has other partition columns by now")
-        asked_at = time.monotonic()
+    def _commit(self, thread: WriteThread, lock_seconds: float, before_write: Callable[[Hold], None] | None) -> None:
+        """Acquire the lock, let the commit pass, and release the lock when the outcome of the put is known."""
+        context, target, ticket = self._context, self._target, self._ticket
+        # Checked before the lock: a writer that changes the partitioning from now on is in conflict with this commit.
+        if target.schema is not None:
+            refuse_other_partitioning(context.log.snapshot(), target.schema)
+        # The transaction began with the newest version, and the driver has read no older one since.
+        if not context.log.known().is_laid_out_as(self._snapshot):
+            raise NotStagedError(f"{context.table} has other partition columns by now")
+        requested_at = time.monotonic()
         try:
-            with self._manager.acquire_all(
-                [self._part.scope], timeout_seconds=seconds, cancellation=self._cancellation
+            with context.manager.acquire_all(
+                [target.scope], timeout_seconds=lock_seconds, cancellation=self._cancellation
             ) as hold:
                 self._hold = hold
                 self.waited_seconds = hold.waited_seconds
-                about = job_note(self._spark, self._manager)
+                note = job_note(context.spark, context.manager)
                 with guarded_commit(
-                    self._spark, hold, self._log, about, ticket, schema=self._part.schema, before_commit=before_commit
+                    context.spark, hold, context.log, note, ticket, schema=target.schema, before_commit=before_write
                 ) as bound:
-                    self._commit_under(bound, running)
+                    self._grant(bound, thread)
         except SluiceError as error:
             if self._hold is None:
-                self.waited_seconds = time.monotonic() - asked_at
+                self.waited_seconds = time.monotonic() - requested_at
             if ticket.committed is None:
                 raise
-            # It was let pass while the hold stood, and the next holder comes after it, whatever became of the hold.
+            # The commit passed while the hold stood. The next holder comes after it, even if the hold is lost now.
             log.warning("after the commit: %s", error)
 
-    def _commit_under(self, bound: GuardedHold, running: RunningWrite) -> None:
+    def _grant(self, bound: GuardedHold, thread: WriteThread) -> None:
         """Grant the ticket, and wait for the outcome of the put."""
-        ticket, hold = self._ticket, bound.hold
+        ticket, operation = self._ticket, self._execution.operation
         # Delta has no userMetadata for an operation other than df.write.
-        with bound.executing(ticket.attempt, stamps_note=not self._write.work.takes_metadata):
+        with bound.executing(ticket.attempt, stamps_note=not operation.takes_metadata):
             try:
                 ticket.grant(bound)
             finally:
                 # Also after an interrupt: the lock is not released while this may commit.
-                running.wait(lambda: ticket.committed is not None)
+                thread.wait(lambda: ticket.committed is not None)
             if ticket.committed is not None:
-                hold.record_commit(ticket.committed["version"], self._table)
+                bound.hold.record_commit(ticket.committed["version"], self._context.table)
             else:
-                locked = LockedWrite(self._spark, self._table, self._log, self._write, hold, bound)
-                self._look_for_it(running.failure, hold, locked)
+                self._find_commit(thread.failure, bound)
 
-    def _look_for_it(self, failure: BaseException | None, hold: Hold, write: LockedWrite) -> None:
-        """Find out, under the lock, whether a write that ended behind the gate, and did not say so, is in the table."""
+    def _find_commit(self, failure: BaseException | None, bound: GuardedHold) -> None:
+        """Find out, under the lock, whether a write that ended without an outcome of its put is in the table."""
+        outcome = Outcome(self._context, self._execution, bound.hold, bound)
         is_refused = failure is not None and (isinstance(failure, NotStagedError) or is_conflict(failure))
-        if failure is not None and is_refused and not write.may_be_stored(failure):
-            raise self._explained(failure)
+        if failure is not None and is_refused and not outcome.may_be_stored(failure):
+            raise self._error_of(failure)
         staged = self._ticket.staged
         read_version = None if staged is None else staged.read_version
-        commit = write.verify(NO_VERSION if read_version is None else read_version, failure)
+        commit = outcome.find_commit(NO_VERSION if read_version is None else read_version, failure)
         if commit is not None and commit.version != NO_VERSION:
             self._ticket.committed = {"version": commit.version, "metrics": commit.metrics}
-            hold.record_commit(commit.version, self._table)
+            bound.hold.record_commit(commit.version, self._context.table)
 
-    def _conclude(self, running: RunningWrite, problem: BaseException | None) -> CommitResult:
-        committed, interrupt, failure = self._ticket.committed, running.interrupt, running.failure
+    def _conclude(self, thread: WriteThread, problem: BaseException | None) -> CommitResult:
+        """Return the result of a write that has ended, or raise its error.
+
+        Args:
+            thread: Thread of the write.
+            problem: Exception of this thread while the write waited for its lock; None if there was none.
+
+        """
+        table, committed = self._context.table, self._ticket.committed
+        interrupt, failure = thread.interrupt, thread.failure
         if committed is not None:
             commit = Commit.of(committed["version"], committed["metrics"])
             if failure is not None:
-                log.warning("version %d of %s is committed; after that: %s", commit.version, self._table, failure)
+                log.warning("version %d of %s is committed; after that: %s", commit.version, table, failure)
             interrupt = interrupt or (problem if not isinstance(problem, SluiceError) else None)
             if interrupt is not None:
-                interrupt.add_note(f"the write to {self._table} had been committed, as version {commit.version}")
+                interrupt.add_note(f"the write to {table} had been committed, as version {commit.version}")
                 raise interrupt
             return self._result(commit)
         error = problem
-        # A write that ends while its lock is waited for cancels the waiting.
-        cancelled = isinstance(problem, LockCancelledError) and interrupt is None
-        if failure is not None and (problem is None or cancelled):
-            error = self._explained(failure)
+        # A write that ends while its lock is waited for cancels the wait.
+        is_cancelled = isinstance(problem, LockCancelledError) and interrupt is None
+        if failure is not None and (problem is None or is_cancelled):
+            error = self._error_of(failure)
         if error is not None and not isinstance(error, CommitUnknownError):
             self._delete_staged_files()
         if interrupt is not None:
             raise interrupt from error
         if error is not None:
             raise error
-        return self._nothing_to_commit()
+        # The write succeeded without a commit.
+        return self._result(None if self._has_transaction() else Commit(NO_VERSION, 0))
 
-    def _explained(self, failure: BaseException) -> BaseException:
-        """Return the error of a write that failed before its commit was let pass."""
-        if isinstance(failure, SluiceError):
-            return failure
-        error: SluiceError
-        if is_conflict(failure):
-            error = NotStagedError(f"another writer has changed {self._table} meanwhile")
-        else:
-            error = failed_write(self._table, self._log, self._write, failure)
-        error.__cause__ = failure
-        return error
+    def _has_transaction(self) -> bool:
+        """Return whether the table has the transaction of this write already."""
+        txn = self._execution.operation.txn
+        return txn is not None and self._context.log.head(txn[0]).last_transaction >= txn[1]
 
-    def _nothing_to_commit(self) -> CommitResult:
-        """Return what became of a write that succeeded, and asked for no commit."""
-        txn = self._write.work.txn
-        if txn is not None and self._log.head(txn[0]).last_transaction >= txn[1]:
-            return self._result(None)
-        return self._result(Commit(NO_VERSION, 0))
+    def _error_of(self, failure: BaseException) -> SluiceError:
+        return staging_error(self._context, self._execution.operation, failure)
 
     def _delete_staged_files(self) -> None:
         with suppress(*JVM_ERRORS):
-            deleted = log_store(self._spark, "StagedFiles").delete(self._ticket.name)
-            if deleted:
-                log.info("%d data files that belong to no commit of %s were deleted", deleted, self._table)
+            count = log_store(self._context.spark, "StagedFiles").delete(self._ticket.name)
+            if count:
+                log.info("%d data files that belong to no commit of %s were deleted", count, self._context.table)
 
     def _result(self, commit: Commit | None) -> CommitResult:
-        return CommitResult.of(self._table, self._write, self._hold, commit)
+        return CommitResult.of(self._context.table, self._execution, self._hold, commit)

@@ -45,9 +45,9 @@ class GuardedTable:
     """A table whose lock is held, and whose commits in this thread are bound to the hold.
 
     Attributes:
-        hold: as the guard knows it; None if the guard is off in this session, or only observes a hold that does not
+        hold: The block under the hold; None if the guard is off in this session, or only observes a hold that does not
             count.
-        snapshot: loaded under the lock, after what was unfinished had been settled; None if the guard is off.
+        snapshot: The table, loaded under the lock after unfinished intents were settled; None if the guard is off.
 
     """
 
@@ -65,23 +65,23 @@ def guarded(
     any_ensemble: bool = False,
     schema: PartitionSchema | None = None,
 ) -> Iterator[GuardedTable]:
-    """Bind this thread's commits to a hold, and settle first the unfinished intents of holds before it.
+    """Bind this thread's commits to a hold, after settling the unfinished intents of earlier holds.
 
     Args:
-        spark: the session.
-        hold: exclusive, of the table of ``table_log``.
-        table_log: of the table.
-        metadata: what every commit notes beside the hold (JSON values).
-        schema: of the table's partitions, where the hold is of some of them.
-        any_ensemble: do not check the table's adoption against the hold: to move the table.
+        spark: The session.
+        hold: Exclusive hold of the table.
+        table_log: Log of the table.
+        metadata: JSON values that every commit records in addition to the hold.
+        schema: Partition columns of the table, if the hold locks partitions.
+        any_ensemble: Whether to skip the check of the table's adoption against the hold, to move the table.
 
     Yields:
-        The hold as the guard knows it, and the table as it is now.
+        The block under the hold, and the table as it is now.
 
     Raises:
-        AdoptionMismatchError: the table is adopted by another ensemble or under another name than the hold's;
+        AdoptionMismatchError: The table is adopted by another ensemble or under another name than the hold's;
             nothing was written.
-        TableError: it was partitioned anew while the lock was waited for; nothing was written.
+        TableError: The table got other partition columns while the lock was waited for; nothing was written.
 
     """
     mode = driver_guard.guard_mode(spark)
@@ -91,20 +91,20 @@ def guarded(
     driver_guard.attach_once(spark)
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
 
-    def look() -> tuple[Snapshot, Adoption | None]:
-        seen = table_log.snapshot()
-        adoption = None if any_ensemble else _adoption_of(hold, seen, bound, observe=mode == driver_guard.OBSERVE)
-        refuse_other_partitioning(seen, schema)
-        return seen, adoption
+    def load() -> tuple[Snapshot, Adoption | None]:
+        snapshot = table_log.snapshot()
+        adoption = None if any_ensemble else _adoption_of(hold, snapshot, bound, observe=mode == driver_guard.OBSERVE)
+        refuse_other_partitioning(snapshot, schema)
+        return snapshot, adoption
 
-    # Before anything is read or filled: under this lock another writer may be at work. A thread of a block gets
-    # checksums that other writers have not stored yet; without them Delta reads the whole state.
+    # Checked before any intent is settled: if the hold does not count for this table, another writer may be at work. A
+    # thread of a block gets checksums that other writers have not stored yet; without them Delta reads the whole state.
     with _bound_thread(spark, bound):
-        snapshot, adoption = look()
+        snapshot, adoption = load()
     with _bound(spark, bound):
         if bound.refusal is None and _fill_intended_versions(spark, table_log, bound):
-            # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
-            snapshot, adoption = look()
+            # An intent that is settled now may be the commit that moved the table or changed its partition columns.
+            snapshot, adoption = load()
         if bound.refusal is not None:
             yield GuardedTable(None, snapshot)
             return
@@ -114,8 +114,8 @@ def guarded(
 
 @contextmanager
 def waiting_with(spark: SparkSession, ticket: Ticket) -> Iterator[None]:
-    """Have commits of this ticket wait, in the block, until it is granted or refused."""
-    # Threads that begin in the block inherit it. Another Python process of this JVM may have attached later.
+    """Make commits of this ticket wait, in the block, until it is granted or refused."""
+    # Threads that begin in the block inherit the property. Another Python process of this JVM may have attached later.
     driver_guard.ask_for_this_thread(spark.sparkContext)
     driver_guard.GUARD.open(ticket)
     try:
@@ -137,23 +137,23 @@ def guarded_commit(
 ) -> Iterator[GuardedHold]:
     """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
 
-    The adoption that the transaction has read counts. If it has changed since, the metadata of the table has, which
-    Delta takes for a conflict of every transaction; and a second transaction has no turn with the same ticket.
+    The adoption that the transaction has read counts. If it has changed since, the table's metadata has changed, which
+    is a conflict for every transaction of Delta; and a second transaction has no turn with the same ticket.
 
     Args:
-        spark: the session.
-        hold: exclusive, of the table of ``table_log``, had after the commit came.
-        table_log: of the table.
-        metadata: recorded by the commit beside the hold (JSON values).
-        ticket: with its commit; to be granted in the block.
-        schema: of the table's partitions, where the hold is of some of them.
-        before_commit: called first, in this thread, whose statements the guard allows as in :func:`guarded`.
+        spark: The session.
+        hold: Exclusive hold of the table, acquired after the commit came to the gate.
+        table_log: Log of the table.
+        metadata: JSON values that the commit records in addition to the hold.
+        ticket: Ticket of the commit; to be granted in the block.
+        schema: Partition columns of the table, if the hold locks partitions.
+        before_commit: Called first, in this thread, whose statements the guard allows as in :func:`guarded`.
 
     Yields:
-        The hold as the guard knows it.
+        The block under the hold.
 
     Raises:
-        AdoptionMismatchError, TableError: as :func:`guarded`.
+        AdoptionMismatchError, TableError: See :func:`guarded`.
 
     """
     bound = GuardedHold(hold, metadata, table=ticket.table, schema=schema)
@@ -162,7 +162,7 @@ def guarded_commit(
     if adoption is not None:
         adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
 
-    def look() -> Adoption | None:
+    def load_adoption() -> Adoption | None:
         # In a thread of the block, as in :func:`guarded`.
         with _bound_thread(spark, bound):
             snapshot = table_log.snapshot()
@@ -172,9 +172,9 @@ def guarded_commit(
     # The staged commit itself meets Delta's conflict if the table was moved to another ensemble since it was staged.
     # Other commits of this block do not.
     if before_commit is not None or hold.intents_of(bound.table).unfinished:
-        adoption = look()
+        adoption = load_adoption()
         if _fill_intended_versions(spark, table_log, bound):
-            adoption = look()
+            adoption = load_adoption()
     driver_guard.GUARD.add(bound)
     try:
         if before_commit is not None:
@@ -196,7 +196,7 @@ def guarded_commit(
 
 @contextmanager
 def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
-    """Have the guard allow this thread's commits in a block, and settle the block's puts at its end."""
+    """Make the guard allow this thread's commits in a block, and settle the block's puts at its end."""
     driver_guard.GUARD.add(bound)
     try:
         with _bound_thread(spark, bound):
@@ -223,7 +223,7 @@ def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
 
 
 def _adoption_of(hold: Hold, snapshot: Snapshot, bound: GuardedHold, *, observe: bool) -> Adoption | None:
-    """Return the table's adoption, if the hold is of it; a driver that only observes has it noted."""
+    """Return the table's adoption. If it does not match the hold, raise, or store the refusal if ``observe``."""
     try:
         return refuse_other_ensemble(hold, snapshot)
     except AdoptionMismatchError as error:
@@ -243,7 +243,7 @@ def _adoption_restored(
     except BaseException as error:
         try:
             _restore_adoption(spark, table_log, bound, adoption)
-        except Exception as problem:  # noqa: BLE001 (any error here is second to the body's)
+        except Exception as problem:  # noqa: BLE001 (the body's error matters more than any error here)
             error.add_note(f"the block changed the table's adoption ({adoption}), run `sluice adopt` again: {problem}")
         raise
     _restore_adoption(spark, table_log, bound, adoption)
@@ -258,19 +258,19 @@ def _restore_adoption(
 
 @contextmanager
 def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
-    """Have the hold, and the error that says that it was lost, know what the block committed."""
-    hold, before = bound.hold, set(bound.allowed_puts)
+    """Record the commits of a block in its hold, and in an error that the block raises."""
+    hold, earlier_attempts = bound.hold, set(bound.allowed_puts)
     try:
         try:
             yield
         finally:
             with _only_logged(hold):
-                for each in attempts(spark, bound):
-                    if each["outcome"] == "committed" and each["attempt"] in bound.allowed_puts.keys() - before:
-                        hold.record_commit(each["version"], bound.table)
+                for put in attempts(spark, bound):
+                    if put["outcome"] == "committed" and put["attempt"] in bound.allowed_puts.keys() - earlier_attempts:
+                        hold.record_commit(put["version"], bound.table)
     except LockLostError as error:
         if type(error) is LockLostError and error.commits != hold.commits:
-            # The check that found it out did not know yet what had been committed before.
+            # The check that found the loss did not know yet which versions had been committed before it.
             raise LockLostError(
                 resource=error.resource, hold_id=error.hold_id, reason=error.reason, commits=hold.commits
             ) from error
@@ -283,20 +283,20 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
 
 @contextmanager
 def _only_logged(hold: Hold) -> Iterator[None]:
-    """Log what goes wrong where the JVM may be gone, or Spark was stopped: the body's own error says so."""
+    """Log an error where the JVM may be gone, or Spark was stopped: the body's own error reports that."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 (whatever it is)
-        log.warning("what became of the commits to %s is not known: %s", hold.resource, error)
+    except Exception as error:  # noqa: BLE001 (any error)
+        log.warning("the outcome of the commits to %s is not known: %s", hold.resource, error)
 
 
 def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = None) -> list[dict[str, Any]]:
-    """Return the puts of a block with their outcomes, as the log store saw them.
+    """Return the puts of a block with the outcomes that the log store recorded.
 
     Args:
-        spark: the session.
-        bound: the block.
-        write_id: only the puts of this operation attempt; None: all puts.
+        spark: The session.
+        bound: The block.
+        write_id: Only the puts of this operation attempt; None: all puts.
 
     Returns:
         Objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is another
@@ -309,69 +309,71 @@ def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = Non
 
 
 def _attempts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(log_store(spark, "Attempts").of(hold.hold_id))
-    return found
+    puts: list[dict[str, Any]] = json.loads(log_store(spark, "Attempts").of(hold.hold_id))
+    return puts
 
 
 def _settle(spark: SparkSession, bound: GuardedHold) -> None:
-    """Note which attempts under the hold have an outcome by now; have the log store forget them when all have.
+    """Record which attempts under the hold have an outcome, and make the log store forget them when all have one.
 
     An attempt belongs to the hold and the table, not to this block: one that an earlier block left open stays open.
     """
-    others = driver_guard.GUARD.sibling_blocks(bound)
-    intents = bound.hold.intents_of(bound.table)
-    if intents.open and not bound.settle(_attempts_under(spark, bound.hold)):
-        if all(other.table != bound.table for other in others):
-            log.warning("what became of a commit to %s is not known: the next holder will see", bound.hold.resource)
+    hold, other_blocks = bound.hold, driver_guard.GUARD.sibling_blocks(bound)
+    intents = hold.intents_of(bound.table)
+    if intents.open and not bound.settle(_attempts_under(spark, hold)):
+        if all(block.table != bound.table for block in other_blocks):
+            log.warning("the outcome of a commit to %s is not known: the next holder settles it", hold.resource)
         return
     # The log store knows attempts by their hold, which may be of several tables.
-    if intents.settled and not others and not any(bound.hold.intents_of(table).open for table in bound.hold.scope):
-        log_store(spark, "Attempts").forget(bound.hold.hold_id)
+    if intents.settled and not other_blocks and not any(hold.intents_of(table).open for table in hold.scope):
+        log_store(spark, "Attempts").forget(hold.hold_id)
 
 
 def _fill_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
-    """Make sure that no put of a block before this one can still succeed.
+    """Make sure that no put of an earlier block can still succeed.
 
-    That is a put of an earlier hold that left its intent unfinished, or one under this very hold without an answer.
+    Such a put is of an earlier hold that left its intent unfinished, or is of this very hold and got no answer.
 
     Returns:
-        Whether there was anything unfinished.
+        Whether any intent was unfinished, and is settled now.
 
     """
-    left_behind = bound.hold.intents_of(bound.table)
+    intents = bound.hold.intents_of(bound.table)
     busy = {attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)}
-    unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
-    if (left_behind.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
-        log.warning("what is read of %s may be overtaken: a writer left an unfinished intent", bound.hold.resource)
+    unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if intents.open else []
+    if (intents.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
+        log.warning(
+            "a writer of %s left an unfinished intent: its commit may come later than this read", bound.hold.resource
+        )
         return False
 
-    def fill(free: int, left_by: Collection[str]) -> int:
+    def make_empty_commit(free_version: int, hold_ids: Collection[str]) -> int:
         try:
-            with _bound(spark, bound.for_empty_commit(left_by)):
+            with _bound(spark, bound.for_empty_commit(hold_ids)):
                 version = table_log.commit_nothing()
         except (StorageError, CommitUnknownError) as error:
             version = table_log.head().version
-            if version < free:
+            if version < free_version:
                 raise StorageError(
-                    f"nothing was written: version {free}, which the writer before had not finished, could not be "
-                    f"filled with an empty commit: {error}"
+                    f"nothing was written: version {free_version}, which an earlier writer left unfinished, could not "
+                    f"be filled with an empty commit: {error}"
                 ) from error
-            # The late commit was faster, and changed what an empty one conflicts with.
+            # The late commit was faster, and conflicts with the empty commit.
         log.warning(
-            "the writer before had not finished version %d of %s: it is filled now (%d)",
-            free, bound.hold.resource, version,
+            "an earlier writer left version %d of %s unfinished: version %d settles it",
+            free_version, bound.hold.resource, version,
         )  # fmt: skip
         return version
 
-    return bound.settle_unfinished(unanswered, lambda: table_log.head().version, fill)
+    return bound.settle_unfinished(unanswered, lambda: table_log.head().version, make_empty_commit)
 
 
 def refuse_other_partitioning(snapshot: Snapshot, schema: PartitionSchema | None) -> None:
-    """Make sure that the table's partitions are still those by which the hold was, or will be, asked for.
+    """Make sure that the table still has the partition columns that the hold was, or will be, requested for.
 
     Raises:
-        TableError: somebody has partitioned the table in another way since.
+        TableError: Another writer has changed the table's partition columns.
 
     """
     if schema is not None and not snapshot.partition_schema().partitions_as(schema):
-        raise TableError(f"{snapshot.location} was partitioned anew while its lock was waited for: try again")
+        raise TableError(f"{snapshot.location} got other partition columns while its lock was waited for: try again")

@@ -1,4 +1,4 @@
-"""What a write locks: the whole table, or the partitions that it touches."""
+"""The lock target of a write: the whole table, or the partitions that the write touches."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ from writer_jobs.delta.table_log import DeltaTableLog
 
 _log = logging.getLogger(__name__)
 
-# As SQL names what Delta's schema names otherwise.
+# SQL's names of types that Delta's schema names otherwise.
 _SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
-_WHOLE = re.compile(r"-?\d+")
-# Quotes and backslashes depend on the session; ${…} Spark replaces, before it parses, by what it stands for.
+_WHOLE_NUMBER = re.compile(r"-?\d+")
+# How quotes and backslashes are read depends on the session. Spark substitutes ${…} before it parses.
 _NEEDS_ESCAPE = re.compile(r"['\\$\x00-\x1f]")
 
 Lock = Literal["table", "partitions"] | Collection[Mapping[str, object]]
-"""What a write locks: all of the table, the partitions that it touches, or these."""
+"""The caller's choice: lock the whole table, the partitions that the write touches, or these partitions."""
 
 Partitions = Collection[Mapping[str, object]]
 """Partitions by column."""
 
-Finder = Callable[[TableState], Partitions | None]
-"""Finds out which partitions a write touches, at most one more than can be locked one by one; None: any."""
+PartitionFinder = Callable[[TableState], Partitions | None]
+"""Returns the partitions that a write touches, at most one more than can be locked one by one; None: any."""
 
 
 @dataclass(frozen=True)
 class LockTarget:
-    """What is to be locked of a table.
+    """The part of a table that a write locks.
 
     Attributes:
-        log: of the table.
-        scope: what to ask for.
-        schema: of its partitions, if it is some of them.
-        named: the partitions to which the work is confined, None for the whole table; these are in the scope, which may
-            hold more, because many partitions are locked as one table.
+        log: Log of the table.
+        scope: Scope to acquire.
+        schema: Partition columns of the table, if the target is partitions; None for the whole table.
+        partitions: The partitions to which the write is confined; None for the whole table. The scope contains these
+            partitions. It may be larger, because many partitions are locked as one table.
 
     """
 
     log: DeltaTableLog
     scope: TableScope
     schema: PartitionSchema | None = None
-    named: tuple[Partition, ...] | None = None
+    partitions: tuple[Partition, ...] | None = None
 
     def predicate(self, alias: str | None = None) -> str | None:
-        """Return the SQL predicate of the rows in the named partitions, None for the whole table.
+        """Return the SQL predicate of the rows in the target's partitions; None for the whole table.
 
-        Made of literals only, so that Delta knows of a commit to other partitions that it is no conflict.
+        It consists of literals only, so that Delta sees that a commit to other partitions is no conflict.
 
         Args:
-            alias: of the table in the statement.
+            alias: Alias of the table in the statement.
 
         """
-        if self.named is None or self.schema is None:
+        if self.partitions is None or self.schema is None:
             return None
         columns = {column.physical_name: column for column in self.schema.columns}
         prefix = f"{quoted(alias)}." if alias else ""
         choices = []
-        for partition in self.named:
+        for partition in self.partitions:
             terms = [
                 f"{prefix}{quoted(columns[name].name)} "
                 + ("IS NULL" if value is None else f"= {_sql_literal(columns[name].type, value)}")
@@ -81,34 +81,35 @@ class LockTarget:
             choices.append(" AND ".join(terms))
         return "(" + " OR ".join(f"({choice})" for choice in choices) + ")"
 
-    def holds(self, found: Partitions | None) -> bool:
-        """Tell whether these partitions, or any if it is None, are among those that are to be locked."""
+    def contains(self, partitions: Partitions | None) -> bool:
+        """Return whether the target contains these partitions; None stands for any partition."""
         if self.scope.partitions is None or self.schema is None:
             return True
-        return found is not None and self.scope.contains([self.schema.partition(values) for values in found])
+        return partitions is not None and self.scope.contains([self.schema.partition(values) for values in partitions])
 
     @classmethod
-    def of(
-        cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None, snapshot: Snapshot | None = None
-    ) -> LockTarget:
-        """Make it of partitions by column, or of the whole table; ``snapshot`` is the table's, if one is loaded.
+    def of(cls, log: DeltaTableLog, partitions: Partitions | None, snapshot: Snapshot | None = None) -> LockTarget:
+        """Return the target of these partitions.
+
+        Args:
+            log: Log of the table.
+            partitions: Partitions by column; None: the whole table.
+            snapshot: The table, if it is loaded already.
 
         Raises:
-            TableError, ResourceError: the table has no such partitions.
+            TableError, ResourceError: The table has no such partitions.
 
         """
         table = TableResource.of(log.location)
         if partitions is None:
             return cls(log, TableScope.of(table))
         schema = (snapshot or log.snapshot()).partition_schema()
-        named = smallest_cover(schema.partition(values) for values in partitions)
-        return cls(log, TableScope.of(table, named), schema, named)
+        cover = smallest_cover(schema.partition(values) for values in partitions)
+        return cls(log, TableScope.of(table, cover), schema, cover)
 
-    def guarded(
-        self, spark: SparkSession, hold: Hold, about: Mapping[str, Any]
-    ) -> AbstractContextManager[GuardedTable]:
-        """Bind this thread's commits to the hold, as :func:`writer_jobs.commit.guarded.guarded`."""
-        return guarded(spark, hold, self.log, about, schema=self.schema)
+    def guarded(self, spark: SparkSession, hold: Hold, note: Mapping[str, Any]) -> AbstractContextManager[GuardedTable]:
+        """Bind this thread's commits to the hold; see :func:`writer_jobs.commit.guarded.guarded`."""
+        return guarded(spark, hold, self.log, note, schema=self.schema)
 
 
 def job_note(spark: SparkSession, manager: LockManager) -> dict[str, Any]:
@@ -116,16 +117,16 @@ def job_note(spark: SparkSession, manager: LockManager) -> dict[str, Any]:
     return {"job": manager.settings.job or spark.sparkContext.appName}
 
 
-def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:
-    """Return what to lock for a write.
+def find_lock_target(log: DeltaTableLog, lock: Lock, find_partitions: PartitionFinder) -> LockTarget:
+    """Return the lock target of a write.
 
     Args:
-        log: of the table.
-        lock: what the caller asked for.
-        find: how to find out which partitions the write touches, for ``"partitions"``.
+        log: Log of the table.
+        lock: The caller's choice.
+        find_partitions: Finds the partitions that the write touches, for ``"partitions"``.
 
     Raises:
-        TableError, ResourceError: there are no such partitions.
+        TableError, ResourceError: The table has no such partitions.
         ValueError: ``lock`` is another word.
 
     """
@@ -137,23 +138,23 @@ def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:
     state = snapshot.state if snapshot is not None else None
     if state is None or not state.partition_columns:
         return LockTarget.of(log, None)
-    touched = find(state)
-    found = [dict(values) for values in dict.fromkeys(tuple(each.items()) for each in touched or ())]
-    if len(found) > MAX_PARTITIONS:
+    rows = [tuple(partition.items()) for partition in find_partitions(state) or ()]
+    partitions = [dict(row) for row in dict.fromkeys(rows)]
+    if len(partitions) > MAX_PARTITIONS:
         _log.warning(
             "the write to %s touches more than %d partitions: locking the whole table", log.location, MAX_PARTITIONS
         )
-    if not found or len(found) > MAX_PARTITIONS:
+    if not partitions or len(partitions) > MAX_PARTITIONS:
         return LockTarget.of(log, None)
     try:
-        return LockTarget.of(log, found, snapshot)
+        return LockTarget.of(log, partitions, snapshot)
     except ResourceError as error:
         _log.warning("locking the whole table: %s", error)
         return LockTarget.of(log, None)
 
 
 def rows_within(spark: SparkSession, target: LockTarget, bounds: Column) -> DataFrame:
-    """Return the rows of a table, as it is now, in what is to be locked of it and within bounds."""
+    """Return the current rows of a table that are in a lock target and within bounds."""
     rows = spark.read.format("delta").load(target.log.location)
     return (rows if (where := target.predicate()) is None else rows.where(where)).where(bounds)
 
@@ -161,35 +162,33 @@ def rows_within(spark: SparkSession, target: LockTarget, bounds: Column) -> Data
 def partitions_of_rows(
     df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None
 ) -> Partitions | None:
-    """Return the distinct partitions that rows are in, at most one more than can be locked; None if it is unknown.
+    """Return the distinct partitions of rows, at most one more than can be locked; None if they cannot be known.
 
-    As Delta will write them: cast to the column's type; moments as such, for their text is not one moment where clocks
-    are put back.
+    Values are returned as Delta will write them, cast to the column's type. Timestamps are returned as moments, because
+    their text is ambiguous where clocks are put back.
 
     Args:
-        df: the rows.
-        state: of the table that they are for.
-        names: what the rows say of each partition column; by default what they have under its name.
+        df: The rows.
+        state: State of the table to which they are written.
+        names: Expression on the rows for each partition column; by default the rows' column of that name.
 
     """
-    has = {name.lower() for name in df.columns}
-    if names is None and any(name.lower() not in has for name in state.partition_columns):
-        # Delta makes them up (generated columns), or refuses the rows.
+    row_columns = {name.lower() for name in df.columns}
+    if names is None and any(name.lower() not in row_columns for name in state.partition_columns):
+        # Delta computes missing columns (generated columns), or refuses the rows.
         return None
-    given = names or {name: col(quoted(name)) for name in state.partition_columns}
-    types = {name: state.schema[name].dataType for name in state.partition_columns if name in given}
+    expressions = names or {name: col(quoted(name)) for name in state.partition_columns}
+    types = {name: state.schema[name].dataType for name in state.partition_columns if name in expressions}
+    moments = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
+    values = {name: expressions[name].cast(kind) for name, kind in types.items()}
     columns = [
-        (unix_micros(given[name].cast(kind)) if isinstance(kind, TimestampType) else given[name].cast(kind))
-        .cast("string")
-        .alias(name)
-        for name, kind in types.items()
+        (unix_micros(value) if name in moments else value).cast("string").alias(name) for name, value in values.items()
     ]
     rows = [row.asDict() for row in df.select(*columns).distinct().limit(MAX_PARTITIONS + 1).collect()]
-    moments = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
     try:
         return [{**row, **{name: _moment(row[name]) for name in moments}} for row in rows]
     except OverflowError:
-        # Nobody can name such a partition.
+        # Python has no such moment, so the partition cannot be named.
         return None
 
 
@@ -198,8 +197,14 @@ def _moment(microseconds: str | None) -> datetime | None:
 
 
 def _sql_literal(type_name: str, value: str) -> str:
-    """Write a partition's value as SQL, of a type as Delta names it."""
-    if type_name in _SQL_NAMES and _WHOLE.fullmatch(value):
+    """Return a partition's value as an SQL literal.
+
+    Args:
+        type_name: Type of the column as Delta names it.
+        value: The value as text.
+
+    """
+    if type_name in _SQL_NAMES and _WHOLE_NUMBER.fullmatch(value):
         return value if type_name == "integer" else f"CAST({value} AS {_SQL_NAMES[type_name]})"
     # Hexadecimal where a quote or a backslash would need to be escaped, which depends on the session.
     text = f"CAST(X'{value.encode().hex()}' AS STRING)" if _NEEDS_ESCAPE.search(value) else f"'{value}'"

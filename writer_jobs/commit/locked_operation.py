@@ -1,176 +1,158 @@
-"""One operation on a table: find out what to lock, lock it, do the work; again if the table changed in between."""
+"""One operation under the lock: find the lock target, acquire the lock, write; repeat if the table has changed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
-
-from lock_manager import LockCancelledError, LockManager, SluiceError
+from lock_manager import LockCancelledError, SluiceError
 from lock_manager.errors import NotStagedError
-from writer_jobs.commit.background_write import BackgroundWrite
+from writer_jobs.commit.context import WriterContext
+from writer_jobs.commit.execution import Execution
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.gate_rules import why_whole
-from writer_jobs.commit.held_write import CommitResult, LockedWrite
-from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, job_note, lock_target_of
-from writer_jobs.commit.operation import Work
+from writer_jobs.commit.held_write import HeldWrite
+from writer_jobs.commit.lock_target import Lock, LockTarget, PartitionFinder, find_lock_target, job_note
+from writer_jobs.commit.operation import Operation
 from writer_jobs.commit.options import RewriteOptions, lock_deadline
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.snapshot import Snapshot, TableState
-from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError, WriteConflictError
 
 log = logging.getLogger(__name__)
 
-_LOOKS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriterParts:
-    """What all operations of one writer share.
-
-    Attributes:
-        spark: the session.
-        manager: gives the lock.
-        log: of the table.
-        table: canonical URI.
-        is_cancelled: tells whether the writer was told to write no more.
-        running: context in which the writer knows of a write, to cancel it.
-
-    """
-
-    spark: SparkSession
-    manager: LockManager
-    log: DeltaTableLog
-    table: str
-    is_cancelled: Callable[[], bool]
-    running: Callable[[BackgroundWrite], AbstractContextManager[None]]
+_TRIES = 3
 
 
 @dataclass(frozen=True)
 class LockedOperation:
-    """One operation.
+    """One operation that writes under the lock.
 
     Attributes:
-        parts: of the writer.
-        work_on: Returns the work for a lock target and the state of the table, which is None if there is no table. It
-            is called again if the table gets other partition columns before it is locked.
-        find: finds out which partitions the work touches.
-        options: of the caller.
-        of_table: the partitions come from the table, where others may write before the lock is held: look again.
+        context: Context of the writer.
+        operation_for: Returns the operation for a lock target and the state of the table, which is None if there is no
+            table. It is called again if the table gets other partition columns before it is locked.
+        find_partitions: Finds the partitions that the operation touches.
+        options: Checked options of the caller.
+        reads_table: Whether the partitions are found in the table. Other writers may write there before the lock is
+            held, so the partitions are found again under the lock.
 
     """
 
-    parts: WriterParts
-    work_on: Callable[[LockTarget, TableState | None], Work]
-    find: Finder
+    context: WriterContext
+    operation_for: Callable[[LockTarget, TableState | None], Operation]
+    find_partitions: PartitionFinder
     options: RewriteOptions
-    of_table: bool = False
+    reads_table: bool = False
 
     def run(self) -> CommitResult:
-        """Do it.
+        """Write under the lock.
 
         Raises:
-            SluiceError: see :meth:`LockedDeltaWriter.append`.
+            SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
-        parts, options = self.parts, self.options
+        context, options = self.context, self.options
         lock, lock_during = options.get("lock", "table"), options["lock_during"]
-        seconds = lock_deadline(options, parts.manager).seconds
-        again = self.find if self.of_table and lock == "partitions" else None
-        write = BackgroundWrite(options.get("metadata") or {}, parts.spark)
-        with parts.running(write):
-            for look in range(_LOOKS):
-                # The last time the table, which holds everything.
-                wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
-                target = self._target(write, wanted)
-                planned = parts.log.known()
-                write.work = self.work_on(target, planned.state)
-                if parts.is_cancelled():
-                    raise LockCancelledError(resource=parts.table)
-                may_be_staged = lock_during == "commit" and again is None
-                reason = self._why_whole(write.work) if may_be_staged else None
-                if may_be_staged and reason is None:
-                    staged = StagedWrite(parts.spark, parts.manager, parts.table, target, write, planned)
+        lock_seconds = lock_deadline(options, context.manager).seconds
+        checks_partitions = self.reads_table and lock == "partitions"
+        execution = Execution(options.get("metadata") or {}, context.spark)
+        with context.cancellable(execution):
+            for number in range(_TRIES):
+                # The last try locks the table, which contains all partitions.
+                is_last = number == _TRIES - 1
+                target = self._find_target(execution, "table" if is_last and lock == "partitions" else lock)
+                snapshot = context.log.known()
+                execution.operation = self.operation_for(target, snapshot.state)
+                if context.is_cancelled():
+                    raise LockCancelledError(resource=context.table)
+                if lock_during == "commit" and not checks_partitions and self._may_be_staged(execution.operation):
+                    staged = StagedWrite(context, target, execution, snapshot)
                     try:
-                        return staged.run(seconds, options.get("before_write"), parts.is_cancelled)
+                        return staged.run(lock_seconds, options.get("before_write"))
                     except NotStagedError as error:
-                        if staged.commits_before or not options.get("again", True):
-                            advice = ""
-                            if staged.commits_before:
-                                advice = "; before_write committed, so use lock_during='write'"
-                            raise WriteConflictError(
-                                table=parts.table, reason=f"{error}{advice}", waited_seconds=staged.waited_seconds
-                            ) from error
+                        if staged.before_write_committed or not options.get("again", True):
+                            raise self._conflict(staged, error) from error
                         log.info("writing again: %s", error)
-                        seconds = max(0.0, seconds - staged.waited_seconds)
-                        if planned.state is None and look == 0 and parts.log.known().state is not None:
+                        lock_seconds = max(0.0, lock_seconds - staged.waited_seconds)
+                        if snapshot.state is None and number == 0 and context.log.known().state is not None:
                             # Another writer created the table. A commit to it can wait at the gate.
                             continue
                         lock_during = "write"
                 try:
-                    return self._write_to(target, write, planned, again, seconds)
-                except _LookAgainError as error:
-                    log.info("locking %s again: %s", parts.table, error)
-                    seconds = max(0.0, seconds - error.waited_seconds)
-            raise AssertionError("the lock on the table holds everything")
+                    return self._write_to(
+                        target, execution, snapshot, lock_seconds, checks_partitions=checks_partitions
+                    )
+                except _OtherPartitionsError as error:
+                    log.info("locking %s again: %s", context.table, error)
+                    lock_seconds = max(0.0, lock_seconds - error.waited_seconds)
+            raise AssertionError("the lock on the table contains all partitions")
 
-    def _target(self, write: BackgroundWrite, lock: Lock) -> LockTarget:
-        # Only to find partitions out takes Spark jobs.
+    def _find_target(self, execution: Execution, lock: Lock) -> LockTarget:
+        # Only finding partitions takes Spark jobs.
         if lock != "partitions":
-            return lock_target_of(self.parts.log, lock, self.find)
-        return write.read(lambda: lock_target_of(self.parts.log, lock, self.find), table=self.parts.table)
+            return find_lock_target(self.context.log, lock, self.find_partitions)
+        return execution.read(
+            lambda: find_lock_target(self.context.log, lock, self.find_partitions), table=self.context.table
+        )
 
-    def _why_whole(self, work: Work) -> str | None:
-        reason = why_whole(self.parts.spark, self.parts.log, work)
+    def _may_be_staged(self, operation: Operation) -> bool:
+        reason = why_whole(self.context.spark, self.context.log, operation)
         if reason is not None:
-            log.debug("the lock on %s is held over the whole write: %s", self.parts.table, reason)
-        return reason
+            log.debug("the lock on %s is held over the whole write: %s", self.context.table, reason)
+        return reason is None
+
+    def _conflict(self, staged: StagedWrite, error: NotStagedError) -> WriteConflictError:
+        advice = "; before_write committed, so use lock_during='write'" if staged.before_write_committed else ""
+        return WriteConflictError(
+            table=self.context.table, reason=f"{error}{advice}", waited_seconds=staged.waited_seconds
+        )
 
     def _write_to(
         self,
         target: LockTarget,
-        write: BackgroundWrite,
-        planned: Snapshot,
-        find: Finder | None,
-        seconds: float,
+        execution: Execution,
+        planned_snapshot: Snapshot,
+        lock_seconds: float,
+        *,
+        checks_partitions: bool,
     ) -> CommitResult:
-        """Lock, and do the work.
+        """Acquire the lock, and write.
 
         Args:
-            target: what to lock.
-            write: the work.
-            planned: The table that the work is for.
-            find: finds out what it touches, to make sure that this is locked.
-            seconds: for the lock.
+            target: The lock target.
+            execution: The write.
+            planned_snapshot: The table as the operation was planned for it.
+            lock_seconds: Seconds to wait for the lock.
+            checks_partitions: Whether to make sure that the locked partitions are those that the operation touches.
 
         Raises:
-            _LookAgainError: when the lock is held the work touches more than that.
+            _OtherPartitionsError: Under the lock, the operation touches other partitions.
 
         """
-        parts = self.parts
+        context = self.context
         result: CommitResult | None = None
         try:
             with (
-                parts.manager.acquire_all([target.scope], timeout_seconds=seconds) as hold,
-                target.guarded(parts.spark, hold, job_note(parts.spark, parts.manager)) as table,
+                context.manager.acquire_all([target.scope], timeout_seconds=lock_seconds) as hold,
+                target.guarded(context.spark, hold, job_note(context.spark, context.manager)) as table,
             ):
-                snapshot = table.snapshot or parts.log.snapshot()
-                if find is not None and target.schema is not None:
-                    found = write.read(lambda: find(self._state_of(snapshot)), table=parts.table)
-                    if not target.holds(found):
-                        raise _LookAgainError("the write touches other partitions by now", hold.waited_seconds)
+                snapshot = table.snapshot or context.log.snapshot()
+                if checks_partitions and target.schema is not None:
+                    partitions = execution.read(
+                        lambda: self.find_partitions(self._state_of(snapshot)), table=context.table
+                    )
+                    if not target.contains(partitions):
+                        raise _OtherPartitionsError(hold.waited_seconds)
                 if (before_write := self.options.get("before_write")) is not None:
                     before_write(hold)
                     # It may have committed.
-                    snapshot = parts.log.snapshot()
-                if not snapshot.is_laid_out_as(planned):
-                    write.work = self.work_on(target, snapshot.state)
-                most = self.options.get("held_at_most_seconds")
-                locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, table.hold, most)
-                result = locked.run(snapshot, parts.is_cancelled)
+                    snapshot = context.log.snapshot()
+                if not snapshot.is_laid_out_as(planned_snapshot):
+                    execution.operation = self.operation_for(target, snapshot.state)
+                limit = self.options.get("held_at_most_seconds")
+                result = HeldWrite(context, execution, hold, table.hold, limit).run(snapshot)
         except SluiceError as error:
             if result is None:
                 raise
@@ -179,15 +161,14 @@ class LockedOperation:
         return result
 
     def _state_of(self, snapshot: Snapshot) -> TableState:
-        state = snapshot.state
-        if state is None:
-            raise TableError(f"{self.parts.table} was removed while its lock was waited for")
-        return state
+        if snapshot.state is None:
+            raise TableError(f"{self.context.table} was removed while its lock was waited for")
+        return snapshot.state
 
 
-class _LookAgainError(Exception):
-    """When a write has its lock, what it was to do, or to lock, has changed."""
+class _OtherPartitionsError(Exception):
+    """Under the lock, an operation touches other partitions than those that are locked."""
 
-    def __init__(self, reason: str, waited_seconds: float) -> None:
-        super().__init__(reason)
+    def __init__(self, waited_seconds: float) -> None:
+        super().__init__("the write touches other partitions by now")
         self.waited_seconds = waited_seconds

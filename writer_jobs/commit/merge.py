@@ -1,4 +1,4 @@
-"""MERGE under a lock: Delta's own builder, and the partitions to which a merge condition confines it."""
+"""MERGE under a lock: a builder like Delta's, and the partitions to which a merge condition confines it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import expr
 
-from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.commit.operation import Read, delta_table
 from writer_jobs.commit.options import RewriteOptions, WriteOptions, check_options
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import TableError
 
-# Spark casts one of these to another by itself only where every value keeps its own.
+# Types between which Spark's implicit casts keep every value distinct.
 _EXACT = {"byte", "short", "integer", "long", "decimal"}
 
 Assignments = Mapping[str, str | Column]
@@ -26,11 +26,11 @@ Assignments = Mapping[str, str | Column]
 
 
 class MergePlan:
-    """What is merged into a table: source, condition and clauses.
+    """Source, condition and clauses of a merge.
 
     Attributes:
-        alias: of the table in the condition and the clauses.
-        settings: of Delta, for this merge alone.
+        alias: Alias of the table in the condition and the clauses.
+        settings: Settings of Delta for this merge alone.
 
     """
 
@@ -39,7 +39,7 @@ class MergePlan:
         self._source = source
         self._condition = condition
         self._clauses: list[tuple[str, tuple[Any, ...]]] = []
-        self._by_source = False
+        self._has_clause_by_source = False
         self.settings: dict[str, str] = {}
 
     @property
@@ -54,10 +54,10 @@ class MergePlan:
     def add(self, clause: str, *arguments: Any) -> None:
         """Add a clause by the name of the method of Delta's builder."""
         self._clauses.append((clause, arguments))
-        self._by_source |= "BySource" in clause
+        self._has_clause_by_source |= "BySource" in clause
 
     def run(self, spark: SparkSession, location: str, predicate: str | None) -> None:
-        """Merge, within the rows of the table that a predicate names."""
+        """Merge into the rows of the table that match a predicate; None: into all rows."""
         condition = expr(self._condition) if isinstance(self._condition, str) else self._condition
         if predicate is not None:
             condition = expr(predicate) & condition
@@ -67,24 +67,24 @@ class MergePlan:
         builder.execute()
 
     def refuse_clauses_on_all_rows(self) -> None:
-        """Make sure that the merge changes no row of the table but those that the condition can match.
+        """Make sure that the merge changes only rows of the table that the condition can match.
 
         Raises:
-            ValueError: it has a clause on rows that the source does not match.
+            ValueError: A clause changes rows that the source does not match.
 
         """
-        if self._by_source:
+        if self._has_clause_by_source:
             raise ValueError("whenNotMatchedBySource is about all rows of the table: merge with lock='table'")
 
     def partitions(self, spark: SparkSession, location: str, state: TableState) -> Partitions | None:
         """Return the partitions that the source can match, by the condition's equalities of partition columns.
 
-        One pass over the source. ``t.day = s.day`` says that rows of other days than the source's are not concerned; a
-        condition that says nothing of the first partition column concerns all of them.
+        This reads the source once. ``t.day = s.day`` confines the merge to the days of the source. A condition without
+        an equality of the first partition column can match rows of all partitions.
 
         Raises:
-            TableError: it does not say, or cannot be understood.
-            ValueError: see :meth:`refuse_clauses_on_all_rows`.
+            TableError: The condition has no such equality, or Spark cannot analyze it.
+            ValueError: See :meth:`refuse_clauses_on_all_rows`.
 
         """
         self.refuse_clauses_on_all_rows()
@@ -93,22 +93,24 @@ class MergePlan:
         try:
             joined: Any = target.join(self._source, condition)
             plan = joined._jdf.queryExecution().analyzed()  # noqa: SLF001
-            equal = {name.lower(): column for name, column in _equalities(spark, plan)}
+            equalities = {name.lower(): column for name, column in _equalities(spark, plan)}
         except JVM_ERRORS as error:
-            raise TableError(f"the merge condition cannot be understood: {one_sentence(error)}") from error
-        first_ones = takewhile(lambda name: name.lower() in equal, state.partition_columns)
-        names = {name: equal[name.lower()] for name in first_ones}
-        if not names:
-            first = state.partition_columns[0]
+            raise TableError(f"the merge condition cannot be analyzed: {one_sentence(error)}") from error
+        columns = takewhile(lambda name: name.lower() in equalities, state.partition_columns)
+        expressions = {name: equalities[name.lower()] for name in columns}
+        if not expressions:
             raise TableError(
-                f"the merge condition leaves rows of every partition: add {self.alias}.{first} = (a column of the "
-                "source) to it, name the partitions, or lock the table"
+                f"the merge condition can match rows of every partition: add {self.alias}.{state.partition_columns[0]} "
+                "= (a column of the source) to it, list the partitions, or lock the table"
             )
-        return partitions_of_rows(self._source, state, names)
+        return partitions_of_rows(self._source, state, expressions)
 
 
 class LockedMerge:
-    """A MERGE in Delta's own style, done under the lock by :meth:`execute`; made by ``LockedDeltaWriter.merge``."""
+    """A builder of a MERGE, with the methods of Delta's own; :meth:`execute` merges under the lock.
+
+    ``LockedDeltaWriter.merge`` returns it.
+    """
 
     def __init__(
         self,
@@ -119,23 +121,23 @@ class LockedMerge:
         self._execute = execute
 
     def whenMatchedUpdate(self, condition: str | Column | None = None, set: Assignments | None = None) -> Self:
-        """Update the row of the table that matches."""
+        """Update the matching row of the table."""
         return self._with("whenMatchedUpdate", condition, dict(set or {}))
 
     def whenMatchedUpdateAll(self, condition: str | Column | None = None) -> Self:
-        """Update all columns of the row that matches with those of the source."""
+        """Update all columns of the matching row with those of the source."""
         return self._with("whenMatchedUpdateAll", condition)
 
     def whenMatchedDelete(self, condition: str | Column | None = None) -> Self:
-        """Delete the row of the table that matches."""
+        """Delete the matching row of the table."""
         return self._with("whenMatchedDelete", condition)
 
     def whenNotMatchedInsert(self, condition: str | Column | None = None, values: Assignments | None = None) -> Self:
-        """Insert a row of the source that matches none."""
+        """Insert a row of the source that matches no row of the table."""
         return self._with("whenNotMatchedInsert", condition, dict(values or {}))
 
     def whenNotMatchedInsertAll(self, condition: str | Column | None = None) -> Self:
-        """Insert all columns of a row of the source that matches none."""
+        """Insert all columns of a row of the source that matches no row of the table."""
         return self._with("whenNotMatchedInsertAll", condition)
 
     def whenNotMatchedBySourceUpdate(
@@ -153,7 +155,7 @@ class LockedMerge:
         return self._with("withSchemaEvolution")
 
     def of_kept_source(self) -> Self:
-        """Have Delta read the source twice and not copy it before: it is the same each time, whatever is lost."""
+        """Make Delta read the source twice without copying it before: every read of the source has the same rows."""
         self._plan.settings["spark.databricks.delta.merge.materializeSource"] = "none"
         return self
 
@@ -161,7 +163,7 @@ class LockedMerge:
         """Merge under the lock, and make sure that the commit is in the table.
 
         Args:
-            txn: As for :meth:`LockedDeltaWriter.append`.
+            txn: See :meth:`LockedDeltaWriter.append`.
             write_options: See :class:`~writer_jobs.WriteOptions`.
 
         Raises:
@@ -176,36 +178,40 @@ class LockedMerge:
 
 
 def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
-    """Yield a column of the table and what of the source it equals, for each such equality that a join demands."""
+    """Yield a column of the table and an expression on the source for each equality in a join's condition."""
     while plan.getClass().getSimpleName() != "Join":
         plan = plan.children().head()
     jvm: Any = spark._jvm  # noqa: SLF001
     target, source = plan.left().outputSet(), plan.right().outputSet()
     condition = plan.condition()
-    waiting = [condition.get()] if condition.isDefined() else []
-    while waiting:
-        each = waiting.pop()
-        kind = each.getClass().getSimpleName()
+    terms = [condition.get()] if condition.isDefined() else []
+    while terms:
+        term = terms.pop()
+        kind = term.getClass().getSimpleName()
         if kind == "And":
-            waiting += [each.left(), each.right()]
+            terms += [term.left(), term.right()]
         elif kind in ("EqualTo", "EqualNullSafe"):
-            for one, other in ((each.left(), each.right()), (each.right(), each.left())):
-                name = _column(jvm, one, target)
-                if name is not None and other.deterministic() and other.references().subsetOf(source):
-                    yield name, ClassicColumn(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(other))
+            for column, value in ((term.left(), term.right()), (term.right(), term.left())):
+                name = _column(jvm, column, target)
+                if name is not None and value.deterministic() and value.references().subsetOf(source):
+                    yield name, ClassicColumn(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(value))
 
 
 def _column(jvm: Any, expression: Any, table: Any) -> str | None:
-    """Return the name of the table's column that an expression is, or is but for a cast that keeps values apart.
+    """Return the table's column that an expression consists of, apart from casts that keep values distinct.
 
-    Not every cast that Spark makes by itself does: two long integers may become one floating-point number, and two
-    moments one text.
+    Some implicit casts of Spark do not: two long integers may become one floating-point number, and two moments one
+    text.
+
+    Returns:
+        The name of the column; None if the expression is anything else.
+
     """
     while expression.getClass().getSimpleName() == "Cast":
         inner = expression.child()
         cast = jvm.org.apache.spark.sql.catalyst.expressions.Cast
-        kinds = {str(each.dataType().typeName()).partition("(")[0] for each in (inner, expression)}
-        if not (kinds <= _EXACT and cast.canUpCast(inner.dataType(), expression.dataType())):
+        types = {str(term.dataType().typeName()).partition("(")[0] for term in (inner, expression)}
+        if not (types <= _EXACT and cast.canUpCast(inner.dataType(), expression.dataType())):
             return None
         expression = inner
     is_column = expression.getClass().getSimpleName() == "AttributeReference" and table.contains(expression)

@@ -1,4 +1,4 @@
-"""The work of a write: rows for Delta's DataFrame writer, or an operation of ``DeltaTable``."""
+"""An operation on a table: rows for Delta's DataFrame writer, or a method of ``DeltaTable``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _REPLACE_WHERE = "replaceWhere"
 #: Options of Delta's writer that change the schema of a table.
 MERGE_SCHEMA, OVERWRITE_SCHEMA = "mergeSchema", "overwriteSchema"
 _CONDITIONS = frozenset({_REPLACE_WHERE.lower(), "replaceon"})
-_OWN_OPTIONS = {
+# Arguments of the operations that replace an option of Delta's writer.
+_ARGUMENTS = {
     "txnappid": "txn",
     "txnversion": "txn",
     "path": "table",
@@ -28,31 +29,31 @@ _OWN_OPTIONS = {
     _OVERWRITE_MODE.lower(): "dynamic",
 }
 
-
 Read: TypeAlias = DataFrame | Column | str
 """A plan, a column, or a condition in SQL."""
 
 
 @dataclass(frozen=True)
-class Work:
+class Operation:
     """One operation on a table.
 
     Attributes:
-        do: does it, given the table's location and the ``userMetadata`` of the commit; may be called again.
-        schema: Returns the schema of the rows that it writes, for messages.
-        rows: that it appends; None for any other operation.
-        reads: Plans, columns and SQL conditions of the caller. The gate examines them.
-        options: of Delta's writer.
-        session: of the rows, whose settings count when they are written; None if it is the writer's.
+        run: Runs the operation, given the table's location and the ``userMetadata`` of the commit. It may be called
+            again.
+        schema: Returns the schema of the rows that the operation writes, for error messages.
         txn: ``(txnAppId, txnVersion)`` or None.
-        user_metadata: the caller's own, to be kept.
-        keeps_rows: whether it only puts rows of the table into other files.
-        takes_metadata: whether the commit has the ``userMetadata`` that is given to it. Where it has not, Delta has
-            only a setting for the whole session, which other threads share.
+        user_metadata: The caller's own ``userMetadata``, which the commit keeps.
+        takes_metadata: Whether ``run`` stores its ``userMetadata`` in the commit. For other operations Delta has only a
+            setting of the whole session, which other threads share.
+        keeps_rows: Whether the operation only puts rows of the table into other files.
+        rows: Rows that the operation appends; None for any other operation.
+        reads: Plans, columns and SQL conditions of the caller. The gate examines them.
+        options: Options of Delta's writer.
+        session: Session of the rows, whose settings count when they are written; None if it is the writer's.
 
     """
 
-    do: Callable[[str, str], object]
+    run: Callable[[str, str], object]
     schema: Callable[[], StructType] = StructType
     txn: tuple[str, int] | None = None
     user_metadata: str | None = None
@@ -68,7 +69,7 @@ def delta_table(spark: SparkSession, location: str) -> DeltaTable:
     """Return Delta's own handle of a table.
 
     Raises:
-        UnsupportedSessionError: Delta's Python module is not there.
+        UnsupportedSessionError: Delta's Python module is missing.
 
     """
     try:
@@ -83,12 +84,12 @@ def delta_table(spark: SparkSession, location: str) -> DeltaTable:
 
 
 def transaction_settings(app_id: str, version: int) -> dict[str, str]:
-    """Return the settings with which Delta notes a transaction in a commit, and skips one that it has already."""
+    """Return the settings that make Delta record a transaction in a commit, or skip it if the table has it already."""
     return {"spark.databricks.delta.write.txnAppId": app_id, "spark.databricks.delta.write.txnVersion": str(version)}
 
 
 def has_option(options: Mapping[str, str] | None, *names: str) -> bool:
-    """Return whether one of some options is true; their names have no case."""
+    """Return whether any of these options is true; names are compared without case."""
     lower = {name.lower() for name in names}
     return any(name.lower() in lower and str(value).lower() == "true" for name, value in (options or {}).items())
 
@@ -103,52 +104,52 @@ def write_rows(
     txn: tuple[str, int] | None,
     replace_where: str | None = None,
     dynamic: bool = False,
-) -> Work:
-    """Return the work of ``df.write``.
+) -> Operation:
+    """Return the operation that writes rows by ``df.write``.
 
     Args:
-        spark: the session.
-        df: the rows.
+        spark: The session.
+        df: The rows.
         mode: ``append`` or ``overwrite``.
-        partition_by: partition columns of a new table.
-        options: of Delta's writer.
+        partition_by: Partition columns of a new table.
+        options: Options of Delta's writer.
         txn: ``(txnAppId, txnVersion)`` or None.
-        replace_where: overwrite what this matches only.
-        dynamic: overwrite the partitions that the rows are in only.
+        replace_where: SQL predicate of the rows to overwrite.
+        dynamic: Whether to overwrite only the partitions of the rows.
 
     Raises:
-        ValueError: ``options`` has what is an argument of its own.
+        ValueError: ``options`` has an option that is an argument of the writer's method.
 
     """
-    given = dict(options or {})
+    writer_options = dict(options or {})
     user_metadata: str | None = spark.conf.get(_SESSION_METADATA, None)
-    for name in list(given):
-        if (argument := _OWN_OPTIONS.get(name.lower())) is not None:
+    for name in list(writer_options):
+        if (argument := _ARGUMENTS.get(name.lower())) is not None:
             raise ValueError(f"option {name!r} cannot be given: use the argument {argument}")
         if name.lower() == "usermetadata":
-            user_metadata = given.pop(name)
+            user_metadata = writer_options.pop(name)
     if txn is not None:
-        given |= {"txnAppId": txn[0], "txnVersion": str(txn[1])}
+        writer_options |= {"txnAppId": txn[0], "txnVersion": str(txn[1])}
     if mode == "overwrite":
-        # Whatever spark.sql.sources.partitionOverwriteMode says: another meaning needs another lock.
-        given[_OVERWRITE_MODE] = "dynamic" if dynamic else "static"
+        # The session's spark.sql.sources.partitionOverwriteMode must not count: another mode needs another lock.
+        writer_options[_OVERWRITE_MODE] = "dynamic" if dynamic else "static"
     if replace_where is not None:
-        given[_REPLACE_WHERE] = replace_where
+        writer_options[_REPLACE_WHERE] = replace_where
 
-    def do(location: str, metadata: str) -> None:
-        writer = df.write.format("delta").mode(mode).options(**given).option("userMetadata", metadata)
+    def write(location: str, metadata: str) -> None:
+        writer = df.write.format("delta").mode(mode).options(**writer_options).option("userMetadata", metadata)
         if partition_by:
             writer = writer.partitionBy(*partition_by)
         writer.save(location)
 
-    return Work(
-        do,
+    return Operation(
+        write,
         lambda: df.schema,
         txn,
         user_metadata,
         takes_metadata=True,
         rows=df if mode == "append" else None,
-        reads=(df, *(value for name, value in given.items() if name.lower() in _CONDITIONS)),
-        options=given,
+        reads=(df, *(value for name, value in writer_options.items() if name.lower() in _CONDITIONS)),
+        options=writer_options,
         session=df.sparkSession,
     )

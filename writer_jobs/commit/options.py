@@ -8,8 +8,8 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from lock_manager import Hold, LockManager
 from lock_manager.deadline import Deadline
-from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock
+from writer_jobs.commit.result import CommitResult
 
 LockDuring = Literal["commit", "write"]
 """Part of a write during which the lock is held: its commit, or the whole write."""

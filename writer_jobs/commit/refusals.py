@@ -1,7 +1,7 @@
-"""Turns the guard's refusals into typed Python errors, in every Spark call: an append, MERGE, OPTIMIZE, a stream.
+"""The guard's refusals as typed Python errors, in every Spark call: an append, MERGE, OPTIMIZE, a stream.
 
-Delta wraps what its log store throws, in up to six layers. PySpark converts the outermost into a Python exception, in
-one function for all calls into the JVM. This module looks for a refusal below it first.
+Delta wraps the exceptions of its log store in up to six layers. PySpark converts the outermost into a Python exception,
+in one function for all calls into the JVM. This module looks for a refusal below it first.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from pyspark import SparkContext
 from pyspark.errors.exceptions import captured
 
 import lock_manager.errors
-import writer_jobs.errors
 from lock_manager import LockLostError, LockNotHeldError, SluiceError
 from lock_manager.errors import NotStagedError
 from lock_manager.guard.commit_guard import CommitGuard
 from writer_jobs.delta.jvm_errors import LOST_CONTACT, java_layers
-from writer_jobs.errors import CommitUnknownError, GuardMissingError, UnsafeStoreError
+from writer_jobs.errors import CommitUnknownError, GuardMissingError, TableError, UnsafeStoreError
 
 _PACKAGE = "io.deltasluice.storage."
 _MARK = "_sluice_guard"
 
 
 def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
-    """Have every call into the JVM that fails for a refused commit raise what the guard found; idempotent."""
+    """Make every call into the JVM that fails for a refused commit raise the guard's error; idempotent."""
     convert: Callable[[Any], Exception] = captured.convert_exception
     if getattr(convert, _MARK, None) is guard:
         return
@@ -40,7 +39,7 @@ def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
             foreign: Exception = captured.UnknownException(desc="an error of another JVM", stackTrace="")
             return foreign
         refusal = None
-        with suppress(*LOST_CONTACT):  # the JVM died meanwhile: what it said first is worth more
+        with suppress(*LOST_CONTACT):  # the JVM died meanwhile: its exception is more useful
             refusal = _refusal(exception, guard)
         return refusal or convert(exception)
 
@@ -54,25 +53,19 @@ def _refusal(exception: Any, guard: CommitGuard) -> SluiceError | None:
         if name == f"{_PACKAGE}CommitUnknownException":
             return CommitUnknownError(table=str(layer.table()), reason=message, commit_id=str(layer.attempt()))
         if name == f"{_PACKAGE}CommitRefusedException":
-            remembered = guard.refusal(str(layer.attempt()))
-            return remembered or _by_name(str(layer.reason()), message)
+            return guard.refusal(str(layer.attempt())) or _error_by_name(str(layer.reason()), message)
         if name == "py4j.Py4JException":
             # Python's own exception, raised in foreachBatch, went through the JVM as text.
             return guard.refusal_in(message)
     return None
 
 
-def _by_name(name: str, message: str) -> SluiceError:
-    if name == GuardMissingError.__name__:
-        return GuardMissingError(message)
-    if name == NotStagedError.__name__:
-        return NotStagedError(message)
-    if name == UnsafeStoreError.__name__:
-        return UnsafeStoreError(message)
-    if name == writer_jobs.errors.TableError.__name__:
-        return writer_jobs.errors.TableError(message)
+def _error_by_name(name: str, message: str) -> SluiceError:
+    for error in (GuardMissingError, NotStagedError, UnsafeStoreError, TableError):
+        if name == error.__name__:
+            return error(message)
     if name == LockLostError.__name__:
         lost = LockLostError(resource="", hold_id="", reason=message)
-        lost.args = (f"{message}: whether the lock is held could not be asked, so that nothing was committed",)
+        lost.args = (f"{message}: the guard could not be asked whether the lock is held, so nothing was committed",)
         return lost
     return LockNotHeldError(message, resource="") if hasattr(lock_manager.errors, name) else SluiceError(message)

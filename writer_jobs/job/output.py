@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.late_rows.event_time import LatenessLimits
 
 #: Names of the counters of a batch of rows.

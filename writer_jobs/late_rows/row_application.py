@@ -13,9 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
 from lock_manager.table_records.commit_stamp import WATERMARK
-from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.options import WriteOptions, lock_deadline, options_of_next_write
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.side_locations import LATE_SUFFIX
 from writer_jobs.delta.sql_names import quoted

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
-from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.options import WriteOptions, options_of_next_write
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.moments import MICROSECOND
 from writer_jobs.feeds.dead_letters import write_dead_letters

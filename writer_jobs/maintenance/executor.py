@@ -19,8 +19,8 @@ from lock_manager.coordinator import Inspector
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.table_records.commit_stamp import MAINTENANCE
 from writer_jobs.commit.driver_guard import AUTO_COMPACT
-from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.listings import listed_log

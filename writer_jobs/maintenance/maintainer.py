@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 from lock_manager import Hold, ResourceError, SluiceError
-from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS
+from writer_jobs.commit.execution import CANCEL_AGAIN_SECONDS
 from writer_jobs.errors import MaintenanceError, StorageError
 from writer_jobs.maintenance.executor import MAX_TRIES, UnitExecutor
 from writer_jobs.maintenance.findings import find

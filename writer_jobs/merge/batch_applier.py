@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 
 from lock_manager import SluiceError
 from lock_manager.table_records.commit_stamp import CHANGES
-from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions, rows_within
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.commit.options import WriteOptions, lock_deadline
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.snapshot import Snapshot, TableState
@@ -221,7 +221,7 @@ class BatchApplier:
         """
         state = self._shape.check_again(snapshot.state, self._schema)
         target = LockTarget.of(self._writer.log, partitions, snapshot)
-        locked_names, batch = partition_names(target.named), self.batch
+        locked_names, batch = partition_names(target.partitions), self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
         stored_side_rows = None
         if has_side_table:

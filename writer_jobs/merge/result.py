@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.table_model import RowModel
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from lock_manager import LockManager
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
-from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import TableError

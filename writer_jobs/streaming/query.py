@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
 from lock_manager import Hold, LockCancelledError
-from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import StreamError
 from writer_jobs.writer import LockedDeltaWriter

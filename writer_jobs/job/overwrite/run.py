@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import Hold
-from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import ArgumentsError, WriteConflictError

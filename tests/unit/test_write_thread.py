@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 from pyspark import InheritableThread
 
-from writer_jobs.commit.background_write import _WriteThread
+from writer_jobs.commit.execution import WriteThread
 
 
-def run(thread: _WriteThread) -> None:
-    for _ in range(1000):
-        if thread.over:
-            return
-        thread.wait(0.05)
-    pytest.fail("the thread did not end")
+def made(write: Callable[[], object]) -> WriteThread:
+    return WriteThread(write, "w", lambda: None)
+
+
+def run(thread: WriteThread) -> None:
+    ends = time.monotonic() + 50
+    thread.wait(lambda: time.monotonic() > ends)
+    assert thread.has_ended
 
 
 def test_it_ends_with_what_the_work_raised():
     def fail() -> None:
         raise IndexError
 
-    thread = _WriteThread(fail, "w")
-    assert thread.begin() is None
+    thread = made(fail)
+    thread.begin()
+    assert thread.interrupt is None
     run(thread)
     assert isinstance(thread.failure, IndexError)
 
@@ -38,9 +43,10 @@ def test_interrupted_after_the_work_began_it_is_waited_for(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    thread = _WriteThread(lambda: (began.set(), go_on.wait(30), done.append(True)), "w")
-    assert isinstance(thread.begin(), KeyboardInterrupt)
-    assert not thread.over
+    thread = made(lambda: (began.set(), go_on.wait(30), done.append(True)))
+    thread.begin()
+    assert isinstance(thread.interrupt, KeyboardInterrupt)
+    assert not thread.has_ended
     go_on.set()
     run(thread)
     assert done == [True]
@@ -51,8 +57,9 @@ def test_a_thread_that_ends_before_the_work_begins_is_over(monkeypatch: pytest.M
     done: list[bool] = []
     # Spark sets its properties before the work, which fails if the JVM is gone.
     monkeypatch.setattr(InheritableThread, "run", lambda _: None)
-    thread = _WriteThread(lambda: done.append(True), "w")
-    assert thread.begin() is None
+    thread = made(lambda: done.append(True))
+    thread.begin()
+    assert thread.interrupt is None
     run(thread)
     assert done == []
     assert isinstance(thread.failure, RuntimeError)
@@ -67,9 +74,10 @@ def test_interrupted_before_the_work_began_it_never_does(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    thread = _WriteThread(lambda: done.append(True), "w")
-    assert isinstance(thread.begin(), KeyboardInterrupt)
-    assert thread.over
+    thread = made(lambda: done.append(True))
+    thread.begin()
+    assert isinstance(thread.interrupt, KeyboardInterrupt)
+    assert thread.has_ended
     # The system starts it all the same, late.
     start(held_back[0])
     held_back[0].join()

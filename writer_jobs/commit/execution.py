@@ -1,0 +1,212 @@
+"""The execution of an operation in a thread of its own, which can be cancelled and waited for."""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from lock_manager.guard.write_attempt import WriteAttempt
+from lock_manager.table_records.commit_stamp import note_as_user_metadata
+from writer_jobs.commit.operation import Operation
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.log_store import follow_transactions
+from writer_jobs.errors import WriteFailedError
+
+_T = TypeVar("_T")
+
+#: Seconds between two cancellations of a running write.
+CANCEL_AGAIN_SECONDS = 0.2
+#: Local properties of Spark's threads, see ``Guard.java``.
+_TICKET_PROPERTY, _WRITE_PROPERTY = "spark.sluice.ticket", "spark.sluice.write"
+
+
+class WriteThread:
+    """The thread of one write, whose caller waits until it has ended.
+
+    An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and waited
+    for, so that nothing is committed after the lock is released. Whether the write runs is known at every time, also
+    when the start of the thread is interrupted.
+
+    Args:
+        write: Writes and commits.
+        name: Name of the thread.
+        cancel: Cancels the Spark jobs of the write.
+
+    Attributes:
+        has_ended: Whether the write has ended, or will never begin.
+        failure: Exception that ended the write; None if it succeeded or still runs.
+        interrupt: Exception that interrupted the caller's wait; None if there was none.
+
+    """
+
+    def __init__(self, write: Callable[[], None], name: str, cancel: Callable[[], None]) -> None:
+        self.has_ended = False
+        self.failure: BaseException | None = None
+        self.interrupt: BaseException | None = None
+        self._write = write
+        self._cancel = cancel
+        self._begun = False
+        # No Condition, which an exception of a signal handler can leave half taken.
+        self._begin_lock = _thread.allocate_lock()
+        self._events: SimpleQueue[None] = SimpleQueue()
+        # Inherits the caller's Spark properties.
+        self._thread = InheritableThread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> None:
+        """Start the write. An interrupt before the write has begun ends it; after that the write goes on."""
+        try:
+            self._thread.start()
+        except BaseException as error:  # noqa: BLE001 (stored, and raised when the write has ended)
+            with self._begin_lock:
+                self.has_ended = not self._begun
+            if self.has_ended and isinstance(error, JVM_ERRORS):
+                # No interrupt: the JVM is gone, so Spark's properties cannot be read.
+                self.failure = error
+                return
+            if self.has_ended:
+                self.failure = RuntimeError("interrupted before the write began")
+            self.interrupt = error
+
+    def wait(
+        self, is_reached: Callable[[], bool] = lambda: False, should_cancel: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until the write has ended, or a condition is true.
+
+        Args:
+            is_reached: The condition. It is called after each :meth:`wake`, and every ``CANCEL_AGAIN_SECONDS``.
+            should_cancel: Called as often. Once it returns true, or after an interrupt, the Spark jobs are cancelled.
+
+        """
+        while not (self.has_ended or is_reached()):
+            try:
+                self._wait_for_event()
+                if self.interrupt is not None or should_cancel():
+                    self._cancel()
+            except BaseException as error:  # noqa: BLE001 (stored, and raised when the write has ended)
+                self.interrupt = self.interrupt or error
+
+    def wake(self) -> None:
+        """Make the waiting thread check its condition; may be called in any thread."""
+        self._events.put(None)
+
+    def _wait_for_event(self) -> None:
+        with suppress(Empty):
+            self._events.get(timeout=CANCEL_AGAIN_SECONDS)
+        if self._thread.is_alive():
+            return
+        with self._begin_lock:
+            if not (self._begun or self.has_ended):
+                # Spark sets its properties in the new thread first, which fails if the JVM is gone.
+                self.failure = RuntimeError("the thread of the write ended before the write began")
+                self.has_ended = True
+
+    def _run(self) -> None:
+        with self._begin_lock:
+            if self.has_ended:
+                return
+            self._begun = True
+        try:
+            self._write()
+        except Exception as error:  # noqa: BLE001 (the caller interprets it)
+            self.failure = error
+        finally:
+            self.has_ended = True
+            self.wake()
+
+
+class Execution:
+    """The execution of one operation: its attempts, its thread and its Spark jobs.
+
+    Args:
+        metadata: JSON values that the commit records.
+        spark: The session.
+
+    Attributes:
+        attempt: The current or last attempt. Its write id in a commit proves that the operation is in the table.
+        operation: The operation; set when the lock target is known.
+
+    """
+
+    operation: Operation
+
+    def __init__(self, metadata: Mapping[str, Any], spark: SparkSession) -> None:
+        self.metadata = dict(metadata)
+        self.attempt = WriteAttempt.of(self.metadata)
+        self._spark = spark
+        self._context = spark.sparkContext
+        self._tag = f"sluice-{self.attempt.write_id}"
+        self._thread: WriteThread | None = None
+
+    @property
+    def write_id(self) -> str:
+        """Id of the attempt; the log has its commit under this id."""
+        return self.attempt.write_id
+
+    def new_attempt(self) -> WriteAttempt:
+        """Begin another attempt, with a write id of its own, and return it."""
+        self.attempt = WriteAttempt.of(self.metadata)
+        return self.attempt
+
+    def start(
+        self, location: str, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None
+    ) -> WriteThread:
+        """Write and commit, in a thread of its own that is bound to the attempt.
+
+        Args:
+            location: Location of the table.
+            ticket: Name of the ticket to which the thread is bound.
+            on_end: Called in the thread when the write has ended.
+
+        """
+
+        def write() -> None:
+            try:
+                self._write(location, ticket)
+            finally:
+                on_end()
+
+        # Before the thread begins: its first commit may wake it.
+        self._thread = WriteThread(write, f"sluice-write-{self.write_id}", self.cancel_jobs)
+        self._thread.begin()
+        return self._thread
+
+    def wake(self) -> None:
+        """Make the waiting thread check its condition; may be called in any thread, also before the start."""
+        if self._thread is not None:
+            self._thread.wake()
+
+    def read(self, query: Callable[[], _T], *, table: str) -> _T:
+        """Run Spark jobs in this thread before the write, and return their result. :meth:`cancel_jobs` ends them, too.
+
+        Raises:
+            WriteFailedError: Spark failed.
+
+        """
+        self._context.addJobTag(self._tag)
+        try:
+            return query()
+        except JVM_ERRORS as error:
+            raise WriteFailedError(table=table, reason=one_sentence(error)) from error
+        finally:
+            with suppress(*JVM_ERRORS):
+                self._context.removeJobTag(self._tag)
+
+    def cancel_jobs(self) -> None:
+        """Cancel the running Spark jobs of this execution."""
+        with suppress(*JVM_ERRORS):
+            self._context.cancelJobsWithTag(self._tag)
+
+    def _write(self, location: str, ticket: str | None) -> None:
+        self._context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
+        if ticket is not None:
+            self._context.setLocalProperty(_TICKET_PROPERTY, ticket)
+        follow_transactions(self._spark)
+        self._context.addJobTag(self._tag)
+        self.operation.run(location, note_as_user_metadata(self.attempt.note, self.operation.user_metadata))
+        self._context.removeJobTag(self._tag)
