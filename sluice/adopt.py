@@ -1,4 +1,4 @@
-"""``sluice adopt``: has one ensemble adopt a table under one name, so that only that lock counts."""
+"""``sluice adopt``: binds a table to one ensemble and one name, so that no other lock is accepted."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NAME = "sluice adopt"
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptResult:
-    """What ``sluice adopt`` did.
+    """The result of ``sluice adopt``.
 
     Attributes:
-        table: canonical URI.
-        ensemble: UUID of the ensemble that has adopted the table now.
-        moved_from: another one that had adopted it before, else None.
-        renamed_from: the name under which it was adopted before, if that was another one, else None.
-        version: of the table, made for it; None if it was adopted so already.
+        table: Canonical URI of the table.
+        ensemble: UUID of the adopting ensemble.
+        moved_from: UUID of the previous ensemble; None if it was the same one, or there was none.
+        renamed_from: The previous adopted name; None if it was the same one, or there was none.
+        version: The version that records the adoption; None if the table was adopted so already.
 
     """
 
@@ -49,24 +49,24 @@ def adopt_table(
     move: bool = False,
     old_hosts: str | None = None,
 ) -> AdoptResult:
-    """Record in a table, under its lock, that the lock of this ensemble on this name is the one that counts.
+    """Record in the table's properties, under its lock, that only this ensemble's lock on this name is accepted.
 
     Args:
-        spark: a session with the guarded log store.
-        table: location or name in the catalog; the table must exist.
-        settings: of the lock; name the ensemble.
-        move: also if the table is adopted by another ensemble or under another name. The lock on its adopted name is
-            held meanwhile, too: that may be another name of this very table. A writer that holds the lock of the other
-            ensemble at the moment would go on writing until the end of its block.
-        old_hosts: connection string of the ensemble that the table is moved from: its lock is held meanwhile, too, so
-            that nobody can be at work.
+        spark: A session with the guarded log store.
+        table: Location, or name in the catalog. The table must exist.
+        settings: Settings of the lock. They name the adopting ensemble.
+        move: Whether to adopt a table that is adopted by another ensemble or under another name. The lock on the
+            previous name is held, too, because it may be another name of the same table. A writer that holds the
+            previous ensemble's lock keeps writing until the end of its block, unless ``old_hosts`` is given.
+        old_hosts: Connection string of the previous ensemble. Its lock is held, too, so that no writer is active.
 
     Raises:
-        AdoptionMismatchError: the table is adopted by another ensemble or under another name and ``move`` is not set,
-            or ``old_hosts`` is not the ensemble that has adopted it.
-        TableError, StorageError: no table, or one that cannot be adopted, or that somebody else has moved meanwhile.
-        LockTimeoutError, EnsembleUnavailableError and so on: no lock; see :meth:`ZookeeperLockManager.acquire`.
-        SettingsError: ``old_hosts`` without ``move``, or malformed.
+        AdoptionMismatchError: The table is adopted by another ensemble or under another name and ``move`` is false,
+            or ``old_hosts`` is not the ensemble that adopted it.
+        TableError, StorageError: There is no table, it cannot be adopted, or its adoption was changed concurrently.
+        LockTimeoutError, EnsembleUnavailableError and so on: The lock was not acquired; see
+            :meth:`ZookeeperLockManager.acquire`.
+        SettingsError: ``old_hosts`` is given without ``move``, or is malformed.
 
     """
     from writer_jobs import DeltaTableLog, TableError, locate_table  # noqa: PLC0415 (needs PySpark)
@@ -74,7 +74,7 @@ def adopt_table(
     from writer_jobs.delta.adoption import commit_adoption, own_adoption  # noqa: PLC0415
 
     if old_hosts is not None and not move:
-        raise SettingsError("--from names the ensemble that a table is moved from: give --move, too")
+        raise SettingsError("--from names the previous ensemble of a table that is moved; pass --move, too")
     log = DeltaTableLog(spark, locate_table(spark, table))
     uri = canonical_table_uri(log.location)
     state = log.state()
@@ -86,8 +86,8 @@ def adopt_table(
     names = _names(uri, adoption)
     with ExitStack() as stack:
         if old_hosts is not None:
-            old = stack.enter_context(ZookeeperLockManager(replace(settings, zk_hosts=old_hosts)))
-            old_hold = stack.enter_context(old.acquire_all(names))
+            old_manager = stack.enter_context(ZookeeperLockManager(replace(settings, zk_hosts=old_hosts)))
+            old_hold = stack.enter_context(old_manager.acquire_all(names))
             if adoption is not None:
                 adoption.check(ensemble=old_hold.ensemble_id, table=adoption.table or uri)
             stack.enter_context(guarded(spark, old_hold, log, facts, any_ensemble=True))
@@ -95,35 +95,33 @@ def adopt_table(
         hold = stack.enter_context(manager.acquire_all(names))
         stack.enter_context(guarded(spark, hold, log, facts, any_ensemble=move))
         state = log.state()
-        before = None if state is None else state.adoption
-        if move and before != adoption:
-            raise TableError(
-                f"somebody has changed the adoption of {uri} meanwhile, to {before}: look at it, and try again"
-            )
-        after = own_adoption(hold, log)
-        version = None if before == after else commit_adoption(spark, log, after)
+        previous = None if state is None else state.adoption
+        if move and previous != adoption:
+            raise TableError(f"the adoption of {uri} was changed concurrently, to {previous}; check it, and try again")
+        current = own_adoption(hold, log)
+        version = None if previous == current else commit_adoption(spark, log, current)
     return AdoptResult(
         table=uri,
-        ensemble=after.ensemble,
-        moved_from=before.ensemble if before is not None and before.ensemble != after.ensemble else None,
-        renamed_from=before.table if before is not None and before.table != after.table else None,
+        ensemble=current.ensemble,
+        moved_from=previous.ensemble if previous is not None and previous.ensemble != current.ensemble else None,
+        renamed_from=previous.table if previous is not None and previous.table != current.table else None,
         version=version,
     )
 
 
 def _names(uri: str, adoption: Adoption | None) -> list[str]:
-    """Return all names that a table may be locked by: while it gets another one, nobody else may be at work."""
+    """Return the names to lock while the adoption changes: the table's URI, and its adopted name."""
     names = {uri}
     if adoption is not None and adoption.table is not None:
-        with suppress(ResourceError):  # written by hand, and nothing that could be locked
+        with suppress(ResourceError):  # the property was edited by hand and is not a usable URI
             names.add(canonical_table_uri(adoption.table))
     return sorted(names)
 
 
-def describe(done: AdoptResult) -> str:
-    """Say in a sentence what ``sluice adopt`` did."""
-    if done.version is None:
-        return f"{done.table} is adopted by ensemble {done.ensemble} already; nothing was committed"
-    how = "adopted by" if done.moved_from is None else f"moved from ensemble {done.moved_from} to"
-    name = f" under this name, no longer {done.renamed_from}" if done.renamed_from else ""
-    return f"{done.table} was {how} ensemble {done.ensemble}{name}, by version {done.version}"
+def describe(adopted: AdoptResult) -> str:
+    """Return the result of ``sluice adopt`` as one sentence."""
+    if adopted.version is None:
+        return f"{adopted.table} is adopted by ensemble {adopted.ensemble} already; nothing was committed"
+    change = "adopted by" if adopted.moved_from is None else f"moved from ensemble {adopted.moved_from} to"
+    name = f" under this name, no longer {adopted.renamed_from}" if adopted.renamed_from else ""
+    return f"{adopted.table} was {change} ensemble {adopted.ensemble}{name}, by version {adopted.version}"

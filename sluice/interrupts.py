@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one stops the work, and the clean-up after it is not interrupted."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal stops the work, and later signals do not interrupt the clean-up."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHELL_BASE = 128
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked this program to stop (Ctrl-C, SIGTERM, or the terminal was closed).
+    """A signal asked this program to stop: Ctrl-C, SIGTERM, or a closed terminal.
 
     Attributes:
-        exit_code: what a shell expects of it, 130 for Ctrl-C.
+        exit_code: 128 plus the number of the signal, as shells expect it. 130 for Ctrl-C.
 
     """
 
@@ -25,15 +25,15 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first such signal into :class:`Interrupted`, and ignore the next ones while the block is left.
+    """Raise :class:`Interrupted` at the first stop signal in the block. Ignore later ones while the block is left.
 
-    A signal that this process was started to ignore (``nohup``) stays ignored. Only the main thread can do this (a rule
-    of Python's ``signal``).
+    A signal that this process was started to ignore (``nohup``) stays ignored. Call it in the main thread only: Python
+    sets signal handlers nowhere else.
     """
 
     def interrupt(number: int, _frame: object) -> None:
-        for each in _ASKING:
-            signal.signal(each, signal.SIG_IGN)
+        for stop_signal in _STOP_SIGNALS:
+            signal.signal(stop_signal, signal.SIG_IGN)
         raise Interrupted(number)
 
     try:
@@ -41,36 +41,36 @@ def interruptible() -> Iterator[None]:
             yield
     except Interrupted:
         raise
-    except KeyboardInterrupt as stop:
-        # A library has put a handler of its own in place of ours.
-        raise Interrupted(signal.SIGINT) from stop
+    except KeyboardInterrupt as error:
+        # A library replaced our handler by its own.
+        raise Interrupted(signal.SIGINT) from error
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Hold such a signal back until the block is over, which starts what can be ended only then.
+def defer_signals() -> Iterator[None]:
+    """Delay a stop signal until the block ends. The block starts a process that cannot be ended before it is complete.
 
-    It comes then also if the block fails: what is started may have got the same signal. The handlers are again those
-    from before: PySpark puts one of its own in place of that of Ctrl-C.
+    The signal is raised also if the block fails, because the new process may have received it, too. The handlers are
+    restored afterwards: PySpark replaces that of Ctrl-C.
     """
-    held: list[int] = []
+    deferred: list[int] = []
     try:
-        with _handled_by(lambda number, _: held.append(number)):
+        with _handled_by(lambda number, _: deferred.append(number)):
             yield
     finally:
-        if held:
-            signal.raise_signal(held[0])
+        if deferred:
+            signal.raise_signal(deferred[0])
 
 
 @contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Have a handler take the signals that this process was not started to ignore; put back all that were there."""
-    before = {number: signal.getsignal(number) for number in _ASKING}
-    for number, found in before.items():
-        if found is not signal.SIG_IGN:
+    """Set a handler for the stop signals that this process does not ignore. Restore all handlers at the end."""
+    previous = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    for number, previous_handler in previous.items():
+        if previous_handler is not signal.SIG_IGN:
             signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, found in before.items():
-            signal.signal(number, found)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)

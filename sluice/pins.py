@@ -1,4 +1,4 @@
-"""``sluice pins``: lists a table's pins, adds one, removes one."""
+"""``sluice pins``: lists a table's pins, adds a pin, removes a pin."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from lock_manager import LockSettings, ZookeeperLockManager
-from sluice.audit.pins import FoundPin, examine_pins, problems_of
-from sluice.console import table_console
+from sluice.audit.pins import FoundPin, examine_pins, pin_problems
+from sluice.console import make_table, print_problems, table_console
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _NAME = "sluice pins"
 _TABLES = "tables and versions"
@@ -32,80 +33,77 @@ def change_pins(
     expires: str | None,
     remove: str | None,
 ) -> None:
-    """Add a pin of a table's newest version, remove one, or both.
+    """Remove a pin, add a pin of the table's newest version, or both.
 
     Args:
-        table: location or name in the catalog.
-        settings: of the lock.
+        table: Location, or name in the catalog.
+        settings: Settings of the lock.
         conf: Spark's settings.
-        add: name of a pin to make; None: none.
-        expires: until when it is kept: a time, or how long.
-        remove: name of a pin to remove; None: none.
+        add: Name of the new pin; None to add no pin.
+        expires: When the new pin expires: a time, or a duration from now.
+        remove: Name of the pin to remove; None to remove no pin.
 
     Raises:
-        PinError: see :func:`writer_jobs.take_pin` and :func:`writer_jobs.remove_pin`.
-        SluiceError: no table, no lock, no jars.
+        PinError: See :func:`writer_jobs.take_pin` and :func:`writer_jobs.remove_pin`.
+        SluiceError: There is no table, the lock was not acquired, or the jars are missing.
 
     """
     from writer_jobs import remove_pin, take_pin  # noqa: PLC0415 (needs PySpark)
     from writer_jobs.job.time_arguments import timestamp_or_duration  # noqa: PLC0415
 
     try:
-        until = None if expires is None else timestamp_or_duration(expires)
+        expires_at = None if expires is None else timestamp_or_duration(expires)
     except argparse.ArgumentTypeError as error:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
     settings = replace(settings, job=settings.job or _NAME)
     with interruptible(), ZookeeperLockManager(settings) as manager:
-        # Before Spark is started, which takes longer.
+        # Connect first: Spark takes longer to start than ZooKeeper takes to fail.
         manager.connect(settings.timeout_seconds)
         with start_spark(_NAME, conf) as spark:
             if remove is not None:
                 remove_pin(spark, table, remove, manager=manager)
-            if add is not None and until is not None:
-                take_pin(spark, {table: None}, name=add, expires_at=until, manager=manager)
+            if add is not None and expires_at is not None:
+                take_pin(spark, {table: None}, name=add, expires_at=expires_at, manager=manager)
 
 
 def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool) -> bool:
-    """Print a table's pins, and tell whether all hold that have not expired.
+    """Print a table's pins. Return whether every pin that has not expired can be read.
 
     Args:
         table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        storage_options: as ``deltalake`` takes them.
-        as_json: print JSON.
+        storage_options: Options of ``deltalake``.
+        as_json: Whether to print JSON.
 
     Raises:
-        LogAccessError: the store cannot be listed or read.
+        LogAccessError: The store cannot be listed or read.
 
     """
-    found, damaged = examine_pins(table, storage_options)
-    problems = [*problems_of(found), *damaged]
+    pins, damaged = examine_pins(table, storage_options)
+    problems = [*pin_problems(pins), *damaged]
     if as_json:
-        pins = [{**each.pin.to_json(), "expired": each.has_expired, "problem": each.problem} for each in found]
-        print(json.dumps({"table": table, "ok": not problems, "pins": pins, "damaged": damaged}, indent=2))
+        entries = [{**entry.pin.to_json(), "expired": entry.has_expired, "problem": entry.problem} for entry in pins]
+        print(json.dumps({"table": table, "ok": not problems, "pins": entries, "damaged": damaged}, indent=2))
         return not problems
     console = Console(highlight=False)
-    if found:
-        table_console(console).print(_table(found))
+    if pins:
+        table_console(console).print(_pin_table(pins))
     else:
         console.print(f"{table} has no pins", soft_wrap=True)
-    for problem in problems:
-        console.print(Text.assemble(("problem: ", "bold red"), problem), soft_wrap=True)
+    print_problems(problems, console)
     return not problems
 
 
-def _table(found: list[FoundPin]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("pin", "up to event time", "made", "expires", _TABLES, "holds"):
-        # A URI stays whole where the terminal has room for nothing else.
-        table.add_column(column, overflow="fold", no_wrap=column == _TABLES)
-    for each in found:
-        pin = each.pin
+def _pin_table(pins: list[FoundPin]) -> Table:
+    # The column of URIs is the last one to be folded on a narrow terminal.
+    table = make_table(("pin", "up to event time", "made", "expires", _TABLES, "holds"), no_wrap=(_TABLES,))
+    for entry in pins:
+        pin = entry.pin
         table.add_row(
             pin.name,
             "all rows" if pin.at is None else f"{pin.at:%Y-%m-%d %H:%M:%S%z}",
             f"{pin.created_at:%Y-%m-%d %H:%M}",
             f"{pin.expires_at:%Y-%m-%d %H:%M}",
             "\n".join(f"{pinned.table} @{pinned.version}" for pinned in pin.tables),
-            "expired" if each.has_expired else "yes" if each.problem is None else "NO",
+            "expired" if entry.has_expired else "yes" if entry.problem is None else "NO",
         )
     return table

@@ -1,4 +1,4 @@
-"""A few real flights as CSV files, to try a job with."""
+"""``sluice sample``: writes a few real flights as CSV files, to try a job with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS_OF_A_MONTH = 30
 def write_sample(folder: Path) -> list[Path]:
     """Write ``flights-2013-MM.csv`` for three months, with a header and 30 rows each (8 KB in all).
 
-    Existing files with the same content are not written again: their modification times are part of a run.
+    A file that already has this content is not written again: a job records the modification times of its sources.
 
     Args:
         folder: Created if it does not exist.
@@ -28,7 +28,7 @@ def write_sample(folder: Path) -> list[Path]:
 
     Raises:
         FlightsError: The data set is not installed.
-        OutputFolderError: The folder cannot be written, or has a file of that name with other content.
+        OutputFolderError: The folder cannot be written, or contains a file of that name with other content.
 
     """
     paths = []

@@ -1,4 +1,4 @@
-"""``sluice log``: who committed what to a table, when and under which hold; read without Spark."""
+"""``sluice log``: lists a table's commits with their times, jobs and holds, without Spark."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sluice.audit.log_files import LogCommit, read_commits, version_files
+from sluice.audit.log_files import LogCommit, existing_versions, read_commits
 from sluice.audit.log_folder import open_log
-from sluice.console import table_console
-from sluice.errors import TableLogError
+from sluice.console import print_problems, table_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SHORT = 8
+_ID_LENGTH = 8
 _COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token", "ensemble", "engine")
 _FOLDED = ("operation", "job", "engine")
 _WIDE = 110
@@ -25,30 +24,28 @@ _TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
 def read_commit_list(
     table: str | os.PathLike[str], *, limit: int | None = None, storage_options: Mapping[str, str] | None = None
 ) -> tuple[str, list[LogCommit | str]]:
-    """Return where a table lies, and its commits, the newest first.
+    """Return a table's location, and its commits, the newest first.
 
     Args:
         table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        limit: read that many of the newest only.
-        storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
+        limit: Number of commits to read, the newest ones; None for all.
+        storage_options: Options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
 
     Returns:
         The location, and for each version its commit, or a sentence if its file cannot be parsed.
 
     Raises:
-        TableLogError: there is no Delta table.
-        LogAccessError: the store cannot be listed or read.
+        VerifyError: There is no Delta table.
+        LogAccessError: The store cannot be listed or read.
 
     """
     log = open_log(table, storage_options)
-    versions = version_files(log.names())
-    if not versions:
-        raise TableLogError(f"there is no Delta table at {log.uri}: no version file in its _delta_log")
+    versions = existing_versions(log.names(), log.uri)
     return log.uri, list(read_commits(log, versions[-limit:] if limit else versions))[::-1]
 
 
 def log_to_json(location: str, commits: Sequence[LogCommit | str]) -> dict[str, Any]:
-    """Return what ``sluice log --json`` prints."""
+    """Return the object that ``sluice log --json`` prints."""
     entries = [_entry(commit) if isinstance(commit, LogCommit) else {"problem": commit} for commit in commits]
     return {"table": location, "commits": entries}
 
@@ -77,14 +74,13 @@ def _entry(commit: LogCommit) -> dict[str, Any]:
 
 
 def print_log(location: str, commits: Sequence[LogCommit | str], console: Console) -> None:
-    """Print a line for each commit, marked where it was made without the lock; hashes are cut to their beginning."""
+    """Print a line for each commit. Commits without the lock are yellow. Ids are cut to 8 characters."""
     from rich import box  # noqa: PLC0415 (only people need it)
     from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
 
     console = table_console(console)
     ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
-    # Most tables have one, which then needs no column.
+    # A single ensemble is in the title and needs no column.
     columns = [name for name in _COLUMNS if name != "ensemble" or len(ensembles) > 1]
     title = f"{location}, ensemble {min(ensembles)}" if len(ensembles) == 1 else location
     console.print(title, style="italic", soft_wrap=True)
@@ -106,18 +102,17 @@ def print_log(location: str, commits: Sequence[LogCommit | str], console: Consol
         cells = _cells(commit, _TIME if console.width >= _WIDE else _SHORT_TIME)
         table.add_row(*(cells[name] for name in columns), style=None if commit.stamp else "yellow")
     console.print(table)
-    for problem in problems:
-        console.print(Text.assemble(("problem: ", "bold red"), problem), soft_wrap=True)
+    print_problems(problems, console)
 
 
 def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
-    when = "" if commit.timestamp is None else datetime.fromtimestamp(commit.timestamp, UTC).strftime(time_format)
+    time = "" if commit.timestamp is None else datetime.fromtimestamp(commit.timestamp, UTC).strftime(time_format)
     cells = dict.fromkeys(_COLUMNS, "") | {
         "version": str(commit.version),
-        "time (UTC)": when,
+        "time (UTC)": time,
         "operation": commit.operation or "",
         "rows": "" if commit.rows is None else f"{commit.rows:,}",
-        "engine": _short_engine(commit.engine),
+        "engine": (commit.engine or "unknown").rpartition(" ")[2],
         "hold": "observed" if commit.observed else "no lock",
     }
     stamp = commit.stamp
@@ -127,12 +122,7 @@ def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
     more = f" +{len(tokens) - 1}" if len(tokens) > 1 else ""
     return cells | {
         "job": stamp.job or "",
-        "hold": stamp.hold[:_SHORT] if stamp.fenced else f"{stamp.hold[:_SHORT]}, not fenced",
+        "hold": stamp.hold[:_ID_LENGTH] if stamp.fenced else f"{stamp.hold[:_ID_LENGTH]}, not fenced",
         "token": f"{max(stamp.tokens.values() or tokens, default=0)}{more}",
-        "ensemble": stamp.ensemble[:_SHORT],
+        "ensemble": stamp.ensemble[:_ID_LENGTH],
     }
-
-
-def _short_engine(engine: str | None) -> str:
-    """Return ``Delta-Lake/4.4.0`` of ``Apache-Spark/4.2.0 Delta-Lake/4.4.0``: Delta makes the commits."""
-    return (engine or "unknown").rpartition(" ")[2]

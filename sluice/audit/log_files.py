@@ -1,7 +1,7 @@
-"""Reads each file of a Delta table's log on its own.
+"""Reads and parses the files of a Delta table's log, one by one and without an engine.
 
-Not through an engine: an engine shows the table that the log adds up to, and refuses a log that does not add up. What
-is wrong with it is just what a check has to tell.
+An engine returns the table that results from the log, and refuses an inconsistent log. A check must report the
+inconsistency instead.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from typing import Any
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.table_records.commit_stamp import CommitStamp, observed_refusal, parse_stamp
 from sluice.audit.log_folder import PARALLEL_READS, LogFolder
+from sluice.errors import VerifyError
 
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
 #: Name of a version's checksum file.
 CHECKSUM_FILE = re.compile(r"(\d{20})\.crc")
-# What Spark and delta-rs call the rows that an operation changed. The first line of which any is there counts: MERGE
-# also has numOutputRows, which includes the rows that it only copied.
+# Parsing malformed JSON or actions of unexpected types raises one of these.
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
+# The metrics of Spark and delta-rs that count changed rows. The first group with a metric in the commit is used: MERGE
+# also has numOutputRows, which includes rows that it only copied.
 _ROW_METRICS = (
     ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
     ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
@@ -36,7 +39,7 @@ _ROW_METRICS = (
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file that a commit adds or removes; ``key`` tells apart the same file with other rows deleted."""
+    """A data file that a commit adds or removes."""
 
     path: str
     deletion_vector: str = ""
@@ -46,29 +49,29 @@ class DataFile:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Path as written in the log (percent-encoded), and the deletion vector's identity."""
+        """The path as in the log (percent-encoded), and the deletion vector's identity: one path may have several."""
         return self.path, self.deletion_vector
 
 
 @dataclass(frozen=True)
 class LogCommit:
-    """One version file.
+    """The content of one version file.
 
     Attributes:
-        version: from its name.
-        timestamp: when the commit was prepared, seconds since the epoch; None if it does not say.
-        engine: who wrote it, for example ``Apache-Spark/4.2.0 Delta-Lake/4.4.0``.
-        read_version: the version that the writer had read; None if it does not say.
-        txn_id: Delta's own name of the transaction.
-        user_metadata: what the writer said, as it is.
-        operation: what it did, in Delta's words.
+        version: The number in the file's name.
+        timestamp: Time at which the commit was prepared, seconds since the epoch; None if it is not recorded.
+        engine: The engine, for example ``Apache-Spark/4.2.0 Delta-Lake/4.4.0``.
+        read_version: The version that the writer had read; None if it is not recorded.
+        txn_id: Delta's id of the transaction.
+        user_metadata: The text of ``userMetadata``.
+        operation: Delta's name of the operation.
         rows: Number of rows that it wrote, or that MERGE, UPDATE or DELETE changed; None if the log has no number.
-        observed: with which error the guard would have refused it, had it not only observed.
-        stamp: what it says of its hold, None if it names none.
-        adopted_by: the ensemble that adopts the table by it, "" for none; None if it leaves that as it is.
-        adopted_name: the name under which the table is locked from then on, likewise.
-        adds: data files that it adds.
-        removes: data files that it removes.
+        observed: Name of the error with which the guard would have refused it; None unless the guard only observed.
+        stamp: The commit stamp; None if there is none.
+        adopted_by: Id of the adopting ensemble after this commit, "" for none; None if the commit has no ``metaData``.
+        adopted_name: The adopted name after this commit, "" for none; None if the commit has no ``metaData``.
+        adds: Data files that it adds.
+        removes: Data files that it removes.
 
     """
 
@@ -90,13 +93,13 @@ class LogCommit:
 
 @dataclass(frozen=True)
 class Checksum:
-    """What Spark noted beside a version (``<version>.crc``): its transaction, the table's size after it.
+    """The content of a checksum file (``<version>.crc``), in which Spark records the state after a version.
 
     Attributes:
-        txn_id: transaction that wrote the file.
-        files: number of data files in the table.
-        size: their bytes.
-        keys: their keys (:attr:`DataFile.key`); None where the table is too large for Spark to list them.
+        txn_id: Id of the transaction that wrote the file.
+        files: Number of data files in the table.
+        size: Total size of the data files, in bytes.
+        keys: Keys of the data files (:attr:`DataFile.key`); None if the table is too large for Spark to list them.
 
     """
 
@@ -111,57 +114,77 @@ def version_files(names: Sequence[str]) -> list[int]:
     return sorted(int(match[1]) for match in map(_VERSION_FILE.fullmatch, names) if match)
 
 
+def existing_versions(names: Sequence[str], location: str) -> list[int]:
+    """Return the versions whose files are among ``names``, ascending.
+
+    Raises:
+        VerifyError: There is no version file, so there is no Delta table at ``location``.
+
+    """
+    versions = version_files(names)
+    if not versions:
+        raise VerifyError(f"there is no Delta table at {location}: no version file in its _delta_log")
+    return versions
+
+
 def read_commits(log: LogFolder, versions: Sequence[int]) -> Iterator[LogCommit | str]:
-    """Read and parse version files; one that cannot be parsed comes as a sentence instead."""
+    """Read and parse version files. Yield a sentence in place of a version file that cannot be parsed."""
     with ThreadPoolExecutor(PARALLEL_READS) as pool:
         contents = pool.map(lambda version: log.read(f"{version:020}.json"), versions)
         for version, content in zip(versions, contents, strict=True):
             try:
                 yield parse_commit(version, content)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except _MALFORMED as error:
                 yield f"version {version} cannot be read: {error}"
 
 
-def read_replaced(log: LogFolder, versions: Sequence[int]) -> dict[int, LogCommit]:
-    """Read the first content of each version file that was overwritten, where the store keeps object versions."""
+def read_overwritten(log: LogFolder, versions: Sequence[int]) -> dict[int, LogCommit]:
+    """Read the original commit of each overwritten version file, if the store keeps object versions.
+
+    Returns:
+        The original commits by version. A commit that cannot be parsed has only its version.
+
+    """
     names = {f"{version:020}.json": version for version in versions}
-    replaced = {}
+    originals = {}
     for name, content in log.first_contents(names).items():
+        version = names[name]
         try:
-            replaced[names[name]] = parse_commit(names[name], content)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            replaced[names[name]] = LogCommit(names[name])
-    return replaced
+            originals[version] = parse_commit(version, content)
+        except _MALFORMED:
+            originals[version] = LogCommit(version)
+    return originals
 
 
 def read_checksums(log: LogFolder, names: Sequence[str]) -> dict[int, Checksum]:
-    """Read Spark's checksum files, by version. One that cannot be parsed is left out, as Spark does."""
-    found = [name for name in names if CHECKSUM_FILE.fullmatch(name)]
+    """Read Spark's checksum files, by version. Ignore a file that cannot be parsed, as Spark does."""
+    checksum_files = [name for name in names if CHECKSUM_FILE.fullmatch(name)]
     checksums = {}
     with ThreadPoolExecutor(PARALLEL_READS) as pool:
-        for name, content in zip(found, pool.map(log.read, found), strict=True):
+        for name, content in zip(checksum_files, pool.map(log.read, checksum_files), strict=True):
             try:
                 checksums[int(name[:20])] = _checksum(json.loads(content))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except _MALFORMED:
                 continue
     return checksums
 
 
-def _checksum(stored: dict[str, Any]) -> Checksum:
-    files = stored.get("allFiles")
+def _checksum(fields: dict[str, Any]) -> Checksum:
+    files = fields.get("allFiles")
     return Checksum(
-        txn_id=stored.get("txnId"),
-        files=stored.get("numFiles"),
-        size=stored.get("tableSizeBytes"),
+        txn_id=fields.get("txnId"),
+        files=fields.get("numFiles"),
+        size=fields.get("tableSizeBytes"),
         keys=None if files is None else frozenset(_data_file(file).key for file in files),
     )
 
 
 def parse_commit(version: int, content: bytes) -> LogCommit:
-    """Parse one version file (a JSON action per line, Delta's protocol, "Actions").
+    """Parse one version file: one JSON action per line (Delta's protocol, "Actions").
 
     Raises:
-        ValueError: it is not JSON, or not made of objects.
+        ValueError: A line is not JSON.
+        TypeError, KeyError, AttributeError: An action is not an object, or lacks a field.
 
     """
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
@@ -189,17 +212,17 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
 
 
 def _rows(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:
-    """Count the rows that a commit wrote or changed, by its metrics, else by the statistics of the added files."""
+    """Return the number of rows that a commit wrote or changed: by its metrics, else by the added files' statistics."""
     metrics = info.get("operationMetrics")
     metrics = metrics if isinstance(metrics, dict) else {}
-    # A write with a predicate also has the number of rows that it replaced.
-    written = [("numOutputRows",)] if info.get("operation") == "WRITE" else []
-    for names in (*written, *_ROW_METRICS):
-        found = [int(metrics[name]) for name in names if str(metrics.get(name, "")).isdecimal()]
-        if found:
-            return sum(found)
+    # A write with a predicate also has numDeletedRows, the number of rows that it replaced.
+    write_metrics = [("numOutputRows",)] if info.get("operation") == "WRITE" else []
+    for names in (*write_metrics, *_ROW_METRICS):
+        numbers = [int(metrics[name]) for name in names if str(metrics.get(name, "")).isdecimal()]
+        if numbers:
+            return sum(numbers)
     counts = [file.rows for file in adds if file.changes_data]
-    return sum(count for count in counts if count is not None) if counts and None not in counts else None
+    return None if None in counts or not counts else sum(filter(None, counts))
 
 
 def _data_file(action: dict[str, Any]) -> DataFile:

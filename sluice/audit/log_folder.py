@@ -1,4 +1,4 @@
-"""The ``_delta_log`` folder of a table, or another one beside it, listed and read file by file: on S3, or on a disk."""
+"""Lists and reads a folder of a table, such as ``_delta_log``, on S3 or on a disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Number of files that are read in parallel.
 PARALLEL_READS = 16
-"""How many files are read at a time."""
 
 _S3 = re.compile(r"(?:s3|s3a|s3n)://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -29,11 +30,11 @@ _ESCAPE = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 
 
 class LogFolder(Protocol):
-    """The ``_delta_log`` folder of a table, or another one beside it, in whatever store.
+    """One folder of a table, ``_delta_log`` by default.
 
     Attributes:
-        uri: the table's location, as ``deltalake`` wants it.
-        options: ``deltalake``'s storage options.
+        uri: The table's location, in the form of ``deltalake``.
+        options: Storage options of ``deltalake``.
 
     """
 
@@ -41,10 +42,10 @@ class LogFolder(Protocol):
     options: dict[str, str]
 
     def names(self) -> list[str]:
-        """List the names of the files in it; empty if there is no such folder.
+        """Return the names of the files in the folder, sorted. The list is empty if there is no such folder.
 
         Raises:
-            LogAccessError: the store refuses, or does not answer.
+            LogAccessError: The store refuses the request, or does not answer.
 
         """
 
@@ -52,26 +53,26 @@ class LogFolder(Protocol):
         """Return a file's content.
 
         Raises:
-            LogAccessError: it is not there (any more), or the store refuses.
+            LogAccessError: The file does not exist, or the store refuses the request.
 
         """
 
     def first_contents(self, names: Collection[str]) -> dict[str, bytes]:
-        """Return the first content of each file whose content was replaced, by its name.
+        """Return the original content of each file that was overwritten, by name.
 
-        A file that was deleted in between counts from then on. Nothing is returned by a store that keeps no object
-        versions, and by one that does not let this user list and read them.
+        Content from before a deletion of the file is ignored. The result is empty if the store keeps no object
+        versions, or refuses to list or read them.
 
         Args:
-            names: of the files to look at.
+            names: Names of the files to check.
 
         """
 
     def files_of_table(self) -> set[str]:
-        """List all files below the table's location, by their paths from there.
+        """Return the paths of all files of the table, relative to its location.
 
         Raises:
-            LogAccessError: the store refuses, or does not answer.
+            LogAccessError: The store refuses the request, or does not answer.
 
         """
 
@@ -79,20 +80,20 @@ class LogFolder(Protocol):
 def open_log(
     table: str | os.PathLike[str], options: Mapping[str, str] | None = None, *, folder: str = "_delta_log"
 ) -> LogFolder:
-    """Return the log of the table at ``s3://``, ``s3a://``, ``file:`` or a local path.
+    """Return a folder of the table at ``s3://``, ``s3a://``, ``file:`` or a local path.
 
     Args:
-        table: its location.
-        options: ``deltalake``'s storage options.
-        folder: another folder of the table.
+        table: Location of the table.
+        options: Storage options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
+        folder: Name of the folder.
 
     Raises:
-        LogAccessError: a URI of another kind.
+        LogAccessError: The location is a URI of another scheme.
 
     """
     name = os.fspath(table)
-    if (found := parse_s3(name)) is not None:
-        return _S3Log(*found, folder, dict(options or {}))
+    if (bucket_and_prefix := parse_s3(name)) is not None:
+        return _S3Log(*bucket_and_prefix, folder, dict(options or {}))
     if _SCHEME.match(name) and not name.lower().startswith("file:"):
         raise LogAccessError(f"{name!r}: only s3://, s3a://, file: and local paths can be read")
     path = canonical_table_uri(name).removeprefix("file:") if _SCHEME.match(name) else name
@@ -100,25 +101,35 @@ def open_log(
 
 
 def open_table(log: LogFolder, version: int | None = None) -> DeltaTable:
-    """Return the table of a log, read with ``deltalake``.
+    """Open the table of a log with ``deltalake``.
 
     Args:
-        log: of the table.
-        version: None for the newest one.
+        log: A folder of the table.
+        version: The version to open; None for the newest one.
 
     Raises:
-        LogAccessError: ``deltalake`` would read another folder: it decodes ``%20`` in a location.
+        LogAccessError: ``deltalake`` would read another folder, because it decodes ``%20`` in a location.
         DeltaError, OSError: ``deltalake`` cannot open the table.
 
     """
-    from deltalake import DeltaTable  # noqa: PLC0415 (0.2 s that other commands need not pay)
+    from deltalake import DeltaTable  # noqa: PLC0415 (the import takes 0.2 s)
 
     if (escape := _ESCAPE.search(log.uri)) is not None:
         raise LogAccessError(
             f"{log.uri} cannot be checked: deltalake takes {escape[0]} in a location for {unquote(escape[0])!r} and "
-            "would read another folder. Spark reads the table; rename its folder to check it"
+            "would read another folder, unlike Spark; rename the folder to check the table"
         )
     return DeltaTable(log.uri, version=version, storage_options=log.options or None)
+
+
+def error_text(error: Exception) -> str:
+    """Return the text of an error of ``deltalake`` as one line of at most 400 characters.
+
+    Removes colours and the stack trace. Returns the error's class name if there is no text.
+    """
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    message = takewhile(lambda line: not re.match(r"\s*(\d+: |stack backtrace)", line), lines)
+    return " ".join(line.strip(" ↳") for line in message)[:400] or type(error).__name__
 
 
 class _LocalLog:
@@ -142,7 +153,7 @@ class _LocalLog:
         except OSError as error:
             raise LogAccessError(f"{self._log / name} cannot be read: {error.strerror}") from error
 
-    def first_contents(self, names: Collection[str]) -> dict[str, bytes]:  # noqa: ARG002 (a disk keeps none)
+    def first_contents(self, names: Collection[str]) -> dict[str, bytes]:  # noqa: ARG002 (a disk keeps no versions)
         return {}
 
     def files_of_table(self) -> set[str]:
@@ -150,44 +161,51 @@ class _LocalLog:
 
 
 def parse_s3(location: str) -> tuple[str, str] | None:
-    """Return bucket and prefix (without slashes around it) of an ``s3://``, ``s3a://`` or ``s3n://`` location."""
+    """Return the bucket and the prefix (without outer slashes) of an S3 location; None for another location."""
     match = _S3.fullmatch(location)
     return (match["bucket"], (match["prefix"] or "").strip("/")) if match else None
 
 
 def s3_endpoint(options: Mapping[str, str]) -> str | None:
-    """Return the endpoint that ``deltalake``'s storage options or the environment name; None for AWS itself."""
-    given = _plain(options)
-    return given.get("endpoint_url") or given.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
+    """Return the endpoint in ``deltalake``'s storage options or in the environment; None for AWS itself."""
+    plain = _plain(options)
+    return plain.get("endpoint_url") or plain.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def s3_client(options: Mapping[str, str]) -> Any:
-    """Return a boto3 client that finds the store as ``deltalake`` does with the same storage options."""
-    import boto3  # noqa: PLC0415 (0.4 s that local tables need not pay)
+    """Return a boto3 client that uses the same store as ``deltalake`` with these storage options."""
+    import boto3  # noqa: PLC0415 (the import takes 0.4 s)
     from botocore.config import Config  # noqa: PLC0415
 
-    given, endpoint = _plain(options), s3_endpoint(options)
-    style = "virtual" if virtual_hosted(options) else "path"
-    region = given.get("region") or given.get("default_region")
+    plain, endpoint = _plain(options), s3_endpoint(options)
+    style = "virtual" if uses_virtual_hosts(options) else "path"
+    region = plain.get("region") or plain.get("default_region")
     return boto3.client(
         "s3",
         endpoint_url=endpoint,
         region_name=region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-        aws_access_key_id=given.get("access_key_id"),
-        aws_secret_access_key=given.get("secret_access_key"),
-        aws_session_token=given.get("session_token") or given.get("token"),
+        aws_access_key_id=plain.get("access_key_id"),
+        aws_secret_access_key=plain.get("secret_access_key"),
+        aws_session_token=plain.get("session_token") or plain.get("token"),
         config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": style} if endpoint else {}),
     )
 
 
-def virtual_hosted(options: Mapping[str, str]) -> bool:
-    """Tell whether ``deltalake``'s storage options or the environment put the bucket into the host's name."""
-    given = _plain(options).get("virtual_hosted_style_request")
-    return (given or os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")).lower() in ("true", "1", "yes", "on")
+def s3_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of boto3. Call it in an ``except`` clause, which imports them only if there is an error."""
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (the import takes 0.4 s)
+
+    return BotoCoreError, ClientError
+
+
+def uses_virtual_hosts(options: Mapping[str, str]) -> bool:
+    """Return whether ``deltalake``'s storage options or the environment put the bucket into the host name."""
+    option = _plain(options).get("virtual_hosted_style_request")
+    return (option or os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")).lower() in ("true", "1", "yes", "on")
 
 
 def _plain(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options by their plain names: deltalake takes each in any case, with and without the prefix "aws_"."""
+    """Return the options by lower-case names without "aws_": deltalake ignores the case, and the prefix is optional."""
     return {key.lower().removeprefix("aws_"): value for key, value in options.items()}
 
 
@@ -204,64 +222,57 @@ class _S3Log:
         self._client = s3_client(options)
 
     def names(self) -> list[str]:
-        return sorted(self._listed(self._prefix, Delimiter="/"))
+        return sorted(self._list(self._prefix, Delimiter="/"))
 
     def first_contents(self, names: Collection[str]) -> dict[str, bytes]:
-        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
-
-        first = {}
+        originals = {}
         try:
             for name, versions in self._object_versions(names).items():
-                newest, oldest = (self._version(name, version) for version in (versions[0], versions[-1]))
-                if newest != oldest:
-                    first[name] = oldest
-        except (BotoCoreError, ClientError):
+                oldest = self._get(name, VersionId=versions[-1])
+                if self._get(name, VersionId=versions[0]) != oldest:
+                    originals[name] = oldest
+        except s3_errors():
             log.info("object versions below s3://%s/%s cannot be read", self._bucket, self._prefix, exc_info=True)
-        return first
+        return originals
 
     def _object_versions(self, names: Collection[str]) -> dict[str, list[str]]:
-        """Return the ids of the object versions, newest first, of the files that have several since their deletion."""
+        """Return the object version ids, newest first, of each file that was overwritten since its last deletion."""
         objects: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        deleted: dict[str, datetime] = {}
+        deleted_at: dict[str, datetime] = {}
         pages = self._client.get_paginator("list_object_versions")
         for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"):
             for entry in page.get("Versions", ()):
                 objects[entry["Key"].removeprefix(self._prefix)].append(entry)
             for entry in page.get("DeleteMarkers", ()):
                 name = entry["Key"].removeprefix(self._prefix)
-                deleted[name] = max(deleted.get(name, entry["LastModified"]), entry["LastModified"])
-        several = {}
+                deleted_at[name] = max(deleted_at.get(name, entry["LastModified"]), entry["LastModified"])
+        overwritten = {}
         for name in objects.keys() & set(names):
-            # S3's times are whole seconds: a version of the second of a deletion may be from before it.
-            since = [entry for entry in objects[name] if name not in deleted or entry["LastModified"] > deleted[name]]
-            if len({entry["ETag"] for entry in since}) > 1:
-                several[name] = [str(entry["VersionId"]) for entry in since]
-        return several
+            # S3's times are whole seconds, so a version of the same second as the deletion may be older than it.
+            since = deleted_at.get(name)
+            entries = [entry for entry in objects[name] if since is None or entry["LastModified"] > since]
+            if len({entry["ETag"] for entry in entries}) > 1:
+                overwritten[name] = [str(entry["VersionId"]) for entry in entries]
+        return overwritten
 
-    def _version(self, name: str, version: str) -> bytes:
-        answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, VersionId=version)
-        content: bytes = answer["Body"].read()
+    def _get(self, name: str, **options: str) -> bytes:
+        response = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **options)
+        content: bytes = response["Body"].read()
         return content
 
     def files_of_table(self) -> set[str]:
-        return set(self._listed(self._table))
+        return set(self._list(self._table))
 
-    def _listed(self, prefix: str, **how: str) -> Iterator[str]:
-        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
-
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix, **how)
+    def _list(self, prefix: str, **options: str) -> Iterator[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix, **options)
         try:
             for page in pages:
                 yield from (entry["Key"].removeprefix(prefix) for entry in page.get("Contents", ()))
-        except (BotoCoreError, ClientError) as error:
+        except s3_errors() as error:
             raise LogAccessError(f"s3://{self._bucket}/{prefix} cannot be listed: {error}") from error
 
     def read(self, name: str) -> bytes:
-        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
-
         try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
-            content: bytes = answer["Body"].read()
-        except (BotoCoreError, ClientError) as error:
+            return self._get(name)
+        except s3_errors() as error:
             raise LogAccessError(f"{self.uri}/{self._folder}/{name} cannot be read: {error}") from error
-        return content

@@ -1,25 +1,22 @@
-"""Finds versions that were overwritten. Pure: it reads no file and asks no server.
-
-Each check returns sentences, one for each problem, and none if all is well.
-"""
+"""Checks that find overwritten versions. They are pure functions, as those of :mod:`sluice.audit.checks`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from sluice.audit.checks import shortened, version_ranges
+from sluice.audit.checks import limit_problems, shorten, version_ranges
 from sluice.audit.log_files import Checksum, DataFile, LogCommit
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What the version files add up to.
+    """The state of a table that results from its version files.
 
     Attributes:
-        files: data files that are in the table, by key.
-        problems: where a version does not follow from those before it.
+        files: The data files of the table, by key.
+        problems: One sentence for each version that contradicts the earlier ones.
 
     """
 
@@ -28,22 +25,22 @@ class Replay:
 
     @property
     def rows(self) -> int | None:
-        """Rows in those files, as their statistics say; None if one of them has none."""
+        """Number of rows in the data files, by their statistics; None if a file has no statistics."""
         counts = [file.rows for file in self.files.values()]
-        return None if None in counts else sum(count for count in counts if count is not None)
+        return None if None in counts else sum(filter(None, counts))
 
 
 def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> Replay:
     """Apply the commits from version 0 on, and compare each state with its checksum file.
 
-    A version file that was overwritten betrays itself: files come or go out of nothing, or the sizes differ
-    from those that the writers after it saw. Later writers derive their checksums from the one before, so a
-    difference is reported where it begins and not again while it stays the same.
+    An overwritten version file causes contradictions: a commit adds a file that is in the table, or removes one that is
+    not, or the sizes differ from those that later writers recorded. A writer derives its checksum from the previous
+    one. So a difference is reported at the first version that has it.
     """
     files: dict[tuple[str, str], DataFile] = {}
     added_by: dict[tuple[str, str], int] = {}
     size = 0
-    agreed, difference, named = 0, (0, 0), set[int]()
+    last_compared, difference, reported = 0, (0, 0), set[int]()
     problems = []
     for commit in commits:
         for file in commit.removes:
@@ -58,56 +55,62 @@ def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> R
                 problems.append(f"version {commit.version} adds {file.path}, which is in the table already")
             files[file.key] = file
             added_by[file.key] = commit.version
-        noted = checksums.get(commit.version, Checksum())
-        if noted.files is None or noted.size is None:
+        checksum = checksums.get(commit.version, Checksum())
+        if checksum.files is None or checksum.size is None:
             continue
-        previous, difference = difference, (len(files) - noted.files, size - noted.size)
+        previous, difference = difference, (len(files) - checksum.files, size - checksum.size)
         if difference not in ((0, 0), previous):
-            unseen = set() if noted.keys is None else {added_by[key] for key in files.keys() - noted.keys} - named
-            named |= unseen
+            unseen_keys = set() if checksum.keys is None else files.keys() - checksum.keys
+            unseen = {added_by[key] for key in unseen_keys} - reported
+            reported |= unseen
             problems.append(
                 f"up to version {commit.version} the log adds up to {len(files)} files of {size} bytes, but its "
-                f"writer saw {noted.files} of {noted.size} bytes: {_overwritten(agreed, commit.version, unseen)}"
+                f"writer saw {checksum.files} of {checksum.size} bytes: "
+                f"{_overwritten(last_compared, commit.version, unseen)}"
             )
-        agreed = commit.version
-    return Replay(files, shortened(problems))
+        last_compared = commit.version
+    return Replay(files, shorten(problems))
 
 
-def _overwritten(agreed: int, version: int, unseen: AbstractSet[int]) -> str:
-    """Name the versions that were overwritten.
+def _overwritten(last_compared: int, version: int, unseen: AbstractSet[int]) -> str:
+    """Return which versions were overwritten.
 
     Args:
-        agreed: newest version below ``version`` with a checksum, 0 if there is none.
-        version: whose checksum differs from the log.
-        unseen: versions that add files which the writer of this checksum did not see.
+        last_compared: The newest version below ``version`` with a checksum, 0 if there is none.
+        version: The version whose checksum differs from the log.
+        unseen: The versions that add files which the writer of this checksum did not see.
 
     """
-    replaced = sorted(unseen - {version})
-    if replaced:
-        return f"{version_ranges(replaced)} {'was' if len(replaced) == 1 else 'were'} overwritten after it was read"
-    return f"one of {version_ranges(range(agreed, version + 1))} was overwritten" if version else "it was overwritten"
+    overwritten = sorted(unseen - {version})
+    if overwritten:
+        verb = "was" if len(overwritten) == 1 else "were"
+        return f"{version_ranges(overwritten)} {verb} overwritten after it was read"
+    candidates = range(last_compared, version + 1)
+    return f"one of {version_ranges(candidates)} was overwritten" if version else "it was overwritten"
 
 
-def check_transactions(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> list[str]:
-    """Look for versions whose content and whose checksum come from different transactions."""
-    return shortened(
-        [
-            f"version {commit.version} was overwritten: its checksum is of transaction {noted.txn_id}, "
-            f"its content of {commit.txn_id}"
-            for commit in commits
-            if (noted := checksums.get(commit.version, Checksum())).txn_id is not None
-            and commit.txn_id is not None
-            and noted.txn_id != commit.txn_id
-        ]
-    )
+@limit_problems
+def check_transactions(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> Iterator[str]:
+    """Find versions whose content and checksum are of different transactions."""
+    for commit in commits:
+        txn_id = checksums.get(commit.version, Checksum()).txn_id
+        if None not in (txn_id, commit.txn_id) and txn_id != commit.txn_id:
+            yield (
+                f"version {commit.version} was overwritten: its checksum is of transaction {txn_id}, "
+                f"its content of {commit.txn_id}"
+            )
 
 
-def describe_replaced(replaced: Mapping[int, LogCommit]) -> list[str]:
-    """Name the versions whose first content the store keeps, and the lost transaction of each."""
-    return shortened(
-        [
+@limit_problems
+def describe_overwritten(originals: Mapping[int, LogCommit]) -> Iterator[str]:
+    """Describe each overwritten version whose original commit the store keeps.
+
+    Args:
+        originals: The original commits, by version.
+
+    """
+    for version, commit in sorted(originals.items()):
+        yield (
             f"version {version} was overwritten: the bucket keeps its first content, the commit of transaction "
             f"{commit.txn_id} by {commit.engine or 'an unknown engine'}"
-            for version, commit in sorted(replaced.items())
-        ]
-    )
+        )

@@ -1,4 +1,4 @@
-"""A table's pins, read without Spark: which there are, and whether they hold."""
+"""Reads a table's pins without Spark, and checks that the pinned versions can be read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from deltalake.exceptions import DeltaError
 
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import PINS_FOLDER, Pin
-from sluice.audit.log_files import version_files
-from sluice.audit.log_folder import LogFolder, open_log, open_table
-from sluice.audit.reasons import reason_of
-from sluice.errors import VerifyError
+from sluice.audit.log_files import existing_versions
+from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
 
-_SHOWN = 3
-# With Delta's defaults.
+_FILES_SHOWN = 3
+# Delta's properties of retention, and their defaults.
 _RETENTIONS = {
     "delta.deletedFileRetentionDuration": "interval 1 week",
     "delta.logRetentionDuration": "interval 30 days",
@@ -30,12 +28,12 @@ _INTERVAL = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?", re.IGN
 
 @dataclass(frozen=True)
 class FoundPin:
-    """A pin of a table, and what is wrong with it.
+    """A pin of a table, and the result of its check.
 
     Attributes:
-        pin: as it was noted.
-        has_expired: whether it is kept no longer.
-        problem: one sentence; None if its version can be read.
+        pin: The pin as it is stored.
+        has_expired: Whether the pin has expired. An expired pin is not checked.
+        problem: One sentence; None if the pinned version can be read.
 
     """
 
@@ -47,24 +45,24 @@ class FoundPin:
 def examine_pins(
     table: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
 ) -> tuple[list[FoundPin], list[str]]:
-    """Read a table's pins, and look whether the versions that they keep can be read: log and data files are there.
+    """Read a table's pins, and check that log and data files of each pinned version exist.
 
-    And whether the table's retention is as long as they last. Deletion vectors are not looked for.
+    Also check that the table's retention is at least as long as the pin lasts. Deletion vectors are not checked.
 
     Args:
         table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        storage_options: as ``deltalake`` takes them.
+        storage_options: Options of ``deltalake``.
 
     Returns:
-        The pins by name, and one sentence for each file that is no pin.
+        The pins by name, and one sentence for each file that is not a pin.
 
     Raises:
-        LogAccessError: the store cannot be listed or read.
-        VerifyError: there is no Delta table.
+        LogAccessError: The store cannot be listed or read.
+        VerifyError: There is no Delta table.
 
     """
-    if not version_files(open_log(table, storage_options).names()):
-        raise VerifyError(f"there is no Delta table at {table}: no version file in its _delta_log")
+    log = open_log(table, storage_options)
+    existing_versions(log.names(), log.uri)
     folder = open_log(table, storage_options, folder=PINS_FOLDER)
     pins, damaged = [], []
     for name in folder.names():
@@ -73,54 +71,57 @@ def examine_pins(
                 pins.append(Pin.from_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
             except PinError as error:
                 damaged.append(str(error))
-    there, newest = (folder.files_of_table(), _newest(folder)) if pins else (set(), None)
-    return [
-        FoundPin(pin, expired, None if expired else _problem(folder, pin, there, newest))
-        for pin in pins
-        for expired in (pin.has_expired(),)
-    ], damaged
+    table_files, newest = (folder.files_of_table(), _newest(folder)) if pins else (set(), None)
+    statuses = []
+    for pin in pins:
+        has_expired = pin.has_expired()
+        problem = None if has_expired else _problem(folder, pin, table_files, newest)
+        statuses.append(FoundPin(pin, has_expired, problem))
+    return statuses, damaged
 
 
-def problems_of(found: Iterable[FoundPin]) -> list[str]:
-    """Return what is wrong with pins that are to be kept, one sentence each."""
-    return [each.problem for each in found if each.problem is not None]
+def pin_problems(pins: Iterable[FoundPin]) -> list[str]:
+    """Return the problems of the pins that have one."""
+    return [status.problem for status in pins if status.problem is not None]
 
 
-def _problem(folder: LogFolder, pin: Pin, there: set[str], newest: DeltaTable | None) -> str | None:
+def _problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: DeltaTable | None) -> str | None:
     try:
         pinned = pin.of(folder.uri)
     except PinError as error:
-        return f"{error}: the table was copied, or is read under another name; remove the pin here, if so"
+        return f"{error}: the table was copied, or is read under another name; if it was copied, remove the pin here"
     try:
         version = open_table(folder, pinned.version)
         files = {unquote(path) for path in version.get_add_actions().column("path").to_pylist()}
         table_id = version.metadata().id
     except (DeltaError, OSError) as error:
         if newest is None:
-            return f"pin {pin.name} cannot be checked: deltalake cannot open the table ({reason_of(error)})"
-        return f"pin {pin.name} is broken: version {pinned.version} cannot be opened ({reason_of(error)})"
+            return f"pin {pin.name} cannot be checked: deltalake cannot open the table ({error_text(error)})"
+        return f"pin {pin.name} is broken: version {pinned.version} cannot be opened ({error_text(error)})"
     if table_id != pinned.table_id:
-        return f"pin {pin.name} is of another table, which was here before: remove it"
-    if missing := sorted(files - there):
-        shown = ", ".join(missing[:_SHOWN])
+        return f"pin {pin.name} is of an earlier table at this location; remove the pin"
+    if missing := sorted(files - table_files):
         return (
             f"pin {pin.name} is broken: {len(missing)} of the {len(files)} data files of version {pinned.version} are "
-            f"gone, such as {shown}"
+            f"missing, such as {', '.join(missing[:_FILES_SHOWN])}"
         )
-    return _too_short(pin, newest)
+    return _retention_problem(pin, newest)
 
 
-def _too_short(pin: Pin, newest: DeltaTable | None) -> str | None:
-    """Say if the table's retention is shorter than the pin lasts: stock VACUUM and log clean-up will break it."""
+def _retention_problem(pin: Pin, newest: DeltaTable | None) -> str | None:
+    """Return a problem if a retention of the table is shorter than the pin lasts.
+
+    Then Delta's own VACUUM or log clean-up will break the pin. A retention that is not a simple interval is ignored.
+    """
     properties = {} if newest is None else newest.metadata().configuration
     for name, default in _RETENTIONS.items():
-        found = _INTERVAL.fullmatch(properties.get(name, default))
-        # What is written in another way is not judged.
-        kept = None if found is None else timedelta(**{f"{found[2]}s": int(found[1])})
-        if kept is not None and kept < pin.expires_at - pin.created_at:
+        interval = _INTERVAL.fullmatch(properties.get(name, default))
+        if interval is None:
+            continue
+        if timedelta(**{f"{interval[2]}s": int(interval[1])}) < pin.expires_at - pin.created_at:
             return (
                 f"pin {pin.name} is in danger: {name} is {properties.get(name, default)}, shorter than the pin lasts, "
-                "because somebody lowered it or restored the table; make another pin, which raises it for all"
+                "because it was lowered or the table was restored; make another pin, which raises it for all pins"
             )
     return None
 

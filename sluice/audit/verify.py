@@ -1,7 +1,7 @@
-"""``sluice verify``: checks a Delta table on S3 or on disk with another reader, the ``deltalake`` package; no Spark.
+"""``sluice verify``: checks a Delta table on S3 or on disk with the ``deltalake`` package, without Spark.
 
-The log is read file by file (:mod:`sluice.audit.log_files`) and judged by pure functions (:mod:`sluice.audit.checks`);
-then ``deltalake`` reads the table, and both must tell the same story.
+:mod:`sluice.audit.log_files` reads the log file by file, and the pure functions of :mod:`sluice.audit.checks` check it.
+Then ``deltalake`` reads the table, and the two results must agree.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from sluice.audit.checks import (
     check_tokens,
     check_versions,
     commits_in_conflict,
-    count_of,
+    count_text,
     describe_overlaps,
     holds_in_log,
     observed_commits,
     overlaps,
     unlocked_writers,
 )
-from sluice.audit.log_files import LogCommit, read_checksums, read_commits, read_replaced, version_files
-from sluice.audit.log_folder import LogFolder, open_log, open_table
-from sluice.audit.overwrites import Replay, check_transactions, describe_replaced, replay
-from sluice.audit.pins import examine_pins, problems_of
-from sluice.audit.reasons import reason_of
+from sluice.audit.log_files import LogCommit, existing_versions, read_checksums, read_commits, read_overwritten
+from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
+from sluice.audit.overwrites import Replay, check_transactions, describe_overwritten, replay
+from sluice.audit.pins import examine_pins, pin_problems
 from sluice.errors import VerifyError
 
 _EXAMPLES = 3
@@ -42,28 +41,31 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was found in a table.
+    """The result of the checks of a table.
 
     Attributes:
-        table: where it lies.
-        version: the newest version; everything here is of it.
-        first_version: the oldest version whose file is left (log clean-up removes old ones).
-        commits: version files found.
-        rows_found: rows counted by reading a column of every data file; None if the table cannot be read.
-        rows_in_log: rows by the log's statistics, less those that deletion vectors delete; None if a file has none.
-        key: columns of which every combination should be there once; empty if not asked.
-        duplicate_rows: rows beyond the first of each key; None if not asked.
-        locked_commits: commits that carry the lock's stamp.
-        unfenced_commits: those of them that carry it by their writer's own word: ordered, but not fenced by the guard.
-        unlocked_commits: commits that do not.
-        unlocked_writers: the versions of the latter, by engine.
-        observed: versions that the guard would have refused, had it not been told to observe only, by error.
-        ensemble: that has adopted the table; None if none has, or the table cannot be read.
-        adopted_name: under which the table is locked, likewise; None also if an earlier release adopted it.
-        conflicts: commits without the lock that lost at least one race for a version, by their ``readVersion``.
-        overlapping_holds: pairs of recorded holds that share time.
-        pins: that have not expired.
-        problems: one sentence each; empty if every check passed.
+        table: Location of the table.
+        version: The newest version, which is the one that was checked.
+        first_version: The oldest version whose file exists (log clean-up removes old ones).
+        commits: Number of version files.
+        rows_found: Number of rows, counted by reading a column of every data file; None if the table cannot be read.
+        rows_in_log: Number of rows by the log's statistics, without the rows that deletion vectors delete; None if a
+            file has no statistics.
+        key: Columns whose combination of values should be unique; empty if that was not checked.
+        duplicate_rows: Number of rows beyond the first of each key; None if that was not checked.
+        locked_commits: Number of commits with the lock's stamp.
+        unfenced_commits: Number of those that the writer stamped itself: they are ordered, but the guard did not fence
+            them.
+        unlocked_commits: Number of commits without the stamp.
+        unlocked_writers: Versions of the commits without the stamp, by engine.
+        observed: Versions that the guard allowed only in ``observe`` mode, by the error's name.
+        ensemble: Id of the adopting ensemble; None if there is none, or the table cannot be read.
+        adopted_name: The adopted name; None if there is none, the table cannot be read, or an earlier release adopted
+            the table.
+        conflicts: Number of commits without the lock that lost at least one race for a version, by ``readVersion``.
+        overlapping_holds: Number of pairs of recorded holds that overlap.
+        pins: Number of pins that have not expired.
+        problems: One sentence per problem; empty if every check passed.
 
     """
 
@@ -94,14 +96,14 @@ class Verification:
 
     @property
     def is_adopted_elsewhere(self) -> bool:
-        """Whether it is adopted under another name than it was checked by: an alias, or the table was copied."""
+        """Whether the adopted name differs from ``table``: one of them is an alias, or the table was copied."""
         try:
             return self.adopted_name not in (None, canonical_table_uri(self.table))
         except ResourceError:
             return True
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``sluice verify --json`` prints."""
+        """Return the object that ``sluice verify --json`` prints."""
         return {"ok": self.ok, **asdict(self)}
 
 
@@ -117,47 +119,45 @@ def verify_table(
     Args:
         table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
         key: Columns that identify a row; a repeated combination is a fault.
-        storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
-        clock_skew_seconds: recorded holds of different hosts may seem to overlap by this much.
+        storage_options: Options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
+        clock_skew_seconds: Overlaps of holds up to this length are ignored, because clocks of hosts differ.
 
     Raises:
-        VerifyError: there is no Delta table, or no such column.
-        LogAccessError: the store cannot be listed or read.
+        VerifyError: There is no Delta table, or no such column.
+        LogAccessError: The store cannot be listed or read.
 
     """
     log = open_log(table, storage_options)
     names = log.names()
-    versions = version_files(names)
-    if not versions:
-        raise VerifyError(f"there is no Delta table at {log.uri}: no version file in its _delta_log")
-    read = list(read_commits(log, versions))
-    commits = [commit for commit in read if isinstance(commit, LogCommit)]
-    unreadable = [sentence for sentence in read if isinstance(sentence, str)]
+    versions = existing_versions(names, log.uri)
+    entries = list(read_commits(log, versions))
+    commits = [entry for entry in entries if isinstance(entry, LogCommit)]
+    unreadable = [entry for entry in entries if isinstance(entry, str)]
     checksums = read_checksums(log, names)
     overlapping = overlaps(holds_in_log(commits), clock_skew_seconds=clock_skew_seconds)
     problems = [
         *check_versions(names),
         *unreadable,
         *check_transactions(commits, checksums),
-        *describe_replaced(read_replaced(log, versions)),
+        *describe_overwritten(read_overwritten(log, versions)),
         *check_tokens(commits),
         *check_commit_ids(commits),
         *describe_overlaps(overlapping),
     ]
-    # Only a log that is whole from its beginning adds up; after a clean-up its checkpoint has to be believed.
-    whole = [commit.version for commit in commits] == list(range(versions[-1] + 1))
-    replayed = replay(commits, checksums) if whole else None
+    # Only a complete log can be replayed. After a clean-up the checkpoint cannot be checked.
+    is_complete = [commit.version for commit in commits] == list(range(versions[-1] + 1))
+    replayed = replay(commits, checksums) if is_complete else None
     problems += replayed.problems if replayed else ()
     reading = _read_table(log, versions[-1], replayed, tuple(key))
-    # After a clean-up the commit that adopted the table may be gone, but not the adoption.
+    # After a clean-up the commit that adopted the table may be missing, but not the table's properties.
     unchanged = all(commit.adopted_by is None for commit in commits)
     adoption = reading.adoption
     problems += check_ensembles(commits, adopted_by=adoption.ensemble if unchanged and adoption else "")
     problems += check_names(commits, adopted_name=(adoption.table or "") if unchanged and adoption else "")
-    if reading.refusal and not problems:  # a log with a gap cannot be opened: the gap says more
+    if reading.refusal and not problems:  # the cause, such as a gap in the log, is more precise
         problems.append(reading.refusal)
     pins, damaged = examine_pins(table, storage_options)
-    problems += [*problems_of(pins), *damaged]
+    problems += [*pin_problems(pins), *damaged]
     unlocked = unlocked_writers(commits)
     unlocked_commits = sum(map(len, unlocked.values()))
     return Verification(
@@ -185,7 +185,7 @@ def verify_table(
 
 @dataclass
 class _Reading:
-    """What ``deltalake`` found."""
+    """The results of reading a table with ``deltalake``."""
 
     rows_found: int | None = None
     rows_in_log: int | None = None
@@ -200,7 +200,7 @@ def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tupl
     try:
         table = open_table(log, version)
     except (DeltaError, OSError) as error:
-        reading.refusal = f"deltalake cannot open the table: {reason_of(error)}"
+        reading.refusal = f"deltalake cannot open the table: {error_text(error)}"
         return reading
     _refuse_unknown_columns(table, key)
     reading.adoption = Adoption.of(table.metadata().configuration)
@@ -214,14 +214,13 @@ def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tupl
         if key:
             reading.duplicate_rows, examples = _count_duplicates(table, key)
             if reading.duplicate_rows:
-                reading.problems.append(
-                    f"{count_of(reading.duplicate_rows, 'duplicate row')} by ({', '.join(key)}), for example {examples}"
-                )
-    except Exception as error:  # noqa: BLE001 (for a file that cannot be read, arro3 raises just that)
-        reading.problems.append(f"the data cannot be read: {reason_of(error)}")
-    found, noted = reading.rows_found, reading.rows_in_log
-    if found is not None and noted is not None and found != noted:
-        reading.problems.append(f"{found} rows are in the data files, but {noted} by the log's statistics")
+                duplicates = count_text(reading.duplicate_rows, "duplicate row")
+                reading.problems.append(f"{duplicates} by ({', '.join(key)}), for example {examples}")
+    except Exception as error:  # noqa: BLE001 (arro3 raises it for an unreadable file)
+        reading.problems.append(f"the data cannot be read: {error_text(error)}")
+    rows = (reading.rows_found, reading.rows_in_log)
+    if None not in rows and rows[0] != rows[1]:
+        reading.problems.append(f"{rows[0]} rows are in the data files, but {rows[1]} by the log's statistics")
     return reading
 
 
@@ -233,14 +232,15 @@ def _refuse_unknown_columns(table: DeltaTable, key: tuple[str, ...]) -> None:
 
 
 def _compare_files(table: DeltaTable, replayed: Replay) -> list[str]:
-    """Compare the snapshot, which may start from a checkpoint, with what the version files add up to."""
-    seen = set(table.get_add_actions().column("path").to_pylist())
-    wanted = {path for path, _ in replayed.files}
-    if seen == wanted:
+    """Compare the data files of the snapshot, which may start from a checkpoint, with those of the version files."""
+    in_snapshot = set(table.get_add_actions().column("path").to_pylist())
+    in_log = {path for path, _ in replayed.files}
+    if in_snapshot == in_log:
         return []
     problem = (
-        f"the version files add up to {len(wanted)} data files, but the snapshot has {len(seen)}: "
-        f"{len(wanted - seen)} are not in it, {len(seen - wanted)} only in it (a checkpoint of another history)"
+        f"the version files add up to {len(in_log)} data files, but the snapshot has {len(in_snapshot)}: "
+        f"{len(in_log - in_snapshot)} are not in it, {len(in_snapshot - in_log)} only in it (a checkpoint of another "
+        "history)"
     )
     return [problem]
 
@@ -257,17 +257,17 @@ def _rows_by_statistics(table: DeltaTable) -> int | None:
 
 
 def _count_rows(table: DeltaTable) -> int:
-    """Count rows by decoding a column of each data file: ``count(*)`` would be answered from the log alone."""
+    """Count rows by decoding a column of each data file. DataFusion answers ``count(*)`` from the log alone."""
     partitions = set(table.metadata().partition_columns)
     stored = [column for column in table.schema().fields if column.name not in partitions]
-    narrow = next((column for column in stored if isinstance(column.type, PrimitiveType)), stored[0])
-    return sum(batch.num_rows for batch in table.scan(columns=[narrow.name]))
+    column = next((column for column in stored if isinstance(column.type, PrimitiveType)), stored[0])
+    return sum(batch.num_rows for batch in table.scan(columns=[column.name]))
 
 
 def _count_duplicates(table: DeltaTable, key: tuple[str, ...]) -> tuple[int, str]:
-    """Count rows beyond the first of each key, in DataFusion; and describe the worst keys."""
+    """Return the number of rows beyond the first of each key, and the worst keys as text. DataFusion counts."""
     columns = ", ".join('"' + name.replace('"', '""') + '"' for name in key)
-    # The key's columns were found in the schema and are quoted: nothing else gets into these statements.
+    # Safe: only names of existing columns, quoted, are put into these statements.
     repeated = f"SELECT {columns}, count(*) AS _times FROM checked GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608
     query = QueryBuilder().register("checked", table)
     extra = query.execute(f"SELECT sum(_times - 1) AS extra FROM ({repeated})").read_all()  # noqa: S608

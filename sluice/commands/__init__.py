@@ -1,1 +1,1 @@
-"""The commands of ``sluice``, as typer wants them."""
+"""The typer commands of ``sluice``."""

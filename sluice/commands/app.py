@@ -1,4 +1,4 @@
-"""The commands of ``sluice``, put together. Each imports what it needs when it runs: ``--help`` is quick."""
+"""The commands of ``sluice``. Each one imports the modules that it needs when it runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ app = Commands(
 )
 
 
-def _show_version(*, asked: bool) -> None:
-    if asked:
+def _show_version(*, requested: bool) -> None:
+    if requested:
         print(f"sluice {sluice.__version__}")
         raise typer.Exit
 
@@ -34,27 +34,45 @@ def _sluice(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=lambda asked: _show_version(asked=asked), is_eager=True, help="Show the version."
+            "--version",
+            callback=lambda requested: _show_version(requested=requested),
+            is_eager=True,
+            help="Show the version.",
         ),
     ] = False,
 ) -> None:
     """Many Spark writers, one Delta Lake table, one commit at a time.
 
-    [bold]sluice demo[/]                          five Spark writers load one table, and nothing is lost
+    [bold]sluice demo[/]                          load one table with five Spark writers
     [bold]sluice verify s3a://lake/flights[/]     check a Delta table, on S3 or on disk
-    [bold]sluice log s3a://lake/flights[/]        who committed what, when and under which hold
-    [bold]sluice status[/]                        who holds which lock, and who waits
-    [bold]sluice doctor[/]                        is everything there that a locked write needs?
-    [bold]sluice ensemble ready[/]                do all ZooKeeper servers serve one quorum, in step?
-    [bold]sluice config from-stack[/]             settings for jobs, from what pulumi made
-    [bold]sluice sample landing[/]                a few flights, to try a job with
-    [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
+    [bold]sluice log s3a://lake/flights[/]        list commits with their times and holds
+    [bold]sluice status[/]                        list the holders and waiters of locks
+    [bold]sluice doctor[/]                        check the requirements of a locked write
+    [bold]sluice ensemble ready[/]                check that all ZooKeeper servers are in sync
+    [bold]sluice config from-stack[/]             write settings from a stack's outputs
+    [bold]sluice sample landing[/]                write a few flights to try a job with
+    [bold]sluice zookeeper[/]                     run a ZooKeeper for first tries
 
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
     """
 
 
-for subject in (demo, tables, operate, cluster):
-    subject.register(app)
+for _name, _command in {
+    "demo": demo.demo,
+    "verify": tables.verify,
+    "log": tables.log,
+    "adopt": tables.adopt,
+    "pins": tables.pins,
+    "health": tables.health,
+    "status": operate.status,
+    "break": operate.break_lock,
+    "doctor": operate.doctor,
+    "jars": cluster.jars,
+    "dist": cluster.dist,
+    "submit-args": cluster.submit_args,
+    "sample": cluster.sample,
+    "zookeeper": cluster.zookeeper,
+}.items():
+    app.command(_name)(_command)
 app.add_typer(ensemble)
 app.add_typer(config)

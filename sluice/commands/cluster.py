@@ -16,26 +16,18 @@ from sluice.console import errors_as_sentences
 from sluice.interrupts import interruptible
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``sluice``."""
-    app.command()(jars)
-    app.command()(dist)
-    app.command("submit-args")(submit_args)
-    app.command()(sample)
-    app.command()(zookeeper)
-
-
 @errors_as_sentences
 def jars(
     *,
     folder: Annotated[
-        Path | None, typer.Option(help="Where to.  [dim]default: $SLUICE_JARS, or share/sluice/jars of this Python[/]")
+        Path | None,
+        typer.Option(help="Target folder.  [dim]default: $SLUICE_JARS, or share/sluice/jars of this Python[/]"),
     ] = None,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Bring the jars that Delta on S3 needs beside PySpark (27 MB), once.
+    """Download the jars that Delta on S3 needs in addition to PySpark (27 MB).
 
-    Each one is checked against its SHA-256. A folder that is complete is left as it is.
+    Checks each jar against its SHA-256. A complete folder is not changed.
     """
     from sluice.local.jars import resolve_jars  # noqa: PLC0415
 
@@ -48,8 +40,8 @@ def jars(
 @errors_as_sentences
 def dist(
     *,
-    output: Annotated[Path, typer.Option(help="Where to write it.")] = Path("build/sluice-py.zip"),
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    output: Annotated[Path, typer.Option(help="The zip to write.")] = Path("build/sluice-py.zip"),
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs, kazoo and pure-sasl.
 
@@ -62,7 +54,7 @@ def dist(
 
 
 class GuardMode(StrEnum):
-    """What the commit guard does with a commit that does not hold the lock."""
+    """How the commit guard treats a commit that does not hold the lock."""
 
     REQUIRED = "required"
     OBSERVE = "observe"
@@ -74,13 +66,13 @@ def submit_args(
     *,
     archive: Annotated[
         Path | None,
-        typer.Option("--zip", help="The zip that [bold]sluice dist[/] built.  [dim]default: one is built[/]"),
+        typer.Option("--zip", help="The zip of [bold]sluice dist[/].  [dim]default: a new one[/]"),
     ] = None,
     guard: Annotated[
         GuardMode | None,
-        typer.Option(help="What to do with a commit that does not hold the lock.  [dim]default: required[/]"),
+        typer.Option(help="How to treat a commit that does not hold the lock.  [dim]default: required[/]"),
     ] = None,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Print the --jars, --py-files and --conf part of a spark-submit line.
 
@@ -95,9 +87,9 @@ def submit_args(
 
 @errors_as_sentences
 def sample(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; created if it does not exist.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Target folder; created if it does not exist.")],
     *,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Write three CSV files with 90 real flights to try a job with.
 
@@ -113,38 +105,38 @@ def sample(
 @errors_as_sentences
 def zookeeper(
     *,
-    servers: Annotated[int, typer.Option(metavar="1|3", help="One server, or an ensemble of three.")] = 1,
+    servers: Annotated[int, typer.Option(metavar="1|3", help="A single server, or an ensemble of three.")] = 1,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65533, help="Of the first server.  [dim]default: free ports[/]")
+        int | None, typer.Option(min=1, max=65533, help="Port of the first server.  [dim]default: free ports[/]")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Where data is kept.  [dim]default: a temporary folder, deleted at the end[/]")
+        Path | None, typer.Option(help="The data folder.  [dim]default: a temporary folder, deleted at the end[/]")
     ] = None,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Run a ZooKeeper on 127.0.0.1 until Ctrl-C, to try things with.
+    """Run a ZooKeeper on 127.0.0.1 until Ctrl-C, for first tries.
 
-    It comes with PySpark. Its connection string is printed as soon as it
-    serves. All of its servers share this machine: not for production. A port
-    that another program has is refused.
+    Uses the ZooKeeper that PySpark ships. Prints the connection string as soon
+    as it serves. All servers run on this machine, so it is not for production.
+    Refuses a port that another program uses.
 
     [bold]sluice zookeeper --port 2181[/]
     [bold]sluice zookeeper --servers 3 --data ./zk[/]
 
-    Exit codes: 1 a port is taken, or so many servers have ended that no quorum
-    is left; 2 bad arguments; 130 Ctrl-C.
+    Exit codes: 1 a port is taken, or too few servers run to form a quorum;
+    2 bad arguments; 130 Ctrl-C.
     """
     from lock_manager.errors import LocalServerError  # noqa: PLC0415
     from lock_manager.testing.embedded import EmbeddedZooKeeper  # noqa: PLC0415
 
     if servers not in (1, 3):
-        raise typer.BadParameter("an ensemble has 1 server or 3", param_hint="--servers")
+        raise typer.BadParameter("must be 1 or 3", param_hint="--servers")
     with interruptible(), EmbeddedZooKeeper(servers, port=port, data_dir=data) as running:
         print(running.hosts, flush=True)
-        sys.stderr.write(f"ZooKeeper serves; Ctrl-C or kill {os.getpid()} stops it\n")
+        sys.stderr.write(f"ZooKeeper is running; Ctrl-C or kill {os.getpid()} stops it\n")
         while True:
             ended = running.wait_for_end()
             sentence = f"server {ended.server_id} ({ended.address}) has ended: {ended.last_words()}"
             if 2 * sum(not server.has_ended() for server in running.servers) <= servers:
-                raise LocalServerError(f"{sentence}; no quorum is left: start it again")
-            sys.stderr.write(f"sluice: {sentence}; the others serve on\n")
+                raise LocalServerError(f"{sentence}; no quorum is left; start ZooKeeper again")
+            sys.stderr.write(f"sluice: {sentence}; the other servers keep running\n")

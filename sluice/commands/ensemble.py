@@ -1,4 +1,4 @@
-"""Commands that look at the ensemble: ``ensemble status``, ``ensemble ready``."""
+"""Commands on the ensemble's servers: ``ensemble status``, ``ensemble ready``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sluice.commands.options import Commands, Verbose, ZooKeeperOption, lock_settings
-from sluice.console import FAILED, errors_as_sentences, table_console
+from sluice.commands.options import Commands, JsonOption, Verbose, ZooKeeperOption, lock_settings
+from sluice.console import FAILED, errors_as_sentences, make_table, table_console
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from sluice.ensemble.members import Server
     from sluice.ensemble.ready import Readiness
 
-_COLUMNS = ("server", "mode", "version", "zxid", "epoch", "synced", "sessions", "conns", "queued")
-_TEXTS = ("server", "mode", "version")
+# Headings of the table, and the fields of the JSON object.
+_COLUMNS = {
+    "server": "address", "mode": "mode", "version": "version", "zxid": "zxid", "epoch": "epoch",
+    "synced": "synced_followers", "sessions": "sessions", "conns": "connections", "queued": "outstanding",
+}  # fmt: skip
+_TEXT_COLUMNS = ("server", "mode", "version")
 
-ensemble = Commands(name="ensemble", no_args_is_help=True, help="Look at the ZooKeeper servers themselves.")
+ensemble = Commands(name="ensemble", no_args_is_help=True, help="Check the ZooKeeper servers.")
 
 
 @ensemble.command()
@@ -30,19 +34,19 @@ ensemble = Commands(name="ensemble", no_args_is_help=True, help="Look at the Zoo
 def status(
     *,
     zookeeper: ZooKeeperOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    as_json: JsonOption = False,
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Ask every server of the connection string what it is and how it is.
+    """Show the state of each server in the connection string.
 
-    By the four-letter words srvr and mntr, all servers at once and for 2 s
-    each, over TLS and with the client certificate if SLUICE_ZK_* say so. Needs
-    no quorum and no session. What is behind the hosts (a chroot) does not count.
+    Sends the four-letter words srvr and mntr to all servers in parallel, with a
+    time-out of 2 s each, and over TLS with the client certificate if SLUICE_ZK_*
+    are set so. Needs no quorum and no session. Ignores a chroot.
 
     [bold]sluice ensemble status --zookeeper zk1:2281,zk2:2281,zk3:2281[/]
     [bold]sluice ensemble status --json[/]
 
-    Exit codes: 0 told, 1 no server serves, 2 bad arguments, 130 Ctrl-C.
+    Exit codes: 0 shown, 1 no server serves, 2 bad arguments, 130 Ctrl-C.
     """
     from sluice.ensemble.members import ask_servers  # noqa: PLC0415
 
@@ -51,9 +55,9 @@ def status(
     if as_json:
         print(json.dumps({"servers": [server.to_json() for server in servers]}, indent=2))
     else:
-        _print(servers, table_console(Console(highlight=False)))
+        _print_servers(servers, table_console(Console(highlight=False)))
     if all(server.mode is None for server in servers):
-        sys.stderr.write("sluice: no server serves: look at what each of them says\n")
+        sys.stderr.write("sluice: no server serves; see the problem of each server above\n")
         raise typer.Exit(FAILED)
 
 
@@ -64,77 +68,65 @@ def ready(
     zookeeper: ZooKeeperOption = None,
     expect: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="How many servers there are.  [dim]default: as many as are named[/]"),
+        typer.Option(min=1, metavar="N", help="Number of servers.  [dim]default: as many as are named[/]"),
     ] = None,
-    wait: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Look again until it is ready, for so long.")
-    ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait until it is ready.")] = 0.0,
+    as_json: JsonOption = False,
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Succeed only if all servers, and not merely a majority, serve one quorum in step.
+    """Succeed only if all servers, not only a majority, serve one quorum in sync.
 
-    One leader, all others its followers, in sync and at its epoch; what is
-    written through one server is read through each of the others, below the
-    lock root, with a scratch node that goes again. One server that runs alone
-    is ready only with --expect 1. The gate before the next server is replaced:
+    Requires one leader, with all others as its followers, in sync and at its
+    epoch. Writes a scratch node below the lock root through one server, reads it
+    through each of the others, and deletes it. A standalone server is ready only
+    with --expect 1. Use it before the next server is replaced:
 
     [bold]sluice ensemble ready --wait 300 && pulumi up[/]
     [bold]sluice ensemble ready --zookeeper zk1:2281,zk2:2281,zk3:2281 --expect 3[/]
 
-    Exit codes: 0 ready, 1 not ready (a sentence for each thing that is wrong),
-    2 bad arguments, 130 Ctrl-C.
+    Exit codes: 0 ready, 1 not ready (one sentence for each problem), 2 bad
+    arguments, 130 Ctrl-C.
     """
     from sluice.ensemble.ready import wait_until_ready  # noqa: PLC0415
 
-    said: list[str] = []
+    last_problems: tuple[str, ...] = ()
 
-    def tell(found: Readiness, left: float) -> None:
-        news = "; ".join(found.wrong)
-        if [news] != said:
-            said[:] = [news]
-            sys.stderr.write(f"sluice: not ready yet, {left:.0f} s are left: {news}\n")
+    def report(readiness: Readiness, seconds_left: float) -> None:
+        nonlocal last_problems
+        if readiness.problems != last_problems:
+            last_problems = readiness.problems
+            problems = "; ".join(readiness.problems)
+            sys.stderr.write(f"sluice: not ready yet, {seconds_left:.0f} s are left: {problems}\n")
             sys.stderr.flush()
 
     with interruptible():
-        found = wait_until_ready(lock_settings(zookeeper), expect, wait, tell)
+        readiness = wait_until_ready(lock_settings(zookeeper), expect, wait, report)
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
-    elif found.ready:
-        print(_praise(found))
-    for sentence in found.wrong:
-        sys.stderr.write(f"sluice: not ready: {sentence}\n")
-    if not found.ready:
+        print(json.dumps(readiness.to_json(), indent=2))
+    elif readiness.ready:
+        (leader,) = [server for server in readiness.servers if server.mode in ("leader", "standalone")]
+        count = readiness.expected
+        print(f"ready: {count} of {count} serve, {leader.mode} {leader.address}, epoch {leader.epoch}")
+    for problem in readiness.problems:
+        sys.stderr.write(f"sluice: not ready: {problem}\n")
+    if not readiness.ready:
         raise typer.Exit(FAILED)
 
 
-def _praise(found: Readiness) -> str:
-    (first,) = [server for server in found.servers if server.mode in ("leader", "standalone")]
-    return f"ready: {found.expected} of {found.expected} serve, {first.mode} {first.address}, epoch {first.epoch}"
-
-
-def _print(servers: Sequence[Server], console: Console) -> None:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+def _print_servers(servers: Sequence[Server], console: Console) -> None:
     from rich.text import Text  # noqa: PLC0415
 
-    from sluice.ensemble.members import SAYS_NOTHING  # noqa: PLC0415
+    from sluice.ensemble.members import NO_ANSWER_TO_SRVR  # noqa: PLC0415
     from sluice.locks.status import printable  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        text = name in _TEXTS
-        table.add_column(name, justify="left" if text else "right", no_wrap=text, overflow="fold")
+    table = make_table(_COLUMNS, right=set(_COLUMNS).difference(_TEXT_COLUMNS), no_wrap=_TEXT_COLUMNS)
     for server in servers:
-        told = server.to_json()
-        cells = (
-            server.address, told["mode"], told["version"], told["zxid"], told["epoch"],
-            told["synced_followers"], told["sessions"], told["connections"], told["outstanding"],
-        )  # fmt: skip
+        fields = server.to_json()
+        cells = [fields[name] for name in _COLUMNS.values()]
         style = "red" if server.mode is None else "bold" if server.mode == "leader" else None
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells), style=style)
     console.print(table)
     for server in servers:
         if server.mode is None:
-            said = f"{server.address} {printable(server.problem or SAYS_NOTHING)}"
-            console.print(Text(said, style="red"), soft_wrap=True)
+            problem = f"{server.address} {printable(server.problem or NO_ANSWER_TO_SRVR)}"
+            console.print(Text(problem, style="red"), soft_wrap=True)

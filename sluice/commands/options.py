@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Flags:
-    """Shows no type beside a flag: typer prints ``<bool>``, as if the flag took a value."""
+    """Hides the type of a flag in ``--help``. Typer prints ``<bool>``, as if the flag took a value."""
 
     def get_params(self, context: Any) -> list[Any]:
         params: list[Any] = super().get_params(context)  # type: ignore[misc]
@@ -37,7 +37,7 @@ class _Group(_Flags, TyperGroup):
 
 
 class Commands(typer.Typer):
-    """A group of commands whose ``--help`` shows flags as flags."""
+    """A group of commands whose ``--help`` shows no type beside a flag."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)
@@ -47,86 +47,100 @@ class Commands(typer.Typer):
         return super().command(name, cls=_Command, **options)
 
 
-#: What a command without an ensemble tells its user to do.
+#: Advice for a command that needs an ensemble and has none.
 ZOOKEEPER_HINT = "give --zookeeper host:port,…"
 
-#: The option that all commands have.
+#: The option ``--verbose``, which all commands have.
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
-#: The option of commands that read a table.
+#: The option ``--json``.
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+#: The option ``--storage-option`` of commands that read a table without Spark.
 StorageOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
+    typer.Option(
+        metavar="KEY=VALUE", help="An option of deltalake; may be repeated.  [dim]default: AWS_* variables[/]"
+    ),
 ]
 
 
-def _located(table: str) -> str:
-    """Return a table as Spark takes it: a name without a slash is of the catalog to Spark, and a folder to a user."""
+def _spark_location(table: str) -> str:
+    """Return a folder's name with ``./`` before it: Spark takes a name without a slash for a name in the catalog."""
     return f"./{table}" if not {"/", ":"} & set(table) and Path(table).is_dir() else table
 
 
-#: The table of commands that start a small Spark.
-SparkTable = Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.", callback=_located)]
-#: Likewise, several.
+#: The table of a command that starts a small Spark.
+SparkTable = Annotated[
+    str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.", callback=_spark_location)
+]
+#: The tables of a command that starts a small Spark.
 SparkTables = Annotated[
     list[str],
     typer.Argument(
-        help="s3a://…, file:… or a path, as Spark writes it; several.",
-        callback=lambda tables: [_located(table) for table in tables],
+        help="One or more of s3a://…, file:… or a path, as Spark writes it.",
+        callback=lambda tables: [_spark_location(table) for table in tables],
     ),
 ]
-#: The options of commands that start a small Spark.
+#: The option ``--conf`` of commands that start a small Spark.
 SparkConfOption = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="Of Spark, such as an S3A endpoint; may be repeated."),
+    typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting, such as an S3A endpoint; may be repeated."),
 ]
-#: Likewise.
+#: The option ``--lock-timeout`` of commands that take a table's lock.
 LockTimeoutOption = Annotated[
-    float | None, typer.Option(min=0.0, metavar="SECONDS", help="To wait for the lock.  [dim]default: 300[/]")
+    float | None, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait for the lock.  [dim]default: 300[/]")
 ]
-#: The options of commands that ask an ensemble.
+#: The option ``--zookeeper`` of commands that use an ensemble.
 ZooKeeperOption = Annotated[
     str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
 ]
-#: Likewise.
+#: The option ``--lock-root`` of commands that look at locks.
 LockRootOption = Annotated[
     str | None,
     typer.Option(
         metavar="ZNODE",
-        help="Below which tables are locked.  [dim]default: $SLUICE_LOCK_ROOT or /locks/delta_tables[/]",
+        help="The parent of all locks.  [dim]default: $SLUICE_LOCK_ROOT or /locks/delta_tables[/]",
     ),
 ]
 
 
-def key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str]:
-    """Split KEY=VALUE; ``hint`` is the option that the complaint names."""
-    name, equals, value = option.partition("=")
-    if not equals or not name.strip():
-        # Without what was given, which may be a secret.
-        raise typer.BadParameter("expected KEY=VALUE (yours is not shown: it may be a secret)", param_hint=hint)
-    return name.strip(), value
+def parse_pairs(arguments: list[str] | None, option: str = "--storage-option") -> dict[str, str]:
+    """Return the KEY=VALUE arguments of an option as a dictionary.
 
+    Args:
+        arguments: The arguments; None if the option was not used.
+        option: Name of the option for the error message.
 
-def conf_of(options: list[str] | None) -> dict[str, str]:
-    """Return what was given with ``--conf``."""
-    return dict(key_and_value(option, "--conf") for option in options or ())
+    Raises:
+        BadParameter: An argument is not KEY=VALUE. The message does not contain the argument.
+
+    """
+    pairs = {}
+    for argument in arguments or ():
+        key, equals, value = argument.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(
+                "expected KEY=VALUE (the argument is not shown, because it may be a secret)", param_hint=option
+            )
+        pairs[key.strip()] = value
+    return pairs
 
 
 def is_ensemble_given(zookeeper: str | None) -> bool:
-    """Whether the option or the environment names an ensemble."""
+    """Return whether the option or the environment names an ensemble."""
     return zookeeper is not None or names_ensemble(os.environ)
 
 
 def lock_settings(
     zookeeper: str | None, lock_root: str | None = None, timeout_seconds: float | None = None
 ) -> LockSettings:
-    """Return the settings of the environment, with what options say instead.
+    """Return the settings of the environment, overridden by the options that are not None.
 
     Raises:
-        SettingsError: see :meth:`LockSettings.from_env`.
+        SettingsError: See :meth:`LockSettings.from_env`.
 
     """
-    # What goes wrong is told in a sentence; kazoo warns of every attempt to connect.
+    # kazoo logs a warning for each attempt to connect. The command reports the failure itself.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
-    given: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root, "timeout_seconds": timeout_seconds}
-    given = {name: value for name, value in given.items() if value is not None}
-    return LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)
+    options: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root, "timeout_seconds": timeout_seconds}
+    options = {name: value for name, value in options.items() if value is not None}
+    return LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **options)

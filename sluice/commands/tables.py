@@ -6,12 +6,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from sluice.commands.options import (
+    JsonOption,
     LockTimeoutOption,
     SparkConfOption,
     SparkTable,
@@ -19,35 +20,27 @@ from sluice.commands.options import (
     StorageOption,
     Verbose,
     ZooKeeperOption,
-    conf_of,
-    key_and_value,
     lock_settings,
+    parse_pairs,
 )
-from sluice.console import FAILED, errors_as_sentences
+from sluice.console import FAILED, errors_as_sentences, print_figures, print_problems
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
     from sluice.audit.verify import Verification
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``sluice``."""
-    app.command()(verify)
-    app.command()(log)
-    app.command()(adopt)
-    app.command()(pins)
-    app.command()(health)
+_Table = Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")]
 
 
 @errors_as_sentences
 def verify(
-    table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
+    table: _Table,
     *,
     key: Annotated[
         str,
         typer.Option(
             metavar="COLUMNS",
-            help="Comma-separated columns that identify a row: repeats are faults. `a,b` in backticks is one name.",
+            help="Comma-separated columns that identify a row: a duplicate is a fault. `a,b` in backticks is one name.",
         ),
     ] = "",
     storage_option: StorageOption = None,
@@ -56,21 +49,21 @@ def verify(
         typer.Option(
             min=0.0,
             metavar="SECONDS",
-            help="Forgive holds that seem to overlap by this much: clocks of several hosts differ, and fencing tokens "
-            "prove the order anyway. 0 for writers on one host, as in the demo.",
+            help="Ignore overlaps of holds up to this length: clocks of hosts differ, and fencing tokens prove the "
+            "order anyway. 0 for writers on one host, as in the demo.",
         ),
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    as_json: JsonOption = False,
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Check a Delta table on S3 or on disk, with the deltalake package and not with Spark.
+    """Check a Delta table on S3 or on disk, with the deltalake package instead of Spark.
 
-    Versions are contiguous and none was overwritten; the rows are those that
-    the log counts; no key is there twice; fencing tokens rise, recorded holds
-    do not overlap, and all are of the table's own ZooKeeper ensemble and under
-    its own name (sluice adopt). The versions that pins keep can be read, with
-    all their data files. Commits without the lock are no failure: they are
-    listed, by engine and version.
+    Checks that versions are contiguous and not overwritten, that the rows are as
+    many as the log counts, and that no key is duplicated. Checks that fencing
+    tokens rise, that recorded holds do not overlap, and that they are of the
+    table's own ensemble and name (sluice adopt). Checks that pinned versions can
+    be read with all their data files. A commit without the lock is not a failure:
+    it is listed by engine and version.
 
     [bold]sluice verify s3a://lake/flights --key time_hour,carrier,flight[/]
     [bold]sluice verify ./flights --json[/]
@@ -82,42 +75,41 @@ def verify(
     from lock_manager.column_names import split_column_names  # noqa: PLC0415
     from sluice.audit.verify import verify_table  # noqa: PLC0415
 
-    options = dict(key_and_value(option) for option in storage_option or ())
+    options = parse_pairs(storage_option)
     try:
         columns = [name for name in split_column_names(key) if name]
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--key") from error
-    found = verify_table(table, key=columns, storage_options=options, clock_skew_seconds=clock_skew)
+    verification = verify_table(table, key=columns, storage_options=options, clock_skew_seconds=clock_skew)
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        print(json.dumps(verification.to_json(), indent=2))
     else:
-        _print_verification(found, Console(highlight=False))
-    if not found.ok:
+        _print_verification(verification, Console(highlight=False))
+    if not verification.ok:
         raise typer.Exit(FAILED)
 
 
 @errors_as_sentences
 def log(
-    table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
+    table: _Table,
     *,
-    limit: Annotated[int, typer.Option(min=0, help="Only that many, the newest; 0 for all.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Number of commits, the newest ones; 0 for all.")] = 20,
     storage_option: StorageOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    as_json: JsonOption = False,
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Tell who committed what to a table, when and under which hold, the newest first.
+    """List a table's commits with their times, jobs and holds, the newest first.
 
-    Read from the log alone, without Spark and without ZooKeeper. Commits that
-    were made without the lock are marked. "rows" counts the rows that a write
-    wrote, or that MERGE, UPDATE or DELETE changed.
+    Reads only the log, without Spark and without ZooKeeper. Marks commits
+    without the lock. "rows" is the number of rows that a write wrote, or that
+    MERGE, UPDATE or DELETE changed.
 
     [bold]sluice log s3a://lake/flights[/]
     [bold]sluice log ./flights --limit 0 --json[/]
     """
     from sluice.audit.commit_list import log_to_json, print_log, read_commit_list  # noqa: PLC0415
 
-    options = dict(key_and_value(option) for option in storage_option or ())
-    location, commits = read_commit_list(table, limit=limit or None, storage_options=options)
+    location, commits = read_commit_list(table, limit=limit or None, storage_options=parse_pairs(storage_option))
     if as_json:
         print(json.dumps(log_to_json(location, commits), indent=2))
     else:
@@ -130,26 +122,26 @@ def adopt(
     *,
     zookeeper: ZooKeeperOption = None,
     move: Annotated[
-        bool, typer.Option("--move", help="Also if the table is adopted by another ensemble or under another name.")
+        bool, typer.Option("--move", help="Also adopt a table of another ensemble or another name.")
     ] = False,
     from_hosts: Annotated[
         str | None,
-        typer.Option("--from", metavar="HOSTS", help="The ensemble to move from: hold its lock meanwhile, too."),
+        typer.Option("--from", metavar="HOSTS", help="The previous ensemble. Its lock is held, too."),
     ] = None,
     lock_timeout: LockTimeoutOption = None,
     conf: SparkConfOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    as_json: JsonOption = False,
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Have this ZooKeeper ensemble adopt a table under this name: no other lock counts.
+    """Bind a table to this ZooKeeper ensemble and this name, so that no other lock is accepted.
 
-    Commits the ensemble's id and the table's name as the table properties
-    sluice.ensemble and sluice.table, under the table's lock, with a small Spark
-    of its own. A writer with another --zookeeper, or with an ensemble that was
-    wiped and built again, or that reaches the table by another name, is then
-    refused before it writes. A table that is adopted elsewhere stays as it is,
-    unless --move says otherwise: for one that was moved to another ensemble
-    (stop its writers first, or give --from), copied, or renamed.
+    Starts a small Spark and commits, under the table's lock, the table
+    properties sluice.ensemble (the ensemble's id) and sluice.table (the table's
+    name). From then on a writer is refused before it writes if it uses another
+    ensemble, a rebuilt ensemble, or another name of the table. A table that is
+    adopted elsewhere is not changed without --move. Use --move for a table that
+    was copied, renamed, or moved to another ensemble. To move it, stop its
+    writers first, or give --from.
 
     [bold]sluice adopt s3a://lake/flights --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice adopt s3a://lake/flights --zookeeper new:2181 --move --from old:2181[/]
@@ -158,12 +150,9 @@ def adopt(
     from sluice.local.spark import start_spark  # noqa: PLC0415
 
     settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
-    with interruptible(), start_spark("sluice adopt", conf_of(conf)) as spark:
-        done = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
-    if as_json:
-        print(json.dumps(asdict(done), indent=2))
-    else:
-        print(describe(done))
+    with interruptible(), start_spark("sluice adopt", parse_pairs(conf, "--conf")) as spark:
+        adopted = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
+    print(json.dumps(asdict(adopted), indent=2) if as_json else describe(adopted))
 
 
 @errors_as_sentences
@@ -174,44 +163,44 @@ def pins(
         str | None, typer.Option(metavar="NAME", help="Pin the newest version under this name; needs --expires.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help='Until when it is kept: 2013-02-01, or "30 days" from now.')
+        str | None, typer.Option(metavar="TIME", help='When the pin expires: 2013-02-01, or "30 days" from now.')
     ] = None,
     remove: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Remove this pin, from all tables that it is of.")
+        str | None, typer.Option(metavar="NAME", help="Remove this pin, from each table that it pins.")
     ] = None,
     zookeeper: ZooKeeperOption = None,
     lock_timeout: LockTimeoutOption = None,
     conf: SparkConfOption = None,
     storage_option: StorageOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    as_json: JsonOption = False,
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """List the pins of a table and whether they hold; add one, or remove one.
+    """List a table's pins and check that they can be read; add a pin, or remove one.
 
-    A pin keeps a version until it expires: our vacuum spares its files, and the
-    table's retention is as long as it needs. Pins are listed without Spark and
-    without ZooKeeper. To add or remove one takes the table's lock, with a small
-    Spark of its own. snapshot.py pins several tables at one moment of their
+    A pin keeps a version until it expires: Sluice's vacuum keeps its files, and
+    the pin raises the table's retention if necessary. The list needs neither
+    Spark nor ZooKeeper. Adding or removing a pin starts a small Spark and takes
+    the table's lock. snapshot.py pins several tables at one moment of their
     event time.
 
     [bold]sluice pins s3a://lake/flights[/]
     [bold]sluice pins s3a://lake/flights --add audit --expires "90 days"[/]
     [bold]sluice pins s3a://lake/flights --remove audit[/]
 
-    Exit codes: 0 done, and all pins hold; 1 one does not hold; 2 wrong
-    arguments, no such table or pin.
+    Exit codes: 0 done, and all pins can be read; 1 a pin cannot be read;
+    2 wrong arguments, no such table or pin.
     """
     from sluice.audit.log_folder import open_log  # noqa: PLC0415
     from sluice.pins import change_pins, print_pins  # noqa: PLC0415
 
     if (add is None) != (expires is None):
         raise typer.BadParameter("--add and --expires belong together")
-    options = dict(key_and_value(option) for option in storage_option or ())
-    # Before anything is changed: whether it can be listed.
+    options = parse_pairs(storage_option)
+    # Fail before a change if the location is of a kind that cannot be listed afterwards.
     open_log(table, options)
     if add is not None or remove is not None:
         settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
-        change_pins(table, settings, conf_of(conf), add=add, expires=expires, remove=remove)
+        change_pins(table, settings, parse_pairs(conf, "--conf"), add=add, expires=expires, remove=remove)
     if not print_pins(table, options, as_json=as_json):
         raise typer.Exit(FAILED)
 
@@ -220,88 +209,78 @@ def pins(
 def health(
     tables: SparkTables,
     *,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write it as an HTML file with pictures.")
-    ] = None,
+    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML file with charts.")] = None,
     conf: SparkConfOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+    as_json: JsonOption = False,
+    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
-    """Show how healthy tables are: small files, deleted rows, orphans, log.
+    """Show how tables are stored: small files, deleted rows, orphans, log.
 
-    Measures with a small Spark of its own, takes no lock and changes nothing.
-    Each finding has a code, and names the action that mends it;
-    maintain.py does it, and measures a whole fleet on a cluster.
+    Measures with a small Spark, takes no lock and changes nothing. Each finding
+    has a code and names the action of maintain.py that fixes it. maintain.py
+    also measures many tables on a cluster.
 
     [bold]sluice health s3a://lake/flights[/]
     [bold]sluice health ./flights ./airports --page health.html[/]
     [bold]sluice health ./flights --json | jq '.[0].findings[].code'[/]
 
-    Exit codes: 0 measured, whatever was found; 1 the page cannot be written, a
-    store does not answer, or Spark does not start; 2 no such table, or a policy
-    that makes no sense (the other tables are measured all the same); 130 Ctrl-C.
+    Exit codes: 0 measured, with or without findings; 1 the page cannot be
+    written, a store does not answer, or Spark does not start; 2 no such table,
+    or an invalid policy (the other tables are still measured); 130 Ctrl-C.
     """
-    from sluice.health import examine, print_json, print_report, write_page  # noqa: PLC0415
+    from sluice.health import examine, print_report, write_page  # noqa: PLC0415
 
-    reports, failed = examine(tables, conf_of(conf))
+    reports, errors = examine(tables, parse_pairs(conf, "--conf"))
     if reports and as_json:
-        print_json(reports)
+        print(json.dumps([report.to_json() for report in reports], indent=2))
     elif reports:
         console = Console(highlight=False)
         for report in reports:
             print_report(report, console)
     if reports and page is not None:
-        write_page(reports, failed, page)
-    if failed:
-        first, *others = failed.values()
-        for error in others:
+        write_page(reports, errors, page)
+    if errors:
+        first_error, *more_errors = errors.values()
+        for error in more_errors:
             print(f"sluice: {error}", file=sys.stderr)
-        raise first
+        raise first_error
 
 
-def _print_verification(found: Verification, console: Console) -> None:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+def _print_verification(verification: Verification, console: Console) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     from sluice.audit.checks import version_ranges  # noqa: PLC0415
 
-    def say(value: int | None, missing: str) -> str:
-        return missing if value is None else f"{value:,}"
+    def count(number: int | None, missing: str = "not readable") -> str:
+        return missing if number is None else f"{number:,}"
 
-    writers, observed = found.unlocked_writers.items(), found.observed.items()
-    rows: list[tuple[str, Any]] = [
-        ("versions", f"{found.first_version:,} to {found.version:,}"),
-        ("commits in the log", f"{found.commits:,}"),
-        ("under the lock", f"{found.locked_commits:,}"),
-        *(
-            [("  by the writer's own word, not fenced", f"{found.unfenced_commits:,}")]
-            if found.unfenced_commits
-            else ()
-        ),
-        ("without it", f"{found.unlocked_commits:,}"),
-        *((f"  by {engine}: {version_ranges(made)}", f"{len(made):,}") for engine, made in writers),
-        *((f"  only observed, {error}: {version_ranges(made)}", f"{len(made):,}") for error, made in observed),
-        ("without it, that lost a race for a version", f"{found.conflicts:,}"),
-        ("holds that overlap", f"{found.overlapping_holds:,}"),
-        ("rows in the data files", say(found.rows_found, "not readable")),
-        ("rows by the log's statistics", say(found.rows_in_log, "not known")),
+    def by_versions(label: str, versions: tuple[int, ...]) -> tuple[str, str]:
+        return f"  {label}: {version_ranges(versions)}", count(len(versions))
+
+    figures = [
+        ("versions", f"{verification.first_version:,} to {verification.version:,}"),
+        ("commits in the log", count(verification.commits)),
+        ("with the lock", count(verification.locked_commits)),
     ]
-    if found.pins:
-        rows.append(("pins", f"{found.pins:,}"))
-    if found.ensemble is not None:
-        rows.append(("adopted by ensemble", found.ensemble))
-    if found.adopted_name is not None and found.is_adopted_elsewhere:
-        rows.append(("locked by another name than this", found.adopted_name))
-    if found.key:
-        rows.append((f"duplicate rows by {', '.join(found.key)}", say(found.duplicate_rows, "not readable")))
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=found.table, title_justify="left", pad_edge=False)
-    table.add_column("what")
-    table.add_column("how many", justify="right")
-    for what, value in rows:
-        table.add_row(what, value)
-    console.print(table)
-    for problem in found.problems:
-        console.print(Text.assemble(("problem: ", "bold red"), problem), soft_wrap=True)
-    verdict = Text("sound", style="bold green") if found.ok else Text("NOT SOUND", style="bold red")
-    console.print(verdict)
+    if verification.unfenced_commits:
+        figures.append(("  stamped by the writer, not fenced by the guard", count(verification.unfenced_commits)))
+    figures += [
+        ("without the lock", count(verification.unlocked_commits)),
+        *(by_versions(f"by {engine}", versions) for engine, versions in verification.unlocked_writers.items()),
+        *(by_versions(f"only observed, {error}", versions) for error, versions in verification.observed.items()),
+        ("without the lock, after a lost race for a version", count(verification.conflicts)),
+        ("overlapping holds", count(verification.overlapping_holds)),
+        ("rows in the data files", count(verification.rows_found)),
+        ("rows by the log's statistics", count(verification.rows_in_log, "unknown")),
+    ]
+    if verification.pins:
+        figures.append(("pins", count(verification.pins)))
+    if verification.ensemble is not None:
+        figures.append(("adopted by ensemble", verification.ensemble))
+    if verification.adopted_name is not None and verification.is_adopted_elsewhere:
+        figures.append(("adopted under another name", verification.adopted_name))
+    if verification.key:
+        figures.append((f"duplicate rows by {', '.join(verification.key)}", count(verification.duplicate_rows)))
+    print_figures(verification.table, figures, console)
+    print_problems(verification.problems, console)
+    console.print(Text("sound", style="bold green") if verification.ok else Text("NOT SOUND", style="bold red"))

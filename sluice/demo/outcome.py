@@ -1,14 +1,14 @@
-"""Checks whether a load kept its promises. Pure: from recorded data alone."""
+"""Compares the results of a load with its source. The functions are pure: they use recorded data only."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sluice.audit.checks import commits_in_conflict, count_of, describe_overlaps, overlaps
+from sluice.audit.checks import commits_in_conflict, count_text, describe_overlaps, overlaps
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, Contents
 from sluice.demo.records import Acknowledged, Writer
@@ -18,36 +18,36 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a load came to.
+    """The figures of a load, and the problems that its checks found.
 
     Attributes:
-        locked: whether the writers took the lock.
-        writers: number of processes.
-        rows_expected: rows in the source.
-        rows_found: rows in the table.
-        missing_rows: rows of the source that are not in the table.
-        duplicate_rows: rows of the table beyond the first of each key.
-        unexpected_rows: keys in the table that the source does not have.
-        checksum_mismatches: numeric columns whose count of values or sum differs from the source's.
-        commits_acknowledged: commits that a writer was told had succeeded.
-        commits_in_log: commits of these writers in the table's log.
-        lost_commits: acknowledged, and not in the log.
-        lost: their ids.
-        unacknowledged_commits: in the log, and acknowledged to nobody.
-        versions: version files in the log.
-        missing_versions: gaps between them, and before them.
-        conflicts: commits without the lock that lost at least one race for a version.
-        in_conflict: their ids, as far as the log has them.
-        unacknowledged_conflicts: Those that no writer reported as committed.
-        retries: times that a writer without the lock had to do a commit's work again.
-        overlapping_holds: pairs of holds that share time, by the writers' clocks.
-        failed_writers: numbers of the writers that did not end with exit code 0.
-        wall_seconds: from the start of the first writer to the end of the last.
-        loading_seconds: from the first request for the lock (without one: the first write) to the last
-            acknowledgement; that is without the start and the end of the processes.
-        hold_seconds_p50: how long a hold lasted, median; None without the lock.
-        wait_seconds_p50: how long a writer waited for its turn, median; None without the lock.
-        problems: one sentence per failed check.
+        locked: Whether the writers took the lock.
+        writers: Number of writers.
+        rows_expected: Number of rows in the source.
+        rows_found: Number of rows in the table.
+        missing_rows: Number of rows of the source that are not in the table.
+        duplicate_rows: Number of rows of the table beyond the first of each key.
+        unexpected_rows: Number of keys in the table that are not in the source.
+        checksum_mismatches: Numeric columns whose number of values or sum differs from the source's.
+        commits_acknowledged: Number of commits that the writers reported as committed.
+        commits_in_log: Number of commits of these writers in the table's log.
+        lost_commits: Number of acknowledged commits that are not in the log.
+        lost: Ids of the lost commits.
+        unacknowledged_commits: Number of commits in the log that no writer reported.
+        versions: Number of version files in the log.
+        missing_versions: Number of versions that are missing below the newest one.
+        conflicts: Number of commits without the lock that lost at least one race for a version.
+        in_conflict: Ids of the commits in conflict, as far as they have one.
+        unacknowledged_conflicts: Number of commits in conflict that no writer reported.
+        retries: Number of times that a writer without the lock repeated a commit.
+        overlapping_holds: Number of pairs of holds that overlap, by the writers' clocks.
+        failed_writers: Numbers of the writers whose exit code was not 0.
+        wall_seconds: Seconds from the start of the first writer to the end of the last.
+        loading_seconds: Seconds from the first request for the lock (without the lock: the first write) to the last
+            acknowledgement. The start and the end of the processes are not included.
+        hold_seconds_p50: Median duration of a hold, in seconds; None without the lock.
+        wait_seconds_p50: Median time that a writer waited for the lock, in seconds; None without the lock.
+        problems: One sentence per failed check.
 
     """
 
@@ -84,19 +84,19 @@ class Outcome:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as JSON types."""
+        """Return the figures as JSON values."""
         return {"ok": self.ok, **asdict(self)}
 
 
 def commit_id(commit: LogCommit) -> str | None:
-    """Return the id that a writer gave its commit, with the lock (``sluice``) or without (``rival``)."""
+    """Return the id of a writer's commit: of its stamp, or without the lock of ``userMetadata.rival``."""
     if commit.stamp is not None:
         return commit.stamp.commit_id
     try:
-        said = json.loads(commit.user_metadata or "")["rival"]["commit_id"]
+        rival_id = json.loads(commit.user_metadata or "")["rival"]["commit_id"]
     except (ValueError, TypeError, KeyError):
         return None
-    return said if isinstance(said, str) else None
+    return rival_id if isinstance(rival_id, str) else None
 
 
 def judge(
@@ -110,40 +110,38 @@ def judge(
     wall_seconds: float,
     table_problems: Sequence[str] = (),
 ) -> Outcome:
-    """Compare what the writers were told with what the log and the table hold.
+    """Compare the writers' reports with the log, and the table's rows with the source.
 
     Args:
-        writers: with every line that they said.
-        log: the table's commits, of which those with a commit id are these writers'.
-        source: what was to be loaded.
-        table: what was found.
-        locked: whether the writers took the lock: then no overlap is forgiven.
-        commits_planned: how many commits there should be.
-        wall_seconds: how long it took.
-        table_problems: what a check of the table itself found.
+        writers: The writers with the commits that they reported.
+        log: The table's commits. Those with a commit id are of these writers.
+        source: Summary of the source's rows.
+        table: Summary of the table's rows.
+        locked: Whether the writers took the lock. Then an overlap of holds is a problem.
+        commits_planned: Number of commits that the writers should make.
+        wall_seconds: Seconds from the start of the first writer to the end of the last.
+        table_problems: Problems that the check of the table found.
 
     """
     acknowledged = [commit for writer in writers for commit in writer.commits]
-    ids_told = {commit.commit_id for commit in acknowledged}
-    ids_in_log = [name for commit in log if (name := commit_id(commit)) is not None]
-    lost = ids_told - set(ids_in_log)
-    unacknowledged = set(ids_in_log) - ids_told
+    acknowledged_ids = {commit.commit_id for commit in acknowledged}
+    ids_in_log = [log_id for commit in log if (log_id := commit_id(commit)) is not None]
+    lost = acknowledged_ids - set(ids_in_log)
+    unacknowledged = set(ids_in_log) - acknowledged_ids
     overlapping = overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
     in_conflict = commits_in_conflict(log)
-    retries = sum(len(writer.retried_at) for writer in writers)
     failed = tuple(writer.number for writer in writers if writer.exit_code != 0)
+    unplanned = len(acknowledged) != commits_planned
     problems = [
         *(f"writer {number} failed" for number in failed),
-        *_any(abs(commits_planned - len(acknowledged)), "commit", f"more or less than the {commits_planned} planned"),
-        *_any(len(lost), "acknowledged commit", f"not in the log: {_some(_names(acknowledged, lost))}"),
-        *_any(len(unacknowledged), "commit", f"in the log acknowledged to nobody: {_some(unacknowledged)}"),
-        *_any(len(ids_in_log) - len(set(ids_in_log)), "commit", "in the log more than once"),
+        *([f"{commits_planned} commits were planned, and {len(acknowledged)} acknowledged"] if unplanned else []),
+        *_problem(len(lost), "acknowledged commit", f"not in the log: {_examples(_describe(acknowledged, lost))}"),
+        *_problem(len(unacknowledged), "commit", f"in the log, but reported by no writer: {_examples(unacknowledged)}"),
+        *_problem(len(ids_in_log) - len(set(ids_in_log)), "commit", "in the log more than once"),
         *_compare_contents(source, table),
     ]
     if locked:
-        problems += [
-            *describe_overlaps(overlapping),
-        ]
+        problems += describe_overlaps(overlapping)
     return Outcome(
         locked=locked,
         writers=len(writers),
@@ -161,9 +159,9 @@ def judge(
         versions=len(log),
         missing_versions=max((commit.version for commit in log), default=-1) + 1 - len(log),
         conflicts=len(in_conflict),
-        in_conflict=tuple(name for commit in in_conflict if (name := commit_id(commit)) is not None),
-        unacknowledged_conflicts=sum(commit_id(commit) not in ids_told for commit in in_conflict),
-        retries=retries,
+        in_conflict=tuple(log_id for commit in in_conflict if (log_id := commit_id(commit)) is not None),
+        unacknowledged_conflicts=sum(commit_id(commit) not in acknowledged_ids for commit in in_conflict),
+        retries=sum(len(writer.retried_at) for writer in writers),
         overlapping_holds=len(overlapping),
         failed_writers=failed,
         wall_seconds=round(wall_seconds, 3),
@@ -177,16 +175,17 @@ def judge(
 
 
 def _compare_contents(source: Contents, table: Contents) -> list[str]:
-    """Look for rows that the table lacks, has twice, or has not from the source; and for values that differ."""
+    """Find missing, duplicate and unexpected rows, and columns whose values differ."""
     missing = source.keys - table.keys
-    twice = [key for key, times in table.keys.items() if times > 1]
+    repeated = [key for key, count in table.keys.items() if count > 1]
+    duplicates = table.rows - len(table.keys)
     unexpected = table.keys.keys() - source.keys.keys()
-    differing = _mismatches(source, table)
+    columns = _mismatches(source, table)
     return [
-        *_any(missing.total(), "row", f"missing, for example {_some(missing)}"),
-        *_any(table.rows - len(table.keys), "duplicate row", f"by ({', '.join(KEY)}), for example {_some(twice)}"),
-        *_any(len(unexpected), "row", f"not from the source, for example {_some(unexpected)}"),
-        *_any(len(differing), "column", f"with other values than the source: {', '.join(differing)}"),
+        *_problem(missing.total(), "row", f"missing, for example {_examples(missing)}"),
+        *_problem(duplicates, "duplicate row", f"by ({', '.join(KEY)}), for example {_examples(repeated)}"),
+        *_problem(len(unexpected), "row", f"not from the source, for example {_examples(unexpected)}"),
+        *_problem(len(columns), "column", f"with other values than the source: {', '.join(columns)}"),
     ]
 
 
@@ -194,8 +193,9 @@ def _mismatches(source: Contents, table: Contents) -> tuple[str, ...]:
     return tuple(name for name in source.sums if source.sums[name] != table.sums.get(name))
 
 
-def _any(number: int, what: str, wrong: str) -> list[str]:
-    return [f"{count_of(number, what)} {wrong}"] if number else []
+def _problem(number: int, noun: str, fault: str) -> list[str]:
+    """Return a sentence such as ``2 rows missing``, or nothing if the number is 0."""
+    return [f"{count_text(number, noun)} {fault}"] if number else []
 
 
 def _loading_seconds(acknowledged: Sequence[Acknowledged]) -> float:
@@ -208,7 +208,7 @@ def _median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
-def _names(acknowledged: Sequence[Acknowledged], commit_ids: Collection[str]) -> list[str]:
+def _describe(acknowledged: Sequence[Acknowledged], commit_ids: Collection[str]) -> list[str]:
     return [
         f"{commit.commit_id} (writer {commit.writer}, {commit.rows} rows)"
         for commit in acknowledged
@@ -216,6 +216,7 @@ def _names(acknowledged: Sequence[Acknowledged], commit_ids: Collection[str]) ->
     ]
 
 
-def _some(items: Collection[Any] | Mapping[Any, int]) -> str:
-    shown = [str(item) if isinstance(item, str) else " ".join(map(str, item)) for item in sorted(items)[:_SHOWN]]
-    return ", ".join(shown) + (" …" if len(items) > _SHOWN else "")
+def _examples(names: Collection[Any]) -> str:
+    """Return the first names in order. A name is a text or a tuple of texts."""
+    texts = [name if isinstance(name, str) else " ".join(map(str, name)) for name in sorted(names)[:_SHOWN]]
+    return ", ".join(texts) + (" …" if len(names) > _SHOWN else "")

@@ -1,4 +1,4 @@
-"""The demo's writers: each is a ``spark-submit`` in its own process group."""
+"""The processes of the demo's writers. Each is a ``spark-submit`` in its own process group."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
 
 _GRACE_SECONDS = 5.0
-_LAST_WORDS = 12
-_NOTHING = 0  # as a signal: asks whether somebody is there
+_TAIL_LINES = 12
+_NO_SIGNAL = 0  # tests whether the process group exists
 
+#: Events of writers: the writer's number and one JSON object. The last one is ``{"event": "exit", "code": …}``.
 Events = SimpleQueue[tuple[int, dict[str, Any]]]
-"""What processes say: the writer's number and one JSON object; ``{"event": "exit", "code": …}`` is the last one."""
 
 
 def spark_submit() -> Path:
-    """Return PySpark's own ``spark-submit`` (or that of ``$SPARK_HOME``).
+    """Return the path of ``spark-submit``: of ``$SPARK_HOME`` if it is set, else of PySpark.
 
     Raises:
-        SparkSubmitError: there is none.
+        SparkSubmitError: ``spark-submit`` was not found.
 
     """
     home = os.environ.get("SPARK_HOME")
@@ -49,7 +49,7 @@ def spark_submit() -> Path:
 def submit_command(
     job: Path, arguments: Sequence[str], *, conf: Mapping[str, str], memory: str = "1g", cores: int = 1
 ) -> list[str]:
-    """Return the command that runs a job on this machine, in a driver with the pinned jars."""
+    """Return the command that runs a job in a local driver with the pinned jars. ``conf`` overrides the defaults."""
     settings = {
         **LOCAL_DRIVER,
         "spark.sql.shuffle.partitions": "1",
@@ -68,14 +68,14 @@ def submit_command(
 
 
 class WriterProcess:
-    """A running ``spark-submit``. It ends with this process, however this process ends.
+    """A running ``spark-submit``. It ends with this process, even if this process is killed.
 
     Args:
-        number: of the writer, from 1; goes with everything that it says.
-        command: to run.
-        environment: variables for it, beside those of this process.
-        folder: gets ``writer-N.out`` and ``writer-N.err``.
-        events: gets the JSON objects that it prints, and its end.
+        number: Number of the writer, from 1. Its events have it.
+        command: The command to run.
+        environment: Environment variables that are added to those of this process.
+        folder: Folder for ``writer-N.out`` and ``writer-N.err``.
+        events: Queue for the JSON objects that it prints, and for its exit.
 
     """
 
@@ -92,29 +92,29 @@ class WriterProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**_own_environment(), **_python_environment(), **environment},
-                # A Ctrl-C at the terminal is for this process, which then ends the writers, and with each of them
-                # its group: spark-submit's JVM and the JVM's Python.
+                env={**_environment(), **environment},
+                # Ctrl-C at the terminal must reach only this process. It ends each writer with its process group:
+                # spark-submit's JVM and the JVM's Python.
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, name=f"writer-{number}", daemon=True)
         self._reader.start()
 
     @property
-    def last_words(self) -> list[str]:
-        """The last lines that it wrote on standard error."""
-        return self.errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_LAST_WORDS:]
+    def stderr_tail(self) -> list[str]:
+        """The last lines of its standard error."""
+        return self.errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
 
     def signal(self, number: int) -> bool:
-        """Send a signal to it and to everything that it started; tell whether any of that was still there."""
+        """Send a signal to its process group. Return whether the group exists."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
             return True
         return False
 
     def reap(self, deadline: float) -> None:
-        """Wait until it and everything that it started are gone; after ``deadline`` (monotonic) with SIGKILL."""
-        while self._process.poll() is None or self.signal(_NOTHING):
+        """Wait until its process group has ended. Send SIGKILL after ``deadline`` (of ``time.monotonic``)."""
+        while self._process.poll() is None or self.signal(_NO_SIGNAL):
             if time.monotonic() > deadline:
                 self.signal(signal.SIGKILL)
                 self._process.wait()
@@ -126,7 +126,7 @@ class WriterProcess:
                 pipe.close()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
+        assert self._process.stdout is not None  # noqa: S101 (it is a pipe)
         with self.output.open("wb") as output:
             for line in self._process.stdout:
                 output.write(line)
@@ -139,7 +139,7 @@ class WriterProcess:
 
 
 def end_processes(processes: Sequence[WriterProcess]) -> None:
-    """End all of them, and everything that they started: SIGTERM, and SIGKILL for what is left after 5 s."""
+    """End the process groups of all writers: by SIGTERM, and by SIGKILL after 5 s."""
     for process in processes:
         process.signal(signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -147,13 +147,14 @@ def end_processes(processes: Sequence[WriterProcess]) -> None:
         process.reap(deadline)
 
 
-def _own_environment() -> dict[str, str]:
-    """Return this process's environment without the user's credentials: the demo's ZooKeeper knows nobody."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(SECURITY_PREFIX)}
+def _environment() -> dict[str, str]:
+    """Return this process's environment, changed so that a driver uses this Python and these packages.
 
-
-def _python_environment() -> dict[str, str]:
-    """Return what makes a driver run this very Python with these very packages, installed or in a checkout."""
-    here = str(Path(lock_manager.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    ZooKeeper credentials are removed, because the demo's ZooKeeper would refuse them.
+    """
+    root = str(Path(lock_manager.__file__).parents[1])
+    return {name: value for name, value in os.environ.items() if not name.startswith(SECURITY_PREFIX)} | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }

@@ -1,4 +1,4 @@
-"""The progress of a load: a live board on a terminal, a line every few seconds elsewhere."""
+"""Shows the progress of a load: a live board on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _WORDS = {
 
 
 class Board:
-    """The state of a load, for people.
+    """The progress of a load, as text and as a table.
 
     Args:
-        title: what is going on.
-        writers: they change while it is shown.
-        planned: commits per writer, in the same order.
-        rows: how many rows there are to load.
+        title: Title of the table.
+        writers: The writers. Their state changes while the board is shown.
+        planned: Number of commits of each writer, in the same order.
+        rows: Number of rows to load.
 
     """
 
@@ -57,30 +57,30 @@ class Board:
         self._started = time.monotonic()
 
     def line(self) -> str:
-        """Say in one line how far it is."""
+        """Return the progress as one line."""
         by_phase: dict[Phase, list[str]] = defaultdict(list)
         for writer in self._writers:
             by_phase[writer.phase].append(str(writer.number))
-        now = "; ".join(f"{_WORDS[phase]}: {', '.join(by_phase[phase])}" for phase in Phase if phase in by_phase)
-        return f"{self._summary()}; {now}"
+        phases = [f"{_WORDS[phase]}: {', '.join(by_phase[phase])}" for phase in Phase if phase in by_phase]
+        return f"{self._summary()}; {'; '.join(phases)}"
 
     def table(self) -> Table:
-        """Draw every writer's state."""
+        """Return a table with the state of every writer."""
         table = Table(box=box.SIMPLE, title=self._title, title_justify="left", title_style="bold", pad_edge=False)
         table.add_column("writer", no_wrap=True)
         table.add_column("now", no_wrap=True, min_width=24)
         table.add_column("commits", no_wrap=True, min_width=26)
         table.add_column("rows", justify="right", no_wrap=True, min_width=8)
         for writer, planned in zip(self._writers, self._planned, strict=True):
-            done = len(writer.commits)
+            commits = len(writer.commits)
             bar = Table.grid(padding=(0, 1))
-            bar.add_row(ProgressBar(total=planned, completed=done, width=18), f"{done}/{planned}")
-            table.add_row(f"writer {writer.number}", self._now(writer), bar, f"{writer.rows:,}")
+            bar.add_row(ProgressBar(total=planned, completed=commits, width=18), f"{commits}/{planned}")
+            table.add_row(f"writer {writer.number}", self._phase_text(writer), bar, f"{writer.rows:,}")
         table.caption = self._summary()
         table.caption_justify = "left"
         return table
 
-    def _now(self, writer: Writer) -> Text:
+    def _phase_text(self, writer: Writer) -> Text:
         words = _WORDS[writer.phase]
         if writer.running:
             words += f"  {max(0.0, time.time() - writer.since):.1f} s"
@@ -98,20 +98,20 @@ class Board:
 
 
 @contextmanager
-def shown(board: Board, console: Console) -> Iterator[Callable[[], None]]:
-    """Show the board, and yield what to call often to keep it up to date."""
+def show_board(board: Board, console: Console) -> Iterator[Callable[[], None]]:
+    """Show the board during a block. Yield a function that updates it; call it often."""
     if console.is_terminal:
         with Live(board.table(), console=console, auto_refresh=False) as live:
             yield lambda: live.update(board.table(), refresh=True)
             live.update(board.table(), refresh=True)
         return
-    told_at = time.monotonic()
+    printed_at = time.monotonic()
 
-    def tell() -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= _PLAIN_SECONDS:
-            told_at = time.monotonic()
+    def print_line() -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at >= _PLAIN_SECONDS:
+            printed_at = time.monotonic()
             console.print(board.line(), soft_wrap=True)
 
-    yield tell
+    yield print_line
     console.print(board.line(), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Reads what the writers print, one JSON object per line, and adds it up."""
+"""The state of each writer of a demo, from the JSON lines that it prints."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sluice.audit.checks import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledged:
-    """A commit of which a writer was told that it succeeded. Times are seconds since the epoch, by its clock.
+    """A commit that a writer reported as committed. Times are seconds since the epoch, by the writer's clock.
 
     Attributes:
-        writer: number of the writer, from 1.
-        commit_id: also in the commit's ``userMetadata``.
-        rows: how many rows it appended.
-        version: the table's version that it became, if the writer knows.
-        requested_at: when the writer asked for the lock, or without one when it began.
-        acquired_at: when it had the lock; None without one.
-        released_at: when it gave the lock back, or without one when it was done.
-        retries: how often it had to begin anew because others were faster.
-        token: fencing token; None without the lock.
+        writer: Number of the writer, from 1.
+        commit_id: Id of the commit. The commit in the log has it, too.
+        rows: Number of rows that the commit appended.
+        version: The table's version; None if the writer did not report it.
+        requested_at: Time of the request for the lock, or without the lock the start of the write.
+        acquired_at: Time at which the lock was acquired; None without the lock.
+        released_at: Time at which the lock was released, or without the lock the end of the write.
+        retries: Number of times that the write was repeated after a conflict.
+        token: Fencing token; None without the lock.
 
     """
 
@@ -39,19 +39,19 @@ class Acknowledged:
 
     @property
     def hold(self) -> Interval | None:
-        """The hold under which it was made."""
+        """The time of its hold; None without the lock."""
         if self.acquired_at is None:
             return None
         return Interval(self.acquired_at, self.released_at, f"writer {self.writer}, commit {self.commit_id}")
 
 
 class Phase(StrEnum):
-    """What a writer is doing."""
+    """The state of a writer."""
 
     STARTING = "starting"
     BEGUN = "begun"
     HOLDING = "holding"
-    WRITING = "writing"  # without a lock
+    WRITING = "writing"  # without the lock
     BETWEEN = "between"
     DONE = "done"
     FAILED = "failed"
@@ -59,17 +59,17 @@ class Phase(StrEnum):
 
 @dataclass
 class Writer:
-    """A writer, as far as its lines have told.
+    """The state of a writer, from the lines that it printed.
 
     Attributes:
-        number: from 1.
-        started_at: when its process was started.
-        phase: what it does.
-        since: since when.
-        commits: what was acknowledged to it, in order.
-        retried_at: when it had to begin anew, those of the commit under way included.
-        ended_at: when its process ended; None while it runs.
-        exit_code: of its process; None while it runs.
+        number: Number of the writer, from 1.
+        started_at: Time at which its process was started.
+        phase: Its current state.
+        since: Time at which that state began.
+        commits: The commits that it reported, in order.
+        retried_at: Times at which it repeated a write after a conflict.
+        ended_at: Time at which its process ended; None while it runs.
+        exit_code: Exit code of its process; None while it runs.
 
     """
 
@@ -87,19 +87,19 @@ class Writer:
 
     @property
     def rows(self) -> int:
-        """Rows in its acknowledged commits."""
+        """Number of rows in its acknowledged commits."""
         return sum(commit.rows for commit in self.commits)
 
     @property
     def running(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether its process runs."""
         return self.exit_code is None
 
     def apply(self, event: Mapping[str, Any], now: float) -> None:
-        """Take in one line of the writer; lines of unknown kinds are left alone.
+        """Update the state by one line of the writer. Ignore an unknown event.
 
         Raises:
-            KeyError: a line of a known kind without what belongs to it.
+            KeyError: The line lacks a field of its event.
 
         """
         match event.get("event"):
@@ -128,7 +128,7 @@ class Writer:
                 )
 
     def end(self, exit_code: int, now: float) -> None:
-        """Note that its process ended."""
+        """Record the end of its process."""
         self.exit_code, self.ended_at = exit_code, now
         self._enter(Phase.DONE if exit_code == 0 else Phase.FAILED, now)
 

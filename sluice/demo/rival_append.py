@@ -1,7 +1,7 @@
-"""The job to compare with: it appends without a lock, as most jobs do, and retries after a conflict.
+"""The job of the comparison: it appends without the lock, and retries after a conflict. Run it by ``spark-submit``.
 
-It reads, splits and writes as ``writer_jobs/append.py`` does, and prints the same JSON lines less those of the lock:
-``{"event":"writing",…}``, ``{"event":"retry",…}`` and ``{"event":"commit",…}``. Run by ``spark-submit``.
+It reads, splits and writes as ``writer_jobs/append.py`` does, and prints the same JSON lines without those of the lock:
+``{"event":"writing",…}``, ``{"event":"retry",…}`` and ``{"event":"commit",…}``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from writer_jobs.job.append.split import SplitRows
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import SourceReader
 
-# They do not inherit from one another.
+# These classes do not inherit from one another.
 _CONFLICTS = (
     ConcurrentAppendException,
     ConcurrentDeleteDeleteException,
@@ -47,7 +47,7 @@ _CONFLICTS = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Append the source in a number of commits; begin a commit anew for as long as rivals are faster."""
+    """Append the source in a number of commits. Repeat a commit until it has no conflict."""
     parser = argparse.ArgumentParser(description="Append to a Delta table without a lock.")
     parser.add_argument("--table", required=True)
     parser.add_argument("--source", nargs="+", required=True)
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = _count_parts(split, arguments.commits)
     for number in range(arguments.commits):
         part = split.part(number)
-        told: dict[str, Any] = {"commit": number + 1, "commits": arguments.commits, "requested_at": time.time()}
-        _say("writing", told)
+        fields: dict[str, Any] = {"commit": number + 1, "commits": arguments.commits, "requested_at": time.time()}
+        _print_event("writing", fields)
         commit_id = uuid.uuid4().hex
         writer = part.write.format("delta").mode("append").partitionBy(*partition_by)
         writer = writer.option("userMetadata", json.dumps({"rival": {"commit_id": commit_id}}))
@@ -74,22 +74,22 @@ def main(argv: Sequence[str] | None = None) -> None:
                 writer.save(arguments.table)
             except _CONFLICTS as error:
                 retries += 1
-                _say("retry", {"commit": number + 1, "at": time.time(), "error": type(error).__name__})
+                _print_event("retry", {"commit": number + 1, "at": time.time(), "error": type(error).__name__})
             else:
                 released_at = time.time()
                 break
-        done = {"rows": rows.get(number, 0), "retries": retries, "commit_id": commit_id, "released_at": released_at}
-        _say("commit", told | {"version": None} | done)
+        fields |= {"version": None, "rows": rows.get(number, 0), "retries": retries}
+        _print_event("commit", fields | {"commit_id": commit_id, "released_at": released_at})
 
 
 def _count_parts(split: SplitRows, parts: int) -> dict[int, int]:
-    """Read the source into the cache and count the rows of each part, in one Spark job; empty parts are left out."""
+    """Read the source into the cache, and return the number of rows of each non-empty part, in one Spark job."""
     numbers = [split.part(number).select(F.lit(number).alias("part")) for number in range(parts)]
     counts = reduce(DataFrame.union, numbers).groupBy("part").count()
     return {row["part"]: row["count"] for row in counts.collect()}
 
 
-def _say(event: str, fields: dict[str, Any]) -> None:
+def _print_event(event: str, fields: dict[str, Any]) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The demo: several Spark writers load one table under the lock, and a reader that is not ours checks the result."""
+"""``sluice demo``: several Spark writers load one table with the lock, and ``deltalake`` checks the result."""
 
 from __future__ import annotations
 
@@ -19,23 +19,17 @@ from rich.console import Console
 
 from lock_manager import SettingsError
 from lock_manager.testing.embedded import find_java
-from sluice.audit.checks import count_of
+from sluice.audit.checks import count_text
 from sluice.audit.log_files import LogCommit, read_commits, version_files
-from sluice.audit.log_folder import open_log
-from sluice.audit.reasons import reason_of
+from sluice.audit.log_folder import error_text, open_log
 from sluice.audit.verify import verify_table
+from sluice.console import print_problems
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
 from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
-from sluice.demo.progress import Board, shown
+from sluice.demo.progress import Board, show_board
 from sluice.demo.records import Phase, Writer
-from sluice.demo.report import (
-    print_comparison,
-    print_last_words,
-    print_outcome,
-    print_problems,
-    write_report,
-)
+from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
 from sluice.demo.services import Store, clear_output, keep_tables, open_services
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
@@ -44,9 +38,7 @@ from sluice.local.jars import jar_paths
 _LOCK_TIMEOUT_SECONDS = 600
 _POLL_SECONDS = 0.2
 _COMPARISON = "comparison.png"
-
-
-# What Delta takes for these schemes if it is told nothing.
+# Delta's default log stores of these schemes.
 _STOCK_LOG_STORES = {
     "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
     "spark.delta.logStore.file.impl": "io.delta.storage.HDFSLogStore",
@@ -55,21 +47,23 @@ _STOCK_LOG_STORES = {
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What to demonstrate.
+    """The options of the demo.
 
     Attributes:
-        storage: ``s3`` for an embedded S3, ``local`` for the disk.
-        writers: number of ``spark-submit`` processes.
-        commits: in all, shared out among the writers.
-        compare: load again without the lock.
-        output: folder for the report, the picture and the logs.
-        keep: leave the table and what was loaded in that folder too.
-        rows: load only the first flights; None for all of them.
-        s3_endpoint: URL of another S3 than the embedded one.
-        bucket: of another S3, AWS itself if no endpoint is given; tables go below a prefix that is removed in the end.
+        storage: ``s3`` for an S3, ``local`` for the disk.
+        writers: Number of ``spark-submit`` processes.
+        commits: Number of commits of all writers together.
+        compare: Whether to load again without the lock.
+        output: Folder for the report, the picture and the logs.
+        keep: Whether to keep the table and the source files in that folder.
+        rows: Number of flights to load, the first ones; None for all.
+        s3_endpoint: URL of another S3; None for the embedded one.
+        bucket: An existing bucket of another S3 (of AWS without an endpoint). Tables are below a prefix that is removed
+            at the end.
 
     Raises:
-        SettingsError: fewer commits than writers, or none at all; an S3 beside ``local``.
+        SettingsError: There are no writers, fewer commits than writers, fewer rows than commits, a malformed endpoint,
+            or an S3 with ``local``.
 
     """
 
@@ -89,15 +83,15 @@ class DemoOptions:
         if self.s3_endpoint is not None and not is_endpoint(self.s3_endpoint):
             raise SettingsError(f"--s3-endpoint {self.s3_endpoint}: give http://HOST:PORT or https://HOST")
         if self.writers < 1:
-            raise SettingsError(f"--writers {self.writers}: there must be at least one")
+            raise SettingsError(f"--writers {self.writers}: must be at least 1")
         if self.commits < self.writers:
-            raise SettingsError(f"--commits {self.commits}: each of the {self.writers} writers makes at least one")
+            raise SettingsError(f"--commits {self.commits}: must be at least --writers {self.writers}")
         if self.rows is not None and self.rows < self.commits:
-            raise SettingsError(f"--rows {self.rows}: each of the {self.commits} commits needs at least one")
+            raise SettingsError(f"--rows {self.rows}: must be at least --commits {self.commits}")
 
     @property
     def shares(self) -> list[int]:
-        """Commits per writer, as even as can be."""
+        """Number of commits of each writer. They differ by 1 at most."""
         return [
             (number + 1) * self.commits // self.writers - number * self.commits // self.writers
             for number in range(self.writers)
@@ -106,7 +100,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class Load:
-    """One load of the data, done and judged."""
+    """A load, and the outcome of its checks."""
 
     table: str
     writers: list[Writer]
@@ -114,31 +108,33 @@ class Load:
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Run it, print what it came to, write ``report.json`` and the pictures; return whether every check passed.
+    """Run the demo, print its results, and write ``report.json`` and the pictures.
 
-    What happens without the lock (``compare``) is shown, and has no say in that.
+    Returns:
+        Whether every check of the load with the lock passed. The load without it (``compare``) has no influence.
 
     Raises:
-        SluiceError: it could not be started (no Java, no jars, no data, an output folder of somebody else …).
+        SluiceError: The demo could not be started: no Java, no jars, no data, a foreign output folder, and so on.
 
     """
+    # Fail before anything is started if a requirement is missing.
     find_java()
     spark_submit()
-    jar_paths()  # what is missing is told before anything is started
+    jar_paths()
     folder = clear_output(options.output)
     (folder / "logs").mkdir()
     (folder / "source").mkdir()
-    with console.status("Dealing the flights of 2013 to the writers …"):
+    with console.status("Writing the flights of 2013 to a file per writer …"):
         files, source = deal_flights(folder / "source", options.writers, limit=options.rows)
-    console.print(f"{source.rows:,} flights dealt to {options.writers} writers: {options.commits} commits in all")
-    chosen = ChosenS3(options.s3_endpoint, options.bucket) if options.s3_endpoint or options.bucket else None
-    with open_services(options.storage, folder, console, chosen) as (store, hosts):
+    console.print(f"{source.rows:,} flights for {options.writers} writers: {options.commits} commits in total")
+    user_s3 = ChosenS3(options.s3_endpoint, options.bucket) if options.s3_endpoint or options.bucket else None
+    with open_services(options.storage, folder, console, user_s3) as (store, hosts):
         demo = _Demo(options, console, folder, files, source, store)
         locked = demo.load("flights", hosts)
-        _leave(demo, locked)
+        _report_load(demo, locked)
         if options.compare:
             rival = demo.load("flights-without-lock", None)
-            _leave_comparison(demo, locked, rival)
+            _report_comparison(demo, locked, rival)
         if options.keep:
             keep_tables(store, folder / "tables")
     if not options.keep:
@@ -158,27 +154,27 @@ class _Demo:
     store: Store
 
     def load(self, name: str, hosts: str | None) -> Load:
-        """Let the writers load one table, under the lock if ``hosts`` is given; check what is in it."""
+        """Load one table with all writers, with the lock if ``hosts`` is given, and check the table."""
         table = self.store.table(name)
         logs = self.folder / "logs" / name
         logs.mkdir()
         events: Events = Events()
         writers: list[Writer] = []
         processes: list[WriterProcess] = []
-        how = "under the lock" if hosts else "without the lock, on Delta's stock log store"
-        board = Board(f"{table}, {how}", writers, self.options.shares, self.source.rows)
+        mode = "with the lock" if hosts else "without the lock, on Delta's stock log store"
+        board = Board(f"{table}, {mode}", writers, self.options.shares, self.source.rows)
         try:
             for number, (file, commits) in enumerate(zip(self.files, self.options.shares, strict=True), 1):
                 command = _command(number, table, file, commits, hosts, self.store)
                 writers.append(Writer(number, time.time()))
                 processes.append(WriterProcess(number, command, self.store.environment, logs, events))
-            with shown(board, self.console) as refresh:
+            with show_board(board, self.console) as refresh:
                 _follow(writers, events, refresh)
         finally:
             end_processes(processes)
         for writer, process in zip(writers, processes, strict=True):
             if writer.phase is Phase.FAILED:
-                print_last_words(writer, process.last_words, self.console)
+                print_last_words(writer, process.stderr_tail, self.console)
         with self.console.status("Reading the table back with deltalake …"):
             return self._judge(table, writers, locked=hosts is not None)
 
@@ -186,27 +182,27 @@ class _Demo:
         options = self.store.environment
         commits: list[LogCommit] = []
         problems: tuple[str, ...] = ()
-        found = Contents()
+        contents = Contents()
         try:
             log = open_log(table, options)
             versions = version_files(log.names())
             commits = [commit for commit in read_commits(log, versions) if isinstance(commit, LogCommit)]
             if versions:
-                # One host, one clock.
+                # The writers share one clock.
                 verification = verify_table(table, key=KEY, storage_options=options, clock_skew_seconds=0)
                 problems = verification.problems
                 if verification.rows_found is not None:
-                    found = read_contents(log.uri, log.options)
+                    contents = read_contents(log.uri, log.options)
             else:
                 problems = ("there is no table",)
-        except Exception as error:  # noqa: BLE001 (a damaged log makes deltalake raise whatever comes up)
-            problems = (*problems, f"the table cannot be read back: {reason_of(error)}")
+        except Exception as error:  # noqa: BLE001 (deltalake raises many types for a damaged log)
+            problems = (*problems, f"the table cannot be read back: {error_text(error)}")
         ends = [writer.ended_at for writer in writers if writer.ended_at is not None]
         outcome = judge(
             writers,
             commits,
             self.source,
-            found,
+            contents,
             locked=locked,
             commits_planned=self.options.commits,
             wall_seconds=max(ends) - writers[0].started_at,
@@ -223,8 +219,8 @@ def _command(number: int, table: str, file: Path, commits: int, hosts: str | Non
         return submit_command(Path(__file__).with_name("rival_append.py"), arguments, conf=conf | _STOCK_LOG_STORES)
     arguments += ["--zookeeper", hosts, "--lock-timeout", str(_LOCK_TIMEOUT_SECONDS)]
     spec = find_spec("writer_jobs")
-    assert spec is not None  # noqa: S101 (it is a package of this distribution)
-    assert spec.origin is not None  # noqa: S101 (likewise)
+    assert spec is not None  # noqa: S101 (a package of this distribution)
+    assert spec.origin is not None  # noqa: S101 (it has an __init__.py)
     return submit_command(Path(spec.origin).with_name("append.py"), arguments, conf=conf)
 
 
@@ -242,7 +238,7 @@ def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], Non
 
 
 def _print_files(folder: Path, console: Console, *, compare: bool) -> None:
-    """Print the names of the files of this demo, and which one is left of an earlier demo."""
+    """Print the names of the files of this demo, and whether a comparison of an earlier demo is among them."""
     names = {path.name for path in folder.glob("[!.]*")}
     earlier = set() if compare else names & {_COMPARISON}
     console.print(f"Left in {folder}: {', '.join(sorted(names - earlier))}", soft_wrap=True)
@@ -250,41 +246,41 @@ def _print_files(folder: Path, console: Console, *, compare: bool) -> None:
         console.print(f"{_COMPARISON} is of an earlier demo", soft_wrap=True)
 
 
-def _leave(demo: _Demo, load: Load) -> None:
-    """Print and write what came of the load under the lock."""
+def _report_load(demo: _Demo, load: Load) -> None:
+    """Print and write the outcome of the load with the lock."""
     outcome, options = load.outcome, demo.options
     print_outcome(outcome, demo.console)
-    where = "on S3" if options.storage == "s3" else "on disk"
-    told = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
-    title = f"{outcome.writers} Spark writers, one Delta table {where}: {outcome.commits_in_log} commits, {told}"
+    store = "S3" if options.storage == "s3" else "disk"
+    result = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
+    title = f"{outcome.writers} Spark writers, one Delta table on {store}: {outcome.commits_in_log} commits, {result}"
     draw_timeline(demo.folder / "timeline.png", [Lanes(title, load.writers, locked=True, lost=outcome.lost)])
     write_report(demo.folder / "report.json", _facts(demo, load), outcome, load.writers)
 
 
-def _leave_comparison(demo: _Demo, locked: Load, rival: Load) -> None:
+def _report_comparison(demo: _Demo, locked: Load, rival: Load) -> None:
     print_comparison(locked.outcome, rival.outcome, demo.console)
-    print_problems(rival.outcome.problems, demo.console, word="without the lock")
+    print_problems(rival.outcome.problems, demo.console, label="without the lock")
     lanes = [
         Lanes(
-            f"{how}: {_in_short(load.outcome)}",
+            f"{name}: {_summary(load.outcome)}",
             load.writers,
             locked=load.outcome.locked,
             lost=load.outcome.lost,
             in_conflict=load.outcome.in_conflict,
         )
-        for how, load in (("With the lock", locked), ("Without, on Delta's stock log store", rival))
+        for name, load in (("With the lock", locked), ("Without, on Delta's stock log store", rival))
     ]
     draw_timeline(demo.folder / _COMPARISON, lanes)
     facts = {**_facts(demo, locked), "without_lock": rival.outcome.to_json()}
     write_report(demo.folder / "report.json", facts, locked.outcome, locked.writers)
 
 
-def _in_short(outcome: Outcome) -> str:
-    commits = count_of(outcome.commits_acknowledged, "commit")
+def _summary(outcome: Outcome) -> str:
+    commits = count_text(outcome.commits_acknowledged, "commit")
     parts = [f"{commits} acknowledged", f"{outcome.lost_commits} of them lost"]
     if not outcome.locked:
-        parts.append(count_of(outcome.conflicts, "conflict"))
-        # Their writers did not report when they were made, so the picture has no mark for them.
+        parts.append(count_text(outcome.conflicts, "conflict"))
+        # The picture has no mark for these, because no writer reported their times.
         if outcome.unacknowledged_conflicts:
             parts.append(f"{outcome.unacknowledged_conflicts} of them not acknowledged")
     return ", ".join(parts)
@@ -306,5 +302,5 @@ def _facts(demo: _Demo, load: Load) -> dict[str, Any]:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # in a checkout that is not installed
+    except PackageNotFoundError:  # a checkout that is not installed
         return None

@@ -1,4 +1,4 @@
-"""The surroundings of a load: its output folder, and the services that it uses."""
+"""The output folder of a demo, its store, and its ZooKeeper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.audit.log_folder import s3_client
 from sluice.errors import OutputFolderError
 from sluice.local.chosen_s3 import ChosenS3
-from sluice.local.s3 import LocalS3, past_proxies
+from sluice.local.s3 import LocalS3, no_proxy_variables
 
 _MARKER = ".sluice-demo"
 _WORK = ("logs", "source", "tables")
@@ -23,12 +23,12 @@ _BUCKET = "lake"
 
 
 def clear_output(folder: Path) -> Path:
-    """Make an output folder without the logs and tables of an earlier demo, and return its absolute path.
+    """Create the output folder, or delete the logs and tables of an earlier demo in it. Return its absolute path.
 
-    The earlier report and pictures stay until they are overwritten: a demo that fails leaves them.
+    The report and the pictures of an earlier demo stay until they are overwritten, so a demo that fails keeps them.
 
     Raises:
-        OutputFolderError: it holds other things, or cannot be made.
+        OutputFolderError: The folder contains other files, or cannot be created.
 
     """
     folder = folder.resolve()
@@ -36,8 +36,11 @@ def clear_output(folder: Path) -> Path:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / _MARKER).is_file():
                 raise OutputFolderError(f"{folder} is not empty, and not from an earlier demo: choose another --output")
-            for name in _WORK:
-                _remove(folder / name)
+            for path in (folder / name for name in _WORK):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _MARKER).touch()
     except OSError as error:
@@ -45,23 +48,16 @@ def clear_output(folder: Path) -> Path:
     return folder
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 @dataclass(frozen=True)
 class Store:
-    """Where tables go.
+    """The store of a demo's tables.
 
     Attributes:
-        root: URI below which tables are made.
-        where: the same for people.
-        environment: variables with which writers and readers find it.
-        spark_conf: Spark properties with which writers find it.
-        bucket: of an S3, with a prefix if tables are below one; None on disk.
+        root: URI below which tables are created.
+        where: Description of the location for people.
+        environment: Environment variables that configure writers and readers.
+        spark_conf: Spark properties that configure writers.
+        bucket: ``BUCKET`` or ``BUCKET/PREFIX`` of an S3; None on disk.
 
     """
 
@@ -72,13 +68,13 @@ class Store:
     bucket: str | None = None
 
     def table(self, name: str) -> str:
-        """Return a table's URI."""
+        """Return the URI of a table."""
         return f"{self.root}/{name}"
 
 
 @contextmanager
 def open_store(kind: str, folder: Path, chosen: ChosenS3 | None = None) -> Iterator[Store]:
-    """Start an embedded S3 with a bucket (``s3``), or use the one that was chosen, or the disk (``local``)."""
+    """Yield a store: the disk (``local``), the user's S3 if it is given, or else an embedded S3 with a bucket."""
     if kind == "local":
         yield Store(f"file:{folder / 'tables'}", str(folder / "tables"))
         return
@@ -87,21 +83,21 @@ def open_store(kind: str, folder: Path, chosen: ChosenS3 | None = None) -> Itera
             where = f"s3a://{chosen.root} on {chosen.endpoint or 'AWS'}"
             yield Store(f"s3a://{chosen.root}", where, chosen.environment, chosen.spark_conf, chosen.root)
         return
-    with LocalS3(log=folder / "logs" / "s3.log") as s3, _environment(past_proxies()):
+    with LocalS3(log=folder / "logs" / "s3.log") as s3, _environment(no_proxy_variables()):
         s3.create_bucket(_BUCKET)
         where = f"s3a://{_BUCKET} on {s3.endpoint}"
         yield Store(f"s3a://{_BUCKET}", where, s3.environment, s3.spark_conf, _BUCKET)
 
 
 @contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Have variables in the environment, where boto3 and ``deltalake`` look for proxies and credentials."""
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a block: boto3 and ``deltalake`` read proxies and credentials from there."""
+    previous = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -112,7 +108,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 def open_services(
     kind: str, folder: Path, console: Console, chosen: ChosenS3 | None = None
 ) -> Iterator[tuple[Store, str]]:
-    """Start what a demo needs; yield the store and the ensemble's connection string."""
+    """Start the store and a ZooKeeper. Yield the store and the connection string."""
     with ExitStack() as stack:
         with console.status("Starting the embedded servers …"):
             store = stack.enter_context(open_store(kind, folder, chosen))
@@ -122,7 +118,7 @@ def open_services(
 
 
 def keep_tables(store: Store, folder: Path) -> None:
-    """Bring every table of an S3 to disk; tables on disk are there already."""
+    """Copy the tables from an S3 to a folder. Do nothing if the store is the disk."""
     if store.bucket is None:
         return
     client = s3_client(store.environment)
@@ -130,6 +126,6 @@ def keep_tables(store: Store, folder: Path) -> None:
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for entry in page.get("Contents", ()):
             path = folder / entry["Key"].removeprefix(prefix).lstrip("/")
-            if not entry["Key"].endswith("/"):  # S3A marks folders so
+            if not entry["Key"].endswith("/"):  # S3A's marker of a folder
                 path.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(bucket, entry["Key"], str(path))

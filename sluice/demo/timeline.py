@@ -1,4 +1,4 @@
-"""A picture of a load: one lane per writer, its waiting and holding over time, and below them the lock itself."""
+"""Draws a load over time: one lane per writer with its waits and holds, and a lane for the lock below them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from matplotlib.patches import Patch
 
 from sluice.demo.records import Writer
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart (jfly.uni-koeln.de/color), and tab10's
-# remainder for more than five writers.
+# Okabe and Ito's colours, which are distinct for any colour vision (jfly.uni-koeln.de/color), and two of tab10 for more
+# writers.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C564B", "#7F7F7F")
 _INK, _FAINT, _PALE, _ALARM = "#22303C", "#8A97A3", "#E4E9ED", "#D1242F"
 _LANE_INCHES, _WIDTH_INCHES, _DPI = 0.46, 11.0, 150
 _HOLD_HEIGHT, _WAIT_HEIGHT = 0.62, 0.16
 _MARK_POINTS = {"x": 4, "|": 9}
-_LEAST_BAR = 3 / (_WIDTH_INCHES * _DPI)
-"""Least width of a bar, as a part of the time axis: about three pixels, of which the white edge takes one."""
+# Minimum width of a bar, as a fraction of the time axis: about three pixels, one of them for the white edge.
+_MIN_BAR = 3 / (_WIDTH_INCHES * _DPI)
 
 
 class Lanes:
     """One load to draw.
 
     Args:
-        title: what it shows, in a line.
-        writers: with their commits.
-        locked: whether they took the lock; then its lane is drawn too.
-        lost: ids of acknowledged commits that are not in the table.
-        in_conflict: ids of commits that lost a race for a version.
+        title: Title of the panel, one line.
+        writers: The writers with their commits.
+        locked: Whether the writers took the lock. Then its lane is drawn, too.
+        lost: Ids of acknowledged commits that are not in the table.
+        in_conflict: Ids of commits that lost a race for a version.
 
     """
 
@@ -56,14 +56,14 @@ class Lanes:
 
     @property
     def seconds(self) -> float:
-        """From the start of the first writer to the end of the last."""
+        """Seconds from the start of the first writer to the end of the last."""
         ends = [writer.ended_at or writer.started_at for writer in self.writers]
         ends += [commit.released_at for writer in self.writers for commit in writer.commits]
         return max(ends) - self.start
 
 
 def draw_timeline(path: Path, loads: Sequence[Lanes]) -> None:
-    """Write a PNG with one panel per load, all on one scale of time."""
+    """Write a PNG with one panel per load. All panels have the same time axis."""
     timeline_figure(loads).savefig(path, facecolor="white")
 
 
@@ -76,42 +76,42 @@ def timeline_figure(loads: Sequence[Lanes]) -> Figure:
     panels = figure.subplots(len(loads), sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
     seconds = max(load.seconds for load in loads) * 1.01
     for axes, load in zip(panels, loads, strict=True):
-        _draw_load(axes, load, seconds * _LEAST_BAR)
+        _draw_load(axes, load, seconds * _MIN_BAR)
     panels[-1].set_xlabel("seconds since the start of the first process", color=_FAINT, fontsize=9)
     panels[-1].set_xlim(0, seconds)
     return figure
 
 
-def _draw_load(axes: Axes, load: Lanes, least: float) -> None:
+def _draw_load(axes: Axes, load: Lanes, min_seconds: float) -> None:
     _style(axes, load)
     for lane, writer in enumerate(load.writers):
         colour = _COLOURS[lane % len(_COLOURS)]
-        begun = [commit.requested_at for commit in writer.commits] or [writer.ended_at or writer.started_at]
+        requests = [commit.requested_at for commit in writer.commits] or [writer.ended_at or writer.started_at]
         axes.plot(
-            [writer.started_at - load.start, min(begun) - load.start], [lane, lane],
+            [writer.started_at - load.start, min(requests) - load.start], [lane, lane],
             color=_FAINT, linewidth=1, linestyle=(0, (1, 2.5)), zorder=1,
         )  # fmt: skip
-        for before, commit in pairwise(writer.commits):
+        for previous, commit in pairwise(writer.commits):
             axes.plot(
-                [before.released_at - load.start, commit.requested_at - load.start], [lane, lane],
+                [previous.released_at - load.start, commit.requested_at - load.start], [lane, lane],
                 color=colour, linewidth=1, alpha=0.6, zorder=1,
             )  # fmt: skip
         waits: list[tuple[float, float]] = []
-        works: list[tuple[float, float]] = []
+        holds: list[tuple[float, float]] = []
         lost: list[tuple[float, float]] = []
         for commit in writer.commits:
-            began = commit.requested_at if commit.acquired_at is None else commit.acquired_at
-            waits.append((commit.requested_at - load.start, began - commit.requested_at))
-            bar = (began - load.start, max(commit.released_at - began, least))
-            (lost if commit.commit_id in load.lost else works).append(bar)
+            start = commit.requested_at if commit.acquired_at is None else commit.acquired_at
+            waits.append((commit.requested_at - load.start, start - commit.requested_at))
+            bar = (start - load.start, max(commit.released_at - start, min_seconds))
+            (lost if commit.commit_id in load.lost else holds).append(bar)
         _bars(axes, waits, lane, _WAIT_HEIGHT, colour, alpha=0.30)
-        _bars(axes, works, lane, _HOLD_HEIGHT, colour)
+        _bars(axes, holds, lane, _HOLD_HEIGHT, colour)
         _bars(axes, lost, lane, _HOLD_HEIGHT, _ALARM)
         conflicts = [commit for commit in writer.commits if commit.commit_id in load.in_conflict]
         _marks(axes, "x", lane, [commit.released_at - load.start for commit in conflicts])
-        _marks(axes, "|", lane, [moment - load.start for moment in writer.retried_at])
+        _marks(axes, "|", lane, [retried_at - load.start for retried_at in writer.retried_at])
         if load.locked:
-            _bars(axes, works + lost, len(load.writers), _HOLD_HEIGHT, colour)
+            _bars(axes, holds + lost, len(load.writers), _HOLD_HEIGHT, colour)
     if load.locked:
         axes.axhline(len(load.writers) - 0.5, color=_PALE, linewidth=1, zorder=0)
     axes.legend(
@@ -120,22 +120,17 @@ def _draw_load(axes: Axes, load: Lanes, least: float) -> None:
     )  # fmt: skip
 
 
-def _marks(axes: Axes, marker: str, lane: int, moments: list[float]) -> None:
+def _marks(axes: Axes, marker: str, lane: int, seconds: list[float]) -> None:
     axes.plot(
-        moments,
-        [lane] * len(moments),
-        linestyle="",
-        marker=marker,
-        color=_INK,
-        markersize=_MARK_POINTS[marker],
+        seconds, [lane] * len(seconds), linestyle="", marker=marker, color=_INK, markersize=_MARK_POINTS[marker],
         zorder=4,
-    )
+    )  # fmt: skip
 
 
 def _bars(
     axes: Axes, spans: list[tuple[float, float]], lane: int, height: float, colour: str, alpha: float = 1.0
 ) -> None:
-    # A thin white edge keeps neighbours apart without hiding bars of a few pixels.
+    # A thin white edge separates adjacent bars without hiding bars of a few pixels.
     axes.broken_barh(
         spans, (lane - height / 2, height), facecolor=colour, alpha=alpha, edgecolor="white", linewidth=0.3, zorder=2
     )
@@ -159,7 +154,7 @@ def _legend(load: Lanes) -> list[Patch | Line2D]:
         return [
             starting,
             Line2D([], [], color=_COLOURS[0], linewidth=1, alpha=0.6, label="reading and writing"),
-            Patch(facecolor=_COLOURS[0], alpha=0.30, label="waiting for its turn"),
+            Patch(facecolor=_COLOURS[0], alpha=0.30, label="waiting for the lock"),
             Patch(facecolor=_COLOURS[0], label="holding the lock"),
         ]
     return [

@@ -1,1 +1,1 @@
-"""``sluice doctor``: checks everything that a locked write needs."""
+"""``sluice doctor``: checks the requirements of a locked write."""

@@ -1,4 +1,4 @@
-"""Checks who may delete contenders, in the znodes that were read."""
+"""Checks the ACLs of a sample of znodes: whether every client may delete contenders."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from lock_manager.zookeeper.acl_survey import survey_acls
 from lock_manager.zookeeper.session import Session
 from sluice.doctor.finding import Finding, note, ok
 
-_WHAT = "ACL"
+_CHECK = "ACL"
 
 
 def acl_finding(session: Session, deadline: Deadline) -> Finding:
-    """Look at the lock root, at some tables and at some of their partitions.
+    """Check the ACLs of the lock root, of some tables and of some of their partitions.
 
     Raises:
-        KazooException: the connection broke meanwhile.
+        KazooException: The connection broke during the check.
 
     """
-    found = survey_acls(session, deadline)
-    seen = f"{found.tables_checked} of {found.tables} tables and {found.partitions_checked} partitions were looked at"
-    if found.open_node is None:
-        return ok(_WHAT, f"not everybody may delete contenders; {seen}")
-    named = "" if found.open_table is None else f", {found.open_table}"
+    survey = survey_acls(session, deadline)
+    sample = f"{survey.tables_checked} of {survey.tables} tables and {survey.partitions_checked} partitions were checked"
+    if survey.open_node is None:
+        return ok(_CHECK, f"not every client may delete contenders; {sample}")
+    table = "" if survey.open_table is None else f", {survey.open_table}"
     return note(
-        _WHAT,
-        f"whoever can connect may delete contenders, and so break any lock, below {found.open_node}{named} ({seen}): "
-        "restrict who can connect, or set an ACL there, and for new ones in the settings (docs/security.md)",
+        _CHECK,
+        f"every client may delete contenders, and so break any lock, below {survey.open_node}{table} ({sample}): "
+        "restrict the clients that can connect, or set an ACL there, and in the settings for new znodes "
+        "(docs/security.md)",
     )

@@ -1,4 +1,4 @@
-"""Checks whether this lock counts for a table, by the table's adoption (``sluice adopt``)."""
+"""Checks that a table's adoption (``sluice adopt``) allows commits under this lock."""
 
 from __future__ import annotations
 
@@ -9,78 +9,77 @@ from lock_manager.errors import LockError, ResourceError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_files import version_files
-from sluice.audit.log_folder import LogFolder, open_log, open_table
+from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
 from sluice.doctor.finding import Finding, failed, note, ok
-from sluice.errors import AdoptionError, LogAccessError
+from sluice.errors import LogAccessError
 
-_WHAT = "adoption"
+_CHECK = "adoption"
 
 
 def adoption_finding(settings: LockSettings, table: str, storage_options: Mapping[str, str]) -> Finding:
-    """Compare the adopting ensemble and the adopted name of the table with the ensemble that answers and this name.
+    """Compare the table's adopting ensemble and adopted name with this ensemble and this name.
 
     Args:
-        settings: of the lock.
+        settings: Settings of the lock.
         table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        storage_options: as ``deltalake`` takes them.
+        storage_options: Options of ``deltalake``.
 
     """
     try:
         log = open_log(table, storage_options)
         if not version_files(log.names()):
-            return note(_WHAT, f"there is no Delta table at {table} yet: adopt it when its first version is written")
+            return note(_CHECK, f"there is no Delta table at {table} yet: adopt it when its first version is written")
         adoption = _adoption(log)
         with LockInspector(settings) as inspector:
-            here = inspector.ensemble_id()
-        return judge(table, adoption, here, canonical_table_uri(log.uri))
-    except (AdoptionError, LogAccessError, LockError, ResourceError) as error:
-        return failed(_WHAT, f"could not be compared: {error}")
+            ensemble = inspector.ensemble_id()
+        return judge(table, adoption, ensemble, canonical_table_uri(log.uri))
+    except (LogAccessError, LockError, ResourceError) as error:
+        return failed(_CHECK, f"could not be compared: {error}")
 
 
-def judge(table: str, adoption: Adoption | None, here: str | None, name: str) -> Finding:
-    """Judge an adoption.
+def judge(table: str, adoption: Adoption | None, ensemble: str | None, name: str) -> Finding:
+    """Return the finding for an adoption.
 
     Args:
-        table: as the user named it.
-        adoption: of the table; None if nobody adopted it.
-        here: UUID of the ensemble that answers; None below a new lock root.
-        name: canonical URI of the table, by the name that the user gave.
+        table: The table as the user named it.
+        adoption: The table's adoption; None if it is not adopted.
+        ensemble: UUID of this ensemble; None if no table was ever locked below the lock root.
+        name: Canonical URI of the name that the user gave.
 
     """
     if adoption is None:
         return note(
-            _WHAT,
-            "no ensemble has adopted the table, so that the lock of any other one passes for its lock, too: "
-            f"`sluice adopt {table}`",
+            _CHECK,
+            f"no ensemble has adopted the table, so the lock of any ensemble is accepted: run `sluice adopt {table}`",
         )
     if adoption.table not in (None, name):
         return failed(
-            _WHAT,
+            _CHECK,
             f"the table is adopted under the name {adoption.table}, but this is {name}: commits under a lock on it "
-            "will be refused. If both are one table, use that name; if it was copied or moved here: "
-            f"`sluice adopt {table} --move`",
+            "will be refused. If both names are of one table, use the adopted name. If the table was copied or moved: "
+            f"run `sluice adopt {table} --move`",
         )
-    if adoption.ensemble != here:
-        what = "nothing was ever locked below this lock root" if here is None else f"this is ensemble {here}"
+    if adoption.ensemble != ensemble:
+        here = "nothing was ever locked below this lock root" if ensemble is None else f"this is ensemble {ensemble}"
         return failed(
-            _WHAT,
-            f"the table is adopted by ensemble {adoption.ensemble}, but {what}: commits will be refused. Name the "
-            f"table's own ZooKeeper and lock root, or move the table to this one: `sluice adopt {table} --move`",
+            _CHECK,
+            f"the table is adopted by ensemble {adoption.ensemble}, but {here}: commits will be refused. Name the "
+            f"table's own ZooKeeper and lock root, or move the table to this one: run `sluice adopt {table} --move`",
         )
     if adoption.table is None:
         return note(
-            _WHAT,
-            f"the table is adopted by this ensemble, {here}, but not under its name, because an earlier release "
-            f"adopted it. A lock on another name of the table passes for its lock: run `sluice adopt {table}`",
+            _CHECK,
+            f"the table is adopted by this ensemble, {ensemble}, but not under its name, because an earlier release "
+            f"adopted it. So a lock on another name of the table is accepted: run `sluice adopt {table}`",
         )
-    return ok(_WHAT, f"the table is adopted by this ensemble, {here}, and under this name")
+    return ok(_CHECK, f"the table is adopted by this ensemble, {ensemble}, and under this name")
 
 
 def _adoption(log: LogFolder) -> Adoption | None:
-    from deltalake.exceptions import DeltaError  # noqa: PLC0415 (0.2 s that a look at the ensemble alone need not pay)
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 (the import takes 0.2 s)
 
     try:
         table = open_table(log)
     except (DeltaError, OSError) as error:
-        raise AdoptionError(f"deltalake cannot open the table: {str(error).splitlines()[0]}") from error
+        raise LogAccessError(f"deltalake cannot open the table: {error_text(error)}") from error
     return Adoption.of(table.metadata().configuration)

@@ -1,4 +1,4 @@
-"""Checks the ensemble: each server on its own, and all of them through a session like a writer's."""
+"""Checks the ensemble: the state of each server, and all servers through a session like a writer's."""
 
 from __future__ import annotations
 
@@ -14,83 +14,78 @@ from lock_manager.zookeeper.scratch_node import nearest_node, scratch_node, try_
 from lock_manager.zookeeper.session import Session
 from sluice.doctor.acl import acl_finding
 from sluice.doctor.finding import Finding, failed, note, ok
-from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers, dotted
+from sluice.ensemble.members import NO_ANSWER_TO_SRVR, Server, ask_servers, dotted
 
-#: How long the doctor waits for a session.
+#: Seconds to wait for a session.
 CONNECT_SECONDS = 10.0
+# Tolerated difference of clocks, as the default of `sluice verify --clock-skew`.
 _SKEW_SECONDS = 1.0
-"""How far clocks may differ: as much as `sluice verify` forgives by default."""
-
 _REQUESTS = 20
 _SLOW_MS = 50.0
 _OLDEST = (3, 5, 0)
-# CVE-2023-44981 and CVE-2024-23944 are mended from here on, by line of releases.
-_MENDED: dict[tuple[int, ...], tuple[int, ...]] = {(3, 8): (3, 8, 4), (3, 9): (3, 9, 2)}
+# The first releases with fixes for CVE-2023-44981 and CVE-2024-23944, by minor version.
+_FIXED: dict[tuple[int, ...], tuple[int, ...]] = {(3, 8): (3, 8, 4), (3, 9): (3, 9, 2)}
 
 
 def ensemble_findings(settings: LockSettings) -> list[Finding]:
-    """Ask every server, then open a session and write through the quorum, below a scratch node that is ephemeral."""
+    """Query every server, then open a session and write an ephemeral scratch node through the quorum."""
     return [*server_findings(ask_servers(settings)), *_session_findings(settings)]
 
 
 def server_findings(servers: Sequence[Server]) -> list[Finding]:
-    """Judge what the servers say, each for itself and together."""
-    found = []
+    """Return the findings for the servers' states, for each one and for all together."""
+    findings = []
     for server in servers:
-        what = f"server {server.address}"
+        check = f"server {server.address}"
         if server.problem is not None:
-            found.append(failed(what, server.problem))
+            findings.append(failed(check, server.problem))
         elif server.version is None or server.mode is None:
-            found.append(note(what, SAYS_NOTHING))
+            findings.append(note(check, NO_ANSWER_TO_SRVR))
         else:
-            found.append(ok(what, f"{server.mode}, ZooKeeper {dotted(server.version)}"))
-    told = [server for server in servers if server.mode is not None]
-    return [*found, *_versions(told), *_modes(told, len(servers))]
+            findings.append(ok(check, f"{server.mode}, ZooKeeper {dotted(server.version)}"))
+    serving = [server for server in servers if server.mode is not None]
+    return [*findings, *_versions(serving), *_modes(serving, len(servers))]
 
 
-def _versions(told: Sequence[Server]) -> list[Finding]:
-    versions = sorted({server.version for server in told if server.version is not None})
-    what = "versions"
+def _versions(serving: Sequence[Server]) -> list[Finding]:
+    versions = sorted({server.version for server in serving if server.version is not None})
+    check = "versions"
     if not versions:
         return []
     if versions[0] < _OLDEST:
-        return [failed(what, f"{dotted(versions[0])} is too old: the lock needs ZooKeeper 3.5 (create2); use 3.9.5")]
-    if versions[0] < (3, 8) or versions[0] < _MENDED.get(versions[0][:2], (0,)):
-        return [note(what, f"{dotted(versions[0])} has CVE-2023-44981 or CVE-2024-23944: update, 3.9.5 is tested")]
+        return [failed(check, f"{dotted(versions[0])} is too old: the lock needs ZooKeeper 3.5 (create2); use 3.9.5")]
+    if versions[0] < (3, 8) or versions[0] < _FIXED.get(versions[0][:2], (0,)):
+        return [note(check, f"{dotted(versions[0])} has CVE-2023-44981 or CVE-2024-23944: update; 3.9.5 is tested")]
     if len(versions) > 1:
-        return [note(what, f"the servers differ: {', '.join(map(dotted, versions))}; finish the update")]
-    return [ok(what, f"ZooKeeper {dotted(versions[0])}")]
+        return [note(check, f"the servers differ: {', '.join(map(dotted, versions))}; finish the update")]
+    return [ok(check, f"ZooKeeper {dotted(versions[0])}")]
 
 
-def _modes(told: Sequence[Server], named: int) -> list[Finding]:
-    modes = [server.mode for server in told]
-    what = "quorum"
+def _modes(serving: Sequence[Server], named: int) -> list[Finding]:
+    modes = [server.mode for server in serving]
+    check = "quorum"
     if not modes:
         return []
     if "standalone" in modes and named > 1:
-        return [
-            failed(
-                what, "a server that runs alone is named beside others: they are no ensemble, and hand out a lock each"
-            )
-        ]
+        return [failed(check, "a standalone server is named with others: they form no ensemble, and grant a lock each")]
     if modes.count("leader") > 1:
-        return [failed(what, "two leaders are named: these servers are of two ensembles, which hand out a lock each")]
+        return [failed(check, "two leaders are named: the servers are of two ensembles, which grant a lock each")]
     if "standalone" in modes:
-        return [note(what, "one server alone: no lock while it is down; an ensemble has three")]
+        return [note(check, "a standalone server: no lock while it is down; an ensemble has three servers")]
     if named == 1:
-        return [note(what, "one server of an ensemble is named: name all, so that a client can go to the next")]
+        return [note(check, "one server of an ensemble is named: name all, so that clients can use the others")]
     counts = [(modes.count(mode), mode) for mode in ("leader", "follower", "observer")]
-    return [ok(what, ", ".join(f"{count} {mode}{'s' if count > 1 else ''}" for count, mode in counts if count))]
+    return [ok(check, ", ".join(f"{count} {mode}{'s' if count > 1 else ''}" for count, mode in counts if count))]
 
 
 def _session_findings(settings: LockSettings) -> list[Finding]:
     session, deadline = Session(settings), Deadline(CONNECT_SECONDS)
 
-    def ask() -> list[Finding]:
-        return [_granted(session, settings), *_lock_root(session, deadline), *_written(session, deadline)]
+    def run_checks() -> list[Finding]:
+        return [_granted(session, settings), *_lock_root(session, deadline), *_scratch_writes(session, deadline)]
 
     try:
-        return try_session(session, deadline, ask)
+        return try_session(session, deadline, run_checks)
     except (EnsembleRefusedError, EnsembleUnavailableError) as error:
         return [failed("session", str(error))]
     finally:
@@ -98,83 +93,83 @@ def _session_findings(settings: LockSettings) -> list[Finding]:
 
 
 def _granted(session: Session, settings: LockSettings) -> Finding:
-    asked, granted = settings.session_timeout_seconds, session.granted_seconds
-    if granted < asked:
+    requested, granted = settings.session_timeout_seconds, session.granted_seconds
+    if granted < requested:
         return note(
             "session",
-            f"{granted:g} s granted instead of {asked:g}: raise maxSessionTimeout if writers pause for longer",
+            f"{granted:g} s granted instead of {requested:g}: raise maxSessionTimeout if writers pause for longer",
         )
     return ok("session", f"time-out {granted:g} s")
 
 
 def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:
-    root, what = session.settings.lock_root, "lock root"
+    root, check = session.settings.lock_root, "lock root"
     try:
         ensemble = lock_root.read_ensemble_id(session, deadline)
-        if ensemble is None:
-            return [note(what, f"{root} is not there yet: the first lock makes it")]
-        found = ok(what, f"{root}, ensemble {ensemble}")
     except EnsembleFormatError as error:
-        return [failed(what, str(error))]
+        return [failed(check, str(error))]
     except EnsembleRefusedError as error:
-        return [failed(what, f"{root} cannot be read ({error.refusal}): look at its ACL and this client's credentials")]
-    return [found, acl_finding(session, deadline)]
+        return [failed(check, f"{root} cannot be read ({error.refusal}): check its ACL and this client's credentials")]
+    if ensemble is None:
+        return [note(check, f"{root} does not exist yet: the first lock creates it")]
+    return [ok(check, f"{root}, ensemble {ensemble}"), acl_finding(session, deadline)]
 
 
-def _written(session: Session, deadline: Deadline) -> list[Finding]:
-    """Create, write, check and delete a scratch node, as a lock does; learn the ensemble's clock and pace from it."""
+def _scratch_writes(session: Session, deadline: Deadline) -> list[Finding]:
+    """Create, write, check and delete a scratch node, as a lock does. Measure the latency and the ensemble's clock."""
     try:
         base = nearest_node(session, deadline)
     except NoChrootError as error:
         return [failed("permission", str(error))]
     try:
-        before = time.time()
+        sent_at = time.time()
         with scratch_node(session, base, deadline) as scratch:
-            after = time.time()
-            paces = []
+            answered_at = time.time()
+            latencies = []
             for _ in range(_REQUESTS):
                 started = time.perf_counter()
                 session.wait(session.client.set_async(scratch.path, b""), deadline)
-                paces.append(1000 * (time.perf_counter() - started))
+                latencies.append(1000 * (time.perf_counter() - started))
     except EnsembleRefusedError as error:
         return [
             failed(
                 "permission",
                 f"a scratch node below {base} was refused ({error.refusal}): a lock needs READ, CREATE, DELETE and "
-                "WRITE there; look at the ACL and this client's credentials",
+                "WRITE there; check the ACL and this client's credentials",
             )
         ]
     return [
         ok("permission", f"may create, write and delete below {base}"),
-        _pace(paces),
-        clock_finding(scratch.created, before, after),
+        _latency(latencies),
+        clock_finding(scratch.created, sent_at, answered_at),
     ]
 
 
-def _pace(milliseconds: Sequence[float]) -> Finding:
+def _latency(milliseconds: Sequence[float]) -> Finding:
     median, slowest = statistics.median(milliseconds), max(milliseconds)
-    said = f"{median:.1f} ms for a write through the quorum (median of {len(milliseconds)}, slowest {slowest:.1f} ms)"
+    text = f"{median:.1f} ms for a write through the quorum (median of {len(milliseconds)}, slowest {slowest:.1f} ms)"
     if median > _SLOW_MS:
-        return note("latency", f"{said}: give ZooKeeper's transaction log a disk of its own, or look at the network")
-    return ok("latency", said)
+        return note("latency", f"{text}: put ZooKeeper's transaction log on its own disk, or check the network")
+    return ok("latency", text)
 
 
-def clock_finding(theirs: float, before: float, after: float) -> Finding:
-    """Judge the difference of clocks.
+def clock_finding(leader_time: float, sent_at: float, answered_at: float) -> Finding:
+    """Compare this machine's clock with the leader's. Times are seconds since the epoch.
 
     Args:
-        theirs: what the ensemble's leader noted, seconds since the epoch.
-        before: this machine's clock when the request was sent.
-        after: when its answer was there.
+        leader_time: The time that the leader recorded for a request.
+        sent_at: This machine's time when the request was sent.
+        answered_at: This machine's time when the answer arrived.
 
     """
-    skew = before - theirs if theirs < before else max(0.0, theirs - after)
-    said = f"{skew:.2f} s at least from the leader's"
+    skew = max(sent_at - leader_time, leader_time - answered_at, 0.0)
     if skew > _SKEW_SECONDS:
         return failed(
             "clock",
-            f"{said}: run NTP. The lock does not rely on clocks, but the times that `sluice status` and `log` tell do",
+            f"at least {skew:.2f} s from the leader's: run NTP. The lock does not depend on clocks, but the times of "
+            "`sluice status` and `sluice log` do",
         )
     return ok(
-        "clock", f"less than {_SKEW_SECONDS:g} s from the leader's" if skew else "as the leader's, within one request"
+        "clock",
+        f"less than {_SKEW_SECONDS:g} s from the leader's" if skew else "equal to the leader's, within one request",
     )

@@ -1,10 +1,11 @@
-"""The questions of ``sluice doctor``; each gives one finding."""
+"""Runs the checks of ``sluice doctor``, and prints their findings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sluice.audit.checks import count_text
 from sluice.doctor.finding import Finding, Verdict, failed
 
 if TYPE_CHECKING:
@@ -13,24 +14,24 @@ if TYPE_CHECKING:
     from lock_manager import LockSettings
 
 _MISSING = (
-    "none is given, so that no lock can be tried: give --zookeeper host:port,… or set SLUICE_ZK_HOSTS "
-    "(`sluice zookeeper` runs one to try things with)"
+    "no ensemble is given, so no lock can be checked: give --zookeeper host:port,… or set SLUICE_ZK_HOSTS "
+    "(`sluice zookeeper` runs an ensemble for first tries)"
 )
 
 
 def examine(
     settings: LockSettings | None, store: str | None, storage_options: Mapping[str, str], *, table: str | None = None
 ) -> list[Finding]:
-    """Ask everything, and return what was found; what is wrong is a finding, not an error.
+    """Run all checks, and return their findings. A fault is a finding, not an error.
 
     Args:
-        settings: of the lock; None if no ensemble is given, which is a fault.
-        store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to try its conditional PUT; None to leave that out.
-        storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
-        table: its location, to ask whether this is the ensemble that has adopted it; None to leave that out.
+        settings: Settings of the lock; None if no ensemble is given, which is a fault.
+        store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to check its conditional PUT; None to omit that check.
+        storage_options: Options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
+        table: Location of a table, to check its adoption; None to omit that check.
 
     Raises:
-        LogAccessError, ResourceError: ``store`` is of a kind that cannot be tried, or malformed.
+        LogAccessError, ResourceError: ``store`` is malformed, or of a kind that cannot be checked.
 
     """
     from sluice.doctor.adoption import adoption_finding  # noqa: PLC0415
@@ -54,13 +55,12 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
     from rich.text import Text  # noqa: PLC0415 (only people need it)
 
     styles = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.FAILED: "bold red"}
-    width = max(len(finding.what) for finding in findings)
+    width = max(len(finding.check) for finding in findings)
     for finding in findings:
-        mark = Text(f"{finding.verdict.value:<6}  ", styles[finding.verdict])
-        console.print(Text.assemble(mark, f"{finding.what:<{width}}  {finding.says}"), soft_wrap=True)
-    failed = sum(finding.failed for finding in findings)
-    if failed:
-        said = f"{failed} {'thing is' if failed == 1 else 'things are'} wrong"
-        console.print(Text(said, style="bold red"))
+        verdict = Text(f"{finding.verdict.value:<6}  ", styles[finding.verdict])
+        console.print(Text.assemble(verdict, f"{finding.check:<{width}}  {finding.message}"), soft_wrap=True)
+    number = sum(finding.failed for finding in findings)
+    if number:
+        console.print(Text(f"{count_text(number, 'check')} failed", style="bold red"))
     else:
-        console.print(Text("nothing is wrong", style="bold green"))
+        console.print(Text("no check failed", style="bold green"))

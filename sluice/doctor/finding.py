@@ -1,55 +1,49 @@
-"""One line of ``sluice doctor``."""
+"""The result of one check of ``sluice doctor``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 
 class Verdict(Enum):
-    """What a finding means; the value is the word for people and programs."""
+    """The result of a check. The value is printed."""
 
     OK = "ok"
-    #: Worth knowing, but nothing that breaks a promise.
+    #: Worth knowing, but not a fault.
     NOTE = "note"
     FAILED = "FAILED"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a question was answered with.
+    """One line of ``sluice doctor``.
 
     Attributes:
-        what: was asked about.
-        verdict: what the answer means.
-        says: the answer; where it is not ok, also what to do.
+        check: Name of the check.
+        message: Details of the result. If the verdict is not ok, also the next step.
+        verdict: Result of the check.
 
     """
 
-    what: str
+    check: str
+    message: str
     verdict: Verdict
-    says: str
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong."""
+        """Whether the check failed."""
         return self.verdict is Verdict.FAILED
 
     def to_json(self) -> dict[str, str]:
-        """Return what ``sluice doctor --json`` prints of it."""
-        return {"what": self.what, "verdict": self.verdict.value.lower(), "says": self.says}
+        """Return the object that ``sluice doctor --json`` prints."""
+        return {"what": self.check, "verdict": self.verdict.value.lower(), "says": self.message}
 
 
-def ok(what: str, says: str) -> Finding:
-    """Return a finding that is as it should be."""
-    return Finding(what, Verdict.OK, says)
-
-
-def note(what: str, says: str) -> Finding:
-    """Return a finding that is worth knowing."""
-    return Finding(what, Verdict.NOTE, says)
-
-
-def failed(what: str, says: str) -> Finding:
-    """Return a finding that is wrong, and says what to do."""
-    return Finding(what, Verdict.FAILED, says)
+#: Return the finding of a check that passed.
+ok = partial(Finding, verdict=Verdict.OK)
+#: Return a finding that is worth knowing, but not a fault.
+note = partial(Finding, verdict=Verdict.NOTE)
+#: Return the finding of a check that failed. The message contains the next step.
+failed = partial(Finding, verdict=Verdict.FAILED)

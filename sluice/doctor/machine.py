@@ -15,19 +15,19 @@ _LOG_STORE_CLASS = "io/deltasluice/storage/GuardedLogStore.class"
 
 
 def machine_findings() -> list[Finding]:
-    """Look at what is installed here; a cluster brings its own PySpark and Java."""
+    """Check the installation on this machine. A cluster has its own PySpark and Java."""
     return [_packages(), _java(), _jars(), _log_store()]
 
 
 def _packages() -> Finding:
-    found, missing = [], []
+    installed, missing = [], []
     for name in _PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            installed.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             missing.append(name)
-    said = ", ".join(found)
-    return note("python", f"{said}; not installed: {', '.join(missing)}") if missing else ok("python", said)
+    text = ", ".join(installed)
+    return note("python", f"{text}; not installed: {', '.join(missing)}") if missing else ok("python", text)
 
 
 def _java() -> Finding:
@@ -45,25 +45,25 @@ def _jars() -> Finding:
             "jars",
             f"{len(missing)} of {len(pinned)} are missing from {folder} (the first: {missing[0]}): run `sluice jars`",
         )
-    others = [jar.file_name for jar in pinned if not is_pinned(folder / jar.file_name, jar)]
-    if others:
+    different = [jar.file_name for jar in pinned if not is_pinned(folder / jar.file_name, jar)]
+    if different:
         return failed(
             "jars",
-            f"{len(others)} of {len(pinned)} in {folder} are not the pinned ones (the first: {others[0]}): "
-            "run `sluice jars`, which brings them again",
+            f"{len(different)} of {len(pinned)} in {folder} are not the pinned ones (the first: {different[0]}): "
+            "run `sluice jars`, which downloads them again",
         )
-    return ok("jars", f"{len(pinned)} in {folder}, each as pinned by its SHA-256")
+    return ok("jars", f"{len(pinned)} in {folder}, with the pinned SHA-256")
 
 
 def _log_store() -> Finding:
-    what = "log store"
+    check = "log store"
     try:
         with zipfile.ZipFile(LOG_STORE_JAR) as jar:
-            there = _LOG_STORE_CLASS in jar.namelist()
+            has_log_store = _LOG_STORE_CLASS in jar.namelist()
     except FileNotFoundError:
-        return failed(what, f"{LOG_STORE_JAR} is missing: `make setup` builds it, and an installed package has it")
+        return failed(check, f"{LOG_STORE_JAR} is missing: run `make setup`, or install the package")
     except (OSError, zipfile.BadZipFile) as error:
-        return failed(what, f"{LOG_STORE_JAR} cannot be read ({error}): build it again (`make setup`)")
-    if not there:
-        return failed(what, f"{LOG_STORE_JAR} has no GuardedLogStore: build it again (`make setup`)")
-    return ok(what, str(LOG_STORE_JAR))
+        return failed(check, f"{LOG_STORE_JAR} cannot be read ({error}): build it again by `make setup`")
+    if not has_log_store:
+        return failed(check, f"{LOG_STORE_JAR} has no GuardedLogStore: build it again by `make setup`")
+    return ok(check, str(LOG_STORE_JAR))

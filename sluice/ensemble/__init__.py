@@ -1,1 +1,1 @@
-"""The ensemble's servers, each on its own and all together."""
+"""The state of the ensemble's servers, one by one and together."""

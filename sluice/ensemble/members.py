@@ -1,4 +1,4 @@
-"""Asks each server of a connection string for its state: four-letter words, over TLS if the settings say so."""
+"""Queries the state of each server by four-letter words, over TLS if the settings enable it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SRVR = re.compile(
     re.DOTALL,
 )
 _COUNTER_BITS = 32
-#: Says of a server why nothing is known of it, though it answers.
-SAYS_NOTHING = "answers, but not to srvr: it allows no four-letter words (4lw.commands.whitelist=srvr,mntr)"
+#: The problem of a server that answers, but does not report its state.
+NO_ANSWER_TO_SRVR = "answers, but not to srvr: it allows no four-letter words (4lw.commands.whitelist=srvr,mntr)"
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Server:
 
     Attributes:
         address: ``host:port``.
-        problem: why it does not serve; None if it does, as far as it is known.
-        version: of the software; None if it does not say, and so with all that follows.
-        mode: standalone, leader, follower or observer.
-        zxid: of the last transaction that it has applied.
-        connections: open ones, this one included.
-        outstanding: requests that it has taken and not answered.
-        synced_followers: of a leader.
-        sessions: of the whole ensemble.
+        problem: Why it does not serve; None if it answers.
+        version: Version of ZooKeeper. None if the server does not report it. The same holds for all fields below.
+        mode: ``standalone``, ``leader``, ``follower`` or ``observer``.
+        zxid: Id of the last transaction that it applied.
+        connections: Number of open connections, including this one.
+        outstanding: Number of requests that it has received and not answered.
+        synced_followers: Number of followers in sync. Only a leader reports it.
+        sessions: Number of sessions of the whole ensemble.
 
     """
 
@@ -52,11 +52,11 @@ class Server:
 
     @property
     def epoch(self) -> int | None:
-        """How many leaders had been elected when that transaction was made."""
+        """The epoch of that transaction: the upper 32 bits of its id, which grow with each election."""
         return None if self.zxid is None else self.zxid >> _COUNTER_BITS
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of it."""
+        """Return the object that ``--json`` prints."""
         return {
             "address": self.address,
             "problem": self.problem,
@@ -72,20 +72,15 @@ class Server:
 
 
 def dotted(version: tuple[int, ...]) -> str:
-    """Return a version as people write it."""
+    """Return a version as text, such as ``3.9.5``."""
     return ".".join(map(str, version))
 
 
-def _address_of(host: str, port: int) -> str:
-    """Return ``host:port``, as a connection string has it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def ask_servers(settings: LockSettings) -> list[Server]:
-    """Ask every server of the connection string at the same moment.
+    """Query all servers of the connection string in parallel.
 
     Raises:
-        SettingsError: the files of TLS cannot be used any more.
+        SettingsError: The TLS files cannot be read any more.
 
     """
     members = members_of(settings.zk_hosts)
@@ -95,53 +90,48 @@ def ask_servers(settings: LockSettings) -> list[Server]:
 
 
 def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Server:
-    """Ask one server by ``srvr``, which is allowed by default, and by ``mntr``, which is not."""
-    address = _address_of(host, port)
+    """Query one server by ``srvr``, which ZooKeeper allows by default, and by ``mntr``, which it does not."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         text = ask_four_letter_word((host, port), b"srvr", tls).decode(errors="replace")
     except OSError as error:
-        return Server(address, _why(error, tls))
+        return Server(address, _connection_problem(error, tls))
     if "not currently serving" in text:
-        return Server(address, "runs, but serves nobody: it sees no quorum of its ensemble; look at the others")
-    said = _SRVR.search(text)
-    if said is None:
+        return Server(address, "runs, but serves no clients: it sees no quorum; check the other servers")
+    srvr = _SRVR.search(text)
+    if srvr is None:
         return Server(address)
-    counts: Mapping[str, str] = {}
+    mntr: Mapping[str, str] = {}
     with suppress(OSError):
-        counts = _fields(ask_four_letter_word((host, port), b"mntr", tls).decode(errors="replace"))
+        lines = ask_four_letter_word((host, port), b"mntr", tls).decode(errors="replace").splitlines()
+        mntr = {name: number for name, _, number in (line.partition("\t") for line in lines)}
     return Server(
         address,
-        version=tuple(map(int, said["version"].strip(".").split("."))),
-        mode=said["mode"],
-        zxid=int(said["zxid"], 16),
-        connections=int(said["connections"]),
-        outstanding=int(said["outstanding"]),
-        synced_followers=_number(counts, "zk_synced_followers"),
-        sessions=_number(counts, "zk_global_sessions"),
+        version=tuple(map(int, srvr["version"].strip(".").split("."))),
+        mode=srvr["mode"],
+        zxid=int(srvr["zxid"], 16),
+        connections=int(srvr["connections"]),
+        outstanding=int(srvr["outstanding"]),
+        synced_followers=_number(mntr, "zk_synced_followers"),
+        sessions=_number(mntr, "zk_global_sessions"),
     )
 
 
-def _why(error: OSError, tls: ssl.SSLContext | None) -> str:
+def _connection_problem(error: OSError, tls: ssl.SSLContext | None) -> str:
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return (
-            f"no trust (TLS: {reason(error)}): look at the server's certificate, and at SLUICE_ZK_TLS_CA and "
-            "SLUICE_ZK_TLS_CERTIFICATE here (docs/security.md)"
+            f"does not pass TLS verification ({reason(error)}): check the server's certificate, and SLUICE_ZK_TLS_CA "
+            "and SLUICE_ZK_TLS_CERTIFICATE of this client (docs/security.md)"
         )
-    wants = "speaks no TLS, which is set here" if tls else "wants TLS, which is not set here"
+    mismatch = "does not use TLS, which is set here" if tls else "requires TLS, which is not set here"
     if isinstance(error, TimeoutError):
         return (
-            f"does not answer within {WORD_SECONDS:g} s: it stands still, is behind a firewall, or {wants} "
+            f"does not answer within {WORD_SECONDS:g} s: it is suspended, is behind a firewall, or {mismatch} "
             "(docs/security.md)"
         )
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError):
-        return f"hangs up: it is on its way down, or {wants} (docs/security.md)"
-    return f"cannot be reached ({error.strerror or error}): is it up, and the way to it open?"
-
-
-def _fields(text: str) -> dict[str, str]:
-    """Return the lines of ``mntr``: a name, a tab, a value."""
-    pairs = (line.partition("\t") for line in text.splitlines())
-    return {name: value for name, tab, value in pairs if tab}
+        return f"closes the connection: it is shutting down, or {mismatch} (docs/security.md)"
+    return f"cannot be reached ({error.strerror or error}): check that it runs, and the network path to its client port"
 
 
 def _number(fields: Mapping[str, str], name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""``sluice ensemble ready``: all expected servers are in one quorum, in step, and serve sessions.
+"""``sluice ensemble ready``: checks that all expected servers form one quorum, are in sync and serve sessions.
 
-What a server says of itself does not tell which ensemble it is of: two ensembles may be at the same epoch. So a node is
-written through one server and looked for through each of the others, which also shows that each of them serves.
+The state that a server reports does not identify its ensemble: two ensembles may be at the same epoch. So the check
+writes a node through one server and reads it through each of the others. That also proves that each of them serves.
 """
 
 from __future__ import annotations
@@ -17,166 +17,168 @@ from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError, 
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.scratch_node import nearest_node, read_after_sync, scratch_node, try_session
 from lock_manager.zookeeper.session import Session
-from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers
+from sluice.audit.checks import count_text
+from sluice.ensemble.members import NO_ANSWER_TO_SRVR, Server, ask_servers
 
+# Time for a session with one server, with all its requests.
 _SESSION_SECONDS = 10.0
-"""For a session with one server, and what is asked of it."""
-
-_LOOK_AGAIN_SECONDS = 1.0
-_WRITTEN = b"ready?"
+_POLL_SECONDS = 1.0
+_CONTENT = b"ready?"
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """What was found.
+    """The result of one check.
 
     Attributes:
-        expected: how many servers are meant to be there.
-        servers: what each of the connection string says.
-        wrong: a sentence for each thing that is; empty if the ensemble is ready.
+        expected: Number of servers that the ensemble should have.
+        servers: The state of each server in the connection string.
+        problems: One sentence for each problem. Empty if the ensemble is ready.
 
     """
 
     expected: int
     servers: tuple[Server, ...]
-    wrong: tuple[str, ...]
+    problems: tuple[str, ...]
 
     @property
     def ready(self) -> bool:
-        """Whether all of them serve one quorum in step."""
-        return not self.wrong
+        """Whether all expected servers serve one quorum in sync."""
+        return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``sluice ensemble ready --json`` prints."""
+        """Return the object that ``sluice ensemble ready --json`` prints."""
         servers = [server.to_json() for server in self.servers]
-        return {"ready": self.ready, "expected": self.expected, "wrong": list(self.wrong), "servers": servers}
+        return {"ready": self.ready, "expected": self.expected, "wrong": list(self.problems), "servers": servers}
 
 
 def wait_until_ready(
-    settings: LockSettings, expected: int | None, seconds: float, tell: Callable[[Readiness, float], None]
+    settings: LockSettings, expected: int | None, seconds: float, report: Callable[[Readiness, float], None]
 ) -> Readiness:
-    """Look until the ensemble is ready or the time is over, and return what was found last.
+    """Repeat the check until the ensemble is ready or the time is over. Return the last result.
 
     Args:
-        settings: of the lock.
-        expected: how many servers there are; as many as the connection string names, more than one, if None.
-        seconds: to wait; 0 to look once.
-        tell: called with what was found, and the seconds that are left, before each wait.
+        settings: Settings of the lock.
+        expected: Number of servers. None for the number in the connection string; then a standalone server is a fault.
+        seconds: Seconds to wait; 0 to check once.
+        report: Called before each wait with the result and the seconds that are left.
 
     """
     deadline = Deadline(seconds)
     while True:
-        found = look(settings, expected)
-        if found.ready or deadline.remaining() == 0:
-            return found
-        tell(found, deadline.remaining())
-        time.sleep(min(_LOOK_AGAIN_SECONDS, deadline.remaining()))
+        readiness = check_readiness(settings, expected)
+        if readiness.ready or deadline.remaining() == 0:
+            return readiness
+        report(readiness, deadline.remaining())
+        time.sleep(min(_POLL_SECONDS, deadline.remaining()))
 
 
-def look(settings: LockSettings, expected: int | None) -> Readiness:
-    """Look once: ask all servers, write through those that serve, and ask again what they have applied since."""
+def check_readiness(settings: LockSettings, expected: int | None) -> Readiness:
+    """Check once: query all servers, write through those that serve, and query the transaction ids after the write."""
     servers = ask_servers(settings)
     number = len(servers) if expected is None else expected
-    wrong = [*faults_of(servers, number, alone=expected == 1), *_written(settings, servers)]
-    if not wrong:
-        # Until the first write of an epoch a follower tells the zxid, and so the epoch, of the one before.
+    problems = [*faults_of(servers, number, alone=expected == 1), *_session_faults(settings, servers)]
+    if not problems:
+        # Until the first write of an epoch a follower reports a zxid of the previous epoch.
         servers = ask_servers(settings)
-        wrong = [*faults_of(servers, number, alone=expected == 1), *epoch_faults(servers)]
-    return Readiness(number, tuple(servers), tuple(wrong))
+        problems = [*faults_of(servers, number, alone=expected == 1), *epoch_faults(servers)]
+    return Readiness(number, tuple(servers), tuple(problems))
 
 
 def faults_of(servers: Sequence[Server], expected: int, *, alone: bool) -> list[str]:
-    """Judge what the servers say, each for itself and together.
+    """Return the faults of the servers' states, of each one and of all together.
 
     Args:
-        servers: of the connection string.
-        expected: how many there are meant to be.
-        alone: whether one that runs alone is wanted.
+        servers: The servers of the connection string.
+        expected: Number of servers that the ensemble should have.
+        alone: Whether a standalone server is expected.
 
     """
-    wrong = []
+    faults = []
     if len(servers) != expected:
-        wrong.append(
-            f"the connection string names {_count(len(servers))} instead of {expected}: name every one, and no others"
-        )
+        number = count_text(len(servers), "server")
+        faults.append(f"the connection string names {number} instead of {expected}: name every one, and no others")
     for server in servers:
         if server.problem is not None:
-            wrong.append(f"{server.address} {server.problem}")
+            faults.append(f"{server.address} {server.problem}")
         elif server.mode is None:
-            wrong.append(f"{server.address} {SAYS_NOTHING}")
+            faults.append(f"{server.address} {NO_ANSWER_TO_SRVR}")
         elif server.mode == "standalone" and not (alone and len(servers) == 1):
-            wrong.append(
-                f"{server.address} runs alone (standalone), in no ensemble: give it the list of members, or say "
-                "--expect 1 if it is all that there is meant to be"
+            faults.append(
+                f"{server.address} is standalone, not part of an ensemble: configure the list of members, or pass "
+                "--expect 1 if this server is the whole ensemble"
             )
         elif server.mode == "observer":
-            wrong.append(f"{server.address} is an observer, which has no vote: make it a participant")
-    return wrong + _leader_faults([server for server in servers if server.mode == "leader"], servers, expected)
+            faults.append(f"{server.address} is an observer, which has no vote: make it a participant")
+    return faults + _leader_faults(servers, expected)
 
 
-def _leader_faults(leaders: Sequence[Server], servers: Sequence[Server], expected: int) -> list[str]:
+def _leader_faults(servers: Sequence[Server], expected: int) -> list[str]:
+    leaders = [server for server in servers if server.mode == "leader"]
     if len(leaders) > 1:
-        named = ", ".join(server.address for server in leaders)
+        addresses = ", ".join(server.address for server in leaders)
         return [
-            f"there are {len(leaders)} leaders ({named}): these are servers of several ensembles; name those of one"
+            f"there are {len(leaders)} leaders ({addresses}): the servers are of several ensembles; name one ensemble"
         ]
     if not leaders:
-        # One that does not tell its mode may be the leader.
-        follow = all(server.mode for server in servers) and any(server.mode == "follower" for server in servers)
-        return ["no leader is among those that are named: name every server of the ensemble"] if follow else []
+        # A server that does not report its mode may be the leader.
+        modes = [server.mode for server in servers]
+        leader_is_unnamed = all(modes) and "follower" in modes
+        return ["the connection string names no leader: name every server of the ensemble"] if leader_is_unnamed else []
     (leader,) = leaders
     synced = leader.synced_followers
     if synced is None:
-        return [f"{leader.address} leads, and does not tell who is in step: allow mntr (4lw.commands.whitelist)"]
+        return [f"{leader.address} leads, but does not report synced followers: allow mntr (4lw.commands.whitelist)"]
     if synced != expected - 1:
-        return [f"{leader.address} leads with {_count(synced, 'follower')} in step instead of {expected - 1}"]
+        return [f"{leader.address} leads with {count_text(synced, 'follower')} in sync instead of {expected - 1}"]
     return []
 
 
 def epoch_faults(servers: Sequence[Server]) -> list[str]:
-    """Judge whether all follow the same leader: a follower may be some transactions behind, but not an epoch."""
-    led = [server.epoch for server in servers if server.mode == "leader"]
+    """Return the servers that are not at the leader's epoch. A follower may be some transactions behind."""
+    leader = next((server for server in servers if server.mode == "leader"), None)
+    if leader is None:
+        return []
     return [
-        f"{server.address} is at epoch {server.epoch}, and the leader at {led[0]}: it has not caught up"
+        f"{server.address} is at epoch {server.epoch}, but the leader at {leader.epoch}: it has not caught up"
         for server in servers
-        if led and server.epoch != led[0]
+        if server.epoch != leader.epoch
     ]
 
 
-def _written(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
-    """Write and read below the lock root through one of those that serve, and look for it through each of them."""
+def _session_faults(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
+    """Write a node below the lock root through one of the servers that serve, and read it through each of them."""
     serving = [server.address for server in servers if server.mode is not None]
     if not serving:
         return []
     session, deadline = _session(settings, ",".join(serving)), Deadline(_SESSION_SECONDS)
 
-    def ask() -> list[str]:
+    def write_and_read() -> list[str]:
         with scratch_node(session, nearest_node(session, deadline), deadline) as scratch:
-            session.wait(session.client.set_async(scratch.path, _WRITTEN), deadline)
+            session.wait(session.client.set_async(scratch.path, _CONTENT), deadline)
             with ThreadPoolExecutor(len(serving)) as pool:
-                said = pool.map(lambda address: _looked_for(settings, address, scratch.path), serving)
-                return [each for each in said if each is not None]
+                faults = pool.map(lambda address: _read_fault(settings, address, scratch.path), serving)
+                return [fault for fault in faults if fault is not None]
 
     try:
-        return try_session(session, deadline, ask)
+        return try_session(session, deadline, write_and_read)
     except (NoChrootError, EnsembleRefusedError, EnsembleUnavailableError) as error:
         return [str(error)]
     finally:
         session.close()
 
 
-def _looked_for(settings: LockSettings, address: str, path: str) -> str | None:
-    """Return what is wrong with one server: no session, or not what was written."""
+def _read_fault(settings: LockSettings, address: str, path: str) -> str | None:
+    """Read the scratch node through one server. Return the fault, or None if the content is as written."""
     session, deadline = _session(settings, address), Deadline(_SESSION_SECONDS)
-
     try:
         data = read_after_sync(session, path, deadline)
     except (EnsembleRefusedError, EnsembleUnavailableError) as error:
         return str(error)
     else:
         if data is None:
-            return f"{address} does not know what was written through the others: it is of another ensemble"
-        return None if data == _WRITTEN else f"{address} reads something else than what was written"
+            return f"{address} does not have the node that was written through the others: it is of another ensemble"
+        return None if data == _CONTENT else f"{address} returns other content than was written"
     finally:
         session.close()
 
@@ -184,7 +186,3 @@ def _looked_for(settings: LockSettings, address: str, path: str) -> str | None:
 def _session(settings: LockSettings, hosts: str) -> Session:
     _, slash, chroot = settings.zk_hosts.partition("/")
     return Session(replace(settings, zk_hosts=hosts + slash + chroot))
-
-
-def _count(number: int, what: str = "server") -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,1 +1,1 @@
-"""What a demo, a soak or a test needs on one machine: an S3, Spark, jars."""
+"""An S3, Spark and jars on one machine, for commands, demos, soaks and tests."""

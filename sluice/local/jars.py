@@ -1,8 +1,8 @@
-"""The jars that Delta on S3A needs beside PySpark: resolved once, checked, never again at a start.
+"""The jars that Delta on S3A needs in addition to PySpark. They are downloaded and checked once.
 
-``jars.lock`` names every jar with its SHA-256. They are brought by the Ivy that PySpark ships, without transitive
-resolution (which asks for a hundred descriptors, and would bring the 686 MB AWS bundle), so that a set-up takes
-seconds and a Spark session start asks nobody for anything.
+``jars.lock`` lists every jar with its SHA-256. The Ivy that PySpark ships downloads them without transitive resolution,
+which would read a hundred descriptors and download the AWS bundle of 686 MB. So a set-up takes seconds, and a Spark
+session starts without network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.errors import JarsError
 
 _JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
-#: The guarded log store, built from ``log_store/`` by `make setup`; ships inside this package.
+#: The jar of the guarded log store. `make setup` builds it from ``log_store/``; this package contains it.
 LOG_STORE_JAR = Path(str(files("sluice"))) / "sluice-log-store.jar"
 
 _IVY_SETTINGS = """<ivysettings>
@@ -45,12 +45,12 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """The name of the jar in the jars folder."""
+        """The file's name in the jars folder."""
         return f"{self.artifact}-{self.version}.jar"
 
 
 def locked_jars() -> list[Jar]:
-    """Read the pinned set that ships with this package."""
+    """Read ``jars.lock``, which is part of this package."""
     jars = []
     for line in files("sluice").joinpath("jars.lock").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -61,21 +61,21 @@ def locked_jars() -> list[Jar]:
 
 
 def jars_folder() -> Path:
-    """Return where the jars are kept: ``$SLUICE_JARS``, else ``share/sluice/jars`` of this Python environment."""
+    """Return the folder of the jars: ``$SLUICE_JARS``, else ``share/sluice/jars`` of this Python environment."""
     configured = os.environ.get(_JARS_ENVIRONMENT_VARIABLE)
     return Path(configured) if configured else Path(sys.prefix) / "share" / "sluice" / "jars"
 
 
 def jar_paths() -> list[Path]:
-    """Return the resolved jars and our own, as ``--jars`` wants them.
+    """Return the paths of the pinned jars and of the guarded log store, for ``--jars``.
 
     Raises:
-        JarsError: if the set is not complete; the message says how to bring it.
+        JarsError: A jar is missing. The message names the command that downloads it.
 
     """
     paths = [jars_folder() / jar.file_name for jar in locked_jars()]
     if not LOG_STORE_JAR.is_file():
-        raise JarsError(f"{LOG_STORE_JAR.name} is missing: `make setup` builds it, and an installed package has it")
+        raise JarsError(f"{LOG_STORE_JAR.name} is missing: run `make setup`, or install the package")
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise JarsError(
@@ -86,43 +86,46 @@ def jar_paths() -> list[Path]:
 
 
 def resolve_jars(folder: Path | None = None) -> list[Path]:
-    """Bring the pinned jars into ``folder``, checking each one's SHA-256; a complete folder is left as it is.
+    """Download the pinned jars that ``folder`` lacks, and check their SHA-256.
+
+    Returns:
+        The paths of the pinned jars and of the guarded log store.
 
     Raises:
-        JarsError: a jar cannot be resolved, or is not the pinned one. No unchecked jar stays in the folder.
+        JarsError: A jar cannot be downloaded, or differs from the pinned one. No unchecked jar is put into the folder.
 
     """
     folder = folder or jars_folder()
-    wanted = [jar for jar in locked_jars() if not is_pinned(folder / jar.file_name, jar)]
-    if wanted:
+    missing = [jar for jar in locked_jars() if not is_pinned(folder / jar.file_name, jar)]
+    if missing:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="sluice-ivy-") as scratch:
-            _retrieve(wanted, Path(scratch))
-            for jar in wanted:
-                brought = Path(scratch) / "jars" / jar.file_name
-                if not brought.is_file():
+            _download(missing, Path(scratch))
+            for jar in missing:
+                download = Path(scratch) / "jars" / jar.file_name
+                if not download.is_file():
                     raise JarsError(f"{jar.group}:{jar.artifact}:{jar.version} could not be resolved")
-                if not is_pinned(brought, jar):
+                if not is_pinned(download, jar):
                     raise JarsError(f"{jar.file_name} is not the pinned one: its SHA-256 differs from jars.lock")
-                # Beside its final name first, so that a reader never sees half a jar.
+                # Rename a complete copy, so that no reader sees an incomplete jar.
                 part = folder / f".{jar.file_name}.{os.getpid()}.part"
-                shutil.copyfile(brought, part)
+                shutil.copyfile(download, part)
                 part.replace(folder / jar.file_name)
     return [*(folder / jar.file_name for jar in locked_jars()), LOG_STORE_JAR]
 
 
 def is_pinned(path: Path, jar: Jar) -> bool:
-    """Tell whether a file is the jar that was pinned, by its SHA-256."""
+    """Return whether a file exists and has the SHA-256 of the pinned jar."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest() == jar.sha256
 
 
-def _retrieve(wanted: list[Jar], scratch: Path) -> None:
+def _download(jars: list[Jar], scratch: Path) -> None:
     dependencies = "\n".join(
         f'    <dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" transitive="false"/>'
-        for jar in wanted
+        for jar in jars
     )
     (scratch / "ivy.xml").write_text(
         '<ivy-module version="2.0">\n  <info organisation="sluice" module="spark-jars"/>\n'
@@ -138,7 +141,7 @@ def _retrieve(wanted: list[Jar], scratch: Path) -> None:
         "-settings", str(scratch / "settings.xml"), "-ivy", str(scratch / "ivy.xml"),
         "-retrieve", str(scratch / "jars" / "[artifact]-[revision].[ext]"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        raise JarsError("the jars could not be resolved: " + (lines[-1].strip() if lines else "Ivy said nothing"))
+    ivy = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ivy.returncode != 0:
+        lines = (ivy.stdout + ivy.stderr).strip().splitlines() or ["Ivy printed nothing"]
+        raise JarsError(f"the jars could not be resolved: {lines[-1].strip()}")

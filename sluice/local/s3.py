@@ -1,7 +1,7 @@
-"""An embedded S3 for demos and tests: moto in a process of its own, on 127.0.0.1 and a free port.
+"""An embedded S3 for demos and tests: moto in its own process, on a free port of 127.0.0.1.
 
-Objects live in its memory (spilling to temporary files) and are gone when it stops. It stops with the process
-that started it, however that ends. Not for production, and not a model of S3's speed.
+Objects are kept in memory and in temporary files until the server stops. It stops when the process that started it
+ends, even if that is killed. It is not for production, and not a model of S3's speed.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from sluice.errors import LocalS3Error
 _SERVER = Path(__file__).with_name("_s3_server.py")
 _REGION = "us-east-1"
 _GRACE_SECONDS = 5.0
-#: Names of this machine, which is reached without a proxy.
+#: Host names of this machine. No proxy may be used for them.
 THIS_MACHINE = ("127.0.0.1", "localhost")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 
 
-def past_proxies() -> dict[str, str]:
-    """Return ``no_proxy`` and ``NO_PROXY`` with this machine added to the hosts that the user has there."""
-    given = [value for name in _NO_PROXY if (value := os.environ.get(name))]
+def no_proxy_variables() -> dict[str, str]:
+    """Return ``no_proxy`` and ``NO_PROXY`` with this machine added to the user's hosts."""
+    user_values = [value for name in _NO_PROXY if (value := os.environ.get(name))]
     variables = {}
     for name in _NO_PROXY:
-        # Programs differ in which of the two they heed first: one that is not set must not hide the other.
-        hosts = os.environ.get(name) or "".join(given[:1])
+        # Programs differ in which variable they prefer. A variable that is not set gets the value of the other one.
+        hosts = os.environ.get(name) or "".join(user_values[:1])
         variables[name] = ",".join(dict.fromkeys([*filter(None, hosts.split(",")), *THIS_MACHINE]))
     return variables
 
 
 class LocalS3:
-    """An S3 endpoint that lives as long as this process.
+    """An S3 endpoint that stops with this process at the latest.
 
     ``with LocalS3() as s3: s3.create_bucket("lake")``
 
-    A conditional PUT has exactly one winner, because requests for one key are served one at a time; moto
-    alone does not promise that. Requests are not authenticated: any credentials will do.
+    Exactly one of several conditional PUTs succeeds, because requests for one key are served one at a time. Moto alone
+    does not guarantee that. Requests are not authenticated: any credentials are accepted.
 
     Args:
-        log: a file that gets what the server says; by default it is kept for error messages only.
+        log: A file for the server's output. None keeps the output for error messages only.
 
     Attributes:
-        root: the bucket that was made last, below which tables are.
+        root: The bucket that was created last. Tables are below it.
 
     """
 
@@ -66,7 +66,7 @@ class LocalS3:
         """``http://127.0.0.1:PORT``.
 
         Raises:
-            LocalS3Error: it is not running.
+            LocalS3Error: The server is not running.
 
         """
         if self._port is None:
@@ -80,7 +80,7 @@ class LocalS3:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which boto3 and ``deltalake`` find this endpoint past any proxy, and S3A its credentials."""
+        """Environment variables that configure boto3 and ``deltalake``, and S3A's credentials. They bypass proxies."""
         return {
             "AWS_ACCESS_KEY_ID": "sluice",
             "AWS_SECRET_ACCESS_KEY": "sluice-local",
@@ -88,12 +88,12 @@ class LocalS3:
             "AWS_DEFAULT_REGION": _REGION,
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ALLOW_HTTP": "true",
-            **past_proxies(),
+            **no_proxy_variables(),
         }
 
     @property
     def spark_conf(self) -> dict[str, str]:
-        """Spark properties with which S3A finds this endpoint; credentials come from :attr:`environment`."""
+        """Spark properties that configure S3A's endpoint. Credentials come from :attr:`environment`."""
         return {
             "spark.hadoop.fs.s3a.endpoint": self.endpoint,
             "spark.hadoop.fs.s3a.endpoint.region": _REGION,
@@ -105,19 +105,19 @@ class LocalS3:
         """Start the server and wait until it serves.
 
         Raises:
-            LocalS3Error: moto is missing, or the server did not come up in time.
+            LocalS3Error: Moto is missing, or the server did not start in time.
 
         """
         if self._process is not None:
             raise LocalS3Error(f"the embedded S3 is running already, at {self.endpoint}")
         with self._log.open("w+b") if self._log else tempfile.TemporaryFile() as log:
             self._process = subprocess.Popen(
-                # -P: the script's folder is no place to import from
+                # -P: do not import from the script's folder
                 [sys.executable, "-P", str(_SERVER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # A Ctrl-C at the terminal is for the parent, which then stops its servers in its own order.
+                # Ctrl-C at the terminal must reach only the parent, which stops its servers in order.
                 start_new_session=True,
             )
             try:
@@ -128,7 +128,7 @@ class LocalS3:
         return self
 
     def stop(self) -> None:
-        """Stop the server and forget its objects. Does nothing if it does not run."""
+        """Stop the server, which deletes its objects. Do nothing if it does not run."""
         process, self._process, self._port = self._process, None, None
         if process is None:
             return
@@ -142,23 +142,23 @@ class LocalS3:
             process.wait()
 
     def create_bucket(self, name: str) -> None:
-        """Create a bucket; one that exists already is left as it is.
+        """Create a bucket. An existing bucket is not changed.
 
         Raises:
-            LocalS3Error: the name is not allowed, or the server does not run.
+            LocalS3Error: The name is not allowed, or the server does not run.
 
         """
         connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=30)
         try:
             connection.request("PUT", "/" + quote(name, safe=""))
             response = connection.getresponse()
-            answer = response.read().decode(errors="replace")
+            body = response.read().decode(errors="replace")
         except OSError as error:
             raise LocalS3Error(f"the embedded S3 does not answer: {error}") from error
         finally:
             connection.close()
-        if response.status != http.client.OK and "BucketAlreadyOwnedByYou" not in answer:
-            raise LocalS3Error(f"bucket {name!r} was refused ({response.status} {response.reason}): {answer[:200]}")
+        if response.status != http.client.OK and "BucketAlreadyOwnedByYou" not in body:
+            raise LocalS3Error(f"bucket {name!r} was refused ({response.status} {response.reason}): {body[:200]}")
         self.root = name
 
     def __enter__(self) -> Self:
@@ -170,8 +170,8 @@ class LocalS3:
         self.stop()
 
     def _read_port(self, timeout_seconds: float, log: IO[bytes]) -> int:
-        assert self._process is not None  # noqa: S101 (start() made it)
-        assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
+        assert self._process is not None  # noqa: S101 (start() sets it)
+        assert self._process.stdout is not None  # noqa: S101 (it is a pipe)
         deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -181,6 +181,6 @@ class LocalS3:
         if line:
             return int(line)
         log.seek(0)
-        words = log.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        advice = ": pip install '.[cli]' in a clone of Sluice" if "ModuleNotFoundError" in words[-1] else ""
-        raise LocalS3Error(f"the embedded S3 did not start ({words[-1].strip()}){advice}")
+        lines = log.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"]
+        advice = ": pip install '.[cli]' in a clone of Sluice" if "ModuleNotFoundError" in lines[-1] else ""
+        raise LocalS3Error(f"the embedded S3 did not start ({lines[-1].strip()}){advice}")

@@ -1,1 +1,1 @@
-"""Shows who holds which lock, and breaks one."""
+"""``sluice status`` and ``sluice break``: show the holders and waiters of locks, and remove holders."""

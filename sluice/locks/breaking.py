@@ -1,4 +1,4 @@
-"""``sluice break``: finds the holders to remove, and reports what became of them."""
+"""``sluice break``: parses its options, and selects the holders to remove."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ _PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")
 
 
 def check_partition(name: str) -> str:
-    """Return the name of a partition, as ``year=2013/month=1``, without slashes around it.
+    """Return a partition's name, such as ``year=2013/month=1``, without leading and trailing slashes.
 
     Raises:
-        PartitionNameError: it is not of that form.
+        PartitionNameError: The name is not of that form.
 
     """
     partition = name.strip("/")
     if not _PARTITION.fullmatch(partition):
         raise PartitionNameError(
-            f"{name!r} is no partition: write COLUMN=VALUE/COLUMN=VALUE in the table's order, as `sluice status` shows"
+            f"{name!r} is not a partition; write COLUMN=VALUE/COLUMN=VALUE in the table's order, as `sluice status` "
+            "shows it"
         )
     return partition
 
 
 def parse_token(text: str) -> int:
-    """Parse a fencing token: decimal as every command prints it, or ``0x…`` as ZooKeeper's tools print a czxid.
+    """Parse a fencing token: decimal, as the commands print it, or ``0x…``, as ZooKeeper's tools print a czxid.
 
     Raises:
         TokenError: ``text`` is neither.
@@ -42,29 +43,29 @@ def parse_token(text: str) -> int:
 
 
 def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> list[QueueEntry]:
-    """Return the holders that are to be shown and broken, first come first.
+    """Return the holders to break, in the order in which they queued up.
 
     Args:
-        locks: of the table.
-        partition: only those that hold it, or partitions within it; by default every holder.
-        token: only the one with this fencing token.
+        locks: Holders and waiters of the table.
+        partition: Select the holders of this partition or of partitions within it. None selects every holder.
+        token: Select the holder with this fencing token. None selects every holder.
 
     Raises:
-        BreakError: somebody holds the table, but nobody what was asked for.
+        BreakError: The table has holders, but none of them matches.
 
     """
     holders = list(locks.holders)
     if partition is not None:
-        holders = [entry for entry in holders if _holds_within(entry, partition)]
+        holders = [
+            entry for entry in holders if any(f"{name}/".startswith(f"{partition}/") for name in entry.partitions)
+        ]
     if token is not None:
         holders = [entry for entry in holders if entry.token == token]
     if holders or not locks.holders:
         return holders
-    others = "; ".join(map(describe, locks.holders))
     conditions = [f"partition {partition}"] if partition is not None else []
     conditions += [f"token {token}"] if token is not None else []
-    raise BreakError(f"{locks.name}: nobody holds it with {' and '.join(conditions)}; what is held: {others}")
-
-
-def _holds_within(entry: QueueEntry, partition: str) -> bool:
-    return any(each == partition or each.startswith(partition + "/") for each in entry.partitions)
+    raise BreakError(
+        f"{locks.name}: no holder has {' and '.join(conditions)}; the holders are: "
+        f"{'; '.join(map(describe, locks.holders))}"
+    )

@@ -1,4 +1,4 @@
-"""``sluice status``: who holds which lock and who waits, since when."""
+"""``sluice status``: lists the holders and the waiters of each lock, with their times."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lock_manager.coordinator import Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
-from sluice.console import table_console
+from sluice.console import make_table, table_console
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
 
-_COLUMNS = ("", "what", "token", "since (UTC)", "for", "host", "pid", "application", "job")
+_COLUMNS = ("", "scope", "token", "since (UTC)", "for", "host", "pid", "application", "job")
 _NUMBERS = ("token", "for", "pid")
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 @dataclass(frozen=True)
 class Status:
-    """What was seen at one moment.
+    """The locks of some tables at one moment.
 
     Attributes:
-        ensemble: its UUID; None if nothing was ever locked below this lock root.
-        tables: that were asked for.
-        at: when, seconds since the epoch.
+        ensemble: UUID of the ensemble; None if no table was ever locked below this lock root.
+        tables: The tables, with their holders and waiters.
+        at: Time of the look-up, seconds since the epoch.
 
     """
 
@@ -39,29 +40,28 @@ class Status:
     at: float = field(default_factory=time.time)
 
     def seconds(self, entry: QueueEntry) -> float:
-        """For how long an entry holds or waits; never negative, whatever the clocks say."""
+        """Return for how many seconds an entry holds or waits: at least 0, because clocks differ."""
         return max(0.0, self.at - entry.since)
 
     def waiting_longer_than(self, seconds: float) -> list[tuple[TableLocks, QueueEntry]]:
-        """Return those that wait for longer."""
+        """Return the waiters that have waited for more than ``seconds``, each with its table."""
         return [(table, entry) for table in self.tables for entry in table.waiters if self.seconds(entry) > seconds]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``sluice status --json`` prints."""
+        """Return the object that ``sluice status --json`` prints."""
         lists: dict[str, list[dict[str, Any]]] = {"tables": [], "internal": []}
         for table in self.tables:
             lists["internal" if table.is_internal else "tables"].append(
                 {
                     "table": table.uri,
                     "key": table.key,
-                    "holders": [self._told(entry) for entry in table.holders],
-                    "waiters": [self._told(entry) for entry in table.waiters],
+                    "holders": [self._entry_json(entry) for entry in table.holders],
+                    "waiters": [self._entry_json(entry) for entry in table.waiters],
                 }
             )
         return {"at": self.at, "ensemble": self.ensemble, **lists}
 
-    def _told(self, entry: QueueEntry) -> dict[str, Any]:
-        said = {name: entry.data.get(name) for name in ("host", "pid", "app_id", "job")}
+    def _entry_json(self, entry: QueueEntry) -> dict[str, Any]:
         return {
             "claim": entry.hold_id,
             "token": entry.token,
@@ -72,17 +72,17 @@ class Status:
             "since": entry.since,
             "seconds": self.seconds(entry),
             "waits_for": list(entry.waits_for),
-            **said,
+            **{name: entry.data.get(name) for name in ("host", "pid", "app_id", "job")},
         }
 
 
-def look(inspector: Inspector, resource: TableResource | None) -> Status:
-    """Look at one table, or at every one below the lock root.
+def read_status(inspector: Inspector, resource: TableResource | None) -> Status:
+    """Read the locks of one table, or of every table below the lock root.
 
-    Names below a table's log are left out if no request is at them: they are not tables.
+    A name below a table's log is not a table. It is listed only while it has holders or waiters.
 
     Raises:
-        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: see :class:`Inspector`.
+        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: See :class:`Inspector`.
 
     """
     ensemble = inspector.ensemble_id()
@@ -92,45 +92,42 @@ def look(inspector: Inspector, resource: TableResource | None) -> Status:
 
 
 def describe(entry: QueueEntry) -> str:
-    """Say in half a sentence who it is: for questions and messages."""
-    who = f"{_said(entry, 'host') or 'unknown host'} pid {_said(entry, 'pid') or '?'}"
-    more = [f"{word} {_said(entry, name)}" for word, name in (("job", "job"), ("application", "app_id"))
-            if _said(entry, name)]  # fmt: skip
-    return ", ".join([who, *more, f"{what_of(entry)}, token {entry.token}"])
+    """Describe an entry by its process, its scope and its token, for use within a sentence."""
+    job, application = _field(entry, "job"), _field(entry, "app_id")
+    parts = [f"{_field(entry, 'host') or 'unknown host'} pid {_field(entry, 'pid') or '?'}"]
+    parts += [f"job {job}"] if job else []
+    parts += [f"application {application}"] if application else []
+    return ", ".join([*parts, what_of(entry), f"token {entry.token}"])
 
 
 def what_of(entry: QueueEntry) -> str:
-    """Say what an entry is for."""
+    """Return an entry's scope as text: the table or its partitions, and whether it is shared."""
     if entry.partitions:
-        what = ", ".join(map(printable, entry.partitions))
-        what += f" and {entry.more_partitions} more" if entry.more_partitions else ""
+        scope = ", ".join(map(printable, entry.partitions))
+        scope += f" and {entry.more_partitions} more" if entry.more_partitions else ""
     elif entry.within:
-        what = ", ".join(f"partitions of {printable(each) or 'it'}" for each in entry.within)
+        scope = ", ".join(f"partitions of {printable(partition) or 'it'}" for partition in entry.within)
     else:
-        what = "the table"
-    return f"{what}, shared" if entry.shared else what
+        scope = "the table"
+    return f"{scope}, shared" if entry.shared else scope
 
 
 def printable(text: object) -> str:
-    """Return a text that another program wrote without what would steer a terminal."""
+    """Replace the control characters in a text of another program: they could change the terminal."""
     return "".join(character if character.isprintable() else "?" for character in str(text))
 
 
-def duration(seconds: float) -> str:
-    """Say how long in two units at most, such as ``2 h 5 min``."""
-    whole = int(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
-    if whole < _DAY:
-        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
-    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+def format_duration(seconds: float) -> str:
+    """Format a duration with at most two units, such as ``2 h 5 min``."""
+    for (unit, unit_seconds), (next_unit, next_seconds) in pairwise(_UNITS):
+        if seconds >= unit_seconds:
+            return f"{int(seconds) // unit_seconds} {unit} {int(seconds) % unit_seconds // next_seconds} {next_unit}"
+    return f"{int(seconds)} s"
 
 
 @contextmanager
 def display(console: Console) -> Iterator[Callable[[Status], None]]:
-    """Show what was seen last, in its place on a terminal, and below each other elsewhere."""
+    """Yield a function that shows a status. On a terminal each status replaces the previous one."""
     if not console.is_terminal:
         yield lambda status: print_status(status, console)
         return
@@ -141,35 +138,31 @@ def display(console: Console) -> Iterator[Callable[[Status], None]]:
 
 
 def print_status(status: Status, console: Console) -> None:
-    """Print it for people."""
+    """Print a status for people."""
     table_console(console).print(_render(status))
 
 
 def _render(status: Status) -> Group:
-    """Return what people see: a list for each table with entries, and how many have none."""
+    """Return a list for each table that is locked or awaited, and the number of the other tables."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     busy = [table for table in status.tables if table.entries]
     parts: list[Table | Text] = [_table_of(status, table) for table in busy]
     if len(status.tables) == 1 and not busy:
-        parts.append(Text(f"{printable(status.tables[0].name)}: nobody holds it, nobody waits"))
+        parts.append(Text(f"{printable(status.tables[0].name)}: no holders, no waiters"))
     elif not status.tables:
         parts.append(Text("no table was ever locked here"))
     elif len(busy) < len(status.tables):
         idle = len(status.tables) - len(busy)
-        parts.append(Text(f"{idle} {'table' if idle == 1 else 'tables'} that nobody holds or waits for", style="dim"))
+        parts.append(Text(f"{idle} {'table' if idle == 1 else 'tables'} without holders and waiters", style="dim"))
     return Group(*parts)
 
 
 def _table_of(status: Status, locks: TableLocks) -> Table:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE_HEAD, title=Text(printable(locks.name)), title_justify="left", pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
+    table = make_table(_COLUMNS, right=_NUMBERS, title=Text(printable(locks.name)))
     for entry in (*locks.holders, *locks.waiters):
         since = datetime.fromtimestamp(min(entry.since, status.at), UTC)
         cells = (
@@ -177,15 +170,15 @@ def _table_of(status: Status, locks: TableLocks) -> Table:
             what_of(entry),
             str(entry.token),
             since.strftime("%Y-%m-%d %H:%M:%S"),
-            duration(status.seconds(entry)),
-            _said(entry, "host"),
-            _said(entry, "pid"),
-            _said(entry, "app_id"),
-            _said(entry, "job") or _said(entry, "identifier"),
+            format_duration(status.seconds(entry)),
+            _field(entry, "host"),
+            _field(entry, "pid"),
+            _field(entry, "app_id"),
+            _field(entry, "job") or _field(entry, "identifier"),
         )
         table.add_row(*map(Text, cells), style="bold" if entry.holds else None)
     return table
 
 
-def _said(entry: QueueEntry, name: str) -> str:
+def _field(entry: QueueEntry, name: str) -> str:
     return printable(entry.data.get(name) or "")

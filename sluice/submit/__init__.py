@@ -1,1 +1,1 @@
-"""Prepares jobs for a cluster: the zip, the jars, and settings from a stack."""
+"""Prepares jobs for a cluster: the zip, the jars, and the settings from a stack."""

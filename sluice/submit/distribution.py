@@ -1,8 +1,7 @@
-"""Builds what a cluster needs: a zip for ``--py-files``, and the list of jars.
+"""Builds the zip for ``--py-files``, and the arguments of ``spark-submit``.
 
-The zip holds ``lock_manager``, ``writer_jobs``, kazoo and, where they are installed, what kazoo needs for SASL and
-Delta's own Python module: pure Python, so that it runs from the zip in any interpreter that the cluster's PySpark runs
-in.
+The zip contains ``lock_manager``, ``writer_jobs`` and kazoo, and if they are installed kazoo's package for SASL and
+Delta's Python module. All of them are pure Python, so the zip runs in any interpreter of the cluster's PySpark.
 """
 
 from __future__ import annotations
@@ -21,28 +20,29 @@ from sluice.local.jars import jar_paths, jars_folder
 _ZIP_NAME = "sluice-py-files.zip"
 _PACKAGES = ("lock_manager", "writer_jobs", "kazoo")
 _IF_INSTALLED = ("puresasl", "delta")
-_OF_OTHERS = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
-"""Distributions of which a licence has to go along, by package."""
-# Delta for Spark Connect, which cannot write under a lock, needs gRPC.
-_LEFT_OUT = frozenset({"__pycache__", "tests", "testing", "connect"})
+# Distributions whose licence must be in the zip, by package.
+_LICENSED = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
+# "connect" is Delta for Spark Connect: it needs gRPC, and cannot write with the lock.
+_EXCLUDED = frozenset({"__pycache__", "tests", "testing", "connect"})
 _SUFFIXES = frozenset({".py", ".typed"})
-# The zip format's oldest: no clock may show in it.
+# The oldest time of the zip format. A real time would change the bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _UNIX = 3
 _FILE_MODE = 0o100644 << 16
 
 
 def build_zip(path: str | Path) -> Path:
-    """Write the zip for ``--py-files``, and return where it is.
+    """Write the zip for ``--py-files``, and return its absolute path.
 
-    The same packages give the same bytes, wherever and whenever it is built: sorted names, fixed times and modes, no
-    compression (whose result depends on the library). Tests and byte code are left out; others' licences go along.
+    The same packages give the same bytes on every machine: names are sorted, times and modes are fixed, and the zip is
+    not compressed, because the result of compression depends on the library. It contains no tests and no byte code, but
+    the licences of third-party packages.
 
     Args:
-        path: of the zip; folders on the way are made. What was there is replaced when the new one is complete.
+        path: Path of the zip. Missing folders are created. An existing file is replaced when the new one is complete.
 
     Raises:
-        DistributionError: one of the packages is not installed as files.
+        DistributionError: A package is not installed as files.
 
     """
     contents = sorted(_contents())
@@ -60,20 +60,19 @@ def build_zip(path: str | Path) -> Path:
 
 
 def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = None) -> list[str]:
-    """Return the part of a ``spark-submit`` line that brings this project: ``--jars``, ``--py-files`` and ``--conf``.
+    """Return the ``spark-submit`` arguments for this project: ``--jars``, ``--py-files`` and ``--conf``.
 
-    To be quoted with :func:`shlex.join` where it is printed. The ``--conf`` make Delta and the guarded log store known
-    to jobs that start their own session. :func:`writer_jobs.build_session` needs none: where a cluster's
-    ``spark-defaults.conf`` has extensions or a catalog of its own, leave them out of the line, for ``--conf`` would
-    replace those.
+    Quote them with :func:`shlex.join` to print them. The ``--conf`` arguments configure Delta and the guarded log store
+    for jobs that start their own session. :func:`writer_jobs.build_session` does not need them. Omit them if the
+    cluster's ``spark-defaults.conf`` sets other extensions or another catalog, because ``--conf`` replaces those.
 
     Args:
-        zip_path: a zip made by :func:`build_zip`; by default one is made, beside the folder of the jars.
-        guard: ``required``, ``observe`` or ``off``, to be named in the line; by default it is not, and ``required``.
+        zip_path: A zip of :func:`build_zip`. By default a new one is built beside the folder of the jars.
+        guard: ``required``, ``observe`` or ``off``; None for no argument, which means ``required``.
 
     Raises:
-        JarsError: the jars are not there; the message says how to bring them.
-        DistributionError: see :func:`build_zip`.
+        JarsError: A jar is missing. The message names the command that downloads it.
+        DistributionError: See :func:`build_zip`.
 
     """
     from writer_jobs.delta.session import (  # noqa: PLC0415 (PySpark takes 0.4 s)
@@ -97,15 +96,15 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
 
 
 def _contents() -> Iterator[tuple[str, Path]]:
-    """Yield every name in the zip with the file that it is made of."""
+    """Yield the name of every entry of the zip, and its file."""
     packages = [*_PACKAGES, *(package for package in _IF_INSTALLED if importlib.util.find_spec(package))]
     for package in packages:
         folder = _folder_of(package)
         for file in folder.rglob("*"):
-            inside = file.relative_to(folder)
-            if file.suffix in _SUFFIXES and file.is_file() and _LEFT_OUT.isdisjoint(inside.parts):
-                yield f"{package}/{inside.as_posix()}", file
-        for licence in importlib.metadata.files(_OF_OTHERS[package]) or () if package in _OF_OTHERS else ():
+            relative = file.relative_to(folder)
+            if file.suffix in _SUFFIXES and file.is_file() and _EXCLUDED.isdisjoint(relative.parts):
+                yield f"{package}/{relative.as_posix()}", file
+        for licence in importlib.metadata.files(_LICENSED[package]) or () if package in _LICENSED else ():
             if licence.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")):
                 yield f"{package}/{licence.name}", Path(str(licence.locate()))
 

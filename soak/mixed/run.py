@@ -326,7 +326,7 @@ def _reason(process: WriterProcess) -> str:
     """Return the last line of an error: Spark says more behind it, of how it stops; a stack trace may be anywhere."""
     said = (path.read_text(encoding="utf-8", errors="replace") for path in (process.errors, process.output))
     errors = [line for text in said for line in text.splitlines() if _ERROR.search(line)]
-    return (errors or process.last_words or ["no word"])[-1]
+    return (errors or process.stderr_tail or ["no word"])[-1]
 
 
 def _differ(rows: list[Row], others: list[Row]) -> int:

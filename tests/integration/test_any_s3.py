@@ -160,11 +160,11 @@ def test_what_cannot_be_removed_does_not_hide_the_error_that_came_first(
         if fails:
             raise ZeroDivisionError
     told = capsys.readouterr().err
-    assert (f"remove what is left below s3://{s3.root} yourself" in told) is fails
+    assert (f"remove the objects below s3://{s3.root} yourself" in told) is fails
 
 
 def test_a_bucket_that_is_not_there_is_told_in_a_sentence(local: LocalS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ChosenS3Error, match=r"NoSuchBucket.*; name a bucket that is there$"):
+    with pytest.raises(ChosenS3Error, match=r"NoSuchBucket.*; name an existing bucket$"):
         chosen(local, monkeypatch, "nobody-s").start()
 
 
@@ -214,7 +214,7 @@ def test_without_an_endpoint_everyone_takes_the_one_that_the_environment_names(
         s3_client(store.environment).put_object(Bucket="named", Key=f"{s3.root.partition('/')[2]}/part", Body=b"x")
     assert keys(local.environment, "named") == []
     monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
-    with pytest.raises(ChosenS3Error, match=r"'127\.0\.0\.1:9000' is no endpoint"):
+    with pytest.raises(ChosenS3Error, match=r"'127\.0\.0\.1:9000' is not an endpoint"):
         ChosenS3(None, "named")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     assert "spark.hadoop.fs.s3a.endpoint" not in ChosenS3(None, "named").spark_conf

@@ -80,7 +80,7 @@ def test_writers_that_fail_are_shown_with_their_last_words_and_fail_the_demo(tmp
     with demo(tmp_path / "demo", "--commits", "2", "--rows", "100", "--storage", "local", **broken) as process:
         said, errors = process.communicate(timeout=180)
     assert process.returncode == 1, said + errors
-    assert "writer 2 ended with exit code 1; it said:" in said
+    assert "writer 2 ended with exit code 1; its last lines:" in said
     assert "Could not create the Java Virtual Machine" in said
     assert "problem: writer 1 failed" in said
     report = json.loads((tmp_path / "demo" / "report.json").read_text())

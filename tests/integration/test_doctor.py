@@ -62,14 +62,14 @@ def test_a_sound_ensemble_has_no_fault_and_nothing_stays_there(
 ) -> None:
     code, found = doctor(ensemble.hosts)
     assert code == 0, found
-    assert found["lock root"] == ("note", "/locks/delta_tables is not there yet: the first lock makes it")
+    assert found["lock root"] == ("note", "/locks/delta_tables does not exist yet: the first lock creates it")
     assert found["quorum"] == ("ok", "1 leader, 2 followers")
     with ZookeeperLockManager(ensemble.hosts) as manager, manager.acquire("s3://lake/t"):
         code, found = doctor(ensemble.hosts)
     assert code == 0, found
     assert found["lock root"][0] == "ok"
     assert {found[what][0] for what in ("versions", "session", "permission", "clock", "jars", "log store")} == {"ok"}
-    assert (found["ACL"][0], "whoever can connect" in found["ACL"][1]) == ("note", True)
+    assert (found["ACL"][0], "every client may delete" in found["ACL"][1]) == ("note", True)
     assert found["versions"][1] == "ZooKeeper 3.9.5"
     assert [what for what in found if what.startswith("server ")] == [
         f"server {each.address}" for each in ensemble.servers
@@ -85,7 +85,7 @@ def test_people_get_a_line_for_each(zookeeper: object, ensemble: EmbeddedZooKeep
     answer = CliRunner().invoke(app, ["doctor", "--zookeeper", ensemble.hosts])
     assert answer.exit_code == 0
     lines = answer.stdout.splitlines()
-    assert lines[-1] == "nothing is wrong"
+    assert lines[-1] == "no check failed"
     assert {line.split()[0] for line in lines[:-1]} <= {"ok", "note"}
 
 
@@ -157,7 +157,7 @@ def test_a_table_or_a_partition_where_everybody_may_delete_is_named(
     for each in (partitions, f"{partitions}/year=2013", f"{partitions}/year=2013/partitions"):
         client.create(each, acl=reads)
     assert doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"] == (
-        "ok", "not everybody may delete contenders; 1 of 1 tables and 1 partitions were looked at"
+        "ok", "not every client may delete contenders; 1 of 1 tables and 1 partitions were checked"
     )  # fmt: skip
     client.create(f"{partitions}/year=2013/partitions/month=1")
     verdict, says = doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"]
@@ -185,22 +185,22 @@ def test_a_table_or_a_partition_where_everybody_may_delete_is_named(
     ],
 )
 def test_versions_are_judged(servers: list[Server], verdict: Verdict, word: str) -> None:
-    (found,) = [each for each in server_findings(servers) if each.what == "versions"]
-    assert (found.verdict, word in found.says) == (verdict, True)
+    (found,) = [each for each in server_findings(servers) if each.check == "versions"]
+    assert (found.verdict, word in found.message) == (verdict, True)
 
 
 def test_a_server_that_says_nothing_of_itself_is_no_fault_but_two_leaders_are() -> None:
     (found,) = server_findings([Server("a")])
     assert found.verdict is Verdict.NOTE
     leaders = [Server(name, version=(3, 9, 5), mode="leader") for name in "ab"]
-    assert [each.what for each in server_findings(leaders) if each.failed] == ["quorum"]
+    assert [each.check for each in server_findings(leaders) if each.failed] == ["quorum"]
 
 
 def test_clocks_may_differ_by_what_a_request_takes_and_a_second() -> None:
-    assert clock_finding(100.2, before=100.0, after=100.4).verdict is Verdict.OK
-    assert clock_finding(99.1, before=100.0, after=100.4).verdict is Verdict.OK
-    assert clock_finding(98.9, before=100.0, after=100.4).failed
-    assert clock_finding(101.5, before=100.0, after=100.4).failed
+    assert clock_finding(100.2, sent_at=100.0, answered_at=100.4).verdict is Verdict.OK
+    assert clock_finding(99.1, sent_at=100.0, answered_at=100.4).verdict is Verdict.OK
+    assert clock_finding(98.9, sent_at=100.0, answered_at=100.4).failed
+    assert clock_finding(101.5, sent_at=100.0, answered_at=100.4).failed
 
 
 # -- the store -------------------------------------------------------------------------------------------------------
@@ -346,11 +346,11 @@ def test_a_store_that_overwrites_is_not_sound(
 @pytest.mark.parametrize(
     ("kind", "verdict", "words"),
     [
-        (LooksFirst, "failed", "rivals who created s3://"),
+        (LooksFirst, "failed", "rivals created s3://"),
         (Overlooks, "failed", "does not have the content of the rival"),
         (LooksFirstOneByOne, "ok", "one winner each time"),
         (Conflicts, "ok", "one winner each time"),
-        (AllConflict, "note", "of 8 at once it refused all"),
+        (AllConflict, "note", "it refused all of 8 concurrent ones"),
     ],
 )
 def test_a_store_that_refuses_the_second_in_a_row_is_tried_with_rivals_too(
@@ -397,7 +397,7 @@ def test_a_folder_where_two_links_at_once_both_succeed_is_a_fault(
     monkeypatch.setattr("os.link", link)
     code, found = doctor(zookeeper.hosts, "--table", str(tmp_path))  # type: ignore[attr-defined]
     assert (code, found["put-if-absent"][0]) == (1, "failed")
-    assert "were all told that they had" in found["put-if-absent"][1]
+    assert "rivals created" in found["put-if-absent"][1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -466,8 +466,8 @@ def test_a_table_that_is_adopted_elsewhere_is_a_fault(
 
 def test_jars_that_are_missing_or_changed_are_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_jars() -> tuple[Verdict, str]:
-        (found,) = [each for each in doctor_machine.machine_findings() if each.what == "jars"]
-        return found.verdict, found.says
+        (found,) = [each for each in doctor_machine.machine_findings() if each.check == "jars"]
+        return found.verdict, found.message
 
     assert of_jars()[0] is Verdict.OK
     folder = tmp_path / "jars"
@@ -484,14 +484,14 @@ def test_jars_that_are_missing_or_changed_are_faults(tmp_path: Path, monkeypatch
 
 def test_a_log_store_that_is_missing_or_another_jar_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_log_store() -> tuple[bool, str]:
-        (found,) = [each for each in doctor_machine.machine_findings() if each.what == "log store"]
-        return found.failed, found.says
+        (found,) = [each for each in doctor_machine.machine_findings() if each.check == "log store"]
+        return found.failed, found.message
 
     assert not of_log_store()[0]
     monkeypatch.setattr(doctor_machine, "LOG_STORE_JAR", tmp_path / "log-store.jar")
     assert of_log_store() == (
         True,
-        f"{tmp_path / 'log-store.jar'} is missing: `make setup` builds it, and an installed package has it",
+        f"{tmp_path / 'log-store.jar'} is missing: run `make setup`, or install the package",
     )
     (tmp_path / "log-store.jar").write_bytes(b"no jar")
     assert "cannot be read" in of_log_store()[1]
@@ -557,4 +557,4 @@ def test_spark_s_defaults_have_to_name_the_guarded_log_store_for_delta_kernel_to
         (tmp_path / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
     found = defaults_finding()
     assert found.verdict is verdict
-    assert says in found.says
+    assert says in found.message

@@ -177,7 +177,7 @@ def test_a_majority_serves_and_is_not_ready_until_the_last_member_is_back(
     code, found, error = ask("ready", ensemble.hosts)
     assert (code, found["ready"]) == (1, False)
     assert f"sluice: not ready: {gone.address} cannot be reached" in error
-    assert "leads with 1 follower in step instead of 2" in error
+    assert "leads with 1 follower in sync instead of 2" in error
     assert len(error.splitlines()) == len(found["wrong"]) == 2
 
     waiting = command("ready", "--wait", f"{PATIENCE:g}", "--zookeeper", ensemble.hosts)
@@ -202,7 +202,7 @@ def test_a_member_that_stands_still_is_named_and_does_not_hang_it(ensemble: Embe
     finally:
         still.resume()
     assert code == 1
-    assert f"{still.address} does not answer within 2 s: it stands still" in error
+    assert f"{still.address} does not answer within 2 s: it is suspended" in error
     becomes_ready(ensemble.hosts)
 
 
@@ -212,7 +212,7 @@ def test_without_a_quorum_nobody_serves(ensemble: EmbeddedZooKeeper, eventually:
     second.kill()
     eventually(lambda: "sees no quorum" in (ask_server("127.0.0.1", last.client_port).problem or ""))
     code, found, error = ask("status", ensemble.hosts)
-    assert (code, error) == (1, "sluice: no server serves: look at what each of them says\n")
+    assert (code, error) == (1, "sluice: no server serves; see the problem of each server above\n")
     assert "sees no quorum" in found["servers"][2]["problem"]
     code, found, _ = ask("ready", ensemble.hosts)
     assert (code, len(found["wrong"])) == (1, 3)
@@ -226,13 +226,13 @@ def test_members_that_are_not_named_are_missed(ensemble: EmbeddedZooKeeper) -> N
     leader, follower = one_that("leader", ensemble).address, one_that("follower", ensemble).address
     for hosts in (f"{leader},{follower}", f"{leader},{follower},{follower}"):
         code, found, _ = ask("ready", hosts)
-        assert (code, found["wrong"]) == (1, [f"{leader} leads with 2 followers in step instead of 1"])
+        assert (code, found["wrong"]) == (1, [f"{leader} leads with 2 followers in sync instead of 1"])
     code, found, _ = ask("ready", f"{leader},{follower}", "--expect", "3")
     assert code == 1
     assert found["wrong"] == ["the connection string names 2 servers instead of 3: name every one, and no others"]
     code, found, _ = ask("ready", follower)
     assert code == 1
-    assert found["wrong"] == ["no leader is among those that are named: name every server of the ensemble"]
+    assert found["wrong"] == ["the connection string names no leader: name every server of the ensemble"]
 
 
 def test_a_server_that_runs_alone_is_ready_only_where_that_is_wanted(
@@ -240,7 +240,7 @@ def test_a_server_that_runs_alone_is_ready_only_where_that_is_wanted(
 ) -> None:
     code, _, error = ask("ready", alone.hosts)
     assert code == 1
-    assert "runs alone (standalone), in no ensemble" in error
+    assert "is standalone, not part of an ensemble" in error
     code, found, _ = ask("ready", alone.hosts, "--expect", "1")
     assert (code, found["servers"][0]["mode"]) == (0, "standalone")
     assert ask("ready", alone.hosts, "--expect", "3")[0] == 1
@@ -309,7 +309,10 @@ def command(*arguments: str) -> subprocess.Popen[str]:
     ("servers", "word"),
     [
         ([Server("a", mode="leader", synced_followers=1), Server("b", mode="observer")], "b is an observer"),
-        ([Server("a", mode="leader"), Server("b", mode="follower")], "a leads, and does not tell who is in step"),
+        (
+            [Server("a", mode="leader"), Server("b", mode="follower")],
+            "a leads, but does not report synced followers",
+        ),
         ([Server("a", mode="leader", synced_followers=1), Server("b")], "b answers, but not to srvr"),
         ([Server("a", mode="leader", synced_followers=1), Server("b", "is ill")], "b is ill"),
     ],
@@ -323,7 +326,7 @@ def test_a_follower_may_be_some_transactions_behind_but_not_an_epoch() -> None:
     leader = Server("a", mode="leader", zxid=0x200000009)
     assert epoch_faults([leader, Server("b", mode="follower", zxid=0x200000001)]) == []
     (sentence,) = epoch_faults([leader, Server("b", mode="follower", zxid=0x1000000FF)])
-    assert sentence == "b is at epoch 1, and the leader at 2: it has not caught up"
+    assert sentence == "b is at epoch 1, but the leader at 2: it has not caught up"
 
 
 def test_a_scratch_node_that_went_with_its_session_is_made_again(alone: EmbeddedZooKeeper) -> None:
@@ -401,7 +404,7 @@ def test_without_a_certificate_each_server_says_no_in_a_sentence(
     code, found, _ = ask("status", secured.hosts)
     assert code == 1
     for server in found["servers"]:
-        assert "no trust (TLS: " in server["problem"]
+        assert "does not pass TLS verification (" in server["problem"]
         assert "SLUICE_ZK_TLS_CERTIFICATE" in server["problem"]
     assert ask("ready", secured.hosts)[0] == 1
 
@@ -409,7 +412,7 @@ def test_without_a_certificate_each_server_says_no_in_a_sentence(
 def test_without_tls_the_message_says_that_it_may_be_wanted(secured: EmbeddedZooKeeper) -> None:
     code, found, _ = ask("status", secured.hosts)
     assert code == 1
-    assert all("wants TLS, which is not set here" in server["problem"] for server in found["servers"])
+    assert all("requires TLS, which is not set here" in server["problem"] for server in found["servers"])
 
 
 def test_a_certificate_for_another_host_name_is_not_trusted(secured: EmbeddedZooKeeper, certificate: None) -> None:
@@ -421,7 +424,7 @@ def test_a_certificate_for_another_host_name_is_not_trusted(secured: EmbeddedZoo
 def test_tls_to_a_plain_port_never_falls_back_to_plain_words(alone: EmbeddedZooKeeper, certificate: None) -> None:
     code, found, _ = ask("status", alone.hosts)
     assert code == 1
-    assert "speaks no TLS, which is set here" in found["servers"][0]["problem"]
+    assert "does not use TLS, which is set here" in found["servers"][0]["problem"]
 
 
 def test_a_client_that_is_refused_by_another_scheme_is_told_so_by_ready() -> None:

@@ -70,8 +70,8 @@ def test_the_command_starts_its_own_spark_prints_figures_and_findings_and_writes
     figures = figures_in(done.stdout)
     assert (figures["version"], figures["rows"]) == ("1", "10")
     assert figures["data files"].startswith("5 files, ")
-    assert figures["lost, and kept for 7.0 days"].startswith("1 files, ")
-    assert figures["lost, and not needed: VACUUM removes them"] == figures["kept for pins"] == "0 files, 0 B"
+    assert figures["removed, kept for 7.0 days"].startswith("1 files, ")
+    assert figures["removed and expired: VACUUM deletes them"] == figures["kept for pins"] == "0 files, 0 B"
     assert re.search(r"^ *place=a +5 ", done.stdout, re.MULTILINE)
     assert "small-files: 5 files of " in done.stdout
     assert "(maintain.py --compact)" in done.stdout
@@ -139,7 +139,7 @@ def test_json_has_the_figures_of_each_table(
         ("writers-clean-log", None),
     ]
     assert (one["done"], one["after"], other["findings"]) == ([], None, [])
-    assert "nothing to mend" in health(sound).stdout
+    assert "no maintenance is needed" in health(sound).stdout
 
 
 @pytest.mark.usefixtures("driver_of_the_tests")
@@ -149,9 +149,9 @@ def test_a_table_that_became_smaller_has_a_negative_growth(sick: Path) -> None:
     def growth(per_day: float | None) -> str:
         said = Console(file=StringIO(), width=200)
         print_report(replace(report, before=replace(report.before, growth_per_day=per_day)), said)
-        return figures_in(said.file.getvalue())["growth, each day"]  # type: ignore[attr-defined]
+        return figures_in(said.file.getvalue())["growth per day"]  # type: ignore[attr-defined]
 
-    assert [growth(size) for size in (2048.0, -2048.0, 0.0, None)] == ["2.0 KiB", "-2.0 KiB", "0 B", "not known"]
+    assert [growth(size) for size in (2048.0, -2048.0, 0.0, None)] == ["2.0 KiB", "-2.0 KiB", "0 B", "unknown"]
 
 
 def test_a_table_that_is_not_there_keeps_no_other_back(

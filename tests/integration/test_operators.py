@@ -139,9 +139,9 @@ def test_nothing_is_told_of_nothing_and_nothing_is_made(
     answer = sluice("status")
     assert (answer.exit_code, answer.stdout) == (0, "no table was ever locked here\n")
     answer = sluice("status", TABLE)
-    assert (answer.exit_code, answer.stdout) == (0, "s3://lake/flights: nobody holds it, nobody waits\n")
+    assert (answer.exit_code, answer.stdout) == (0, "s3://lake/flights: no holders, no waiters\n")
     answer = sluice("break", TABLE)
-    assert (answer.exit_code, answer.stdout) == (0, "s3://lake/flights: nobody holds it\n")
+    assert (answer.exit_code, answer.stdout) == (0, "s3://lake/flights: no holders\n")
     assert ensemble_client.exists(root) is None
 
 
@@ -179,7 +179,7 @@ def test_holder_and_waiters_are_told_in_order(
             "waits",
             "waits",
         ]
-        assert "1 table that nobody holds or waits for" in lines[-1]
+        assert "1 table without holders and waiters" in lines[-1]
         eventually(lambda: tables(TABLE)["s3://lake/flights"]["holders"][0]["since"] == hold.acquired_at)
         expected = sorted([first["token"], second["token"]])
     for thread in threads:

@@ -713,7 +713,7 @@ def test_a_pin_is_of_its_table_and_not_of_the_next_one_at_its_place(
     put(range(5))
     with pytest.raises(PinError, match="is of another table, which was at"):
         pinned_rows(spark, pin, str(table))
-    assert "pin x is of another table, which was here before: remove it" in verify_table(table).problems
+    assert "pin x is of an earlier table at this location; remove the pin" in verify_table(table).problems
 
 
 def test_watermarks_of_what_was_restored_away_and_of_rows_without_a_stream_prove_nothing(

@@ -65,7 +65,7 @@ def test_the_page_s_python_runs_and_verify_sees_what_it_notes(
     assert rows["price"].round(2).tolist() == [7.7, 1.65]
 
     told = CliRunner().invoke(app, ["verify", table])
-    assert re.search(r"by the writer's own word, not fenced +2", told.stdout)
+    assert re.search(r"stamped by the writer, not fenced by the guard +2", told.stdout)
     newest, oldest = json.loads(CliRunner().invoke(app, ["log", table, "--json"]).stdout)["commits"]
     assert [(each["job"], each["locked"], each["fenced"]) for each in (oldest, newest)] == [
         ("prices", True, False),

@@ -307,7 +307,7 @@ def test_a_copied_folder_has_the_adoption_of_the_original_and_is_refused_until_i
     assert (found.problems, found.adopted_name) == ((), canonical_table_uri(source))
     told = CliRunner().invoke(app, ["verify", copy], env={"COLUMNS": "300"})
     assert told.exit_code == 0
-    assert f"locked by another name than this {canonical_table_uri(source)}" in " ".join(told.stdout.split())
+    assert f"adopted under another name {canonical_table_uri(source)}" in " ".join(told.stdout.split())
 
     done = adopt(spark, copy, ensemble, move=True)
     assert (done.version, done.renamed_from) == (2, canonical_table_uri(source))

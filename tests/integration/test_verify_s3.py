@@ -97,7 +97,7 @@ def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
     client.delete_object(Bucket=bucket, Key=f"{prefix}/{second}")
     pins, damaged = examine_pins(uri, s3.environment)
     assert damaged == []
-    broken = f"pin late is broken: 1 of the 2 data files of version 1 are gone, such as {second}"
+    broken = f"pin late is broken: 1 of the 2 data files of version 1 are missing, such as {second}"
     assert [(each.pin.name, each.has_expired, each.problem) for each in pins] == [
         ("early", False, None),
         ("late", False, broken),

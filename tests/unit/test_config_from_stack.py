@@ -173,7 +173,7 @@ def test_nobody_is_asked_to_type_the_outputs(tmp_path: Path) -> None:
     os.close(ours)
     os.close(theirs)
     assert answer.returncode == 2
-    assert answer.stderr.startswith("sluice: give a file, or pipe into it: pulumi stack output --json")
+    assert answer.stderr.startswith("sluice: no outputs; give a file, or pipe: pulumi stack output --json")
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def test_nobody_is_asked_to_type_the_outputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["region", "delta_lake_bucket_name", "zookeeper_connection_string", "lock_root"])
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(..., "is missing"), (None, "is empty"), ("", "is empty"), ("[secret]", "--show-secrets"), (7, "is no text"),
-     ("a b", "without quotes"), ("$(rm -r .)", "without quotes"), ("a\nB=c", "without quotes")],
+    [(..., "is missing"), (None, "is empty"), ("", "is empty"), ("[secret]", "--show-secrets"), (7, "must be a text"),
+     ("a b", "needs no quotes"), ("$(rm -r .)", "needs no quotes"), ("a\nB=c", "needs no quotes")],
 )  # fmt: skip
 def test_an_output_that_cannot_be_used_is_named_and_nothing_is_written(
     stack: Callable[..., Result], tmp_path: Path, name: str, value: object, said: str
@@ -216,12 +216,14 @@ def test_a_secret_in_the_place_of_an_arn_is_neither_written_nor_shown(
 ) -> None:
     answer = stack(secret_arns={"appender": "hunter2"})
     assert answer.exit_code == 2
-    assert "secret_arns.appender is no arn:aws:secretsmanager" in answer.stderr
+    assert "secret_arns.appender must be arn:aws:secretsmanager" in answer.stderr
     assert "hunter2" not in answer.output
     assert not (tmp_path / "conf").exists()
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is no JSON:"), ("", "is no JSON:"), ("[1]", "is no JSON object")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "is not a JSON object"), ("", "is not a JSON object"), ("[1]", "is not a JSON object")]
+)
 def test_what_is_no_json_object_is_told_in_a_sentence(stack: Callable[..., Result], text: str, said: str) -> None:
     answer = stack(piped=text)
     assert (answer.exit_code, said in answer.stderr, len(answer.stderr.splitlines())) == (2, True, 1)

@@ -93,7 +93,7 @@ def test_a_missing_version_is_counted(record: Record) -> None:
 
 def test_a_commit_that_nobody_was_told_of_is_reported(record: Record) -> None:
     record.log.append(logged(4))
-    assert record.judge().problems == ("1 commit in the log acknowledged to nobody: c4",)
+    assert record.judge().problems == ("1 commit in the log, but reported by no writer: c4",)
 
 
 def test_a_commit_that_is_in_the_log_twice_is_reported(record: Record) -> None:
@@ -104,14 +104,14 @@ def test_a_commit_that_is_in_the_log_twice_is_reported(record: Record) -> None:
 def test_a_commit_that_was_never_made_is_reported(record: Record) -> None:
     record.writers[1].commits.pop()
     record.log.pop()
-    assert record.judge().problems == ("1 commit more or less than the 4 planned",)
+    assert record.judge().problems == ("4 commits were planned, and 3 acknowledged",)
 
 
 def test_overlapping_holds_are_reported(record: Record) -> None:
     record.writers[0].commits[1] = commit(2, acquired_at=112.0)  # commit 1 holds until 113
     outcome = record.judge()
     assert outcome.overlapping_holds == 1
-    assert outcome.problems == ("two held the lock at once for 1.000 s: writer 2, commit c1 and writer 1, commit c2",)
+    assert outcome.problems == ("two holds overlap by 1.000 s: writer 2, commit c1 and writer 1, commit c2",)
 
 
 def test_a_missing_a_duplicate_and_a_foreign_row_are_reported(record: Record) -> None:
@@ -163,7 +163,7 @@ def test_nothing_loaded_at_all_is_reported_not_raised() -> None:
     first, second, third = (f"2013-01-01T0{hour}:00:00Z" for hour in range(3))
     assert outcome.problems[:3] == (
         "writer 1 failed",
-        "4 commits more or less than the 4 planned",
+        "4 commits were planned, and 0 acknowledged",
         f"8 rows missing, for example {first} UA 1, {second} UA 1, {third} UA 1 …",
     )
     assert (outcome.loading_seconds, outcome.hold_seconds_p50) == (0.0, None)

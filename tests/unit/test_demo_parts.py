@@ -20,10 +20,10 @@ from lock_manager import SettingsError
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, NUMBERS, Contents, deal_flights, find_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
-from sluice.demo.progress import Board, shown
+from sluice.demo.progress import Board, show_board
 from sluice.demo.records import Acknowledged, Writer
 from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
-from sluice.demo.run import DemoOptions, Load, _Demo, _leave, _leave_comparison, _print_files
+from sluice.demo.run import DemoOptions, Load, _Demo, _print_files, _report_comparison, _report_load
 from sluice.demo.services import Store, clear_output, open_store
 from sluice.demo.timeline import Lanes, draw_timeline, timeline_figure
 from sluice.errors import FlightsError, OutputFolderError
@@ -212,7 +212,7 @@ def test_the_title_counts_the_conflicts_that_are_drawn_and_the_others(
     drawn: list[Lanes] = []
     monkeypatch.setattr("sluice.demo.run.draw_timeline", lambda _, lanes: drawn.extend(lanes))
     demo = _Demo(DemoOptions(), Console(file=io.StringIO()), tmp_path, [], Contents(), Store(str(tmp_path), ""))
-    _leave_comparison(demo, loads[True], loads[False])
+    _report_comparison(demo, loads[True], loads[False])
     with_lock, without_lock = timeline_figure(drawn).axes
     assert "conflict" not in with_lock.get_title(loc="left")
     assert without_lock.get_title(loc="left").endswith("3 conflicts, 1 of them not acknowledged")
@@ -226,7 +226,7 @@ def test_a_demo_keeps_an_earlier_comparison_and_says_so(tmp_path: Path) -> None:
     console = Console(file=out, width=400)
     demo = _Demo(DemoOptions(), console, tmp_path, [], Contents(), Store(str(tmp_path), ""))
     (tmp_path / "comparison.png").touch()
-    _leave(demo, Load("flights", writers, outcome))
+    _report_load(demo, Load("flights", writers, outcome))
     lines = []
     for compare in (False, True):
         _print_files(tmp_path, console, compare=compare)
@@ -247,7 +247,7 @@ def test_off_a_terminal_progress_is_told_in_lines() -> None:
     out = io.StringIO()
     writers = load(locked=True)
     writers[0].apply({"event": "begun", "begun_at": 1.0}, 1.0)
-    with shown(Board("loading", writers, [4, 4], 1000), Console(file=out, width=60)) as refresh:
+    with show_board(Board("loading", writers, [4, 4], 1000), Console(file=out, width=60)) as refresh:
         for _ in range(5):
             refresh()
         assert out.getvalue() == ""  # a line every ten seconds, not for every refresh
@@ -260,7 +260,9 @@ def test_on_a_terminal_the_board_shows_every_writer() -> None:
     writers = load(locked=True)
     writers[0].apply({"event": "holding", "acquired_at": 1.0}, 1.0)
     writers[1].end(4, 2.0)
-    with shown(Board("loading", writers, [4, 3], 1000), Console(file=out, width=100, force_terminal=True)) as refresh:
+    with show_board(
+        Board("loading", writers, [4, 3], 1000), Console(file=out, width=100, force_terminal=True)
+    ) as refresh:
         refresh()
     text = out.getvalue()
     for words in ("COMMITTING", "FAILED", "3/4", "3/3", "300", "6 of 7 commits, 600 of 1,000 rows"):
@@ -325,9 +327,9 @@ def test_a_table_that_cannot_be_read_back_is_a_problem_and_is_reported(
     assert len(told) == 1
     assert said in told[0]
     if locked:
-        _leave(demo, load)
+        _report_load(demo, load)
     else:
-        _leave_comparison(demo, load, load)
+        _report_comparison(demo, load, load)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["ok"] is False
     assert told[0] in report["problems"]

@@ -55,7 +55,7 @@ def test_what_a_writer_prints_arrives_and_its_end_is_the_last_event(tmp_path: Pa
     assert events.get(timeout=10) == (3, {"event": "begun", "says": "hello"})
     assert events.get(timeout=10) == (3, {"event": "exit", "code": 5})
     end_processes([writer])
-    assert writer.last_words == ["a warning", "the reason"]
+    assert writer.stderr_tail == ["a warning", "the reason"]
     assert "not json" in (tmp_path / "writer-3.out").read_text()
     assert events.empty()
 

@@ -70,7 +70,7 @@ class OneLate(Sound):
 def test_rivals_who_asked_at_once_count() -> None:
     (found,) = store_findings(Sound)
     assert found.verdict is Verdict.OK
-    assert f"by {RIVALS} rivals at once, with one winner each time, in 8 of 8 rounds" in found.says
+    assert f"by {RIVALS} concurrent rivals, with one winner each time, in 8 of 8 rounds" in found.message
 
 
 @pytest.mark.parametrize("kind", [NoneReady, OneLate])
@@ -78,5 +78,5 @@ def test_rivals_who_did_not_ask_at_once_do_not_count(kind: type[Sound], monkeypa
     monkeypatch.setattr(doctor_store, "_BARRIER_SECONDS", 0.1)
     (found,) = store_findings(kind)
     assert found.verdict is Verdict.NOTE, found
-    assert f"{RIVALS} rivals never asked at once in 8 rounds" in found.says
-    assert found.says.endswith("whether it lets two at once pass is not known, so try again")
+    assert f"{RIVALS} rivals never met in 8 rounds" in found.message
+    assert found.message.endswith("it is not known whether it accepts two concurrent writers; try again")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.interrupts import Interrupted, held_back, interruptible
+from sluice.interrupts import Interrupted, defer_signals, interruptible
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -50,7 +50,7 @@ def test_what_was_ignored_from_the_start_stays_ignored() -> None:
 @pytest.mark.parametrize("error", [None, RuntimeError("what the block started got the same signal")])
 def test_a_signal_is_held_back_until_the_block_is_over_or_has_failed(error: Exception | None) -> None:
     done = False
-    with pytest.raises(Interrupted) as caught, interruptible(), held_back():
+    with pytest.raises(Interrupted) as caught, interruptible(), defer_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         done = True
         if error is not None:
@@ -61,7 +61,7 @@ def test_a_signal_is_held_back_until_the_block_is_over_or_has_failed(error: Exce
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
 def test_a_handler_that_a_library_puts_in_place_of_ours_is_undone(handler: signal.Handlers) -> None:
     signal.signal(signal.SIGINT, handler)
-    with held_back():
+    with defer_signals():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     assert signal.getsignal(signal.SIGINT) is handler
 

@@ -71,4 +71,4 @@ def test_a_request_that_fails_gives_its_turn_back_and_nothing_is_kept() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broken"):
             call(gate, "/lake/broken")
-    assert not gate._turns
+    assert not gate._locks

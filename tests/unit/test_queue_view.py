@@ -15,7 +15,7 @@ from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
 from sluice.errors import BreakError, PartitionNameError, TokenError
 from sluice.locks.breaking import check_partition, holders_of, parse_token
-from sluice.locks.status import Status, describe, duration, look, what_of
+from sluice.locks.status import Status, describe, format_duration, read_status, what_of
 
 A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 MONTH, DAY = "month=1", "month=1/day=2"
@@ -194,9 +194,9 @@ def test_status_looks_through_the_protocol_alone(queues: Queues) -> None:
     queues.add(A, ":w")
     locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
     inspector: Inspector = AnotherInspector([locks])
-    assert (look(inspector, None).ensemble, look(inspector, None).tables) == ("an id", [locks])
-    assert look(inspector, TableResource.of("s3://lake/t")).tables == [locks]
-    assert look(inspector, TableResource.of("s3://lake/u")).tables == [TableLocks(uri="s3://lake/u", key="")]
+    assert (read_status(inspector, None).ensemble, read_status(inspector, None).tables) == ("an id", [locks])
+    assert read_status(inspector, TableResource.of("s3://lake/t")).tables == [locks]
+    assert read_status(inspector, TableResource.of("s3://lake/u")).tables == [TableLocks(uri="s3://lake/u", key="")]
 
 
 def test_names_below_a_log_count_as_no_tables(queues: Queues) -> None:
@@ -204,8 +204,8 @@ def test_names_below_a_log_count_as_no_tables(queues: Queues) -> None:
     table = TableLocks(uri="s3://lake/t", key="k")
     turn = TableLocks(uri="s3://lake/t/_delta_log/_sluice_maintenance", key="l")
     held = replace(turn, entries=tuple(queues.entries()))
-    assert look(AnotherInspector([table, turn]), None).tables == [table]
-    status = look(AnotherInspector([table, held]), None)
+    assert read_status(AnotherInspector([table, turn]), None).tables == [table]
+    status = read_status(AnotherInspector([table, held]), None)
     written = status.to_json()
     assert [[row["table"] for row in written[name]] for name in ("tables", "internal")] == [[table.uri], [turn.uri]]
 
@@ -223,9 +223,9 @@ def test_partitions_are_broken_by_the_name_of_what_is_held(queues: Queues) -> No
     assert [entry.hold_id for entry in holders_of(locks, None, None)] == [A, B]
     assert [entry.hold_id for entry in holders_of(locks, "month=1", None)] == [A]
     assert [entry.hold_id for entry in holders_of(locks, DAY, 101)] == [A]
-    with pytest.raises(BreakError, match=r"partition month=2; what is held: .*month=1/day=2.*month=11"):
+    with pytest.raises(BreakError, match=r"partition month=2; the holders are: .*month=1/day=2.*month=11"):
         holders_of(locks, "month=2", None)
-    with pytest.raises(BreakError, match="with token 1"):
+    with pytest.raises(BreakError, match="has token 1"):
         holders_of(locks, None, 1)
     assert holders_of(TableLocks(uri="s3://lake/t", key="k"), "month=2", 1) == []
 
@@ -242,4 +242,4 @@ def test_names_and_tokens_that_are_none_are_refused() -> None:
 
 
 def test_durations_have_two_units_at_most() -> None:
-    assert [duration(each) for each in (0.4, 61, 7500, 180000)] == ["0 s", "1 min 1 s", "2 h 5 min", "2 d 2 h"]
+    assert [format_duration(each) for each in (0.4, 61, 7500, 180000)] == ["0 s", "1 min 1 s", "2 h 5 min", "2 d 2 h"]

@@ -220,7 +220,7 @@ def test_versions_are_told_in_ranges(versions: list[int], said: str) -> None:
 def test_a_removed_version_is_a_gap(table: Path) -> None:
     version_file(table, 2).unlink()
     assert problem(verify_table(table)) == (
-        "version 2 is missing from the log, and version 3 is there: either what is missing was deleted, or version 3 "
+        "version 2 is missing from the log, and version 3 is there: either files were deleted, or version 3 "
         "is a late commit to a table that was dropped here before this one was made"
     )
 
@@ -228,7 +228,7 @@ def test_a_removed_version_is_a_gap(table: Path) -> None:
 def test_removed_first_versions_without_a_checkpoint_are_a_gap(table: Path) -> None:
     version_file(table, 0).unlink()
     version_file(table, 1).unlink()
-    assert "versions 0 to 1 are missing from the log, and no checkpoint" in problem(verify_table(table))
+    assert "versions 0 to 1 are missing from the log, and there is no checkpoint" in problem(verify_table(table))
 
 
 def test_a_gap_below_a_checkpoint_is_found_although_the_table_can_be_read(table: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_commit_under_another_ensemble_than_the_table_s_own_is_found(table: Pa
 def test_overlapping_holds_are_found_and_clock_skew_is_tolerated_if_asked(table: Path) -> None:
     append(table, [10], stamp(5, acquired_at=1044.5))  # version 4 was committed at 1045.0
     found = verify_table(table)
-    assert problem(found) == "two held the lock at once for 0.500 s: hold-4 and hold-5"
+    assert problem(found) == "two holds overlap by 0.500 s: hold-4 and hold-5"
     assert found.overlapping_holds == 1
     assert verify_table(table, clock_skew_seconds=0.6).ok
 
