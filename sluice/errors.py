@@ -7,7 +7,7 @@ A class exists where code or a test catches it. Every other error is a CommandEr
     SluiceError                                    (lock_manager.errors)
     ├── CommandError (RuntimeError)                a command failed: exit code 1
     ├── BadInputError (ValueError)                 an argument or an input file cannot be used: exit code 2
-    ├── VerifyError (ValueError)                    no such table, or no such column
+    ├── AuditError (ValueError)                    no such table, or no such column
     ├── LogAccessError (RuntimeError)              a table's log cannot be listed or read
     ├── BreakError (RuntimeError)                  sluice break: no holder matches the options
     ├── PartitionNameError (ValueError)            a partition name that is not COLUMN=VALUE/COLUMN=VALUE
@@ -35,7 +35,7 @@ class BadInputError(SluiceError, ValueError):
     """An argument or an input file cannot be used. The exit code is 2."""
 
 
-class VerifyError(SluiceError, ValueError):
+class AuditError(SluiceError, ValueError):
     """There is no Delta table at the location, or the table lacks a column that was named."""
 
 

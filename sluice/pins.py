@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from lock_manager import LockSettings, ZookeeperLockManager
-from sluice.audit.pins import FoundPin, examine_pins, pin_problems
+from sluice.audit.pins import PinStatus, examine_pins, pin_problems
 from sluice.console import make_table, print_problems, table_console
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
@@ -93,7 +93,7 @@ def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool)
     return not problems
 
 
-def _pin_table(pins: list[FoundPin]) -> Table:
+def _pin_table(pins: list[PinStatus]) -> Table:
     # The column of URIs is the last one to be folded on a narrow terminal.
     table = make_table(("pin", "up to event time", "made", "expires", _TABLES, "holds"), no_wrap=(_TABLES,))
     for entry in pins:

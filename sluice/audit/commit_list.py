@@ -35,7 +35,7 @@ def read_commit_list(
         The location, and for each version its commit, or a sentence if its file cannot be parsed.
 
     Raises:
-        VerifyError: There is no Delta table.
+        AuditError: There is no Delta table.
         LogAccessError: The store cannot be listed or read.
 
     """

@@ -16,7 +16,7 @@ from typing import Any
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.table_records.commit_stamp import CommitStamp, observed_refusal, parse_stamp
 from sluice.audit.log_folder import PARALLEL_READS, LogFolder
-from sluice.errors import VerifyError
+from sluice.errors import AuditError
 
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
 #: Name of a version's checksum file.
@@ -118,12 +118,12 @@ def existing_versions(names: Sequence[str], location: str) -> list[int]:
     """Return the versions whose files are among ``names``, ascending.
 
     Raises:
-        VerifyError: There is no version file, so there is no Delta table at ``location``.
+        AuditError: There is no version file, so there is no Delta table at ``location``.
 
     """
     versions = version_files(names)
     if not versions:
-        raise VerifyError(f"there is no Delta table at {location}: no version file in its _delta_log")
+        raise AuditError(f"there is no Delta table at {location}: no version file in its _delta_log")
     return versions
 
 

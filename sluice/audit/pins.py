@@ -27,7 +27,7 @@ _INTERVAL = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?", re.IGN
 
 
 @dataclass(frozen=True)
-class FoundPin:
+class PinStatus:
     """A pin of a table, and the result of its check.
 
     Attributes:
@@ -44,7 +44,7 @@ class FoundPin:
 
 def examine_pins(
     table: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
-) -> tuple[list[FoundPin], list[str]]:
+) -> tuple[list[PinStatus], list[str]]:
     """Read a table's pins, and check that log and data files of each pinned version exist.
 
     Also check that the table's retention is at least as long as the pin lasts. Deletion vectors are not checked.
@@ -58,7 +58,7 @@ def examine_pins(
 
     Raises:
         LogAccessError: The store cannot be listed or read.
-        VerifyError: There is no Delta table.
+        AuditError: There is no Delta table.
 
     """
     log = open_log(table, storage_options)
@@ -76,11 +76,11 @@ def examine_pins(
     for pin in pins:
         has_expired = pin.has_expired()
         problem = None if has_expired else _problem(folder, pin, table_files, newest)
-        statuses.append(FoundPin(pin, has_expired, problem))
+        statuses.append(PinStatus(pin, has_expired, problem))
     return statuses, damaged
 
 
-def pin_problems(pins: Iterable[FoundPin]) -> list[str]:
+def pin_problems(pins: Iterable[PinStatus]) -> list[str]:
     """Return the problems of the pins that have one."""
     return [status.problem for status in pins if status.problem is not None]
 

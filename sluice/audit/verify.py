@@ -34,7 +34,7 @@ from sluice.audit.log_files import LogCommit, existing_versions, read_checksums,
 from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
 from sluice.audit.overwrites import Replay, check_transactions, describe_overwritten, replay
 from sluice.audit.pins import examine_pins, pin_problems
-from sluice.errors import VerifyError
+from sluice.errors import AuditError
 
 _EXAMPLES = 3
 
@@ -123,7 +123,7 @@ def verify_table(
         clock_skew_seconds: Overlaps of holds up to this length are ignored, because clocks of hosts differ.
 
     Raises:
-        VerifyError: There is no Delta table, or no such column.
+        AuditError: There is no Delta table, or no such column.
         LogAccessError: The store cannot be listed or read.
 
     """
@@ -228,7 +228,7 @@ def _refuse_unknown_columns(table: DeltaTable, key: tuple[str, ...]) -> None:
     columns = [column.name for column in table.schema().fields]
     unknown = [name for name in key if name not in columns]
     if unknown:
-        raise VerifyError(f"the table has no column {unknown[0]!r}; it has {', '.join(columns)}")
+        raise AuditError(f"the table has no column {unknown[0]!r}; it has {', '.join(columns)}")
 
 
 def _compare_files(table: DeltaTable, replayed: Replay) -> list[str]:

@@ -135,7 +135,7 @@ def break_lock(
     holder matches, or ZooKeeper refuses; 2 bad arguments; 130 Ctrl-C.
     """
     from lock_manager.resources import TableResource  # noqa: PLC0415
-    from sluice.locks.breaking import check_partition, holders_of, parse_token  # noqa: PLC0415
+    from sluice.locks.breaking import check_partition, parse_token, select_holders  # noqa: PLC0415
     from sluice.locks.status import describe, format_duration, read_status  # noqa: PLC0415
 
     resource = TableResource.of(table)
@@ -144,7 +144,7 @@ def break_lock(
     with interruptible(), _make_inspector(zookeeper, lock_root) as inspector:
         snapshot = read_status(inspector, resource)
         (locks,) = snapshot.tables
-        holders = holders_of(locks, partition, token_number)
+        holders = select_holders(locks, partition, token_number)
         if not holders:
             print(f"{locks.name}: no holders")
             return

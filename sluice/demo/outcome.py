@@ -11,7 +11,7 @@ from typing import Any
 from sluice.audit.checks import commits_in_conflict, count_text, describe_overlaps, overlaps
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, Contents
-from sluice.demo.records import Acknowledged, Writer
+from sluice.demo.records import AcknowledgedCommit, Writer
 
 _SHOWN = 3
 
@@ -198,7 +198,7 @@ def _problem(number: int, noun: str, fault: str) -> list[str]:
     return [f"{count_text(number, noun)} {fault}"] if number else []
 
 
-def _loading_seconds(acknowledged: Sequence[Acknowledged]) -> float:
+def _loading_seconds(acknowledged: Sequence[AcknowledgedCommit]) -> float:
     if not acknowledged:
         return 0.0
     return max(commit.released_at for commit in acknowledged) - min(commit.requested_at for commit in acknowledged)
@@ -208,7 +208,7 @@ def _median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
-def _describe(acknowledged: Sequence[Acknowledged], commit_ids: Collection[str]) -> list[str]:
+def _describe(acknowledged: Sequence[AcknowledgedCommit], commit_ids: Collection[str]) -> list[str]:
     return [
         f"{commit.commit_id} (writer {commit.writer}, {commit.rows} rows)"
         for commit in acknowledged

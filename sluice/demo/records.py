@@ -11,7 +11,7 @@ from sluice.audit.checks import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acknowledged:
+class AcknowledgedCommit:
     """A commit that a writer reported as committed. Times are seconds since the epoch, by the writer's clock.
 
     Attributes:
@@ -77,7 +77,7 @@ class Writer:
     started_at: float
     phase: Phase = Phase.STARTING
     since: float = field(init=False)
-    commits: list[Acknowledged] = field(default_factory=list)
+    commits: list[AcknowledgedCommit] = field(default_factory=list)
     retried_at: list[float] = field(default_factory=list)
     ended_at: float | None = None
     exit_code: int | None = None
@@ -114,7 +114,7 @@ class Writer:
             case "commit":
                 self._enter(Phase.BETWEEN, now)
                 self.commits.append(
-                    Acknowledged(
+                    AcknowledgedCommit(
                         writer=self.number,
                         commit_id=event["commit_id"],
                         rows=event.get("rows") or 0,

@@ -76,7 +76,7 @@ def print_comparison(locked: Outcome, rival: Outcome, console: Console) -> None:
     console.print(table)
 
 
-def print_last_words(writer: Writer, lines: Sequence[str], console: Console) -> None:
+def print_stderr_tail(writer: Writer, lines: Sequence[str], console: Console) -> None:
     """Print the last lines of a failed writer's standard error."""
     title = f"writer {writer.number} ended with exit code {writer.exit_code}; its last lines:"
     console.print(Text(title, style="bold red"))

@@ -29,7 +29,7 @@ from sluice.demo.outcome import Outcome, judge
 from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
 from sluice.demo.progress import Board, show_board
 from sluice.demo.records import Phase, Writer
-from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
+from sluice.demo.report import print_comparison, print_outcome, print_stderr_tail, write_report
 from sluice.demo.services import Store, clear_output, keep_tables, open_services
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
@@ -174,7 +174,7 @@ class _Demo:
             end_processes(processes)
         for writer, process in zip(writers, processes, strict=True):
             if writer.phase is Phase.FAILED:
-                print_last_words(writer, process.stderr_tail, self.console)
+                print_stderr_tail(writer, process.stderr_tail, self.console)
         with self.console.status("Reading the table back with deltalake …"):
             return self._judge(table, writers, locked=hosts is not None)
 

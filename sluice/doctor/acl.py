@@ -18,7 +18,9 @@ def acl_finding(session: Session, deadline: Deadline) -> Finding:
 
     """
     survey = survey_acls(session, deadline)
-    sample = f"{survey.tables_checked} of {survey.tables} tables and {survey.partitions_checked} partitions were checked"
+    sample = (
+        f"{survey.tables_checked} of {survey.tables} tables and {survey.partitions_checked} partitions were checked"
+    )
     if survey.open_node is None:
         return ok(_CHECK, f"not every client may delete contenders; {sample}")
     table = "" if survey.open_table is None else f", {survey.open_table}"

@@ -77,15 +77,15 @@ def check_readiness(settings: LockSettings, expected: int | None) -> Readiness:
     """Check once: query all servers, write through those that serve, and query the transaction ids after the write."""
     servers = ask_servers(settings)
     number = len(servers) if expected is None else expected
-    problems = [*faults_of(servers, number, alone=expected == 1), *_session_faults(settings, servers)]
+    problems = [*server_faults(servers, number, alone=expected == 1), *_session_faults(settings, servers)]
     if not problems:
         # Until the first write of an epoch a follower reports a zxid of the previous epoch.
         servers = ask_servers(settings)
-        problems = [*faults_of(servers, number, alone=expected == 1), *epoch_faults(servers)]
+        problems = [*server_faults(servers, number, alone=expected == 1), *epoch_faults(servers)]
     return Readiness(number, tuple(servers), tuple(problems))
 
 
-def faults_of(servers: Sequence[Server], expected: int, *, alone: bool) -> list[str]:
+def server_faults(servers: Sequence[Server], expected: int, *, alone: bool) -> list[str]:
     """Return the faults of the servers' states, of each one and of all together.
 
     Args:

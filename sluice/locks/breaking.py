@@ -42,7 +42,7 @@ def parse_token(text: str) -> int:
         ) from None
 
 
-def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> list[QueueEntry]:
+def select_holders(locks: TableLocks, partition: str | None, token: int | None) -> list[QueueEntry]:
     """Return the holders to break, in the order in which they queued up.
 
     Args:

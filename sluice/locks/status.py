@@ -97,10 +97,10 @@ def describe(entry: QueueEntry) -> str:
     parts = [f"{_field(entry, 'host') or 'unknown host'} pid {_field(entry, 'pid') or '?'}"]
     parts += [f"job {job}"] if job else []
     parts += [f"application {application}"] if application else []
-    return ", ".join([*parts, what_of(entry), f"token {entry.token}"])
+    return ", ".join([*parts, scope_text(entry), f"token {entry.token}"])
 
 
-def what_of(entry: QueueEntry) -> str:
+def scope_text(entry: QueueEntry) -> str:
     """Return an entry's scope as text: the table or its partitions, and whether it is shared."""
     if entry.partitions:
         scope = ", ".join(map(printable, entry.partitions))
@@ -167,7 +167,7 @@ def _table_of(status: Status, locks: TableLocks) -> Table:
         since = datetime.fromtimestamp(min(entry.since, status.at), UTC)
         cells = (
             "holds" if entry.holds else f"waits for {len(entry.waits_for)}" if entry.waits_for else "waits",
-            what_of(entry),
+            scope_text(entry),
             str(entry.token),
             since.strftime("%Y-%m-%d %H:%M:%S"),
             format_duration(status.seconds(entry)),

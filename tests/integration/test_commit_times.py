@@ -132,7 +132,7 @@ def test_polls_by_timestamp_miss_no_row_that_waited(table: Table, operation: str
 def test_the_commit_itself_shows_that_it_has_a_timestamp(
     table: Table, checked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
+    monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
     if checked == "nowhere":
         # The negative control.
         monkeypatch.setattr(tickets, "staging_obstacle", lambda *_, **__: None)

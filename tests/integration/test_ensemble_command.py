@@ -27,7 +27,7 @@ from lock_manager.zookeeper.scratch_node import scratch_node, try_session
 from lock_manager.zookeeper.session import Session
 from sluice.commands.app import app
 from sluice.ensemble.members import Server, ask_server, ask_servers
-from sluice.ensemble.ready import epoch_faults, faults_of
+from sluice.ensemble.ready import epoch_faults, server_faults
 from tests.support.authority import Authority
 
 LONGEST_LOOK = 30.0
@@ -265,7 +265,7 @@ def test_a_member_of_another_ensemble_is_found_out_though_all_that_it_says_of_it
     becomes_ready(another.hosts)
     stranger = one_that("follower", another).address
     hosts = f"{one_that('leader', ensemble).address},{one_that('follower', ensemble).address},{stranger}"
-    assert faults_of(ask_servers(LockSettings(zk_hosts=hosts)), 3, alone=False) == []
+    assert server_faults(ask_servers(LockSettings(zk_hosts=hosts)), 3, alone=False) == []
     code, found, _ = ask("ready", hosts)
     assert code == 1
     assert all("is of another ensemble" in sentence for sentence in found["wrong"])
@@ -318,7 +318,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
     ],
 )
 def test_what_a_server_is_or_does_not_tell_is_judged(servers: list[Server], word: str) -> None:
-    (sentence,) = faults_of(servers, 2, alone=False)
+    (sentence,) = server_faults(servers, 2, alone=False)
     assert word in sentence
 
 

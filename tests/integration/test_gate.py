@@ -166,7 +166,7 @@ def test_a_plan_that_reads_the_table_is_held_from_its_beginning(table: Table, mo
         table.writer.append(doubled, lock_during="commit", before_write=count)
     assert seen == [1], "rows were written before the lock was acquired"
     # The plan hides it from the rule, and Delta's own word counts.
-    monkeypatch.setattr(staging, "_of_reads", lambda *_: None)
+    monkeypatch.setattr(staging, "_reads_reason", lambda *_: None)
     table.writer.append(doubled, lock_during="commit", before_write=count)
     assert seen[1:] == [2], "the first try has left its files"
     assert table.ids() == [0, 10, 10, 20]
@@ -189,7 +189,7 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
 
     def reads(rows: DataFrame) -> bool:
         work = Operation(lambda *_: None, reads=(rows,))
-        return staging._of_reads(staging.facts_of(spark, writer.log, work), writer.location) is not None
+        return staging._reads_reason(staging.staging_facts(spark, writer.log, work), writer.location) is not None
 
     for spelling in ("s3a", "s3", "s3n"):
         assert reads(spark.read.format("delta").load(f"{spelling}://{table}"))
@@ -209,7 +209,7 @@ def test_what_reads_the_table_sees_each_commit_before_its_own(table: Table) -> N
 @pytest.mark.parametrize("hidden", [False, True], ids=["by the rule", "by the commit"])
 def test_a_new_column_is_added_under_the_lock(table: Table, *, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if hidden:
-        monkeypatch.setattr(staging, "_of_options", lambda _: None)
+        monkeypatch.setattr(staging, "_options_reason", lambda _: None)
     wider = table.rows(1).withColumn("word", F.lit("x"))
     assert table.writer.append(wider, lock_during="commit", options={"mergeSchema": "true"}).version == 1
     assert len(table.files()) == 2
@@ -474,7 +474,7 @@ def test_threads_of_one_driver_queue_with_a_contender_each(table: Table, ensembl
 def test_a_commit_that_waits_stops_nobody_else_of_its_driver(
     table: Table, lock_of_delta: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_of_settings", lambda _: None)
+    monkeypatch.setattr(staging, "_settings_reason", lambda _: None)
     table.spark.conf.set(COMMIT_LOCK, lock_of_delta)
     try:
         with table.waiting(1, lock_timeout_seconds=5) as running:

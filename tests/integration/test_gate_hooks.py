@@ -97,7 +97,7 @@ def test_the_manifest_is_complete_when_the_lock_is_released(
 
 def test_the_commit_itself_is_refused_behind_the_gate(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's properties hide the hook, and Delta's transaction shows it."""
-    monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
+    monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
     previous_files = table.files()
     with table.hooks_after_the_release(monkeypatch) as complete:
         assert table.append(1).version == 1
@@ -107,7 +107,7 @@ def test_the_commit_itself_is_refused_behind_the_gate(table: Table, monkeypatch:
 
 def test_without_the_rule_the_manifest_is_behind(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
+    monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
     of = StagedCommit.of
     monkeypatch.setattr(StagedCommit, "of", lambda request: of({**request, "hooks": []}))
     with table.hooks_after_the_release(monkeypatch) as complete:
@@ -150,7 +150,7 @@ def test_the_conversion_to_hudi_is_seen_in_the_tables_properties(table: Table) -
     formats = {"delta.universalFormat.enabledFormats": "hudi"}
     DeltaTable(str(table.path)).alter.set_table_properties(formats, raise_if_not_exists=False)
     table.spark.read.format("delta").load(str(table.path)).collect()
-    reason = gate_rules.why_whole(table.spark, table.writer.log, Operation(lambda *_: None))
+    reason = gate_rules.reason_for_whole_write(table.spark, table.writer.log, Operation(lambda *_: None))
     assert reason is not None
     assert "Hudi" in reason
 
@@ -158,8 +158,8 @@ def test_the_conversion_to_hudi_is_seen_in_the_tables_properties(table: Table) -
 def test_auto_compaction_of_the_session_is_seen_in_the_commit_too(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_rules, "_of_settings", lambda _: None)
-    monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
+    monkeypatch.setattr(gate_rules, "_settings_reason", lambda _: None)
+    monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
     usual = table.spark.conf.get(AUTO_COMPACT)
     table.spark.conf.set(AUTO_COMPACT, "true")
     staged: list[bool] = []

@@ -17,7 +17,7 @@ from lock_manager import HeldLock, ZookeeperLockManager
 from tests.support.at_the_gate import TableAtTheGate
 from writer_jobs import LockedDeltaWriter, WriteFailedError, locked
 from writer_jobs.commit import gate_rules
-from writer_jobs.commit.gate_rules import why_whole
+from writer_jobs.commit.gate_rules import reason_for_whole_write
 from writer_jobs.commit.operation import Operation
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.job.inputs.source_files import find_sources
@@ -67,7 +67,7 @@ class Table(TableAtTheGate):
 
     def reason(self, *reads: DataFrame | Column | str) -> str | None:
         """Return why a write that reads these needs the lock over all of it."""
-        return why_whole(self.spark, self.writer.log, Operation(lambda *_: None, reads=reads))
+        return reason_for_whole_write(self.spark, self.writer.log, Operation(lambda *_: None, reads=reads))
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_without_the_rule_they_count_too_few(
     table: Table, write: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: Delta's conflict check does not see that the change feed was read."""
-    monkeypatch.setattr(gate_rules, "_of_reads", lambda *_: None)
+    monkeypatch.setattr(gate_rules, "_reads_reason", lambda *_: None)
     with table.behind(lambda: write(table, lock_during="commit")) as running:
         table.plain(100)
     running.result()

@@ -15,7 +15,7 @@ from lock_manager.table_records.pins import PINS_FOLDER, Pin, PinnedTable
 from sluice.audit.log_folder import s3_client
 from sluice.audit.pins import examine_pins
 from sluice.audit.verify import verify_table
-from sluice.errors import LogAccessError, VerifyError
+from sluice.errors import AuditError, LogAccessError
 from tests.support.lake import S3, lake
 
 COMMITS = 12
@@ -53,7 +53,7 @@ def test_a_table_is_found_by_the_environment(s3: S3, monkeypatch: pytest.MonkeyP
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     assert verify_table(f"s3a://{s3.root}/raw/flights").ok
-    with pytest.raises(VerifyError, match=f"no Delta table at s3://{s3.root}/raw/nothing"):
+    with pytest.raises(AuditError, match=f"no Delta table at s3://{s3.root}/raw/nothing"):
         verify_table(f"s3a://{s3.root}/raw/nothing")
     with pytest.raises(LogAccessError, match=r"cannot be listed.*NoSuchBucket"):
         verify_table("s3a://nobucket/table")

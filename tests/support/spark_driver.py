@@ -221,21 +221,21 @@ class Driver:
         self.undo.callback(setattr, DeltaTableLog, "find_commit", before)
 
     def ignore_intents(self) -> None:
-        before = writer_jobs.commit.guarded._fill_intended_versions
-        writer_jobs.commit.guarded._fill_intended_versions = lambda *_: False  # type: ignore[assignment]
-        self.undo.callback(setattr, writer_jobs.commit.guarded, "_fill_intended_versions", before)
+        before = writer_jobs.commit.guarded._settle_unfinished_intents
+        writer_jobs.commit.guarded._settle_unfinished_intents = lambda *_: False  # type: ignore[assignment]
+        self.undo.callback(setattr, writer_jobs.commit.guarded, "_settle_unfinished_intents", before)
 
     def settle_by_block(self) -> None:
         """Have a block forget at its beginning what earlier ones of its hold left open."""
-        before = writer_jobs.commit.guarded._fill_intended_versions
+        before = writer_jobs.commit.guarded._settle_unfinished_intents
 
         def fill(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedHold) -> bool:
             intents = bound.hold.intents_of(bound.table)
             intents.settle(intents.open)
             return before(spark, log, bound)
 
-        writer_jobs.commit.guarded._fill_intended_versions = fill
-        self.undo.callback(setattr, writer_jobs.commit.guarded, "_fill_intended_versions", before)
+        writer_jobs.commit.guarded._settle_unfinished_intents = fill
+        self.undo.callback(setattr, writer_jobs.commit.guarded, "_settle_unfinished_intents", before)
 
     def guard_off(self) -> None:
         conf = self.spark.sparkContext._jsc.sc().conf()

@@ -14,7 +14,7 @@ from sluice.audit.checks import Interval, overlaps
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import Contents
 from sluice.demo.outcome import Outcome, commit_id, judge
-from sluice.demo.records import Acknowledged, Phase, Writer
+from sluice.demo.records import AcknowledgedCommit, Phase, Writer
 
 SOURCE = Contents(
     Counter([(f"2013-01-01T{hour:02}:00:00Z", "UA", "1") for hour in range(8)]),
@@ -22,7 +22,7 @@ SOURCE = Contents(
 )
 
 
-def commit(number: int, **changes: Any) -> Acknowledged:
+def commit(number: int, **changes: Any) -> AcknowledgedCommit:
     """Commit ``number`` of two rows: requested at 10 s, held from 100 s on for 3 s, 10 s apart."""
     facts = {
         "writer": number % 2 + 1,
@@ -34,7 +34,7 @@ def commit(number: int, **changes: Any) -> Acknowledged:
         "released_at": 103.0 + 10 * number,
         "token": number + 1,
     }
-    return Acknowledged(**(facts | changes))
+    return AcknowledgedCommit(**(facts | changes))
 
 
 def logged(number: int, **changes: Any) -> LogCommit:

@@ -21,8 +21,8 @@ from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, NUMBERS, Contents, deal_flights, find_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
 from sluice.demo.progress import Board, show_board
-from sluice.demo.records import Acknowledged, Writer
-from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
+from sluice.demo.records import AcknowledgedCommit, Writer
+from sluice.demo.report import print_comparison, print_outcome, print_stderr_tail, write_report
 from sluice.demo.run import DemoOptions, Load, _Demo, _print_files, _report_comparison, _report_load
 from sluice.demo.services import Store, clear_output, open_store
 from sluice.demo.timeline import Lanes, draw_timeline, timeline_figure
@@ -141,7 +141,7 @@ def load(*, locked: bool) -> list[Writer]:
     writers = [Writer(1, 1000.0), Writer(2, 1000.5)]
     for number in range(6):
         began = 1010.0 + 2 * number
-        done = Acknowledged(
+        done = AcknowledgedCommit(
             writer=number % 2 + 1, commit_id=f"c{number}", rows=100, requested_at=began - 1,
             acquired_at=began if locked else None, released_at=began + 1.5,
         )  # fmt: skip
@@ -180,7 +180,7 @@ def test_every_hold_is_drawn(tmp_path: Path) -> None:
     writers = [Writer(1, 1000.0), Writer(2, 1000.0)]
     for number in range(6):
         moment = 1100.0 + 100 * number
-        commit = Acknowledged(
+        commit = AcknowledgedCommit(
             writer=2, commit_id=f"c{number}", rows=1, requested_at=moment, acquired_at=moment, released_at=moment + 0.01
         )
         writers[1].commits.append(commit)
@@ -275,7 +275,7 @@ def test_the_outcome_is_printed_with_its_problems_and_reported_as_json(tmp_path:
     out = io.StringIO()
     console = Console(file=out, width=100)
     print_outcome(outcome, console)
-    print_last_words(writers[0], ["append.py: the lock was not acquired"], console)
+    print_stderr_tail(writers[0], ["append.py: the lock was not acquired"], console)
     text = out.getvalue()
     for words in (
         "acknowledged commits that are missing",

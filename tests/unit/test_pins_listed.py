@@ -9,7 +9,7 @@ import pytest
 
 from lock_manager.table_records.pins import Pin, PinnedTable
 from sluice import pins
-from sluice.audit.pins import FoundPin
+from sluice.audit.pins import PinStatus
 
 
 def test_locations_are_not_cut_at_80_columns(
@@ -28,7 +28,7 @@ def test_locations_are_not_cut_at_80_columns(
         created_at=now,
         expires_at=now + timedelta(days=1),
     )
-    monkeypatch.setattr(pins, "examine_pins", lambda *_: ([FoundPin(pin, has_expired=False, problem=None)], []))
+    monkeypatch.setattr(pins, "examine_pins", lambda *_: ([PinStatus(pin, has_expired=False, problem=None)], []))
     for columns in (None, "80"):
         if columns:
             monkeypatch.setenv("COLUMNS", columns)

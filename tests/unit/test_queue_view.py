@@ -14,8 +14,8 @@ from lock_manager.coordinator import Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
 from sluice.errors import BreakError, PartitionNameError, TokenError
-from sluice.locks.breaking import check_partition, holders_of, parse_token
-from sluice.locks.status import Status, describe, format_duration, read_status, what_of
+from sluice.locks.breaking import check_partition, parse_token, select_holders
+from sluice.locks.status import Status, describe, format_duration, read_status, scope_text
 
 A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 MONTH, DAY = "month=1", "month=1/day=2"
@@ -107,7 +107,7 @@ def test_who_waits_for_partitions_is_told_with_them_though_it_stands_in_no_queue
     queues.add(C, ":l", data={"partitions": ["month=3"], "partition_count": 20})
     queues.add(D, ":p")
     _, b, c, d = queues.entries()
-    assert [what_of(each) for each in (b, c, d)] == [
+    assert [scope_text(each) for each in (b, c, d)] == [
         f"{DAY}, month=2",
         "month=3 and 19 more, shared",
         "partitions of it",
@@ -123,7 +123,7 @@ def test_who_stands_in_a_part_of_what_it_asks_for_does_not_hold(queues: Queues) 
     queues.add(B, ":p", "month=3:p", data=None)
     a, b = queues.entries()
     assert [(each.holds, each.waits_for) for each in (a, b)] == [(False, ()), (False, ())]
-    assert [what_of(each) for each in (a, b)] == ["month=1, month=2", "partitions of month=3"]
+    assert [scope_text(each) for each in (a, b)] == ["month=1, month=2", "partitions of month=3"]
     queues.add(C, ":p", "month=4:p", "month=4/day=1:w", "month=5:w", data={"partition_count": 2})
     assert queues.entries()[2].holds, "the control"
 
@@ -220,14 +220,14 @@ def test_partitions_are_broken_by_the_name_of_what_is_held(queues: Queues) -> No
     queues.add(A, ":r", "month=1:r", "month=1/day=2:w")
     queues.add(B, ":r", "month=11:w")
     locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
-    assert [entry.hold_id for entry in holders_of(locks, None, None)] == [A, B]
-    assert [entry.hold_id for entry in holders_of(locks, "month=1", None)] == [A]
-    assert [entry.hold_id for entry in holders_of(locks, DAY, 101)] == [A]
+    assert [entry.hold_id for entry in select_holders(locks, None, None)] == [A, B]
+    assert [entry.hold_id for entry in select_holders(locks, "month=1", None)] == [A]
+    assert [entry.hold_id for entry in select_holders(locks, DAY, 101)] == [A]
     with pytest.raises(BreakError, match=r"partition month=2; the holders are: .*month=1/day=2.*month=11"):
-        holders_of(locks, "month=2", None)
+        select_holders(locks, "month=2", None)
     with pytest.raises(BreakError, match="has token 1"):
-        holders_of(locks, None, 1)
-    assert holders_of(TableLocks(uri="s3://lake/t", key="k"), "month=2", 1) == []
+        select_holders(locks, None, 1)
+    assert select_holders(TableLocks(uri="s3://lake/t", key="k"), "month=2", 1) == []
 
 
 def test_names_and_tokens_that_are_none_are_refused() -> None:

@@ -19,7 +19,7 @@ from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY
 from sluice.audit.checks import version_ranges
 from sluice.audit.verify import Verification, verify_table
 from sluice.commands.app import app
-from sluice.errors import LogAccessError, VerifyError
+from sluice.errors import AuditError, LogAccessError
 
 TABLE = "s3://lake/flights"
 SPARK_TABLE = Path(__file__).parents[1] / "data" / "deletion_vectors.zip"
@@ -465,10 +465,10 @@ def test_a_table_without_checksums_is_no_problem(spark_table: Path) -> None:
 @pytest.mark.parametrize("name", ["nothing/here", "gs://bucket/table", "catalog.table"])
 def test_what_is_no_table_is_refused_in_a_sentence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((VerifyError, LogAccessError), match=r"no Delta table|only s3://"):
+    with pytest.raises((AuditError, LogAccessError), match=r"no Delta table|only s3://"):
         verify_table(name)
 
 
 def test_an_unknown_key_column_is_refused_and_the_columns_are_named(table: Path) -> None:
-    with pytest.raises(VerifyError, match="no column 'flight'; it has id, name, month"):
+    with pytest.raises(AuditError, match="no column 'flight'; it has id, name, month"):
         verify_table(table, key=["id", "flight"])

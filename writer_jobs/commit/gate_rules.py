@@ -39,7 +39,7 @@ _NO_FACTS = {
 }
 
 
-def why_whole(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> str | None:
+def reason_for_whole_write(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> str | None:
     """Return why an operation needs the lock from its beginning; None if no rule here demands it.
 
     Raises:
@@ -48,18 +48,18 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, operation: Operatio
     """
     if REGISTRY.of(threading.current_thread()):
         return "this thread holds a lock already"
-    if (reason := _of_options(operation)) is not None:
+    if (reason := _options_reason(operation)) is not None:
         return reason
-    facts = facts_of(spark, table_log, operation)
+    facts = staging_facts(spark, table_log, operation)
     return (
         _driver_reason(facts)
-        or next(filter(None, map(_of_settings, facts["settings"])), None)
-        or _of_table(facts, operation)
-        or _of_reads(facts, table_log.location)
+        or next(filter(None, map(_settings_reason, facts["settings"])), None)
+        or _table_reason(facts, operation)
+        or _reads_reason(facts, table_log.location)
     )
 
 
-def facts_of(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> Mapping[str, Any]:
+def staging_facts(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> Mapping[str, Any]:
     """Return the facts about an operation that the JVM knows; see ``StagingFacts.java``.
 
     Args:
@@ -105,7 +105,7 @@ def _driver_reason(facts: Mapping[str, Any]) -> str | None:
     return None if is_guarded else "commits of this session are not guarded, or only observed"
 
 
-def _of_settings(settings: Mapping[str, str | None]) -> str | None:
+def _settings_reason(settings: Mapping[str, str | None]) -> str | None:
     if settings[COMMIT_LOCK] != "false":
         return f"{COMMIT_LOCK} is not false: a commit that waits would stop all others of this driver"
     if (settings[AUTO_COMPACT] or "").lower() != "false":
@@ -113,11 +113,11 @@ def _of_settings(settings: Mapping[str, str | None]) -> str | None:
     return None
 
 
-def _of_options(operation: Operation) -> str | None:
+def _options_reason(operation: Operation) -> str | None:
     return "it may change the schema" if has_option(operation.options, MERGE_SCHEMA, OVERWRITE_SCHEMA) else None
 
 
-def _of_table(facts: Mapping[str, Any], operation: Operation) -> str | None:
+def _table_reason(facts: Mapping[str, Any], operation: Operation) -> str | None:
     if facts["hooks"]:
         return f"Delta runs after each commit to it: {', '.join(facts['hooks'])}"
     # Timestamps and identities of rows that are in the table already do not change.
@@ -128,7 +128,7 @@ def _of_table(facts: Mapping[str, Any], operation: Operation) -> str | None:
     return "the table counts identities" if facts["identity"] else None
 
 
-def _of_reads(facts: Mapping[str, Any], location: str) -> str | None:
+def _reads_reason(facts: Mapping[str, Any], location: str) -> str | None:
     """Return why an operation depends, or may depend, on the Delta table at a location; None if it does not."""
     table = canonical_table_uri(location)
     for read in facts["reads"]:

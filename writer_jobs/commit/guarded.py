@@ -102,7 +102,7 @@ def guarded(
     with _bound_thread(spark, bound):
         snapshot, adoption = load()
     with _bound(spark, bound):
-        if bound.refusal is None and _fill_intended_versions(spark, table_log, bound):
+        if bound.refusal is None and _settle_unfinished_intents(spark, table_log, bound):
             # An intent that is settled now may be the commit that moved the table or changed its partition columns.
             snapshot, adoption = load()
         if bound.refusal is not None:
@@ -173,7 +173,7 @@ def guarded_commit(
     # Other commits of this block do not.
     if before_commit is not None or hold.intents_of(bound.table).unfinished:
         adoption = load_adoption()
-        if _fill_intended_versions(spark, table_log, bound):
+        if _settle_unfinished_intents(spark, table_log, bound):
             adoption = load_adoption()
     driver_guard.GUARD.add(bound)
     try:
@@ -329,7 +329,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
         log_store(spark, "Attempts").forget(hold.hold_id)
 
 
-def _fill_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
+def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
     """Make sure that no put of an earlier block can still succeed.
 
     Such a put is of an earlier hold that left its intent unfinished, or is of this very hold and got no answer.

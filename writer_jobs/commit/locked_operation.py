@@ -11,7 +11,7 @@ from lock_manager.errors import NotStagedError
 from writer_jobs.commit.context import WriterContext
 from writer_jobs.commit.execution import Execution
 from writer_jobs.commit.gate import StagedWrite
-from writer_jobs.commit.gate_rules import why_whole
+from writer_jobs.commit.gate_rules import reason_for_whole_write
 from writer_jobs.commit.held_write import HeldWrite
 from writer_jobs.commit.lock_target import Lock, LockTarget, PartitionFinder, find_lock_target, job_note
 from writer_jobs.commit.operation import Operation
@@ -98,7 +98,7 @@ class LockedOperation:
         )
 
     def _may_be_staged(self, operation: Operation) -> bool:
-        reason = why_whole(self.context.spark, self.context.log, operation)
+        reason = reason_for_whole_write(self.context.spark, self.context.log, operation)
         if reason is not None:
             log.debug("the lock on %s is held over the whole write: %s", self.context.table, reason)
         return reason is None

@@ -154,7 +154,7 @@ class LockedMerge:
         """Add columns of the source that the table lacks; needs the lock on the table if there are any."""
         return self._with("withSchemaEvolution")
 
-    def of_kept_source(self) -> Self:
+    def with_repeatable_source(self) -> Self:
         """Make Delta read the source twice without copying it before: every read of the source has the same rows."""
         self._plan.settings["spark.databricks.delta.merge.materializeSource"] = "none"
         return self

@@ -54,7 +54,7 @@ class FirstRows(WholeRows):
         return (
             writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
             .whenNotMatchedInsert(None, values)
-            .of_kept_source()
+            .with_repeatable_source()
         )
 
 

@@ -129,7 +129,7 @@ class NewestRows(ScdRows):
             .whenNotMatchedInsert(~deleted, values)
         )
         # Delta copies a compared source. Otherwise each pass of the merge would repeat the comparison.
-        return merge if self._is_compared else merge.of_kept_source()
+        return merge if self._is_compared else merge.with_repeatable_source()
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
         """Drop changes that are older than the tombstone of their key; fail on a change with its sequence."""
