@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock dist lock clean
+.PHONY: help setup demo test test-all quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,8 +53,11 @@ $(VENV)/share/sluice/store.jsa: $(LOG_STORE)
 demo: $(LOG_STORE) $(ARCHIVES) ## Five locked Spark writers load real flights into one table on an embedded S3 (ARGS="--compare")
 	@$(VENV)/bin/sluice demo $(ARGS)
 
-test: $(LOG_STORE) $(ARCHIVES) ## Unit and integration tests (ARGS="-k name", WORKERS=2)
-	@$(PY) -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
+test: $(LOG_STORE) $(ARCHIVES) ## Every promise and its control, unit tests, each job and command (ARGS="-k name", WORKERS=2)
+	@$(PY) -m pytest -m "not full and not soak" -n $(WORKERS) --no-loadscope-reorder $(ARGS)
+
+test-all: $(LOG_STORE) $(ARCHIVES) ## The other tests: more parameters, faults and kinds of tables (ARGS="-k name", WORKERS=2)
+	@$(PY) -m pytest -m "full and not soak" -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 
 lint: $(LOG_STORE) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .
@@ -70,7 +73,7 @@ format: $(LOG_STORE) ## Let ruff format and mend what it can
 quick: $(LOG_STORE) $(ARCHIVES) ## The inner loop, under two minutes: lint, types, unit tests and the contract of coordinators
 	@$(MAKE) --no-print-directory -j 3 lint types test ARGS="tests/unit tests/contract"
 
-check: $(LOG_STORE) $(ARCHIVES) ## What CI runs: lint, types and test, side by side
+check: $(LOG_STORE) $(ARCHIVES) ## Lint, types and test, side by side; CI runs this, then test-all
 	@$(MAKE) --no-print-directory -j 3 lint types test
 
 test-s3: $(LOG_STORE) ## The tests on S3 against an S3 of your own (SLUICE_TEST_S3_ENDPOINT=URL; docs/compatibility.md)

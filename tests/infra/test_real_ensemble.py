@@ -107,6 +107,7 @@ def as_role(stack: Graph, made: Members, role: str, what: Any) -> Any:
         client.close()
 
 
+@pytest.mark.full
 def test_one_leads_and_the_others_are_in_step(members: Members) -> None:
     assert sorted(str(each.mode) for each in members.each) == ["follower", "follower", "leader"]
 
@@ -262,6 +263,7 @@ def test_a_member_is_lost_and_comes_back(stack: Graph, members: Members, tmp_pat
             hold.check()
 
 
+@pytest.mark.full
 def test_authorities_are_changed_and_nobody_is_locked_out(
     stack: Graph, members: Members, mapped: list[str], tmp_path: Path
 ) -> None:

@@ -297,6 +297,7 @@ def test_a_stack_keeps_every_invariant(configuration: str, stacks: Mapping[str, 
     assert broken(stacks[configuration]) == {}
 
 
+@pytest.mark.full
 def test_every_protection_that_is_taken_out_is_missed(tmp_path: Path) -> None:
     runs = [
         (_mutated(tmp_path / str(number), each), CONFIGURATIONS[each.config])
@@ -323,6 +324,7 @@ def _mutated(folder: Path, mutation: Mutation) -> Path:
     return folder / "infra"
 
 
+@pytest.mark.full
 def test_a_preview_in_which_nothing_is_known_shows_the_same_resources(stacks: Mapping[str, Graph]) -> None:
     previews = graphs([(INFRA, config) for config in CONFIGURATIONS.values()], preview=True)
     for name, preview in zip(CONFIGURATIONS, previews, strict=True):

@@ -83,6 +83,7 @@ def version_files(table: str) -> list[str]:
     return sorted(path.name for path in Path(table).glob("_delta_log/*.json"))
 
 
+@pytest.mark.full
 def test_an_adopted_table_is_written_under_its_own_ensemble_and_under_no_other(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager, manager_b: ZookeeperLockManager
 ) -> None:
@@ -264,6 +265,7 @@ def test_the_adoption_is_read_again_when_something_unfinished_was_settled(
     assert refused.value.adopted_by == "another"
 
 
+@pytest.mark.full
 def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
     spark: SparkSession, table: str, tmp_path: Path
 ) -> None:
@@ -283,6 +285,7 @@ def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
             LockedDeltaWriter(spark, manager, table).append(spark.range(1))
 
 
+@pytest.mark.full
 def test_the_adoption_survives_what_changes_the_table(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
@@ -304,6 +307,7 @@ def test_the_adoption_survives_what_changes_the_table(
     assert state.adoption == adoption
 
 
+@pytest.mark.full
 def test_what_replaces_a_table_or_restores_it_is_followed_by_the_adoption(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
@@ -387,6 +391,7 @@ def test_the_append_job_under_another_ensemble_ends_with_code_3(
     assert append("--table", table, "--source", source, hosts=ensemble_a).code == 0
 
 
+@pytest.mark.full
 @pytest.mark.s3
 def test_on_s3_a_table_is_adopted_and_its_log_tells_so(
     spark: SparkSession, s3: S3, ensemble_a: str, ensemble_b: str, manager_a: ZookeeperLockManager
@@ -406,6 +411,7 @@ def test_on_s3_a_table_is_adopted_and_its_log_tells_so(
     assert (verified["ok"], verified["ensemble"]) == (True, done.ensemble)
 
 
+@pytest.mark.full
 def test_the_command_starts_its_own_spark_and_ends_in_a_sentence(
     table: str, jars: list[Path], ensemble_a: str, ensemble_b: str
 ) -> None:

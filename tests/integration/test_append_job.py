@@ -89,6 +89,7 @@ def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids_and_all_are_
     assert f'sluice_lock_contenders{{file="{metrics}",state="holding",table="file:{table}"}} 0.0' in found
 
 
+@pytest.mark.full
 def test_every_row_is_in_exactly_one_of_the_commits_and_the_files_of_a_partitioned_table_are_few(
     append: Callable[..., Any], csv_file: Callable[..., Path], table: Path, rows_of: Callable[..., Any]
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_catalog_table_is_appended_to_by_name(
         spark.sql("drop table orders")
 
 
+@pytest.mark.full
 def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_types(
     append: Callable[..., Any],
     original: Callable[..., Path],
@@ -165,6 +167,7 @@ def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_type
     assert rows_of(table) == [(1, "5"), (2, "6")]
 
 
+@pytest.mark.full
 @pytest.mark.s3
 def test_an_s3_table_from_s3_files_with_a_report_on_s3(
     append: Callable[..., Any], source: Path, s3: Any, rows_of: Callable[..., Any]
@@ -188,6 +191,7 @@ def test_an_s3_table_from_s3_files_with_a_report_on_s3(
 # -- what it refuses -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -246,6 +250,7 @@ def test_a_partition_column_that_the_source_lacks_is_refused_before_there_is_a_t
     assert not table.exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "misfit",
     [
@@ -281,6 +286,7 @@ def test_rows_that_do_not_fit_are_one_sentence_and_exit_code_5_and_the_table_is_
     assert found["error"] in failed.error
 
 
+@pytest.mark.full
 def test_a_lock_that_is_not_free_in_time_is_exit_code_3(
     append: Callable[..., Any], source: Path, table: Path, make_rival: Callable[..., RivalManager]
 ) -> None:

@@ -23,6 +23,7 @@ APPEND = Path(append_module.__file__)
 COMMITS = 8
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
     submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
@@ -69,6 +70,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
     assert len(versions(table)) == COMMITS
 
 
+@pytest.mark.full
 def test_a_signal_while_waiting_leaves_the_queue_and_says_so(
     submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
@@ -92,6 +94,7 @@ def test_a_signal_while_waiting_leaves_the_queue_and_says_so(
     assert not [path for path in table.rglob("*") if path.is_file()]
 
 
+@pytest.mark.full
 def test_ctrl_c_at_the_terminal_goes_to_java_and_python_and_leaves_the_queue(
     heed_ctrl_c: None,
     submit: Callable[..., SubmittedJob],

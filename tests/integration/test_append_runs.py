@@ -103,6 +103,7 @@ def whole(original_run: WholeRun, tmp_path: Path) -> Iterator[WholeRun]:
     os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+@pytest.mark.full
 def test_a_run_that_is_started_again_does_nothing_and_says_so(
     append: Callable[..., Any],
     whole: WholeRun,
@@ -141,6 +142,7 @@ def test_the_first_commit_of_a_run_is_written_before_its_lock(
     assert outcome.commits[0]["version"] == 1
 
 
+@pytest.mark.full
 def test_a_run_that_locks_partitions_is_begun_under_the_lock_on_the_table(
     append: Callable[..., Any], csv_file: Callable[..., Path], copy_of: Callable[..., Path]
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_run_is_not_continued_with_other_sources_or_another_split(
     assert len(versions(whole.table)) == 3
 
 
+@pytest.mark.full
 def test_a_run_without_a_commit_may_still_change(
     append: Callable[..., Any], table: Path, csv_file: Callable[..., Path], rows_of: Callable[..., Any]
 ) -> None:
@@ -205,6 +208,7 @@ def test_a_run_without_a_commit_may_still_change(
     assert kept[0] not in noted_records(table)
 
 
+@pytest.mark.full
 def test_a_record_that_was_torn_before_the_first_commit_is_in_nobodys_way(
     append: Callable[..., Any], whole: WholeRun, source: Path, table: Path
 ) -> None:
@@ -263,6 +267,7 @@ def as_an_earlier_release_left_it(table: Path, options: dict[str, str]) -> str:
     return earlier.name
 
 
+@pytest.mark.full
 def test_a_run_of_an_earlier_release_is_completed_by_its_record(
     append: Callable[..., Any],
     whole: WholeRun,
@@ -306,6 +311,7 @@ def test_a_run_whose_commits_were_cleaned_up_has_its_only_record(append: Callabl
     assert "run 'a/b c' was begun more than once" in refused.error
 
 
+@pytest.mark.full
 def test_no_value_of_a_reader_option_is_stored_or_said(
     append: Callable[..., Any], source: Path, table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,6 +378,7 @@ def test_a_run_that_the_table_may_have_forgotten_is_not_done_again(
     assert len(rows_of(whole.table)) == len(ROWS)
 
 
+@pytest.mark.full
 def test_two_processes_with_one_run_id_make_one_run(
     zookeeper: Any, source: Path, table: Path, tmp_path: Path, rows_of: Callable[..., Any]
 ) -> None:
@@ -390,6 +397,7 @@ def test_two_processes_with_one_run_id_make_one_run(
         assert sorted(report["commits"][commit]["already_committed"] for report in reports) == [False, True]
 
 
+@pytest.mark.full
 def test_vacuum_and_readers_pass_over_the_record(
     whole: WholeRun,
     spark: SparkSession,
@@ -528,6 +536,7 @@ def load_by(writer: LockedDeltaWriter, spark: SparkSession, output: JobOutput, *
     return AppendLoad(spark, writer, asked, output, lambda _: nullcontext())
 
 
+@pytest.mark.full
 def test_a_zombie_replaces_no_record_of_its_successors(
     append: Callable[..., Any],
     spark: SparkSession,

@@ -97,6 +97,7 @@ def test_negative_control_without_the_cells_of_before_rows_are_wrong(
     assert sum(shown.get(row) != right.get(row) for row in shown.keys() | right.keys()) > 100
 
 
+@pytest.mark.full
 def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
     feed: Feed,
     table: Path,
@@ -144,6 +145,7 @@ def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
     assert types.num_rows == sum(map(len, shown_by(table).values()))
 
 
+@pytest.mark.full
 def test_two_values_of_one_timestamp_are_refused_unless_it_is_said_which_was_written_later(
     feed: Feed, table: Path, spark: SparkSession
 ) -> None:
@@ -246,6 +248,7 @@ def line(row: bytes, column: str, said: bytes | None, **more: Any) -> str:
     return json.dumps({**cell, "type": "Put", "value": None if said is None else said.hex(), **more})
 
 
+@pytest.mark.full
 def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
     feed: Feed, table: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +308,7 @@ def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
     assert letters.to_pyarrow_table().num_rows == len(bad) + 1
 
 
+@pytest.mark.full
 def test_a_row_key_that_a_partition_cannot_hold_is_a_dead_letter(feed: Feed, table: Path, spark: SparkSession) -> None:
     key = [{"column": "country", "type": "string", "until": "|"}, {"column": "id", "type": "string"}]
     mapping = HBaseMapping.parsed(json.dumps({"row_key": key}))
@@ -378,6 +382,7 @@ def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[byte
     return encoded
 
 
+@pytest.mark.full
 def test_a_new_qualifier_is_a_new_column_and_one_name_is_one_column(feed: Feed, table: Path) -> None:
     feed.apply([Cell("a", "d", "x", 1, "Put", "one")])
     feed.apply([Cell("a", "d", "new", 2, "Put", "two"), Cell("b", "d", "", 1, "Put", "of the family itself")])
@@ -395,6 +400,7 @@ def test_a_table_that_was_filled_in_another_way_is_refused(feed: Feed, table: Pa
     assert shown_by(table) == {"a": {"d:x": "one", "d:y": "two"}}
 
 
+@pytest.mark.full
 def test_generated_columns_are_left_to_delta(spark: SparkSession, manager: Any, copy_of: Callable[..., Path]) -> None:
     table = copy_of(
         "CREATE TABLE {t} (id STRING, d_x STRING, twice STRING GENERATED ALWAYS AS (d_x || d_x)) USING delta"

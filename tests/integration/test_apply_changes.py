@@ -85,6 +85,7 @@ def feed(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Fee
     return Feed(spark, manager, table)
 
 
+@pytest.mark.full
 def test_the_newest_change_of_a_key_wins_and_a_delete_stays(feed: Feed, table: Path) -> None:
     done = feed.apply([("a", 1, "one"), ("a", 3, "three"), ("a", 2, None), ("b", 5, "five"), ("c", 1, "one")])
     assert rows_of(table) == {"a": (3, "three"), "b": (5, "five"), "c": (1, "one")}
@@ -111,6 +112,7 @@ NOT_ORDERED: list[tuple[list[Any], str]] = [
 ]
 
 
+@pytest.mark.full
 def test_what_cannot_be_ordered_is_refused_with_its_key_and_nothing_of_it_is_done(feed: Feed, table: Path) -> None:
     feed.apply([("c", 5, "five"), ("d", 5, None), ("keep", 1, "one")])
     for changes, says in NOT_ORDERED:
@@ -205,6 +207,7 @@ def test_negative_control_without_the_order_in_a_batch_older_rows_win(
     assert len(rows_of(table).items() - model(changes).items()) > 100
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_repetitions_and_older_changes_rewrite_no_file(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
@@ -269,6 +272,7 @@ def test_histories_in_any_order_make_the_history_of_the_model(
     assert history_of(table) == history_model(changes)
 
 
+@pytest.mark.full
 def test_negative_control_without_tombstones_a_late_row_does_not_end_where_it_was_deleted(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +284,7 @@ def test_negative_control_without_tombstones_a_late_row_does_not_end_where_it_wa
     assert len(set(history_of(table)) - set(history_model(changes))) > 20
 
 
+@pytest.mark.full
 def test_a_row_of_a_history_has_from_the_one_before_what_its_change_does_not_say(
     feed: Feed, table: Path, spark: SparkSession
 ) -> None:
@@ -300,6 +305,7 @@ def test_a_row_of_a_history_has_from_the_one_before_what_its_change_does_not_say
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_files_whose_keys_are_others_are_not_read(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
@@ -320,6 +326,7 @@ def test_files_whose_keys_are_others_are_not_read(
         feed.apply([("m", 3, "three")], **how)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("key", ["number * 5000000000", "timestamp_seconds(number * 86400 * 365)"])
 def test_files_are_passed_over_by_numbers_and_by_moments_too(
     feed: Feed, table: Path, spark: SparkSession, key: str
@@ -405,6 +412,7 @@ def test_negative_control_with_locks_that_exclude_nobody_keys_have_several_curre
     assert len(current) > len(set(current)), failed
 
 
+@pytest.mark.full
 def test_feeds_of_different_partitions_run_side_by_side(
     spark: SparkSession, make_manager: Callable[..., ZookeeperLockManager], feed: Feed, table: Path
 ) -> None:
@@ -434,6 +442,7 @@ def forget_at_once(feed: Feed, suffix: str) -> None:
         feed.spark.sql(f"ALTER TABLE delta.`{feed.table}{suffix}` SET TBLPROPERTIES ({days})")
 
 
+@pytest.mark.full
 def test_what_is_remembered_is_not_rewritten_while_a_batch_is_to_be_undone(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, care: Callable[..., MaintenanceReport]
 ) -> None:
@@ -467,6 +476,7 @@ def test_values_that_the_table_would_cut_are_refused(feed: Feed, table: Path) ->
     assert rows_of(table) == {"a": (1, "one")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_generated_columns_are_left_to_delta(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], scd_type: int

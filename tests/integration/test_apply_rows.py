@@ -126,6 +126,7 @@ def rows_of(table: Path) -> list[Row]:
     return sorted(tuple(each.values()) for each in rows)
 
 
+@pytest.mark.full
 @HISTORIES
 @pytest.mark.parametrize("how", [{}, {"sequence_by": "version"}], ids=["first", "latest"])
 def test_rows_in_any_order_equal_the_model(stream: Stream, table: Path, how: dict[str, str], number: int) -> None:
@@ -146,6 +147,7 @@ def test_rows_in_any_order_equal_the_model(stream: Stream, table: Path, how: dic
     assert rows_of(Path(f"{table}_late")) == sorted(model.too_late)
 
 
+@pytest.mark.full
 def test_negative_control_without_the_order_older_versions_replace_newer_ones(
     stream: Stream, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +164,7 @@ def test_negative_control_without_the_order_older_versions_replace_newer_ones(
     assert len(set(rows_of(table)) - set(model.rows.values())) > 5
 
 
+@pytest.mark.full
 def test_late_rows_rewrite_the_files_that_have_older_versions_and_look_into_no_others(
     stream: Stream, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +191,7 @@ def test_late_rows_rewrite_the_files_that_have_older_versions_and_look_into_no_o
         stream.apply([(key, at, month, 3, value) for key, at, month, _, value in late], sequence_by="version")
 
 
+@pytest.mark.full
 def test_streams_with_the_same_rows_have_each_of_them_once_in_the_table(
     spark: SparkSession,
     manager: ZookeeperLockManager,

@@ -199,6 +199,7 @@ def quick(tmp_path: Path) -> dict[str, str]:
     return {"JAVA_TOOL_OPTIONS": QUICK_JVM, "SPARK_CONF_DIR": str(tmp_path / "conf")}
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("script", "smoke"),

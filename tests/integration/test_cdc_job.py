@@ -67,6 +67,7 @@ def event(op: str, at: int, before: dict[str, Any] | None, after: dict[str, Any]
     return {"key": key, "value": {"op": op, "before": before, "after": after, "source": source}}
 
 
+@pytest.mark.full
 def test_cells_as_lines_and_as_parquet_and_as_a_stream_of_both_are_what_hbase_shows(
     cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -101,6 +102,7 @@ def test_cells_as_lines_and_as_parquet_and_as_a_stream_of_both_are_what_hbase_sh
     assert shown_by(table) == hbase_shows(cells)
 
 
+@pytest.mark.full
 def test_a_topic_of_debezium_is_the_table_as_a_stream_too(
     cdc: Callable[..., Any], table: Path, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_topic_of_debezium_is_the_table_as_a_stream_too(
     assert sorted(each["origin"] for each in letters) == ["t/0/2", "t/0/5"]
 
 
+@pytest.mark.full
 def test_an_input_of_which_nothing_is_applied_ends_with_8(
     cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path
 ) -> None:

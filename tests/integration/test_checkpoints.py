@@ -103,6 +103,7 @@ WAYS: dict[str, Callable[[Table, int], Any]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_none_is_written_while_the_lock_is_held(
     table_of: Callable[..., Table], at_the_release: Callable[[Table], list[list[int]]], way: str
@@ -142,6 +143,7 @@ def test_in_blocks_that_are_nested_it_comes_behind_the_outermost(
     assert (table.checkpoints(), seen[-1]) == ([4], [])
 
 
+@pytest.mark.full
 def test_a_block_of_many_commits_does_not_put_it_off_for_ever(table_of: Callable[..., Table]) -> None:
     table = table_of(every=2)
     before = DeltaTable(table.path).version()
@@ -156,6 +158,7 @@ def test_a_block_of_many_commits_does_not_put_it_off_for_ever(table_of: Callable
     assert table.checkpoints() == [106]
 
 
+@pytest.mark.full
 def test_who_finds_another_writer_at_it_leaves_it_out(
     table_of: Callable[..., Table], make_rival: Callable[..., RivalManager]
 ) -> None:
@@ -170,6 +173,7 @@ def test_who_finds_another_writer_at_it_leaves_it_out(
 
 
 # More than the bound: without any checkpoint it is passed.
+@pytest.mark.full
 @pytest.mark.parametrize("commits", [24, pytest.param(500, marks=pytest.mark.soak)])
 def test_the_log_stays_bounded_and_another_reader_reads_it_at_every_step(
     table_of: Callable[..., Table], commits: int

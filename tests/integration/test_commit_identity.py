@@ -147,6 +147,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", in_ci("delete", rest=("merge",)))
 def test_an_empty_commit_does_not_prove_an_operation_with_old_files(table: Table, operation: str, clock: Clock) -> None:
     table.leave_intent()
@@ -242,6 +243,7 @@ def test_negative_control_threads_that_are_known_by_their_hold_prove_each_other(
     assert (result.version, table.ids()) == (1, [0, 1, 2, 5]), "acknowledged, with the row still there"
 
 
+@pytest.mark.full
 def test_a_statement_in_before_write_passes_and_does_not_prove_the_operation(table: Table) -> None:
     def insert_and_lose(hold: HeldLock) -> None:
         table.spark.sql(f"INSERT INTO delta.`{table.path}` VALUES (5, timestamp'2013-01-01 00:00:00Z')")
@@ -254,6 +256,7 @@ def test_a_statement_in_before_write_passes_and_does_not_prove_the_operation(tab
         assert "commit_id" not in table.info(number)["sluice"]
 
 
+@pytest.mark.full
 def test_each_attempt_has_a_write_id_of_its_own(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[dict[str, Any]] = []
     check = GUARD.check
@@ -286,6 +289,7 @@ def test_a_commit_with_an_unknown_write_id_is_refused(table: Table) -> None:
     assert table.ids() == [0, 1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", in_ci("append", "delete", rest=("overwrite", "update", "merge", "optimize")))
 def test_a_held_write_with_old_files_is_refused(
     table: Table, operation: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -312,6 +316,7 @@ def test_a_table_that_was_moved_while_a_commit_waited_gets_no_empty_commit(
     assert table.version() == 1
 
 
+@pytest.mark.full
 def test_the_adoption_is_restored_after_a_statement_in_before_write(table: Table) -> None:
     with locked(table.spark, str(table.path), manager=table.manager) as hold:
         commit_adoption(table.spark, table.writer.log, own_adoption(hold, table.writer.log))
@@ -332,6 +337,7 @@ def insert_of(table: Table) -> Callable[[HeldLock], None]:
     return lambda _: table.spark.sql(f"INSERT INTO delta.`{table.path}` VALUES (5, timestamp'2013-01-01 00:00:00Z')")
 
 
+@pytest.mark.full
 def test_a_statement_in_before_write_is_not_repeated(table: Table) -> None:
     # Delta finds a conflict: the DELETE has read the table before the INSERT.
     with pytest.raises(WriteConflictError, match="before_write committed, so use lock_during='write'"):

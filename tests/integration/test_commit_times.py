@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import HeldLock, ZookeeperLockManager
-from lock_manager import ticket as tickets
+from lock_manager.guard import ticket as tickets
 from tests.support.at_the_gate import TableAtTheGate
 from writer_jobs import CommitResult, LockedDeltaWriter, locked
 from writer_jobs.commit import gate_rules

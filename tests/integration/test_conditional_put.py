@@ -81,6 +81,7 @@ def test_where_the_condition_is_honoured_the_rival_s_commit_stays(
         assert verification["unlocked_writers"] == {RIVAL: [1]}
 
 
+@pytest.mark.full
 def test_a_driver_proves_a_store_once_by_two_requests_and_by_one_where_another_did(
     spark: SparkSession, append: Append, rows: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_driver_proves_a_store_once_by_two_requests_and_by_one_where_another_d
         assert s3.front.puts[SCRATCH] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("status", [403, 500, 503, 409])
 def test_without_a_usable_answer_nothing_is_committed_and_the_next_commit_asks_again(
     spark: SparkSession, append: Append, rows: Path, status: int

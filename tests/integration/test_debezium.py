@@ -251,6 +251,7 @@ def replayed(spark: SparkSession, zookeeper: Any, tmp_path_factory: pytest.TempP
         return feed.rows()
 
 
+@pytest.mark.full
 def test_debezium_server_iceberg_661_the_last_of_insert_delete_insert_in_a_batch_stays(replayed: Any) -> None:
     assert replayed[661]["n"] == 3
 
@@ -378,6 +379,7 @@ VALUES: dict[str, tuple[Json, Any, str, Any]] = {
 }
 
 
+@pytest.mark.full
 def test_each_type_of_a_schema_has_a_type_and_its_value(decoded: Decode) -> None:
     schema = struct(id=INT, **{name: kind for name, (kind, *_) in VALUES.items()})
     full = {"id": 1, **{name: value for name, (_, value, *_) in VALUES.items()}}
@@ -394,6 +396,7 @@ def test_each_type_of_a_schema_has_a_type_and_its_value(decoded: Decode) -> None
     assert {two[name] for name in VALUES} == {None}
 
 
+@pytest.mark.full
 def test_where_several_types_would_do_the_table_s_is_taken_and_no_digit_is_lost(decoded: Decode) -> None:
     variable = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []}
     schema = struct(
@@ -425,6 +428,7 @@ def test_where_several_types_would_do_the_table_s_is_taken_and_no_digit_is_lost(
     assert reasons(found) == {"t/0/2": "the value of the column number does not fit decimal(10,2)"}
 
 
+@pytest.mark.full
 def test_without_schemas_types_are_the_table_s_and_else_those_of_the_values(decoded: Decode) -> None:
     after = {
         "id": 1,
@@ -538,6 +542,7 @@ def test_types_of_several_schemas_widen(decoded: Decode) -> None:
     }
 
 
+@pytest.mark.full
 def test_a_nested_field_that_a_schema_lacks_is_null(decoded: Decode) -> None:
     def of(key: int, value: Json, kind: Json) -> Message:
         schema = envelope_schema(struct(id=INT, o=kind, list={"type": "array", "items": kind}))
@@ -708,6 +713,7 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("messages", "how", "says"), REFUSED)
 def test_what_concerns_the_whole_feed_is_refused_in_a_sentence(
     decoded: Decode, messages: list[Message], how: Json, says: str
@@ -811,6 +817,7 @@ def test_a_given_order_and_given_keys_win(decoded: Decode) -> None:
     assert set(reasons(changes)) == {"unordered"}
 
 
+@pytest.mark.full
 def test_events_of_other_source_tables_are_left_out_and_counted(decoded: Decode) -> None:
     def of(table: str, op: str = "c", schema: str = "public") -> Message:
         after = None if op in "dt" else {"id": 1, "of": table}
@@ -828,6 +835,7 @@ def test_events_of_other_source_tables_are_left_out_and_counted(decoded: Decode)
     assert decoded([message({"id": 1}, event("c", 1, after={"id": 1}))]).source_tables is None
 
 
+@pytest.mark.full
 def test_events_of_another_table_are_refused_in_a_later_batch(feed: Feed) -> None:
     def of(table: str, op: str, lsn: int) -> Message:
         after = None if op == "d" else {"id": 1}
@@ -839,6 +847,7 @@ def test_events_of_another_table_are_refused_in_a_later_batch(feed: Feed) -> Non
     assert set(feed.rows()) == {1}
 
 
+@pytest.mark.full
 def test_a_dropped_column_and_a_wider_number_do_not_depend_on_batches(feed: Feed) -> None:
     def of(key: int, lsn: int, **row: Any) -> Message:
         return message({"id": key}, event("u", lsn, after={"id": key, **row}))

@@ -42,6 +42,7 @@ def demo(output: Path, *arguments: str, writers: int = 2, **variables: str) -> I
             process.kill()
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.parametrize("compare", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["alone", "compared"])
 def test_a_small_demo_on_s3_is_sound_under_the_lock(tmp_path: Path, *, compare: bool) -> None:

@@ -89,6 +89,7 @@ def test_people_get_a_line_for_each(zookeeper: object, ensemble: EmbeddedZooKeep
     assert {line.split()[0] for line in lines[:-1]} <= {"ok", "note"}
 
 
+@pytest.mark.full
 def test_a_server_that_is_down_is_named_and_without_a_quorum_there_is_no_session(
     ensemble: EmbeddedZooKeeper, doctor: Callable[..., tuple[int, Found]], eventually: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
@@ -314,6 +315,7 @@ def keys(s3: S3) -> list[str]:
 WHERE = [("--bucket", "{root}"), ("--table", "s3a://{root}/raw/flights")]
 
 
+@pytest.mark.full
 @pytest.mark.s3
 @pytest.mark.parametrize("where", WHERE)
 def test_a_store_that_refuses_to_overwrite_is_sound(
@@ -342,6 +344,7 @@ def test_a_store_that_overwrites_is_not_sound(
     assert keys(s3) == []
 
 
+@pytest.mark.full
 @pytest.mark.s3
 @pytest.mark.parametrize(
     ("kind", "verdict", "words"),

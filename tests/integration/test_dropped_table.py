@@ -89,6 +89,7 @@ def verify(s3: FaultyS3, table: str) -> list[str]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("versions", [1, 3])
 def test_a_late_commit_to_a_dropped_table_lands_in_the_new_one_and_verify_names_it(
     spark: SparkSession,

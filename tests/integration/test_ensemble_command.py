@@ -106,6 +106,7 @@ def one_that(mode: str, ensemble: EmbeddedZooKeeper) -> EmbeddedServer:
 # -- a whole one -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_fresh_ensemble_is_ready_though_its_followers_tell_an_older_epoch_until_something_is_written() -> None:
     with EmbeddedZooKeeper(3) as fresh:
         servers = ask_servers(LockSettings(zk_hosts=fresh.hosts))
@@ -115,6 +116,7 @@ def test_a_fresh_ensemble_is_ready_though_its_followers_tell_an_older_epoch_unti
         assert len({server["epoch"] for server in found["servers"]}) == 1
 
 
+@pytest.mark.full
 def test_status_tells_of_each_server(ensemble: EmbeddedZooKeeper) -> None:
     becomes_ready(ensemble.hosts)
     with ZookeeperLockManager(ensemble.hosts) as manager, manager.acquire("s3://lake/t"):
@@ -159,6 +161,7 @@ def test_a_whole_ensemble_is_ready_and_nothing_stays_there(ensemble: EmbeddedZoo
 # -- what is not whole -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_majority_serves_and_is_not_ready_until_the_last_member_is_back(
     ensemble: EmbeddedZooKeeper, eventually: Callable[..., None]
 ) -> None:
@@ -188,6 +191,7 @@ def test_a_majority_serves_and_is_not_ready_until_the_last_member_is_back(
     assert (waiting.returncode, said.startswith("ready: 3 of 3 serve")) == (0, True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["follower", "leader"])
 def test_a_member_that_stands_still_is_named_and_does_not_hang_it(ensemble: EmbeddedZooKeeper, mode: str) -> None:
     becomes_ready(ensemble.hosts)
@@ -388,6 +392,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for() -> None:
 # -- TLS -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_servers_that_demand_a_certificate_are_asked_with_it(secured: EmbeddedZooKeeper, certificate: None) -> None:
     becomes_ready(secured.hosts)
     code, found, _ = ask("status", secured.hosts)
@@ -427,6 +432,7 @@ def test_tls_to_a_plain_port_never_falls_back_to_plain_words(alone: EmbeddedZooK
     assert "does not use TLS, which is set here" in found["servers"][0]["problem"]
 
 
+@pytest.mark.full
 def test_a_client_that_is_refused_by_another_scheme_is_told_so_by_ready() -> None:
     security = ServerSecurity(sasl_users={"etl": "right"}, schemes=("sasl",))
     with EmbeddedZooKeeper(security=security) as server:

@@ -34,6 +34,7 @@ def versions(table: str) -> int:
     return len(list(Path(table).glob("_delta_log/*.json")))
 
 
+@pytest.mark.full
 def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the_table(
     spark: SparkSession, tmp_path: Path
 ) -> None:

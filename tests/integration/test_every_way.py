@@ -202,6 +202,7 @@ def strict(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(ENABLE_MODE, before)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", STRICT)
 def test_nor_through_delta_s_other_connector(
     name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off, strict: None

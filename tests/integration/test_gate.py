@@ -101,6 +101,7 @@ def table(
     return Table(spark, path, writer, manager, eventually, make_rival(), rows_of)
 
 
+@pytest.mark.full
 def test_the_work_is_done_without_the_lock_and_the_commit_waits_for_it(table: Table) -> None:
     before = table.files()
     with table.waiting(1) as running:
@@ -115,6 +116,7 @@ def test_the_work_is_done_without_the_lock_and_the_commit_waits_for_it(table: Ta
     assert result.waited_seconds > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("table", [WITH_CHECKPOINTS], ids=["checkpoint"], indirect=True)
 def test_no_spark_job_runs_while_the_lock_is_held(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = table.spark.sparkContext._jsc.sc().dagScheduler()
@@ -135,6 +137,7 @@ def test_no_spark_job_runs_while_the_lock_is_held(table: Table, monkeypatch: pyt
     assert list(table.path.glob("_delta_log/*checkpoint*"))
 
 
+@pytest.mark.full
 def test_commits_that_came_while_it_waited_are_no_conflict(table: Table) -> None:
     with table.waiting(100) as running:
         for number in range(1, 13):
@@ -145,6 +148,7 @@ def test_commits_that_came_while_it_waited_are_no_conflict(table: Table) -> None
     assert table.ids() == [*range(13), 100]
 
 
+@pytest.mark.full
 def test_a_change_of_the_tables_metadata_has_it_done_again_under_the_lock(table: Table) -> None:
     with table.waiting(1) as running:
         staged = table.files()
@@ -154,6 +158,7 @@ def test_a_change_of_the_tables_metadata_has_it_done_again_under_the_lock(table:
     assert len(staged - table.files()) == 1, "what the first try wrote is left behind"
 
 
+@pytest.mark.full
 def test_a_plan_that_reads_the_table_is_held_from_its_beginning(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
@@ -172,6 +177,7 @@ def test_a_plan_that_reads_the_table_is_held_from_its_beginning(table: Table, mo
     assert table.ids() == [0, 10, 10, 20]
 
 
+@pytest.mark.full
 def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
     spark: SparkSession, s3: Any, manager: ZookeeperLockManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +204,7 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
     assert not reads(spark.range(1))
 
 
+@pytest.mark.full
 def test_what_reads_the_table_sees_each_commit_before_its_own(table: Table) -> None:
     counted = table.spark.read.format("delta").load(str(table.path)).groupBy().agg(F.count("*").alias("id"))
     with ThreadPoolExecutor(2) as pool:
@@ -318,6 +325,7 @@ def test_an_interrupt_ends_what_waits_at_the_gate(table: Table) -> None:
     assert (len(table.files()), table.ids()) == (1, [0])
 
 
+@pytest.mark.full
 def test_a_table_that_is_made_anew_meanwhile_does_not_get_the_old_ones_commit(table: Table) -> None:
     table.somebody_else_appends(1)
     with table.waiting(4) as running, locked(table.spark, str(table.path), manager=table.manager):
@@ -348,6 +356,7 @@ def new_table(table: Table) -> Table:
     return replace(table, path=path, writer=LockedDeltaWriter(table.spark, table.manager, str(path)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_the_first_version_of_a_table_waits_at_the_gate(new_table: Table, mode: str) -> None:
     files_under_lock: list[set[str]] = []
@@ -366,6 +375,7 @@ def test_the_first_version_of_a_table_waits_at_the_gate(new_table: Table, mode: 
     assert files_under_lock == [written], "the rows were written again under the lock"
 
 
+@pytest.mark.full
 def test_another_writer_that_creates_the_table_comes_first(new_table: Table) -> None:
     files_under_lock: list[set[str]] = []
     with new_table.waiting(1, before_write=lambda _: files_under_lock.append(new_table.files())) as running:
@@ -383,6 +393,7 @@ def test_a_table_that_was_created_and_removed_is_written_again(new_table: Table)
     assert (running.result().version, new_table.ids()) == (0, [1])
 
 
+@pytest.mark.full
 def test_a_table_without_its_first_versions_is_no_new_table(table: Table, new_table: Table) -> None:
     for number in range(1, 4):
         table.append(number)
@@ -416,6 +427,7 @@ def age_of(table: Table, name: str) -> float:
     return time.time() - (table.path / name).stat().st_mtime
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("table", [WITH_SHORT_RETENTION], ids=["files"], indirect=True)
 @pytest.mark.parametrize("protected", [True, False], ids=["done again", "negative control"])
 def test_a_commit_whose_files_vacuum_may_have_taken_is_not_made(
@@ -442,6 +454,7 @@ def test_a_commit_whose_files_vacuum_may_have_taken_is_not_made(
             table.ids()
 
 
+@pytest.mark.full
 def test_two_with_one_transaction_are_one(table: Table) -> None:
     with table.rival.acquire(table.writer.table), ThreadPoolExecutor(2) as pool:
         both = [pool.submit(table.append, 1, txn=("job", 7)) for _ in range(2)]
@@ -470,6 +483,7 @@ def test_threads_of_one_driver_queue_with_a_contender_each(table: Table, ensembl
     assert table.ids() == [0, 1, 2, 3]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lock_of_delta", ["false", "true"], ids=["off", "negative control"])
 def test_a_commit_that_waits_stops_nobody_else_of_its_driver(
     table: Table, lock_of_delta: str, monkeypatch: pytest.MonkeyPatch
@@ -494,6 +508,7 @@ def checksums(table: Table, *versions: int) -> list[Path]:
     return [checksum_file(table.path, version) for version in versions]
 
 
+@pytest.mark.full
 def test_a_checksum_that_is_not_there_yet_is_derived_as_its_writer_does(table: Table) -> None:
     table.append(1, txn=("job", 1))
     table.writer.overwrite(table.spark.range(2, 4, numPartitions=2), txn=("job", 2), lock_during="commit")
@@ -524,6 +539,7 @@ def test_a_checksum_that_delta_would_not_derive_is_not(table: Table) -> None:
         read_as(table.spark, "t", first)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("derivable", [True, False], ids=["derived", "negative control"])
 def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) -> None:
     """Others have committed, and their checksums are not there yet: before it begins, and while it is at the gate."""
@@ -556,6 +572,7 @@ def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) 
     assert (at_the_beginning, at_the_gate, under_the_lock) == (usual, [0, 0], usual)
 
 
+@pytest.mark.full
 def test_with_such_a_setting_the_lock_is_held_over_the_whole_write(table: Table) -> None:
     session, driver = table.spark.conf, table.spark.sparkContext._jsc.sc().conf()
     seen: list[set[str]] = []
@@ -617,6 +634,7 @@ def test_another_hold_than_these_is_a_sentence(table: Table) -> None:
         table.writer.append(table.rows(1), lock_during="never")  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_partitions_are_locked_for_the_commit_alone_too(
     spark: SparkSession,
     copy_of: Callable[..., Path],

@@ -86,6 +86,7 @@ def table(
     return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", ["append", "update"])
 def test_the_manifest_is_complete_when_the_lock_is_released(
     table: Table, operation: str, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +116,7 @@ def test_without_the_rule_the_manifest_is_behind(table: Table, monkeypatch: pyte
     assert complete == [False]
 
 
+@pytest.mark.full
 def test_after_appends_side_by_side_the_manifest_lists_all_files(table: Table) -> None:
     for first in range(1, 7, 2):
         with ThreadPoolExecutor(2) as pool:
@@ -129,6 +131,7 @@ def written_early(table: Table, write: Callable[..., CommitResult]) -> bool:
     return files_at_lock[-1] != previous_files
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("table", "early"),
     [

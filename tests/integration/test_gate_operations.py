@@ -114,6 +114,7 @@ def expected(operation: str, *more: tuple[int, int, int]) -> list[tuple[int, int
     return sorted([*changed[operation], *((1, number, 0) for number in range(10)), *more])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", operations("overwrite", "delete", "optimize"))
 def test_others_commit_meanwhile_and_it_is_no_conflict(table: Table, operation: str) -> None:
     with table.waiting(operation) as running:
@@ -124,11 +125,13 @@ def test_others_commit_meanwhile_and_it_is_no_conflict(table: Table, operation: 
     assert len(table.files_at_the_lock) == 1, "it was done once"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", operations("update", "merge", "optimize"))
 def test_a_conflict_is_done_again_with_the_lock_from_its_beginning(table: Table, operation: str) -> None:
     in_conflict(table, operation)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("table", [True], ids=["deletion vectors"], indirect=True)
 @pytest.mark.parametrize("operation", operations("delete"))
 def test_so_is_one_of_deletion_vectors(table: Table, operation: str) -> None:
@@ -170,6 +173,7 @@ def test_that_check_fails_where_nothing_is_done_again(
     assert table.rows() == sorted([*expected("optimize")[1:], (0, 0, 10)])
 
 
+@pytest.mark.full
 def test_hot_updates_all_end_and_none_is_lost(table: Table) -> None:
     def raise_often(_: int) -> None:
         for _ in range(2):

@@ -122,6 +122,7 @@ def update_to_counted(table: Table, **options: Any) -> Any:
 COUNTING = [append_counted, overwrite_with_counted, merge_counted, update_to_counted]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("write", COUNTING)
 def test_each_operation_counts_the_changes_before_its_own(table: Table, write: Callable[..., Any]) -> None:
     if write is update_to_counted:
@@ -134,6 +135,7 @@ def test_each_operation_counts_the_changes_before_its_own(table: Table, write: C
     assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [row_count + 1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("write", COUNTING[:3])
 def test_without_the_rule_they_count_too_few(
     table: Table, write: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -202,6 +204,7 @@ def test_the_lock_is_held_over_what_is_not_known_to_be_harmless(table: Table) ->
     assert all(reason is not None and "may read the table" in reason for reason in reasons.values()), reasons
 
 
+@pytest.mark.full
 def test_other_plans_go_through_the_gate(table: Table, tmp_path: Path) -> None:
     spark = table.spark
     table.rows(1).write.parquet(str(tmp_path / "files"))
@@ -248,6 +251,7 @@ def test_delta_refuses_subqueries_in_conditions(table: Table, operation: str) ->
             )
 
 
+@pytest.mark.full
 def test_what_reads_nothing_of_the_table_is_written_before_the_lock(table: Table) -> None:
     """Overwrite, merge and delete with harmless plans still go through the gate."""
     early: list[bool] = []

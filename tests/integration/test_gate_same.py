@@ -157,6 +157,7 @@ def assert_same(pair: Pair) -> None:
     assert contents_of(pair.gated, gated) == contents_of(pair.plain, plain)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", KINDS)
 def test_it_is_as_a_plain_append(name: str, pair_of: Callable[..., Pair], spark: SparkSession) -> None:
     pair = pair_of(KINDS[name])

@@ -77,6 +77,7 @@ def intents(client: KazooClient, table: str) -> list[str]:
     return list(client.get_children(folder)) if client.exists(folder) else []
 
 
+@pytest.mark.full
 @pytest.mark.s3
 def test_on_s3_a_commit_passes_under_the_lock_and_not_without(
     spark: SparkSession, manager: ZookeeperLockManager, s3: S3
@@ -91,6 +92,7 @@ def test_on_s3_a_commit_passes_under_the_lock_and_not_without(
     assert newest(f"s3://{s3.root}/guarded") == 1
 
 
+@pytest.mark.full
 def test_a_commit_passes_under_the_lock_of_its_own_table_only(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_thread_inherits_the_hold_only_if_it_is_told_to(
     assert isinstance(found[1], LockNotHeldError)
 
 
+@pytest.mark.full
 def test_a_lost_hold_refuses_the_commit_and_a_new_hold_of_the_same_process_does_not_help(
     spark: SparkSession, manager: ZookeeperLockManager, made_table: str, ensemble_client: KazooClient
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_lost_hold_refuses_the_commit_and_a_new_hold_of_the_same_process_does_
     assert ids(made_table) == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_a_hold_that_is_lost_names_what_was_committed_under_it(
     spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, ensemble_client: KazooClient
 ) -> None:
@@ -249,6 +253,7 @@ def test_the_commit_says_under_which_hold_it_was_made(
     assert noted["nodes"] == [{"key": key, "mode": "exclusive", "token": token} for key, token in hold.tokens.items()]
 
 
+@pytest.mark.full
 def test_names_of_the_catalog_are_covered_also_of_tables_that_do_not_exist_yet(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
@@ -264,6 +269,7 @@ def test_names_of_the_catalog_are_covered_also_of_tables_that_do_not_exist_yet(
         spark.sql(f"DROP TABLE {name}")
 
 
+@pytest.mark.full
 def test_a_stream_s_batches_commit_under_a_lock_and_a_refusal_is_typed(
     spark: SparkSession, manager: ZookeeperLockManager, made_table: str, tmp_path: Path
 ) -> None:
@@ -296,6 +302,7 @@ def unfinished(manager: ZookeeperLockManager, ensemble_client: KazooClient, disk
     return leave
 
 
+@pytest.mark.full
 def test_a_version_that_was_about_to_be_put_is_filled_before_anything_is_read(
     spark: SparkSession,
     manager: ZookeeperLockManager,

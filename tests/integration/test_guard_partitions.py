@@ -75,6 +75,7 @@ def test_a_commit_inside_its_partitions_passes_and_says_so(
     assert verify_table(name).problems == ()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("statement", "touched"),
     [
@@ -152,6 +153,7 @@ def test_several_tables_are_written_under_one_hold(
     assert {newest(table)["sluice"]["hold"] for table in (name, other)} == {hold.hold_id}
 
 
+@pytest.mark.full
 def test_column_mapping_and_row_tracking_are_understood(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ def test_a_table_that_was_partitioned_anew_while_its_lock_was_waited_for_is_not_
     assert "got other partition columns" in str(*raised)
 
 
+@pytest.mark.full
 def test_partitions_are_looked_at_again_when_something_unfinished_was_settled(
     spark: SparkSession,
     manager: ZookeeperLockManager,

@@ -61,6 +61,7 @@ def say_to(port: int, words: str) -> None:
             pass
 
 
+@pytest.mark.full
 def test_a_stranger_who_reaches_the_ports_of_this_process_cannot_ask_the_guard(
     spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

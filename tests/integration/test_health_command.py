@@ -54,6 +54,7 @@ def figures_in(text: str) -> dict[str, str]:
     return dict(re.findall(r"^ *(\S.*?) {2,}(\S.*?) *$", text, re.MULTILINE))
 
 
+@pytest.mark.full
 def test_the_command_starts_its_own_spark_prints_figures_and_findings_and_writes_a_page(
     sick: Path, jars: list[Path], tmp_path: Path, versions: Callable[[Path], list[str]]
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_spark_that_does_not_start_says_why(sick: Path, jars: list[Path]) -> N
     assert sentence.startswith("sluice: Spark does not start: ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", ["its JVM starts", "it measures"])
 def test_ctrl_c_ends_all_that_was_started_and_is_one_sentence(
     moment: str, sick: Path, jars: list[Path], tmp_path: Path, eventually: Callable[..., None]
@@ -119,6 +121,7 @@ def threads_of(group: int) -> set[str]:
     return names
 
 
+@pytest.mark.full
 def test_json_has_the_figures_of_each_table(
     health: Callable[..., Result], sick: Path, copy_of: Callable[..., Path]
 ) -> None:
@@ -142,6 +145,7 @@ def test_json_has_the_figures_of_each_table(
     assert "no maintenance is needed" in health(sound).stdout
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("driver_of_the_tests")
 def test_a_table_that_became_smaller_has_a_negative_growth(sick: Path) -> None:
     (report,), _ = examine([str(sick)], {})
@@ -154,6 +158,7 @@ def test_a_table_that_became_smaller_has_a_negative_growth(sick: Path) -> None:
     assert [growth(size) for size in (2048.0, -2048.0, 0.0, None)] == ["2.0 KiB", "-2.0 KiB", "0 B", "unknown"]
 
 
+@pytest.mark.full
 def test_a_table_that_is_not_there_keeps_no_other_back(
     health: Callable[..., Result], sick: Path, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def job_of(command: str, places: dict[str, str]) -> tuple[str, list[str]]:
     return Path(words[1]).stem, [*arguments[:at], *arguments[at + 2 :]]
 
 
+@pytest.mark.full
 def test_upsert(
     run_job: Callable[..., Any],
     spark: SparkSession,
@@ -112,6 +113,7 @@ def test_upsert(
     assert rows_of(table, "id", "name", "city", "position") == after
 
 
+@pytest.mark.full
 def test_cdc(
     run_job: Callable[..., Any],
     spark: SparkSession,
@@ -149,6 +151,7 @@ def test_cdc(
     assert names["result"].counts["unchanged"] == 2
 
 
+@pytest.mark.full
 def test_stream(
     run_job: Callable[..., Any],
     spark: SparkSession,
@@ -182,6 +185,7 @@ def test_stream(
     assert rows_of(table, "flight", "version") == after
 
 
+@pytest.mark.full
 def test_pins(
     run_job: Callable[..., Any],
     spark: SparkSession,
@@ -246,6 +250,7 @@ def test_overwrite(run_job: Callable[..., Any], tmp_path: Path, rows_of: Callabl
     assert rows_of(table, "flight", "delay") == new
 
 
+@pytest.mark.full
 def test_maintain(
     run_job: Callable[..., Any], spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:

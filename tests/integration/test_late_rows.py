@@ -49,6 +49,7 @@ def counted(done: RowsResult) -> tuple[int, int, int, int]:
     return done.inserted, done.updated, done.repeated, done.too_late
 
 
+@pytest.mark.full
 def test_what_is_too_late_is_written_once_after_its_batch_and_repetitions_are_not(
     apply: Callable[..., RowsResult],
     table: Path,
@@ -86,6 +87,7 @@ def test_what_is_too_late_is_written_once_after_its_batch_and_repetitions_are_no
     assert rows_of(late, *columns) == sorted([*expected, (5, 1, "alone")])
 
 
+@pytest.mark.full
 def test_the_late_rows_table_gets_columns_and_wider_types_and_waits_no_longer_than_it_may(
     apply: Callable[..., RowsResult],
     spark: SparkSession,

@@ -173,6 +173,7 @@ def test_one_release_wakes_one_waiter(make_manager, table, eventually):
         assert fired() - before == waiters
 
 
+@pytest.mark.full
 def test_the_deadline_is_total_over_all_predecessors(make_manager, table, eventually):
     """Kazoo's recipe starts its time-out again for each predecessor; here the nearest leaves just before the end."""
     manager, between, waiting = make_manager(), make_manager(), make_manager()
@@ -515,6 +516,7 @@ def test_nothing_piles_up(make_manager, make_rival, table, eventually):
     eventually(lambda: threading.active_count() <= before, what="the end of the threads of closed managers")
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_manager_survives_the_end_of_kazoo_s_connection_thread(make_manager, table, eventually):
     manager = make_manager()

@@ -259,6 +259,7 @@ spark.stop()
 """
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_session_without_the_jar_commits_nothing_and_is_told_what_to_give(jars: list[Path], tmp_path: Path) -> None:
     table = tmp_path / "table"

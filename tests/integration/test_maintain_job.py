@@ -63,6 +63,7 @@ def test_a_table_is_measured_and_nothing_is_changed(
     assert files_of(spark, table) == 6
 
 
+@pytest.mark.full
 def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -92,6 +93,7 @@ def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
     assert [line["action"] for line in events(again, "done")] == ["compact"]
 
 
+@pytest.mark.full
 def test_within_a_budget_the_table_where_most_is_to_be_gained_comes_first(
     spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_when_the_budget_is_over_no_table_is_begun(
     assert [files_of(spark, each) for each in (one, two)] == [5, 6]
 
 
+@pytest.mark.full
 def test_what_was_done_is_in_the_report_also_if_the_store_fails_then(
     spark: SparkSession,
     lake: Callable[..., Path],
@@ -144,6 +147,7 @@ def test_what_was_done_is_in_the_report_also_if_the_store_fails_then(
     assert "<h3>Actions</h3>" in page.read_text()
 
 
+@pytest.mark.full
 def test_an_error_that_nobody_expects_keeps_no_other_table_back(
     spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_list_of_no_tables_is_one_sentence(
     assert f"{listed} {says}" in done.error
 
 
+@pytest.mark.full
 def test_all_delta_tables_of_a_database_are_found(
     spark: SparkSession, manager: ZookeeperLockManager, lake: Callable[..., Path], maintain: Callable[..., Any]
 ) -> None:
@@ -206,6 +211,7 @@ def test_all_delta_tables_of_a_database_are_found(
         spark.sql("DROP DATABASE fleet CASCADE")
 
 
+@pytest.mark.full
 def test_every_action_by_its_name(
     spark: SparkSession,
     manager: ZookeeperLockManager,

@@ -35,6 +35,7 @@ DAY = timedelta(days=1)
 RETENTION = {"delta__deletedFileRetentionDuration": "interval 1 day", "delta__logRetentionDuration": "interval 30 days"}
 
 
+@pytest.mark.full
 def test_the_figures_are_those_of_the_table(
     spark: SparkSession,
     table: Path,
@@ -86,6 +87,7 @@ def test_growth_is_that_of_the_last_week_however_seldom_the_table_is_written(
     assert health.commits_per_day == pytest.approx(1 / 7)
 
 
+@pytest.mark.full
 def test_columns_to_order_by_that_are_gone_are_found_and_the_rest_is_done(
     spark: SparkSession,
     table: Path,
@@ -104,6 +106,7 @@ def test_columns_to_order_by_that_are_gone_are_found_and_the_rest_is_done(
     assert measure(spark, str(table)).health.order_problem == "place is a partition column"
 
 
+@pytest.mark.full
 def test_small_files_are_put_together_partition_by_partition(
     spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., MaintenanceReport]
 ) -> None:
@@ -130,6 +133,7 @@ def test_small_files_are_put_together_partition_by_partition(
     assert all(each.version is not None and each.held_seconds < each.seconds for each in report.done)
 
 
+@pytest.mark.full
 def test_auto_leaves_a_partition_that_is_not_worth_it(
     spark: SparkSession,
     table: Path,
@@ -147,6 +151,7 @@ def test_auto_leaves_a_partition_that_is_not_worth_it(
     assert care().done == ()
 
 
+@pytest.mark.full
 def test_what_the_policy_does_not_allow_is_found_and_not_done(
     spark: SparkSession,
     table: Path,
@@ -164,6 +169,7 @@ def test_what_the_policy_does_not_allow_is_found_and_not_done(
     assert len(care(Action.COMPACT).done) == 1
 
 
+@pytest.mark.full
 def test_files_of_the_target_size_are_left(
     spark: SparkSession,
     table: Path,
@@ -180,6 +186,7 @@ def test_files_of_the_target_size_are_left(
     assert [(each.removed.files, each.added.files) for each in care(Action.COMPACT).done] == [(4, 2)]
 
 
+@pytest.mark.full
 def test_deleted_rows_are_purged(
     spark: SparkSession,
     table: Path,
@@ -198,6 +205,7 @@ def test_deleted_rows_are_purged(
     assert (after.deleted_rows, after.with_deleted_rows.files, after.rows) == (0, 0, 19)
 
 
+@pytest.mark.full
 def test_rows_are_put_in_z_order_once_and_again_when_much_is_new(
     spark: SparkSession,
     table: Path,
@@ -223,6 +231,7 @@ def test_rows_are_put_in_z_order_once_and_again_when_much_is_new(
     assert all('"key","value"' in row["operationParameters"]["zOrderBy"] for row in history)
 
 
+@pytest.mark.full
 def test_a_clustered_table_is_clustered(
     spark: SparkSession,
     table: Path,
@@ -242,6 +251,7 @@ def test_a_clustered_table_is_clustered(
     assert keys_of(spark, table) == list(range(6))
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_written_when_the_newest_is_old(
     spark: SparkSession,
     table: Path,
@@ -258,6 +268,7 @@ def test_a_checkpoint_is_written_when_the_newest_is_old(
     assert report.after.log.since_checkpoint == 0
 
 
+@pytest.mark.full
 def test_the_budget_ends_it_between_two_partitions(
     spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., MaintenanceReport]
 ) -> None:
@@ -270,6 +281,7 @@ def test_the_budget_ends_it_between_two_partitions(
     assert (len(report.done), report.left) == (3, 0)
 
 
+@pytest.mark.full
 def test_of_two_maintainers_the_second_one_leaves(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -306,6 +318,7 @@ def test_waiting_writers_go_first(
     waiting.join()
 
 
+@pytest.mark.full
 def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_back(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -344,6 +357,7 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
     assert said == list(report.done)
 
 
+@pytest.mark.full
 def test_small_partitions_in_one_commit_that_loses_its_race_are_done_one_by_one(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -424,6 +438,7 @@ def test_a_partition_that_loses_every_race_is_rewritten_with_its_lock_in_the_end
     assert verify_table(str(table)).ok
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hold_at_most", [60.0, 0.0])
 def test_a_table_with_a_manifest_is_compacted_within_the_limit(
     hold_at_most: float,
@@ -447,6 +462,7 @@ def test_a_table_with_a_manifest_is_compacted_within_the_limit(
     assert report.after.total.total.files == (1 if hold_at_most else 3)
 
 
+@pytest.mark.full
 def test_what_is_committed_beside_what_ends_the_work_is_in_the_report(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -484,6 +500,7 @@ def test_what_is_committed_beside_what_ends_the_work_is_in_the_report(
     assert keys_of(spark, table) == [0, 0, 0, 1, 1, 1, 2, 2, 3]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rewrite", ["optimize", "purge"])
 def test_a_rewrite_that_holds_the_lock_for_too_long_is_cancelled(  # noqa: PLR0917 (fixtures)
     rewrite: str,
@@ -512,6 +529,7 @@ def test_a_rewrite_that_holds_the_lock_for_too_long_is_cancelled(  # noqa: PLR09
     assert keys_of(spark, table) == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_auto_compaction_of_the_session_does_not_have_it_hold_the_lock(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -587,6 +605,7 @@ def test_a_property_that_makes_no_sense_is_refused(
         measure(spark, str(table / "nothing"))
 
 
+@pytest.mark.full
 def test_the_plan_has_each_partition_with_its_own_worth(
     spark: SparkSession, table: Path, put: Callable[..., None]
 ) -> None:
@@ -603,6 +622,7 @@ def test_the_plan_has_each_partition_with_its_own_worth(
     assert plan(found.health, Policy(auto=frozenset()), None) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("parallel", [2, 1])
 def test_partitions_are_worked_on_beside_each_other(
     parallel: int,
@@ -647,6 +667,7 @@ def test_partitions_are_worked_on_beside_each_other(
     assert verify_table(str(table)).ok
 
 
+@pytest.mark.full
 def test_a_maintainer_that_is_stopped_leaves_what_waits_and_begins_no_more(
     spark: SparkSession,
     manager: ZookeeperLockManager,

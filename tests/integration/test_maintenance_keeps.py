@@ -38,6 +38,7 @@ DAY = timedelta(days=1)
 RETENTION = {"delta__deletedFileRetentionDuration": "interval 1 day", "delta__logRetentionDuration": "interval 30 days"}
 
 
+@pytest.mark.full
 def test_a_log_is_cleaned_up_and_the_newest_versions_stay(
     spark: SparkSession,
     table: Path,
@@ -71,6 +72,7 @@ def test_a_log_is_cleaned_up_and_the_newest_versions_stay(
     assert verify_table(str(table), key=["key"]).ok
 
 
+@pytest.mark.full
 def test_orphans_go_and_what_a_stream_has_not_read_stays(
     spark: SparkSession,
     table: Path,
@@ -121,6 +123,7 @@ def test_orphans_go_and_what_a_stream_has_not_read_stays(
         _stream_of_another_table(spark, table, tmp_path)
 
 
+@pytest.mark.full
 def test_files_and_deletion_vectors_in_folders_with_random_names_are_the_table_s(
     spark: SparkSession,
     table: Path,
@@ -193,6 +196,7 @@ def test_only_what_delta_s_vacuum_would_look_at_is_listed(
         assert seen(table) == listed
 
 
+@pytest.mark.full
 def test_the_checkpoint_of_a_named_stream_stays_also_below_the_table(
     spark: SparkSession,
     table: Path,
@@ -342,6 +346,7 @@ def test_a_file_that_delta_has_forgotten_stays_for_a_stream_that_is_to_read_it(
     assert (vacuum(spark, str(copy), streams=[], manager=manager).files, keys_of(spark, copy)) == (3, [0, 1, 2])
 
 
+@pytest.mark.full
 def test_change_data_and_forgotten_files_are_no_orphans(
     spark: SparkSession,
     table: Path,
@@ -368,6 +373,7 @@ def test_change_data_and_forgotten_files_are_no_orphans(
     assert (folder.orphans.files, folder.expired.files) == (1, 2)
 
 
+@pytest.mark.full
 def test_a_table_within_the_table_and_what_iceberg_needs_are_left_alone(
     spark: SparkSession, table: Path, manager: ZookeeperLockManager, put: Callable[..., None]
 ) -> None:
@@ -387,6 +393,7 @@ def test_a_table_within_the_table_and_what_iceberg_needs_are_left_alone(
     assert spark.read.format("delta").load(str(within)).count() == 5
 
 
+@pytest.mark.full
 def test_an_orphan_is_spared_for_a_day_whatever_the_table_says(
     spark: SparkSession,
     table: Path,
@@ -408,6 +415,7 @@ def versions_there(table: Path) -> set[int]:
     return {int(path.stem) for path in (table / "_delta_log").glob("*.json") if path.stem.isdecimal()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keeper", ["pin", "stream", "nothing"])
 def test_the_log_keeps_the_versions_that_a_pin_or_a_stream_needs(
     keeper: str,
@@ -458,6 +466,7 @@ def test_the_log_keeps_the_versions_that_a_pin_or_a_stream_needs(
         assert read() == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
@@ -487,6 +496,7 @@ def test_a_pin_or_a_stream_that_cannot_be_read_is_found(
     assert "broken-retention" in {finding.code for finding in find(found.health, found.policy)}
 
 
+@pytest.mark.full
 def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
     spark: SparkSession,
     table: Path,
@@ -544,6 +554,7 @@ def test_who_is_stopped_begins_no_more_and_its_own_writes_are_no_reason_to_wait(
         waiter.join(20)
 
 
+@pytest.mark.full
 def test_one_thing_that_fails_keeps_nothing_else_back(
     spark: SparkSession,
     table: Path,

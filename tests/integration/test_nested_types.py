@@ -158,6 +158,7 @@ def test_parquet_files_with_narrower_types_are_read_with_the_table_s(
     assert (outcome.code, "id: bigint and string" in sentence(outcome)) == (2, True), outcome.error
 
 
+@pytest.mark.full
 def test_a_repetition_may_have_other_field_orders_and_narrower_types(
     run_job: Callable[..., Any], copy_of: Callable[..., Path], rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_repetition_may_have_other_field_orders_and_narrower_types(
         assert rows_of(table, "s", "t") == [({"street": "A", "zip": "1", "amount": Decimal("1.00")}, "7")]
 
 
+@pytest.mark.full
 def test_column_mapping_is_named_and_creates_the_table(
     run_job: Callable[..., Any],
     csv_file: Callable[..., Path],

@@ -80,6 +80,7 @@ def test_all_rows_are_replaced_in_one_commit(
     assert "name" in other.error
 
 
+@pytest.mark.full
 def test_new_columns_and_types_leave_the_partitioning_as_it_is(
     overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_partitioning_that_another_writer_gave_the_table_meanwhile_is_not_undo
     assert (partitioning_of(parted), rows_of(parted, "id", "part")) == (["id"], [(7, "a")])
 
 
+@pytest.mark.full
 def test_what_a_predicate_names_is_replaced_and_a_row_beside_it_is_refused(
     overwrite: Callable[..., Any],
     held: Callable[[str], AbstractContextManager[None]],
@@ -146,6 +148,7 @@ def test_what_a_predicate_names_is_replaced_and_a_row_beside_it_is_refused(
     assert rows_of(parted, "id", "part") == [(3, "b"), (4, "c"), (7, "a")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hold", ["write", "commit"])
 def test_partitions_that_have_new_rows_are_replaced(
     overwrite: Callable[..., Any],
@@ -159,6 +162,7 @@ def test_partitions_that_have_new_rows_are_replaced(
     assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "d")]
 
 
+@pytest.mark.full
 def test_files_without_rows_delete_what_they_would_replace(
     overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any]
 ) -> None:
@@ -170,6 +174,7 @@ def test_files_without_rows_delete_what_they_would_replace(
     assert rows_of(parted, "id", "part") == []
 
 
+@pytest.mark.full
 def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
     overwrite: Callable[..., Any],
     spark: SparkSession,

@@ -57,6 +57,7 @@ def changes(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
     return spark.createDataFrame(list(rows), "country string, id long, name string, at long, gone boolean")
 
 
+@pytest.mark.full
 def test_an_existing_table_refuses_texts_too_and_keeps_nulls_and_deletes(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
 ) -> None:
@@ -149,6 +150,7 @@ def instants(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
     return [(row.at - 1792888200, row.id) for row in rows]
 
 
+@pytest.mark.full
 def test_timestamp_partitions_need_a_zone_without_clock_changes(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ def test_a_generated_timestamp_partition_needs_such_a_zone_too(
         writer.append(rows)
 
 
+@pytest.mark.full
 def test_a_partition_column_may_have_a_dot(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
 ) -> None:

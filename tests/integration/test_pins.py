@@ -147,6 +147,7 @@ def test_rows_of_the_moment_stay_the_same_and_what_comes_later_is_counted(
     assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
 
 
+@pytest.mark.full
 def test_other_files_with_the_same_rows_are_no_change(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -163,6 +164,7 @@ def test_other_files_with_the_same_rows_are_no_change(
     assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(40)) == elsewhere(table, 3)
 
 
+@pytest.mark.full
 def test_a_moment_that_a_stream_is_not_past_is_refused_and_the_stream_is_named(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_moment_that_a_stream_is_not_past_is_refused_and_the_stream_is_named(
     assert take_at(day(9.9)).tables[0].version == DeltaTable(str(table)).version()
 
 
+@pytest.mark.full
 def test_without_a_watermark_nothing_says_that_all_rows_are_there(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -240,6 +243,7 @@ def test_a_pin_that_is_not_there_or_is_damaged(
         vacuum(spark, str(table), retain=NOW, manager=manager)
 
 
+@pytest.mark.full
 def test_a_shallow_clone_whose_files_are_another_table_s(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, put: Callable[..., None], table: Path
 ) -> None:
@@ -328,6 +332,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setattr(PinFiles, "create", killed)
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_between_two_tables_leaves_no_pin_and_its_name_can_be_used(
     spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +421,7 @@ def test_negative_control_without_the_pin_the_read_fails(
     assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["s3a://{root}/pins/a b+c%20/", "s3://root-of-pins/"])
 def test_a_table_on_s3_by_any_of_its_names_and_in_the_root_of_a_bucket(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any, place: str
@@ -441,6 +447,7 @@ def test_a_table_on_s3_by_any_of_its_names_and_in_the_root_of_a_bucket(
     assert vacuum(spark, table, retain=NOW, manager=manager).files == 2
 
 
+@pytest.mark.full
 def test_to_look_at_a_table_on_s3_asks_for_listings_and_for_no_file(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any
 ) -> None:
@@ -468,6 +475,7 @@ def test_to_look_at_a_table_on_s3_asks_for_listings_and_for_no_file(
     assert {name: many[name] - few[name] < 10 for name in few} == dict.fromkeys(few, True), (few, many)
 
 
+@pytest.mark.full
 def test_deletion_vectors_of_a_pinned_version_are_kept(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, copy_of: Callable[..., Path]
 ) -> None:
@@ -492,6 +500,7 @@ def test_deletion_vectors_of_a_pinned_version_are_kept(
     assert keys_of(pinned_rows(spark, pin, str(table))) == [key for key in range(100) if key % 10 != 3]
 
 
+@pytest.mark.full
 def test_files_of_a_commit_that_is_on_its_way_are_spared_and_old_ones_of_none_are_not(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -507,6 +516,7 @@ def test_files_of_a_commit_that_is_on_its_way_are_spared_and_old_ones_of_none_ar
     assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_a_stream_goes_on_beside_it(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, tmp_path: Path
 ) -> None:
@@ -554,6 +564,7 @@ def test_a_stream_goes_on_beside_it(
     assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(10))
 
 
+@pytest.mark.full
 def test_files_that_the_store_does_not_remove_are_told(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -576,6 +587,7 @@ def properties(table: Path) -> dict[str, str]:
     return {name: value for name, value in found.items() if name in (FILES, LOG, RETENTION_PROPERTY)}
 
 
+@pytest.mark.full
 def test_it_is_raised_as_long_as_pins_need_it_and_then_what_it_was(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -598,6 +610,7 @@ def test_it_is_raised_as_long_as_pins_need_it_and_then_what_it_was(
     assert properties(table) == before
 
 
+@pytest.mark.full
 def test_what_somebody_sets_meanwhile_stays_and_what_somebody_lowers_is_raised_again(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -656,6 +669,7 @@ def test_stock_vacuum_spares_what_is_pinned(
         pinned_rows(spark, pin, str(table)).collect()
 
 
+@pytest.mark.full
 def test_what_has_expired_keeps_nothing_and_goes_with_the_next_vacuum(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -671,6 +685,7 @@ def test_what_has_expired_keeps_nothing_and_goes_with_the_next_vacuum(
     assert (list_pins(spark, str(table)), properties(table)) == ([], {})
 
 
+@pytest.mark.full
 def test_a_pinned_version_can_be_read_when_the_log_before_it_is_gone(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -683,6 +698,7 @@ def test_a_pinned_version_can_be_read_when_the_log_before_it_is_gone(
     assert elsewhere(table, pin.tables[0].version) == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_a_copy_of_a_table_has_pins_of_the_original_and_removing_them_there_leaves_these(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, tmp_path: Path, put: Callable[..., None]
 ) -> None:
@@ -702,6 +718,7 @@ def test_a_copy_of_a_table_has_pins_of_the_original_and_removing_them_there_leav
     assert list_pins(spark, str(table)) == []
 
 
+@pytest.mark.full
 def test_a_pin_is_of_its_table_and_not_of_the_next_one_at_its_place(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -716,6 +733,7 @@ def test_a_pin_is_of_its_table_and_not_of_the_next_one_at_its_place(
     assert "pin x is of an earlier table at this location; remove the pin" in verify_table(table).problems
 
 
+@pytest.mark.full
 def test_watermarks_of_what_was_restored_away_and_of_rows_without_a_stream_prove_nothing(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
 ) -> None:
@@ -735,6 +753,7 @@ def test_watermarks_of_what_was_restored_away_and_of_rows_without_a_stream_prove
     assert pin.tables[0].passed_version == 2
 
 
+@pytest.mark.full
 def test_what_became_of_a_moment_before_it_was_pinned_is_told(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
 ) -> None:
@@ -749,6 +768,7 @@ def test_what_became_of_a_moment_before_it_was_pinned_is_told(
     assert changed_since(spark, pin, str(table)).rows_new == 0
 
 
+@pytest.mark.full
 def test_rows_are_compared_to_the_microsecond_in_their_parts_and_maps_in_any_order(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path
 ) -> None:
@@ -767,6 +787,7 @@ def test_rows_are_compared_to_the_microsecond_in_their_parts_and_maps_in_any_ord
     assert (other.rows_new, other.rows_gone) == (1, 1)
 
 
+@pytest.mark.full
 def test_files_of_one_version_that_are_not_in_another(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -781,6 +802,7 @@ def test_files_of_one_version_that_are_not_in_another(
     }
 
 
+@pytest.mark.full
 def test_the_command_lists_adds_and_removes(
     spark: SparkSession, zookeeper: Any, table: Path, put: Callable[..., None], jars: list[Path]
 ) -> None:

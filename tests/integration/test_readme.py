@@ -47,6 +47,7 @@ def test_the_readme_s_python_runs(spark, zookeeper, tmp_path, capsys):
     assert {commit["job"] for commit in commits} == {spark.sparkContext.appName}
 
 
+@pytest.mark.full
 def test_the_readme_s_shell_lines_run(jars, tmp_path, rows_of):
     _, block = blocks("sh")
     (port,) = free_ports(1)

@@ -75,6 +75,7 @@ def aged(
     return AgedTable(spark, Path(shutil.copytree(table, table.with_name("aged"))), manager)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("known_from", "statement_days", "retain_days"),
     [("version file", 8, 7), ("checkpoint", 6, 5), ("nothing", 8, 7)],

@@ -60,6 +60,7 @@ def data_files(table: TableAtTheGate) -> set[str]:
     return set(table.spark.read.format("delta").load(str(table.path)).inputFiles())
 
 
+@pytest.mark.full
 def test_repetitions_rewrite_no_file_and_a_tie_that_says_something_else_is_refused(
     gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_what_others_commit_meanwhile_is_compared_again(
     assert {key: found for key, found in values(gate).items() if found != ["first"]} == {0: ["third"], 8: ["fifth"]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("property_", ["delta.isolationLevel", "delta.other"], ids=["as it is", "control: not seen"])
 def test_where_appends_are_no_conflict_the_lock_is_held_over_all_of_it(
     gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, property_: str

@@ -151,6 +151,7 @@ def test_sasl_with_a_server_that_has_no_users_comes_to_an_end(open_server):
     assert "SASLException" in refusal(open_server, USER)
 
 
+@pytest.mark.full
 def test_a_refused_manager_is_let_in_once_the_server_knows_it(tmp_path):
     """It tries again at the next call, and no thread of it goes on forever in between."""
     security = ServerSecurity(sasl_users={"etl": WRONG}, schemes=("sasl",))
@@ -280,6 +281,7 @@ def test_files_are_read_again_and_a_session_survives_a_while_of_bad_ones(
         hold.release()
 
 
+@pytest.mark.full
 def test_sasl_within_tls(authority):
     security = ServerSecurity(
         key_store=authority.store("both", "127.0.0.1"),
@@ -350,6 +352,7 @@ def test_every_znode_is_for_the_sasl_user_alone():
         assert "ACL" in told
 
 
+@pytest.mark.full
 def test_every_znode_is_for_the_certificate_alone(authority):
     with EmbeddedZooKeeper(
         security=ServerSecurity(key_store=authority.store("acl", "127.0.0.1"), trust_store=authority.file)

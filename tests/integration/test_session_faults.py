@@ -101,6 +101,7 @@ def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
         proxy.mend()
 
 
+@pytest.mark.full
 def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy, direct, eventually):
     """Kazoo stays SUSPENDED while another gets the lock; is_valid must be False by then, and stay so."""
     hold = through_proxy.acquire(TABLE)
@@ -131,6 +132,7 @@ def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy
         hold.release()
 
 
+@pytest.mark.full
 def test_paused_holder_learns_that_it_lost(server, direct, eventually):
     """SIGSTOP past the session time-out: the clock has run on when it wakes, so it is not valid for a moment even."""
     holder = subprocess.Popen(
@@ -274,6 +276,7 @@ def test_lost_reply_to_delete_is_a_release(through_proxy, proxy, look, eventuall
     assert outcome == [None]
 
 
+@pytest.mark.full
 def test_release_in_an_outage_is_bounded_and_leaves_nothing(through_proxy, proxy, direct, look, eventually):
     hold = through_proxy.acquire(TABLE)
     proxy.cut()
@@ -284,6 +287,7 @@ def test_release_in_an_outage_is_bounded_and_leaves_nothing(through_proxy, proxy
     eventually(lambda: contenders(look) == [])
 
 
+@pytest.mark.full
 def test_acquire_that_fails_in_an_outage_is_cleared_up_after_it(through_proxy, proxy, direct, look, eventually):
     with direct.acquire(TABLE) as hold:
         waiting_failed: list[BaseException] = []
@@ -390,6 +394,7 @@ manager.close()
 """
 
 
+@pytest.mark.full
 def test_hold_that_outlives_an_outage_of_the_server_leaves_nothing(eventually):
     """The clock says that it is lost, but a restarted server lets the session go on, and the contender with it."""
     with EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=2000) as own, ZookeeperLockManager(own.hosts) as manager:
@@ -426,6 +431,7 @@ def test_proof_counts_from_before_the_request_was_sent(eventually):
         assert sent_at <= manager._session.proven_at < answered_at
 
 
+@pytest.mark.full
 def test_check_asks_the_quorum_not_the_server_at_hand():
     """A follower that is cut off from the others goes on answering reads for a while."""
     with EmbeddedZooKeeper(3, tick_ms=500) as ensemble:
@@ -447,6 +453,7 @@ def test_check_asks_the_quorum_not_the_server_at_hand():
             reader.close()
 
 
+@pytest.mark.full
 def test_an_ensemble_of_three_survives_its_leader(eventually):
     with (
         EmbeddedZooKeeper(3, tick_ms=200) as ensemble,

@@ -42,6 +42,7 @@ def ids(table: Path) -> list[int]:
     return sorted(DeltaTable(str(table)).to_pyarrow_table().column("id").to_pylist())
 
 
+@pytest.mark.full
 def test_two_tables_at_one_moment_are_pinned_and_read_again_with_what_came_since(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -77,6 +78,7 @@ def test_two_tables_at_one_moment_are_pinned_and_read_again_with_what_came_since
     assert ids(tmp_path / "copies" / "two") == list(range(6))
 
 
+@pytest.mark.full
 def test_a_moment_that_is_older_than_the_retention_is_copied_and_not_counted(
     lake: Callable[..., Path], snapshot: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_moment_that_is_older_than_the_retention_is_copied_and_not_counted(
     assert ids(tmp_path / "copies" / "old") == list(range(6))
 
 
+@pytest.mark.full
 def test_views_show_what_is_pinned(
     spark: SparkSession, lake: Callable[..., Path], snapshot: Callable[..., Any]
 ) -> None:
@@ -140,6 +143,7 @@ def test_wrong_arguments_are_one_sentence(
     assert len(done.error.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_a_copy_replaces_no_table_of_others(
     spark: SparkSession,
     manager: ZookeeperLockManager,

@@ -217,6 +217,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_stores_exact_values_and_refuses_others(
     job: str, run_job: Callable[..., Any], copy_of: Callable[..., Path], tmp_path: Path, rows_of: Callable[..., Any]

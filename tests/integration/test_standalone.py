@@ -91,6 +91,7 @@ def imports(python: Path, module: str, folder: Path) -> bool:
     return done.returncode == 0
 
 
+@pytest.mark.full
 def test_the_job_runs_on_a_cluster_with_what_submit_arguments_brings(
     cluster: str,
     bare: Path,

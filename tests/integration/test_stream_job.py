@@ -68,6 +68,7 @@ def sentence(done: Any) -> str:
     return str(said)
 
 
+@pytest.mark.full
 def test_rows_come_once_and_what_is_too_late_is_set_aside(
     stream: Callable[..., Any], put: Callable[..., Path], table: Path, rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_rows_come_once_and_what_is_too_late_is_set_aside(
     assert (line["late"], line["inserted"], line["updated"]) == (1, 1, 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at", ["before", "after", "noted", "after, without its transaction"])
 def test_a_batch_that_is_killed_is_once_in_both_tables(
     stream: Callable[..., Any],
@@ -196,6 +198,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert not table.exists()
 
 
+@pytest.mark.full
 def test_a_null_event_time_ends_the_stream_until_it_is_mended(
     stream: Callable[..., Any], put: Callable[..., Path], table: Path, rows_of: Callable[..., Any]
 ) -> None:
@@ -224,6 +227,7 @@ def test_a_checkpoint_of_a_format_that_is_not_known_is_one_sentence(
     assert not table.exists()
 
 
+@pytest.mark.full
 def test_the_rows_of_another_table_come_as_they_are_appended_to_it(
     run_job: Callable[..., Any],
     spark: SparkSession,
@@ -259,6 +263,7 @@ def test_the_rows_of_another_table_come_as_they_are_appended_to_it(
     ]
 
 
+@pytest.mark.full
 def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     stream: Callable[..., Any],
     run_job: Callable[..., Any],
@@ -360,6 +365,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     assert (lenient.code, "spark.sql.ansi.enabled=true" in sentence(lenient)) == (2, True), lenient.error
 
 
+@pytest.mark.full
 def test_a_program_of_ones_own_runs_a_stream(
     spark: SparkSession,
     manager: ZookeeperLockManager,

@@ -99,6 +99,7 @@ OF_ITS_COLUMNS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.full
 def test_a_table_without_the_property_is_judged_by_its_columns_and_bound(
     spark: SparkSession, manager: ZookeeperLockManager, rows: Callable[..., Any], copy_of: Callable[..., Path]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_table_without_the_property_is_judged_by_its_columns_and_bound(
             assert feed_of(table)["keys"] == ["id"]
 
 
+@pytest.mark.full
 def test_rows_and_cells_bind_a_table_too(
     spark: SparkSession, manager: ZookeeperLockManager, rows: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_columns_that_change_before_the_lock_are_checked_again(
         apply_changes(writer, rows((1, "a", "two", 6)), **HOW, before_write=replaced_meanwhile)
 
 
+@pytest.mark.full
 def test_a_feed_is_changed_on_purpose_under_the_lock(
     spark: SparkSession, writer: LockedDeltaWriter, rows: Callable[..., Any], table: Path, sql: Callable[[str], None]
 ) -> None:

@@ -208,6 +208,7 @@ def test_negative_control_without_the_adoption_two_names_are_two_locks(
     assert version_on_s3(spark, by_name) == 2
 
 
+@pytest.mark.full
 def test_a_table_is_written_under_its_own_name_and_under_no_other(
     spark: SparkSession,
     on_s3: str,
@@ -242,6 +243,7 @@ def test_a_table_is_written_under_its_own_name_and_under_no_other(
     assert version_on_s3(spark, on_s3) == 2
 
 
+@pytest.mark.full
 def test_a_table_gets_another_name_only_if_it_is_told_to_and_while_nobody_is_at_work(
     spark: SparkSession,
     source: str,
@@ -317,6 +319,7 @@ def test_a_copied_folder_has_the_adoption_of_the_original_and_is_refused_until_i
     assert verify_table(copy).problems == ()
 
 
+@pytest.mark.full
 def test_a_copy_for_another_ensemble_is_moved_once(
     spark: SparkSession, source: str, ensemble: str, another_ensemble: str, tmp_path: Path
 ) -> None:
@@ -346,6 +349,7 @@ def test_a_renamed_folder_gets_its_new_name(
     assert LockedDeltaWriter(spark, one, renamed).append(row(spark, 3)).version == 3
 
 
+@pytest.mark.full
 def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_adoption(
     spark: SparkSession,
     source: str,
@@ -377,6 +381,7 @@ def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_adoption(
     assert LockedDeltaWriter(spark, one, of_killed).append(row(spark, 0)).version == 2
 
 
+@pytest.mark.full
 def test_what_replaces_a_table_by_a_clone_does_not_take_over_the_adoption_of_its_source(
     spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str, copy_of: Callable[..., Path]
 ) -> None:

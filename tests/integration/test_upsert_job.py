@@ -46,6 +46,7 @@ def upsert(run_job: Callable[..., Any], table: Path) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.full
 def test_files_of_changes_make_the_table_and_keep_it_up_to_date(
     upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_files_of_changes_make_the_table_and_keep_it_up_to_date(
     assert rows_of(table, "country", "id", "name", "updated_at") == after
 
 
+@pytest.mark.full
 def test_a_run_is_applied_once(
     upsert: Callable[..., Any], csv_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert not table.exists()
 
 
+@pytest.mark.full
 def test_wrong_types_and_missing_files_are_too(
     upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, versions: Callable[[Path], list[str]]
 ) -> None:
@@ -153,6 +156,7 @@ def test_wrong_types_and_missing_files_are_too(
     assert versions(table) == before
 
 
+@pytest.mark.full
 def test_new_columns_and_wider_types_come_on_the_way_if_asked_for(
     upsert: Callable[..., Any], table: Path, rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -172,6 +176,7 @@ def test_new_columns_and_wider_types_come_on_the_way_if_asked_for(
     assert rows_of(table, "id", "at", "price", "note") == [(1, 2, 2.5, None), (2, 2, 1.0, "new")]
 
 
+@pytest.mark.full
 def test_a_number_that_the_column_cannot_hold_widens_it(
     upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, spark: SparkSession
 ) -> None:

@@ -25,6 +25,7 @@ UPSERT = Path(upsert_module.__file__)
 SEED, FILES, CHANGES, KEYS = 20261123, 3, 40, 12
 
 
+@pytest.mark.full
 def test_a_stream_that_is_killed_goes_on_and_ends_when_it_is_told_to(
     submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],

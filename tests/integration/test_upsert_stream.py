@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from tests.support.change_commits import batches_in
 from tests.support.deliveries import Killed
-from writer_jobs import upsert as upsert_module
 from writer_jobs.errors import StorageError
 from writer_jobs.job.inputs.file_stream import FileBatches
 from writer_jobs.job.stream_arguments import StreamArguments
+from writer_jobs.job.upsert import run as upsert_run
 
 pytestmark = pytest.mark.spark
 
@@ -65,19 +65,19 @@ def through_batches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have each batch pass through a function: ``through_batches(lambda go_on, txn: go_on(txn, under_lock=…))``."""
 
     def through(function: Callable[..., Any]) -> None:
-        def apply(arguments: Any, writer: Any, rows: Any, txn: Any, holding: Any) -> Any:
+        def apply(writer: Any, rows: Any, *, txn: Any, before_write: Any, **options: Any) -> Any:
             def go_on(mark: Any, under_lock: Callable[[], None] = lambda: None) -> Any:
                 def held(hold: Any) -> None:
-                    holding(hold)
+                    before_write(hold)
                     under_lock()
 
-                return real(arguments, writer, rows, mark, held)
+                return real(writer, rows, txn=mark, before_write=held, **options)
 
             return function(go_on, txn)
 
-        monkeypatch.setattr(upsert_module, "_apply", apply)
+        monkeypatch.setattr(upsert_run, "apply_changes", apply)
 
-    real = upsert_module._apply
+    real = upsert_run.apply_changes
 
     return through
 
@@ -87,6 +87,7 @@ def sentence(done: Any) -> str:
     return str(said)
 
 
+@pytest.mark.full
 def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
     stream: Callable[..., Any],
     put: Callable[..., Path],
@@ -267,6 +268,7 @@ def test_a_planned_file_that_is_gone_ends_the_stream_or_is_skipped_and_counted(
             FileBatches(spark, str(landing), arguments).files(0)
 
 
+@pytest.mark.full
 def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
     stream: Callable[..., Any],
     put: Callable[..., Path],

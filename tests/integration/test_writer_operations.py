@@ -132,6 +132,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("operation", "left"), [*NAMED, pytest.param(order, [(1, 1), (2, 1)], id="order")])
 def test_each_operation_locks_the_partitions_that_are_named(
     spark: SparkSession, writer: LockedDeltaWriter, table: str, operation: Operation, left: Any
@@ -164,6 +165,7 @@ def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 NEEDS_THE_PREDICATE = (merge, delete, update)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_commit_lock")
 @pytest.mark.parametrize(
     ("operation", "confined"),
@@ -219,6 +221,7 @@ def test_each_operation_locks_what_it_touches_and_does_not_conflict_with_writers
     assert len(again) == (0 if confined else 1)
 
 
+@pytest.mark.full
 def test_what_matches_more_by_the_time_that_the_lock_is_had_locks_that_too(
     spark: SparkSession, writer: LockedDeltaWriter, zookeeper: Any, table: str, eventually: Callable[..., None]
 ) -> None:
@@ -282,6 +285,7 @@ def test_a_merge_has_to_say_which_partitions_it_can_match(
     assert held_for(lambda look: merge_all.execute(before_write=look)) == [""]
 
 
+@pytest.mark.full
 def test_what_leaves_its_partitions_is_refused(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
     with pytest.raises(LockNotHeldError, match="y=2"):
         writer.update({"y": "2"}, "id = 1", lock="partitions")
@@ -334,6 +338,7 @@ def test_what_only_the_guard_can_find_needs_it(
     assert rows_of(table) == sorted([(1, 1), (2, 1), *OTHERS], key=repr)
 
 
+@pytest.mark.full
 def test_values_of_all_sorts_are_found_and_named_and_moments_of_the_hour_that_there_is_twice_are_kept_apart(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 import writer_jobs.commit.guarded
 from lock_manager import ZookeeperLockManager
-from lock_manager import commit_guard as guard
+from lock_manager.guard import commit_guard as guard
 from sluice.local.jars import jar_paths
 from tests.support.at_the_gate import contenders
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked

@@ -16,11 +16,13 @@ from writer_jobs.merge.change_spec import DELETED, SEQ
 
 #: Types of cells. Source: ``org.apache.hadoop.hbase.KeyValue.Type``.
 PUT, DELETE, DELETE_FAMILY_VERSION = "Put", "Delete", "DeleteFamilyVersion"
+#: Types of cells that delete all older versions of a column or family.
 DELETE_COLUMN, DELETE_FAMILY = "DeleteColumn", "DeleteFamily"
 _CODES = {PUT: 4, DELETE: 8, DELETE_FAMILY_VERSION: 10, DELETE_COLUMN: 12, DELETE_FAMILY: 14}
 
-#: Columns of decoded cells. Of two cells with one timestamp, the one with the larger ``WRITE_ORDER`` is newer.
+#: Columns of decoded cells.
 FAMILY, QUALIFIER, TYPE = "__sluice_family", "__sluice_qualifier", "__sluice_type"
+#: Value of a decoded cell. Of two cells with one timestamp, the one with the larger ``WRITE_ORDER`` is newer.
 VALUE, WRITE_ORDER = "__sluice_value", "__sluice_written"
 
 #: Reason why a cell cannot be decoded (null for a decoded cell), place of its message, bytes of its message.
