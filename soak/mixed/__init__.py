@@ -1,1 +1,1 @@
-"""All jobs at once on one table, killed and started again; and the same with stock Delta and no lock, to compare."""
+"""Runs all jobs at once on one table and restarts them; then stock Delta without a lock, for comparison."""

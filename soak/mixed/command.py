@@ -1,4 +1,4 @@
-"""``python -m soak --jobs mixed``, from its options to its exit code."""
+"""The command ``python -m soak --jobs mixed``, from its options to its result."""
 
 from __future__ import annotations
 
@@ -17,41 +17,40 @@ from rich.console import Console
 from rich.table import Table
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from soak.mixed.jobs import MAINTAIN, Places, our_job, stock_job
+from soak.mixed.jobs import MAINTAIN, Workspace, locked_job, stock_job
 from soak.mixed.run import Command, MixedRun, Outcome
 from soak.progress_line import progress_line
 
-_OURS, _STOCK = "under the lock", "stock Delta, no lock"
+_LOCKED, _STOCK = "under the lock", "stock Delta, no lock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixedOptions:
-    """What to soak.
+    """The options of a mixed soak.
 
     Attributes:
-        minutes: how long the jobs are fed and disturbed.
-        seed: of the data, and of who is killed.
-        zookeeper: connection string of an ensemble; None: an embedded one.
-        compare: whether the same is done with stock Delta afterwards.
-        output: folder for the verdict, the picture, and what the jobs say.
+        minutes: Minutes to feed and disturb the jobs.
+        seed: Seed of the data and of the kills.
+        zookeeper: Connection string of an ensemble; None for an embedded one.
+        output: Folder for the verdict, the picture and the output of the jobs.
 
     """
 
     minutes: float = 10.0
     seed: int = 1
     zookeeper: str | None = None
-    compare: bool = True
     output: Path = Path("build/soak-mixed")
 
 
 def run_mixed(options: MixedOptions, *, as_json: bool) -> bool:
-    """Soak, print the verdict, and tell whether ours is as it should be.
-
-    That is: the table has what was fed, row by row, and no job ended otherwise than by its own will or the soak's.
+    """Run a mixed soak and print the verdict.
 
     Args:
-        options: what to do.
-        as_json: print the verdict as JSON.
+        options: Options of the soak.
+        as_json: Whether the verdict is printed as JSON.
+
+    Returns:
+        Whether the run under the lock is good; see :func:`is_good`.
 
     """
     console, notes = Console(highlight=False), Console(highlight=False, stderr=True)
@@ -61,48 +60,45 @@ def run_mixed(options: MixedOptions, *, as_json: bool) -> bool:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-mixed-")))
         hosts = options.zookeeper or stack.enter_context(EmbeddedZooKeeper()).hosts
         status = stack.enter_context(notes.status("starting …"))
-        ways: list[tuple[str, Command]] = [(_OURS, our_job)]
-        if options.compare:
-            ways.append((_STOCK, stock_job))
-        for number, (name, command) in enumerate(ways):
-            here = folder / str(number)
-            places = Places(
+        commands: dict[str, Command] = {_LOCKED: locked_job, _STOCK: stock_job}
+        for number, (name, command) in enumerate(commands.items()):
+            run_folder = folder / str(number)
+            workspace = Workspace(
                 hosts=hosts,
-                table=here / "table",
-                landing=here / "landing",
-                checkpoints=here / "checkpoints",
-                changes=here / "changes",
+                table=run_folder / "table",
+                landing=run_folder / "landing",
+                checkpoints=run_folder / "checkpoints",
+                changes=run_folder / "changes",
             )
-            # A plain MERGE has no memory of a delete: a change that comes late would bring its row back. The control
-            # gets its changes in order, so what it loses or has too much comes from rivals and from nothing else.
-            run = MixedRun(
-                command, places, options.output / str(number), {}, options.seed, is_control=command is stock_job
-            )
-            outcomes[name] = run.run(options.minutes * 60, _named(name, progress_line(notes, status)))
-    found = {name: summary(outcome) for name, outcome in outcomes.items()}
-    (options.output / "verdict.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            # A plain MERGE does not remember deletes, so a late change would bring a row back. The control gets its
+            # messages in order, so that only conflicts between its jobs can cause missing or surplus rows.
+            output, is_control = options.output / str(number), command is stock_job
+            run = MixedRun(command, workspace, output, options.seed, is_control=is_control)
+            outcomes[name] = run.run(options.minutes * 60, _with_prefix(name, progress_line(notes, status)))
+    verdict = {name: summary(outcome) for name, outcome in outcomes.items()}
+    (options.output / "verdict.json").write_text(json.dumps(verdict, indent=2) + "\n", encoding="utf-8")
     draw_lag(options.output / "lag.png", outcomes)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(verdict, indent=2))
     else:
-        _print(found, console)
-        console.print(f"verdict, picture of the lag, and what the jobs said: {options.output}", soft_wrap=True)
-    return is_good(outcomes[_OURS])
+        _print(verdict, console)
+        console.print(f"verdict, picture of the lag, and output of the jobs: {options.output}", soft_wrap=True)
+    return is_good(outcomes[_LOCKED])
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Tell whether the table has what was fed, care spared what it must, and no job failed."""
-    is_right = outcome.drained and not (outcome.missing or outcome.surplus)
-    is_spared = outcome.spared is None or outcome.spared.is_good
-    return is_right and is_spared and not any(job.failures for job in outcome.jobs)
+    """Return whether the table has the expected rows, maintenance made no error, and no job failed by itself."""
+    has_expected_rows = outcome.drained and not (outcome.missing or outcome.surplus)
+    is_maintained = outcome.retention is None or outcome.retention.is_good
+    return has_expected_rows and is_maintained and not any(job.failures for job in outcome.jobs)
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Return what became of a run as JSON values."""
-    cared = [line for job in outcome.jobs if job.name == MAINTAIN for line in (*job.commits, *job.done)]
-    vacuums = [line for line in cared if line.get("action") == "vacuum"]
-    compactions = [line for line in cared if line.get("action") == "compact"]
-    compacted = [line for line in compactions if line["version"] is not None]
+    """Return the outcome of a run as JSON values."""
+    events = [event for job in outcome.jobs if job.name == MAINTAIN for event in (*job.commits, *job.done)]
+    vacuums = [event for event in events if event.get("action") == "vacuum"]
+    compactions = [event for event in events if event.get("action") == "compact"]
+    committed = [event for event in compactions if event["version"] is not None]
     ages = sorted(age for _, age in outcome.lag)
     return {
         "rows": outcome.rows,
@@ -110,14 +106,14 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "surplus": outcome.surplus,
         "all_applied": outcome.drained,
         "versions": outcome.versions,
-        "compactions": len(compacted),
-        "compactions_given_up": sum(line["problem"] is not None for line in compactions),
-        "compacted_files": sum(line["files_removed"] - line["files_added"] for line in compacted),
-        "compaction_held_max_s": max((line["held_seconds"] for line in compacted), default=None),
-        "vacuumed": sum(line["files_removed"] for line in vacuums),
-        "kept_for_pins": max((line["kept_for_pins"] for line in vacuums), default=0),
-        "kept_for_streams": max((line["kept_for_streams"] for line in vacuums), default=0),
-        "spared": None if outcome.spared is None else asdict(outcome.spared),
+        "compactions": len(committed),
+        "compactions_given_up": sum(event["problem"] is not None for event in compactions),
+        "compacted_files": sum(event["files_removed"] - event["files_added"] for event in committed),
+        "compaction_held_max_s": max((event["held_seconds"] for event in committed), default=None),
+        "vacuumed": sum(event["files_removed"] for event in vacuums),
+        "kept_for_pins": max((event["kept_for_pins"] for event in vacuums), default=0),
+        "kept_for_streams": max((event["kept_for_streams"] for event in vacuums), default=0),
+        "spared": None if outcome.retention is None else asdict(outcome.retention),
         "commits": sum(len(job.commits) for job in outcome.jobs),
         "killed": sum(job.killed for job in outcome.jobs),
         "failed": sum(len(job.failures) for job in outcome.jobs),
@@ -137,67 +133,66 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def draw_lag(path: Path, outcomes: dict[str, Outcome]) -> None:
-    """Write a PNG: how far behind the change feed was, over time."""
+    """Draw the lag of the change feed over time as a PNG."""
     figure = Figure(figsize=(10, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for (name, outcome), colour in zip(outcomes.items(), ("#0072B2", "#D55E00"), strict=False):
         times, ages = zip(*outcome.lag, strict=True) if outcome.lag else ((), ())
         axes.plot(times, ages, color=colour, label=name)
-    axes.set_xlabel("seconds since the begin")
-    axes.set_ylabel("age of its oldest\nunapplied change, s")
-    axes.set_title("Lag of the change feed, beside all other jobs and a maintainer")
+    axes.set_xlabel("seconds since the start")
+    axes.set_ylabel("age of the oldest\nunapplied change, s")
+    axes.set_title("Lag of the change feed, with all other jobs and maintenance")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 
 
-def _print(found: dict[str, dict[str, Any]], console: Console) -> None:
+def _print(verdict: dict[str, dict[str, Any]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
-    for name in found:
+    for name in verdict:
         table.add_column(name, justify="right")
     rows = {
-        "rows that were fed": "rows",
+        "rows fed": "rows",
         "missing in the end": "missing",
         "surplus in the end": "surplus",
-        "everything applied in time": "all_applied",
+        "all applied in time": "all_applied",
         "versions": "versions",
         "compactions of a partition": "compactions",
-        "that were given up": "compactions_given_up",
-        "files fewer by them": "compacted_files",
-        "held the lock at most, s": "compaction_held_max_s",
-        "files that VACUUM removed": "vacuumed",
-        "that it kept for the pin, at most": "kept_for_pins",
-        "for the slow reader, at most": "kept_for_streams",
-        "killed by the soak": "killed",
-        "failed by themselves": "failed",
+        "compactions given up": "compactions_given_up",
+        "files fewer after compactions": "compacted_files",
+        "longest lock of a compaction, s": "compaction_held_max_s",
+        "files removed by VACUUM": "vacuumed",
+        "files kept for the pin, at most": "kept_for_pins",
+        "files kept for the slow reader, at most": "kept_for_streams",
+        "jobs killed by the soak": "killed",
+        "jobs failed by themselves": "failed",
         "lag of the change feed, p50, s": "lag_p50_s",
-        "p99, s": "lag_p99_s",
-        "longest, s": "lag_max_s",
+        "lag of the change feed, p99, s": "lag_p99_s",
+        "lag of the change feed, longest, s": "lag_max_s",
     }
     for title, key in rows.items():
-        table.add_row(title, *(_said(each[key]) for each in found.values()))
-    spared = {
+        table.add_row(title, *(_format(run[key]) for run in verdict.values()))
+    retention_rows = {
         "wrong rows in the pinned version": "pinned",
-        "rows that the slow reader has wrong": "read",
-        "planted orphans that are left": "orphans",
+        "wrong rows in the slow reader": "read",
+        "planted orphans that remain": "orphans",
     }
-    for title, key in spared.items():
-        table.add_row(title, *(_said((each["spared"] or {}).get(key)) for each in found.values()))
+    for title, key in retention_rows.items():
+        table.add_row(title, *(_format((run["spared"] or {}).get(key)) for run in verdict.values()))
     console.print(table)
-    for name, each in found.items():
-        for job, said in each["jobs"].items():
-            failures = f"; {len(said['failures'])} failures, such as: {said['failures'][0]}" if said["failures"] else ""
-            console.print(
-                f"{name}: {job}: started {said['started']} times, killed {said['killed']} times, "
-                f"{said['commits']} commits{failures}",
-                soft_wrap=True,
-            )
+    for name, run in verdict.items():
+        for job, counts in run["jobs"].items():
+            line = f"{name}: {job}: started {counts['started']} times, killed {counts['killed']} times, "
+            line += f"{counts['commits']} commits"
+            if failures := counts["failures"]:
+                line += f"; {len(failures)} failures, first: {failures[0]}"
+            console.print(line, soft_wrap=True)
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if value is None:
@@ -205,5 +200,5 @@ def _said(value: Any) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _named(name: str, show: Callable[[str], None]) -> Callable[[str], None]:
+def _with_prefix(name: str, show: Callable[[str], None]) -> Callable[[str], None]:
     return lambda line: show(f"{name}: {line}")

@@ -1,7 +1,7 @@
-"""What the jobs of a mixed soak are fed: real flights, as rows, changes, events and a stream; and what must come of it.
+"""The feeds of a mixed soak's jobs: real flights as rows, changes, events and a stream, and the expected rows.
 
-Each feed has keys of its own, in the same partitions. What the table must have in the end is computed here, one message
-after the other, by nothing but the rules of the docs.
+The keys of the feeds are disjoint, but their rows are in the same partitions. The expected rows are computed here, one
+message after the other, only by the rules of the documentation.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sluice.demo.flights import read_flights
 
 #: The feed of append.py.
 APPEND = "append"
-#: That of upsert.py.
+#: The feed of upsert.py.
 UPSERT = "upsert"
-#: That of cdc.py.
+#: The feed of cdc.py.
 CDC = "cdc"
-#: That of stream.py.
+#: The feed of stream.py.
 STREAM = "stream"
-#: All of them.
+#: All feeds.
 FEEDS = (APPEND, UPSERT, CDC, STREAM)
-#: Of the table, and the values of a message.
+#: Columns of the table and of each message.
 COLUMNS = ("feed", "month", "id", "position", "at", "carrier", "delay")
-# Every file brings rows of each of these partitions: all jobs meet in all of them.
+# Every file has rows for each of these partitions, so that all jobs write to all partitions.
 _MONTHS = 3
-_REPEATED, _LATE, _DELETED, _UPDATED = 0.05, 0.05, 0.1, 0.5
+_REPEATED_SHARE, _LATE_SHARE, _DELETED_SHARE, _UPDATED_SHARE = 0.05, 0.05, 0.1, 0.5
 
 _TYPES = pa.schema(
     {
@@ -52,16 +52,16 @@ _TYPES = pa.schema(
 )
 
 Row = tuple[str, int, int, int, str, str, int | None]
-"""Values of :data:`COLUMNS`."""
+"""A row: the values of :data:`COLUMNS`."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A row, or that it is deleted.
+    """A change of a row.
 
     Attributes:
-        row: the row.
-        operation: ``c``, ``u`` or ``d``.
+        row: The row; for a delete, its last values with the new position.
+        operation: ``c`` (create), ``u`` (update) or ``d`` (delete).
 
     """
 
@@ -70,13 +70,16 @@ class Message:
 
 
 class Feed:
-    """One source: it makes files for a job, and knows what the table must have of them.
+    """A source that writes files for a job, and computes the rows that the table must have.
 
     Args:
-        name: of :data:`FEEDS`.
-        folder: gets the files.
-        seed: of what is repeated, late, changed and deleted.
-        in_order: nothing is late and nothing is repeated.
+        name: One of :data:`FEEDS`.
+        folder: Folder for the files.
+        seed: Seed that chooses the repeated, late, changed and deleted messages.
+        in_order: Whether no message is late or repeated.
+
+    Attributes:
+        written_at: Unix time of each file, by the greatest position of its messages.
 
     """
 
@@ -85,7 +88,7 @@ class Feed:
         self.folder = folder
         self.written_at: dict[int, float] = {}
         self.files = 0
-        self._random = random.Random(f"{seed} {name}")  # noqa: S311 (to be repeated, not to be secret)
+        self._random = random.Random(f"{seed} {name}")  # noqa: S311 (a repeatable choice, no secret)
         flights = list(_first_flights())
         self._random.shuffle(flights)
         self._flights = cycle(flights)
@@ -98,51 +101,50 @@ class Feed:
         folder.mkdir(parents=True, exist_ok=True)
 
     def expected(self) -> list[Row]:
-        """Return the rows that the table must have, in order."""
+        """Return the rows that the table must have, sorted by their text."""
         newest = (message.row for message in self._rows.values() if message.operation != "d")
         return sorted([*self._appended, *newest], key=repr)
 
     def write(self, messages: int, *, is_last: bool = False) -> Path:
-        """Write the next file, whole at once; the last one brings what was held back."""
-        made = list(self._messages(messages))
+        """Write the next file in one step and return its path. The last file has all late messages."""
+        batch = list(self._messages(messages))
         if is_last:
-            made, self._held_back = [*made, *self._held_back], []
-        for message in made:
+            batch, self._held_back = [*batch, *self._held_back], []
+        for message in batch:
             self._apply(message)
         self.files += 1
         name = f"{self.name}-{self.files:05}.{'parquet' if self.name == APPEND else 'json'}"
         hidden, path = self.folder / f".{name}", self.folder / name
         if self.name == APPEND:
-            parquet.write_table(_typed(made), hidden)
+            parquet.write_table(_to_arrow(batch), hidden)
         else:
-            text = "".join(json.dumps(self._object(message)) + "\n" for message in made)
+            text = "".join(json.dumps(self._object(message)) + "\n" for message in batch)
             hidden.write_text(text, encoding="utf-8")
-        self.written_at[max(message.row[3] for message in made)] = time.time()
+        self.written_at[max(message.row[3] for message in batch)] = time.time()
         hidden.rename(path)
         return path
 
-    def _messages(self, number: int) -> Iterator[Message]:
+    def _messages(self, count: int) -> Iterator[Message]:
         late, self._held_back = self._held_back, []
         yield from late
-        for _ in range(number):
+        for _ in range(count):
             message = self._next()
-            if not self._in_order and self._random.random() < _LATE:
+            if not self._in_order and self._random.random() < _LATE_SHARE:
                 self._held_back.append(message)
             else:
                 yield message
                 self._sent.append(message)
-            if not self._in_order and self._random.random() < _REPEATED:
+            if not self._in_order and self._random.random() < _REPEATED_SHARE:
                 yield self._random.choice(self._sent or [message])
-        self._sent = self._sent[-number:]
+        self._sent = self._sent[-count:]
 
     def _next(self) -> Message:
         self._position += 1
-        position, known = self._position, list(self._rows)[-2000:]
-        if self.name in (UPSERT, CDC) and known and self._random.random() < _UPDATED:
-            month, number = self._random.choice(known)
-            before = self._rows[month, number].row
-            operation = "d" if self.name == CDC and self._random.random() < _DELETED else "u"
-            return Message((*before[:3], position, *before[4:6], (before[6] or 0) + 1), operation)
+        position, keys = self._position, list(self._rows)[-2000:]
+        if self.name in (UPSERT, CDC) and keys and self._random.random() < _UPDATED_SHARE:
+            row = self._rows[self._random.choice(keys)].row
+            operation = "d" if self.name == CDC and self._random.random() < _DELETED_SHARE else "u"
+            return Message((*row[:3], position, *row[4:6], (row[6] or 0) + 1), operation)
         flight = next(self._flights)
         at = f"{flight['time_hour'].replace(' ', 'T')[:19]}Z"
         delay = None if flight["dep_delay"] in ("", "NA") else int(flight["dep_delay"])
@@ -153,8 +155,8 @@ class Feed:
             self._appended.append(message.row)
             return
         key = message.row[1], message.row[2]
-        there = self._rows.get(key)
-        if there is None or message.row[3] > there.row[3]:
+        newest = self._rows.get(key)
+        if newest is None or message.row[3] > newest.row[3]:
             self._rows[key] = message
 
     def _object(self, message: Message) -> dict[str, Any]:
@@ -162,9 +164,9 @@ class Feed:
         if self.name != CDC:
             return row
         key = {name: row[name] for name in ("feed", "month", "id")}
-        is_gone = message.operation == "d"
+        is_deleted = message.operation == "d"
         source = {"connector": "flights", "position": row["position"]}
-        value = {"op": message.operation, "before": key if is_gone else None, "after": None if is_gone else row}
+        value = {"op": message.operation, "before": key if is_deleted else None, "after": None if is_deleted else row}
         return {"key": key, "value": {**value, "source": source}}
 
 
@@ -173,8 +175,8 @@ def _first_flights() -> tuple[dict[str, str], ...]:
     return tuple(flight for flight in read_flights() if int(flight["month"]) <= _MONTHS)
 
 
-def _typed(messages: list[Message]) -> pa.Table:
-    """Return rows as the table has them, with the column in which ``cdc.py`` notes the order of its events."""
+def _to_arrow(messages: list[Message]) -> pa.Table:
+    """Return the rows in the table's schema, with the column that ``cdc.py`` adds for the order of events."""
     rows = []
     for message in messages:
         row = dict(zip(COLUMNS, message.row, strict=True))

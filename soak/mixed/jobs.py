@@ -1,8 +1,7 @@
-"""The jobs of a mixed soak as commands: ours, and the same without a lock on stock Delta."""
+"""The commands of the jobs of a mixed soak: the product's jobs, and stock Delta without a lock."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,32 +11,31 @@ from soak.mixed.feeds import APPEND, CDC, STREAM, UPSERT
 
 #: The maintainer, which has no feed.
 MAINTAIN = "maintain"
-#: A slow reader of the table, which writes nothing to it.
+#: The slow reader of the table, which writes nothing to it.
 READER = "reader"
 _PREPARE, _READER = (Path(__file__).with_name(f"{name}_job.py") for name in ("prepare", "reader"))
-# It reads when it is started, and then not again before it was killed: far longer than removed files are spared without
-# it.
-_SLOWLY = "1 hour"
-#: For :func:`reader_job`: to the end of the table, once.
+# The slow reader reads one batch after each start. Removed files would be deleted long before its next batch.
+_SLOW_TRIGGER = "1 hour"
+#: Trigger of :func:`reader_job` that reads to the end of the table once.
 AVAILABLE_NOW = "available-now"
 _STOCK = Path(__file__).with_name("stock_job.py")
 _KEYS = "feed,month,id"
-_OURS = Path(writer_jobs.__file__).parent
+_PRODUCT = Path(writer_jobs.__file__).parent
 _TRIGGER = "5 seconds"
 _CONF = {"spark.sql.session.timeZone": "UTC"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
-    """Where the jobs of one run work.
+class Workspace:
+    """The ensemble, the table and the folders of one run.
 
     Attributes:
-        hosts: of the ensemble.
-        table: location of the table.
-        landing: folder with a folder of files for each feed.
-        checkpoints: folder for those of the streams.
-        changes: folder for what the slow reader reads.
-        pinned: version that is pinned, from which on the slow reader reads.
+        hosts: Connection string of the ensemble.
+        table: Location of the table.
+        landing: Folder that contains a folder of files for each feed.
+        checkpoints: Folder of the streaming checkpoints.
+        changes: Folder for the files of the slow reader.
+        pinned: Pinned version, at which the slow reader starts.
 
     """
 
@@ -49,21 +47,20 @@ class Places:
     pinned: int = 0
 
 
-def our_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | None = None) -> list[str]:
-    """Return the ``spark-submit`` line of one of our jobs.
+def locked_job(name: str, workspace: Workspace, *, file: Path | None = None) -> list[str]:
+    """Return the ``spark-submit`` command of one of the product's jobs.
 
     Args:
-        name: of the feed, or :data:`MAINTAIN`.
-        places: where it works.
-        conf: Spark's settings.
-        file: that is appended.
+        name: Name of the feed, :data:`MAINTAIN` or :data:`READER`.
+        workspace: Ensemble, table and folders of the run.
+        file: File to append; only for the append job.
 
     """
     if name == READER:
-        return reader_job(places, conf)
-    common = ["--zookeeper", places.hosts, "--table", str(places.table)]
-    stream = ["--trigger", _TRIGGER, "--checkpoint", str(places.checkpoints / name)]
-    source = ["--source", str(places.landing / name), "--format", "json"]
+        return reader_job(workspace)
+    common = ["--zookeeper", workspace.hosts, "--table", str(workspace.table)]
+    stream = ["--trigger", _TRIGGER, "--checkpoint", str(workspace.checkpoints / name)]
+    source = ["--source", str(workspace.landing / name), "--format", "json"]
     arguments = {
         APPEND: [
             "--source", str(file), "--format", "parquet", "--partition-by", "month", "--commits", "10",
@@ -80,24 +77,24 @@ def our_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | 
         ],
         MAINTAIN: ["--auto", "--lock-timeout", "60"],
     }[name]  # fmt: skip
-    return submit_command(_OURS / f"{name}.py", [*common, *arguments], conf={**_CONF, **conf})
+    return submit_command(_PRODUCT / f"{name}.py", [*common, *arguments], conf=_CONF)
 
 
-def prepare_job(places: Places, conf: Mapping[str, str]) -> list[str]:
-    """Return the line of what gives the table a pin, and names the slow reader."""
-    arguments = [str(places.table), str(places.checkpoints / READER), places.hosts]
-    return submit_command(_PREPARE, arguments, conf={**_CONF, **conf})
+def prepare_job(workspace: Workspace) -> list[str]:
+    """Return the command of the job that pins the table and names the slow reader."""
+    arguments = [str(workspace.table), str(workspace.checkpoints / READER), workspace.hosts]
+    return submit_command(_PREPARE, arguments, conf=_CONF)
 
 
-def reader_job(places: Places, conf: Mapping[str, str], *, trigger: str = _SLOWLY) -> list[str]:
-    """Return the line of the slow reader."""
-    checkpoint = str(places.checkpoints / READER)
-    arguments = [str(places.table), checkpoint, str(places.changes), str(places.pinned), trigger]
-    return submit_command(_READER, arguments, conf={**_CONF, **conf})
+def reader_job(workspace: Workspace, *, trigger: str = _SLOW_TRIGGER) -> list[str]:
+    """Return the command of the slow reader."""
+    checkpoint = str(workspace.checkpoints / READER)
+    arguments = [str(workspace.table), checkpoint, str(workspace.changes), str(workspace.pinned), trigger]
+    return submit_command(_READER, arguments, conf=_CONF)
 
 
-def stock_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | None = None) -> list[str]:
-    """Return the ``spark-submit`` line of the same with stock Delta, and without a lock."""
-    source = places.landing / name if file is None else file
-    arguments = [name, str(places.table), str(source), str(places.checkpoints / name), _TRIGGER]
-    return submit_command(_STOCK, arguments, conf={**_CONF, **conf})
+def stock_job(name: str, workspace: Workspace, *, file: Path | None = None) -> list[str]:
+    """Return the ``spark-submit`` command of the same job with stock Delta and without a lock."""
+    source = workspace.landing / name if file is None else file
+    arguments = [name, str(workspace.table), str(source), str(workspace.checkpoints / name), _TRIGGER]
+    return submit_command(_STOCK, arguments, conf=_CONF)

@@ -1,6 +1,6 @@
-"""A slow reader of a mixed soak's table: what changed, as files of JSON, one for each batch. Run by ``spark-submit``.
+"""The slow reader of a mixed soak: writes the table's changes as one JSON file per batch. Run by ``spark-submit``.
 
-``reader_job.py TABLE CHECKPOINT OUTPUT VERSION TRIGGER``; the trigger is an interval, or ``available-now``.
+``reader_job.py TABLE CHECKPOINT OUTPUT VERSION TRIGGER``. The trigger is an interval or ``available-now``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 
 def main() -> None:
-    """Read on from where it was, until it is killed or done."""
+    """Continue from the checkpoint, until the job is killed or the trigger ends it."""
     table, checkpoint, output, version, trigger = sys.argv[1:]
     spark = (
         SparkSession.builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
@@ -25,7 +26,7 @@ def main() -> None:
     )
 
     def write(batch: DataFrame, number: int) -> None:
-        # A batch that comes again replaces itself.
+        # A repeated batch replaces its file.
         part = Path(output) / f"{number:06}.json"
         hidden = part.with_name(f".{part.name}")
         hidden.write_text("".join(f"{line}\n" for line in batch.toJSON().collect()), encoding="utf-8")
@@ -33,10 +34,8 @@ def main() -> None:
         print(json.dumps({"event": "read", "batch": number}), flush=True)
 
     writer = changes.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
-    triggered = (
-        writer.trigger(availableNow=True) if trigger == "available-now" else writer.trigger(processingTime=trigger)
-    )
-    triggered.start().awaitTermination()
+    interval: dict[str, Any] = {"availableNow": True} if trigger == "available-now" else {"processingTime": trigger}
+    writer.trigger(**interval).start().awaitTermination()
 
 
 if __name__ == "__main__":

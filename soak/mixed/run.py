@@ -1,4 +1,4 @@
-"""A mixed soak: feeds that write files, jobs that are killed and started again, and what the table has in the end."""
+"""A mixed soak: feeds that write files, jobs that are killed and restarted, and a check of the table's rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty
@@ -17,38 +18,42 @@ from deltalake import DeltaTable
 from lock_manager.errors import LocalServerError
 from sluice.demo.processes import Events, WriterProcess, end_processes
 from soak.mixed.feeds import APPEND, CDC, COLUMNS, FEEDS, Feed, Row
-from soak.mixed.jobs import AVAILABLE_NOW, MAINTAIN, READER, Places, prepare_job, reader_job
-from soak.mixed.keeps import Spared, changes_in, plant_orphans, rows_after
+from soak.mixed.jobs import AVAILABLE_NOW, MAINTAIN, READER, Workspace, prepare_job, reader_job
+from soak.mixed.retention import RetentionCheck, apply_change_feed, plant_orphans, read_changes
 
 Command = Callable[..., list[str]]
-"""Makes the line of a job: :func:`.jobs.our_job`, or that of the control."""
+"""Returns the command of a job: :func:`.jobs.locked_job`, or :func:`.jobs.stock_job` for the control."""
 
 _FILE_SECONDS = 4.0
 _MESSAGES = 120
-_APPENDED = 400
+_APPENDED_MESSAGES = 400
+_MAX_WAITING_APPENDS = 2
+_MAX_FIRST_FAILURES = 2
 _KILL_SECONDS = 25.0
 _DRAIN_SECONDS = 240.0
-_PAUSE_SECONDS = 5.0
+_MAINTENANCE_PAUSE_SECONDS = 5.0
+_RESTART_PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 0.2
-# Numbers of the processes that are none of the jobs.
-_OTHERS = 1000
+_MAX_REASON = 400
+# Process numbers from here on belong to no job.
+_HELPERS = 1000
 _ERROR = re.compile(r"^\S*(Error|Exception)\b|^\S+\.py: ")
 
 
 @dataclass
 class Job:
-    """One job, as its supervisor knows it.
+    """One job and its current process.
 
     Attributes:
-        name: of the feed, or ``maintain``.
-        process: that runs it; None: it is to be started.
-        started: how often it was.
-        killed: how often the soak killed it.
-        failures: exits that the soak has not caused, with the last words of each.
-        commits: lines of its commits.
-        done: lines of what it has done beside.
-        was_killed: whether the soak has killed the process that runs.
-        not_before: when it may be started, monotonic.
+        name: Name of the feed, ``maintain`` or ``reader``.
+        process: Its process; None if it must be started.
+        started: Number of starts.
+        killed: Number of kills by the soak.
+        failures: Exits that the soak did not cause, each with its error message.
+        commits: Events of its commits.
+        done: Its ``done`` events without a commit.
+        was_killed: Whether the soak has killed the current process.
+        not_before: Monotonic time before which it must not be started.
 
     """
 
@@ -65,18 +70,18 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
-        jobs: each of them.
-        missing: rows that the table should have, and has not.
-        surplus: rows that it has, and should not.
-        rows: that it should have.
-        versions: of the table.
-        lag: of the change feed, every second: seconds since the begin, and how old its oldest change was that the
-            table did not have; 0: it had all.
-        drained: whether everything was applied before the soak gave up waiting.
-        spared: what became of what care must spare; None: there was nothing.
+        jobs: All jobs.
+        missing: Number of expected rows that the table lacks.
+        surplus: Number of rows in the table that are not expected.
+        rows: Number of expected rows.
+        versions: Newest version of the table.
+        lag: Lag of the change feed, once a second: seconds since the start, and the age in seconds of the oldest change
+            that is not in the table; 0 if all changes are in the table.
+        drained: Whether all messages were applied before the time limit.
+        retention: Errors of maintenance; None for the control, which does not check them.
 
     """
 
@@ -87,167 +92,162 @@ class Outcome:
     versions: int
     lag: tuple[tuple[float, float], ...]
     drained: bool
-    spared: Spared | None = None
+    retention: RetentionCheck | None = None
 
 
 class MixedRun:
     """One run of all jobs on one table.
 
     Args:
-        command: makes the line of each job.
-        places: where they work.
-        folder: for what they say.
-        conf: Spark's settings.
-        seed: of the data and of who is killed when.
-        is_control: nothing that is fed is late or repeated, and there is nothing that care must spare.
+        command: Returns the command of each job.
+        workspace: Ensemble, table and folders of the run.
+        folder: Folder for the output of the jobs.
+        seed: Seed of the data and of the kills.
+        is_control: Whether no message is late or repeated, and maintenance is not checked.
 
     """
 
     def __init__(
-        self,
-        command: Command,
-        places: Places,
-        folder: Path,
-        conf: Mapping[str, str],
-        seed: int,
-        *,
-        is_control: bool = False,
+        self, command: Command, workspace: Workspace, folder: Path, seed: int, *, is_control: bool = False
     ) -> None:
         self._command = command
-        self._places = places
+        self._workspace = workspace
         self._folder = folder
-        self._conf = conf
-        self._random = random.Random(seed)  # noqa: S311 (to be repeated, not to be secret)
-        self._feeds = {name: Feed(name, places.landing / name, seed, in_order=is_control) for name in FEEDS}
+        self._random = random.Random(seed)  # noqa: S311 (a repeatable choice, no secret)
+        self._feeds = {name: Feed(name, workspace.landing / name, seed, in_order=is_control) for name in FEEDS}
         self._jobs = {name: Job(name) for name in (*FEEDS, MAINTAIN, *([] if is_control else [READER]))}
         self._is_control = is_control
         self._first_rows: list[Row] = []
         self._orphans: list[Path] = []
-        self._numbers: dict[int, Job] = {}
+        self._jobs_by_number: dict[int, Job] = {}
         self._events: Events = Events()
-        self._begun = time.time()
+        self._started = time.time()
         self._appends: list[Path] = []
         self._lag: list[tuple[float, float]] = []
-        self._others = 0
+        self._helpers = 0
 
-    def run(self, seconds: float, say: Callable[[str], None]) -> Outcome:
-        """Feed and disturb them for so long, let them finish, and compare.
+    def run(self, seconds: float, show: Callable[[str], None]) -> Outcome:
+        """Feed and disturb the jobs, let them finish, and compare the table with the expected rows.
 
         Args:
-            seconds: how long.
-            say: told in a line how far it is.
+            seconds: Seconds to feed and disturb the jobs.
+            show: Called with a line about the progress.
+
+        Raises:
+            LocalServerError: A helper job failed.
+            RuntimeError: The append job could not create the table.
 
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._make_table()
+            self._create_table()
             if not self._is_control:
                 self._prepare()
-            self._begun = time.time()
-            self._disturb(seconds, say)
-            drained = self._drain(say)
+            self._started = time.time()
+            self._disturb(seconds, show)
+            drained = self._drain(show)
         finally:
             end_processes([job.process for job in self._jobs.values() if job.process is not None])
         return self._outcome(drained=drained)
 
-    def _make_table(self) -> None:
-        """Have the first append make it, before the others begin."""
+    def _create_table(self) -> None:
+        """Let the first append create the table, before the other jobs start."""
         self._appends.append(self._feeds[APPEND].write(_MESSAGES))
         job = self._jobs[APPEND]
         while self._appends:
-            self._look(job)
+            self._start_if_due(job)
             self._take_events()
             time.sleep(_POLL_SECONDS)
-            if len(job.failures) > 2:  # noqa: PLR2004 (it never will)
-                raise RuntimeError(f"the table was not made: {job.failures[-1]}")
+            if len(job.failures) > _MAX_FIRST_FAILURES:
+                raise RuntimeError(f"the append job did not create the table: {job.failures[-1]}")
 
     def _prepare(self) -> None:
-        """Give the table what care must spare, before the others begin."""
-        for folder in (self._places.checkpoints / READER, self._places.changes):
+        """Pin the table, start the slow reader's stream and plant orphans, before the other jobs start."""
+        for folder in (self._workspace.checkpoints / READER, self._workspace.changes):
             folder.mkdir(parents=True, exist_ok=True)
-        said = self._run_once(prepare_job(self._places, self._conf))
-        version = next(int(event["version"]) for event in said if event.get("event") == "prepared")
-        self._places = replace(self._places, pinned=version)
-        self._first_rows = read_rows(self._places.table)
-        # A stream that has not begun is not known to need anything.
-        self._run_once(reader_job(self._places, self._conf, trigger=AVAILABLE_NOW))
-        self._orphans = plant_orphans(self._places.table)
+        events = self._run_helper(prepare_job(self._workspace))
+        version = next(int(event["version"]) for event in events if event.get("event") == "prepared")
+        self._workspace = replace(self._workspace, pinned=version)
+        self._first_rows = read_rows(self._workspace.table)
+        # Maintenance keeps files for a stream only after its first batch.
+        self._run_helper(reader_job(self._workspace, trigger=AVAILABLE_NOW))
+        self._orphans = plant_orphans(self._workspace.table)
 
-    def _run_once(self, command: list[str]) -> list[dict[str, Any]]:
-        """Run something to its end; return what it said."""
-        events: Events = Events()
-        self._others += 1
-        process = WriterProcess(_OTHERS + self._others, command, {}, self._folder, events)
+    def _run_helper(self, command: list[str]) -> list[dict[str, Any]]:
+        """Run a command until it ends; return its events."""
+        queue: Events = Events()
+        self._helpers += 1
+        process = WriterProcess(_HELPERS + self._helpers, command, {}, self._folder, queue)
         try:
-            said = []
-            while (event := events.get(timeout=_DRAIN_SECONDS)[1]).get("event") != "exit":
-                said.append(event)
+            events = []
+            while (event := queue.get(timeout=_DRAIN_SECONDS)[1]).get("event") != "exit":
+                events.append(event)
         finally:
             end_processes([process])
         if event["code"] != 0:
-            raise LocalServerError(f"a job of the soak ended with exit code {event['code']}: {_reason(process)[:400]}")
-        return said
+            raise LocalServerError(f"a job of the soak ended with exit code {event['code']}: {_error_line(process)}")
+        return events
 
-    def _spared(self) -> Spared | None:
+    def _check_retention(self) -> RetentionCheck | None:
         if self._is_control:
             return None
-        self._run_once(reader_job(self._places, self._conf, trigger=AVAILABLE_NOW))
-        table, version = self._places.table, self._places.pinned
-        pinned, read = read_rows(table, version), rows_after(self._first_rows, changes_in(self._places.changes))
-        return Spared(
-            pinned=_differ(pinned, self._first_rows),
-            read=_differ(read, read_rows(table)),
+        self._run_helper(reader_job(self._workspace, trigger=AVAILABLE_NOW))
+        table = self._workspace.table
+        reader_rows = apply_change_feed(self._first_rows, read_changes(self._workspace.changes))
+        return RetentionCheck(
+            pinned=_count_differences(read_rows(table, self._workspace.pinned), self._first_rows),
+            read=_count_differences(reader_rows, read_rows(table)),
             orphans=sum(path.exists() for path in self._orphans),
         )
 
-    def _disturb(self, seconds: float, say: Callable[[str], None]) -> None:
+    def _disturb(self, seconds: float, show: Callable[[str], None]) -> None:
         end = time.monotonic() + seconds
-        next_file = next_kill = 0.0
-        next_kill = time.monotonic() + _KILL_SECONDS
+        next_file, next_kill = 0.0, time.monotonic() + _KILL_SECONDS
         while (now := time.monotonic()) < end:
             if now >= next_file:
                 next_file = now + _FILE_SECONDS
-                for name, feed in self._feeds.items():
-                    if name != APPEND:
-                        feed.write(_MESSAGES)
-                if len(self._appends) < 2:  # noqa: PLR2004 (one is read, one waits)
-                    self._appends.append(self._feeds[APPEND].write(_APPENDED))
+                self._write_streams()
+                if len(self._appends) < _MAX_WAITING_APPENDS:
+                    self._appends.append(self._feeds[APPEND].write(_APPENDED_MESSAGES))
             if now >= next_kill:
                 next_kill = now + _KILL_SECONDS
-                self._kill_one()
-            self._look_at_all()
-            say(self._line(seconds - (end - now), seconds))
+                self._kill_random_job()
+            self._poll_jobs()
+            show(self._progress(seconds - (end - now), seconds))
             time.sleep(_POLL_SECONDS)
 
-    def _drain(self, say: Callable[[str], None]) -> bool:
-        for name, feed in self._feeds.items():
-            if name != APPEND:
-                feed.write(_MESSAGES, is_last=True)
+    def _drain(self, show: Callable[[str], None]) -> bool:
+        """Write the late messages, and wait until the table has all expected rows; return whether it has in time."""
+        self._write_streams(is_last=True)
         end = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < end:
-            self._look_at_all()
-            say("no more is written: waiting until all of it is in the table")
-            if not self._appends and self._is_equal():
+            self._poll_jobs()
+            show("the feeds have ended; waiting until all their rows are in the table")
+            if not self._appends and self._difference() == (0, 0):
                 return True
             time.sleep(1)
         return False
 
-    def _look_at_all(self) -> None:
+    def _write_streams(self, *, is_last: bool = False) -> None:
+        for name, feed in self._feeds.items():
+            if name != APPEND:
+                feed.write(_MESSAGES, is_last=is_last)
+
+    def _poll_jobs(self) -> None:
         for job in self._jobs.values():
-            self._look(job)
+            self._start_if_due(job)
         self._take_events()
-        passed = time.time() - self._begun
-        if not self._lag or passed >= self._lag[-1][0] + 1:
-            self._lag.append((passed, self._lag_now()))
+        elapsed = time.time() - self._started
+        if not self._lag or elapsed >= self._lag[-1][0] + 1:
+            self._lag.append((elapsed, self._current_lag()))
 
-    def _lag_now(self) -> float:
-        """Return how old the oldest change is that the change feed has not brought into the table yet, in seconds."""
-        newest = max((int(each.get("newest_sequence") or 0) for each in self._jobs[CDC].commits), default=0)
-        left = [at for position, at in self._feeds[CDC].written_at.items() if position > newest]
-        return time.time() - min(left) if left else 0.0
+    def _current_lag(self) -> float:
+        """Return the age in seconds of the oldest change that is not in the table."""
+        newest = max((int(commit.get("newest_sequence") or 0) for commit in self._jobs[CDC].commits), default=0)
+        times = [written_at for position, written_at in self._feeds[CDC].written_at.items() if position > newest]
+        return time.time() - min(times) if times else 0.0
 
-    def _look(self, job: Job) -> None:
-        """Start a job that does not run."""
+    def _start_if_due(self, job: Job) -> None:
         if job.process is not None or time.monotonic() < job.not_before:
             return
         if job.name == APPEND and not self._appends:
@@ -255,9 +255,9 @@ class MixedRun:
         file = self._appends[0] if job.name == APPEND else None
         job.started += 1
         job.was_killed = False
-        number = len(self._numbers) + 1
-        self._numbers[number] = job
-        command = self._command(job.name, self._places, self._conf, file=file)
+        number = len(self._jobs_by_number) + 1
+        self._jobs_by_number[number] = job
+        command = self._command(job.name, self._workspace, file=file)
         job.process = WriterProcess(number, command, {}, self._folder, self._events)
 
     def _take_events(self) -> None:
@@ -266,25 +266,26 @@ class MixedRun:
                 number, event = self._events.get_nowait()
             except Empty:
                 return
-            job = self._numbers[number]
+            job = self._jobs_by_number[number]
             if event.get("event") == "exit":
-                self._ended(job, event["code"])
+                self._handle_exit(job, event["code"])
             elif event.get("event") == "commit" or (event.get("event") == "done" and event["version"] is not None):
                 job.commits.append(event)
             elif event.get("event") == "done":
                 job.done.append(event)
 
-    def _ended(self, job: Job, code: int) -> None:
+    def _handle_exit(self, job: Job, code: int) -> None:
         process, job.process = job.process, None
         assert process is not None  # noqa: S101 (it has ended)
         process.reap(time.monotonic() + 5)
         if code == 0 and job.name == APPEND:
             self._appends.pop(0)
         if code != 0 and not job.was_killed:
-            job.failures.append(f"exit code {code}: {_reason(process)[:400]}")
-        job.not_before = time.monotonic() + (_PAUSE_SECONDS if job.name == MAINTAIN else 0.5)
+            job.failures.append(f"exit code {code}: {_error_line(process)}")
+        pause = _MAINTENANCE_PAUSE_SECONDS if job.name == MAINTAIN else _RESTART_PAUSE_SECONDS
+        job.not_before = time.monotonic() + pause
 
-    def _kill_one(self) -> None:
+    def _kill_random_job(self) -> None:
         running = [job for job in self._jobs.values() if job.process is not None and not job.was_killed]
         if running:
             job = self._random.choice(running)
@@ -293,20 +294,17 @@ class MixedRun:
             job.killed += 1
             job.process.signal(signal.SIGKILL)
 
-    def _line(self, passed: float, seconds: float) -> str:
+    def _progress(self, elapsed: float, seconds: float) -> str:
         commits = sum(len(job.commits) for job in self._jobs.values())
         killed = sum(job.killed for job in self._jobs.values())
         failed = sum(len(job.failures) for job in self._jobs.values())
-        return f"{passed:,.0f} s of {seconds:,.0f} s: {commits:,} commits, {killed} killed, {failed} failed"
-
-    def _is_equal(self) -> bool:
-        missing, surplus = self._difference()
-        return not missing and not surplus
+        return f"{elapsed:,.0f} s of {seconds:,.0f} s: {commits:,} commits, {killed} killed, {failed} failed"
 
     def _difference(self) -> tuple[int, int]:
+        """Return the number of missing and of surplus rows."""
         expected = [row for feed in self._feeds.values() for row in feed.expected()]
-        found = read_rows(self._places.table)
-        return len(_without(expected, found)), len(_without(found, expected))
+        rows = read_rows(self._workspace.table)
+        return len(_subtract(expected, rows)), len(_subtract(rows, expected))
 
     def _outcome(self, *, drained: bool) -> Outcome:
         missing, surplus = self._difference()
@@ -315,43 +313,36 @@ class MixedRun:
             missing=missing,
             surplus=surplus,
             rows=sum(len(feed.expected()) for feed in self._feeds.values()),
-            versions=DeltaTable(str(self._places.table)).version(),
+            versions=DeltaTable(str(self._workspace.table)).version(),
             lag=tuple(self._lag),
             drained=drained,
-            spared=self._spared(),
+            retention=self._check_retention(),
         )
 
 
-def _reason(process: WriterProcess) -> str:
-    """Return the last line of an error: Spark says more behind it, of how it stops; a stack trace may be anywhere."""
-    said = (path.read_text(encoding="utf-8", errors="replace") for path in (process.errors, process.output))
-    errors = [line for text in said for line in text.splitlines() if _ERROR.search(line)]
-    return (errors or process.stderr_tail or ["no word"])[-1]
+def _error_line(process: WriterProcess) -> str:
+    """Return the last error in the output of a process, at most 400 characters of it.
 
-
-def _differ(rows: list[Row], others: list[Row]) -> int:
-    return len(_without(rows, others)) + len(_without(others, rows))
+    Spark logs its shutdown after the error, and a stack trace may be anywhere.
+    """
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in (process.errors, process.output))
+    errors = [line for text in texts for line in text.splitlines() if _ERROR.search(line)]
+    return (errors or process.stderr_tail or ["no output"])[-1][:_MAX_REASON]
 
 
 def read_rows(table: Path, version: int | None = None) -> list[Row]:
-    """Read all rows of a version, by default the newest, with a reader that is not ours."""
-    found = DeltaTable(str(table), version=version).to_pyarrow_table(columns=list(COLUMNS)).to_pylist()
+    """Return all rows of a version, by default the newest, as ``deltalake`` reads them."""
     rows = []
-    for each in found:
-        each["at"] = f"{each['at']:%Y-%m-%dT%H:%M:%SZ}"
-        rows.append(tuple(each[name] for name in COLUMNS))
+    for row in DeltaTable(str(table), version=version).to_pyarrow_table(columns=list(COLUMNS)).to_pylist():
+        row["at"] = f"{row['at']:%Y-%m-%dT%H:%M:%SZ}"
+        rows.append(tuple(row[name] for name in COLUMNS))
     return rows
 
 
-def _without(rows: list[Row], others: list[Row]) -> list[Row]:
-    """Return what is in one list more often than in the other."""
-    left: dict[Row, int] = {}
-    for row in others:
-        left[row] = left.get(row, 0) + 1
-    found = []
-    for row in rows:
-        if left.get(row, 0) > 0:
-            left[row] -= 1
-        else:
-            found.append(row)
-    return found
+def _count_differences(rows: list[Row], other_rows: list[Row]) -> int:
+    return len(_subtract(rows, other_rows)) + len(_subtract(other_rows, rows))
+
+
+def _subtract(rows: list[Row], subtracted: list[Row]) -> list[Row]:
+    """Return the rows that one list has more often than another, as often as it has more."""
+    return list((Counter(rows) - Counter(subtracted)).elements())

@@ -1,8 +1,8 @@
-"""A job of the control of a mixed soak: what one writes with stock Delta, without a lock. Run by ``spark-submit``.
+"""A job of a mixed soak's control: the usual code with stock Delta and without a lock. Run by ``spark-submit``.
 
-``stock_job.py append|upsert|cdc|stream|maintain TABLE SOURCE CHECKPOINT TRIGGER``. Appends retry after a conflict, as
-Delta does by itself, and are numbered (``txnAppId``, ``txnVersion``), so one that is started again writes no row twice;
-a stream that loses its race fails, and is started again by whoever looks after it.
+``stock_job.py append|upsert|cdc|stream|maintain TABLE SOURCE CHECKPOINT TRIGGER``. Delta itself repeats appends after a
+conflict. Appends are numbered (``txnAppId``, ``txnVersion``), so a restarted job writes no row twice. A stream fails
+when it loses a conflict, and the soak restarts it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 
 _SCHEMA = "feed string, month int, id bigint, position bigint, at timestamp, carrier string, delay bigint"
 _EVENT = (
     f"key struct<feed: string, month: int, id: bigint>, value struct<op: string, after: struct<{_SCHEMA}>, "
     "source: struct<position: bigint>>"
 )
+_COLUMNS = tuple(field.split()[0] for field in _SCHEMA.split(", "))
 _KEYS = ("feed", "month", "id")
 
 
 def main() -> None:
-    """Do one of the jobs, until it is killed or done."""
+    """Run one of the jobs."""
     name, table, source, checkpoint, trigger = sys.argv[1:]
     spark = (
         SparkSession.builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
@@ -37,32 +38,32 @@ def main() -> None:
         rows = spark.read.parquet(source)
         run = Path(source).stem
         for number, part in enumerate(rows.randomSplit([1.0] * 10, seed=1)):
-            once = part.write.format("delta").option("txnAppId", run).option("txnVersion", number)
-            once.mode("append").partitionBy("month").save(table)
-            _say(event="commit")
+            writer = part.write.format("delta").option("txnAppId", run).option("txnVersion", number)
+            writer.mode("append").partitionBy("month").save(table)
+            _print_event(event="commit")
     elif name == "maintain":
         spark.sql(f"OPTIMIZE delta.`{table}`").collect()
-        _say(event="commit")
+        _print_event(event="commit")
         spark.sql(f"VACUUM delta.`{table}`").collect()
     else:
-        _follow(spark, name, table, source, checkpoint, trigger)
+        _run_stream(spark, name, table, source, checkpoint, trigger)
     spark.stop()
 
 
-def _follow(spark: SparkSession, name: str, table: str, source: str, checkpoint: str, trigger: str) -> None:
+def _run_stream(spark: SparkSession, name: str, table: str, source: str, checkpoint: str, trigger: str) -> None:
     files = spark.readStream.schema(_EVENT if name == "cdc" else _SCHEMA).json(source)
 
     def apply(batch: DataFrame, number: int) -> None:
         rows = _changes(batch) if name == "cdc" else batch.withColumn("op", F.lit("u"))
         newest = Window.partitionBy(*_KEYS).orderBy(F.col("position").desc())
         rows = rows.withColumn("nth", F.row_number().over(newest)).where("nth = 1").drop("nth")
-        same = " AND ".join(f"t.{key} = s.{key}" for key in _KEYS)
-        merge = DeltaTable.forPath(spark, table).alias("t").merge(rows.alias("s"), same)
-        columns = {each: f"s.{each}" for each in _SCHEMA_NAMES}
+        same_key = " AND ".join(f"t.{key} = s.{key}" for key in _KEYS)
+        merge = DeltaTable.forPath(spark, table).alias("t").merge(rows.alias("s"), same_key)
+        columns = {name: f"s.{name}" for name in _COLUMNS}
         merge.whenMatchedDelete("s.op = 'd' AND s.position > t.position").whenMatchedUpdate(
             "s.position > t.position", columns
         ).whenNotMatchedInsert("s.op <> 'd'", columns).execute()
-        _say(event="commit", batch=number, newest_sequence=batch_position(rows))
+        _print_event(event="commit", batch=number, newest_sequence=_newest_position(rows))
 
     query = (
         files.writeStream.foreachBatch(apply)
@@ -73,22 +74,18 @@ def _follow(spark: SparkSession, name: str, table: str, source: str, checkpoint:
     query.awaitTermination()
 
 
-_SCHEMA_NAMES = tuple(part.split()[0] for part in _SCHEMA.split(", "))
-
-
-def batch_position(rows: DataFrame) -> int | None:
-    """Return the newest position of a batch."""
-    found: int | None = rows.agg(F.max("position")).collect()[0][0]
-    return found
+def _newest_position(rows: DataFrame) -> int | None:
+    position: int | None = rows.agg(F.max("position")).collect()[0][0]
+    return position
 
 
 def _changes(batch: DataFrame) -> DataFrame:
-    gone = [F.coalesce(F.col(f"value.after.{name}"), F.col(f"key.{name}")).alias(name) for name in _KEYS]
-    rest = [F.col(f"value.after.{name}").alias(name) for name in _SCHEMA_NAMES if name not in (*_KEYS, "position")]
-    return batch.select(*gone, *rest, F.col("value.source.position").alias("position"), F.col("value.op").alias("op"))
+    keys = [F.coalesce(F.col(f"value.after.{name}"), F.col(f"key.{name}")).alias(name) for name in _KEYS]
+    values = [F.col(f"value.after.{name}").alias(name) for name in _COLUMNS if name not in (*_KEYS, "position")]
+    return batch.select(*keys, *values, F.col("value.source.position").alias("position"), F.col("value.op").alias("op"))
 
 
-def _say(**fields: Any) -> None:
+def _print_event(**fields: Any) -> None:
     print(json.dumps({**fields, "at": time.time()}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The feeds of a mixed soak: what they say must be in the table is what one message after the other leaves there."""
+"""The feeds and the verdict of a mixed soak: expected rows are those of the messages, applied one after the other."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from pyarrow import parquet
 
 from soak.mixed.command import is_good, summary
 from soak.mixed.feeds import APPEND, CDC, FEEDS, STREAM, UPSERT, Feed
-from soak.mixed.keeps import Spared, rows_after
-from soak.mixed.run import Job, Outcome, _without
+from soak.mixed.retention import RetentionCheck, apply_change_feed
+from soak.mixed.run import Job, Outcome, _subtract
+
+COMPLETE: dict[str, Any] = {"missing": 0, "surplus": 0, "rows": 9, "versions": 3, "drained": True}
+"""Fields of an outcome whose table has the expected rows."""
 
 
-def messages(folder: Path) -> list[dict[str, Any]]:
+def read_messages(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in sorted(folder.glob("*.json")) for line in file.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("name", [UPSERT, STREAM, CDC])
-def test_what_is_expected_is_the_newest_of_what_was_written(name: str, tmp_path: Path) -> None:
+def test_expected_rows_are_the_newest_messages(name: str, tmp_path: Path) -> None:
     feed = Feed(name, tmp_path / name, 7)
     for number in range(5):
         feed.write(200, is_last=number == 4)
     newest: dict[tuple[int, int], tuple[int, dict[str, Any] | None]] = {}
-    written = messages(tmp_path / name)
-    for message in written:
+    messages = read_messages(tmp_path / name)
+    for message in messages:
         value = message["value"] if name == CDC else None
         row = message if value is None else value["after"]
         position = message["position"] if value is None else value["source"]["position"]
         key = message if value is None else message["key"]
-        there = newest.get((key["month"], key["id"]))
-        if there is None or position > there[0]:
+        current = newest.get((key["month"], key["id"]))
+        if current is None or position > current[0]:
             newest[key["month"], key["id"]] = position, row
     rows = [tuple(row.values()) for _, row in newest.values() if row is not None]
     assert sorted(rows, key=repr) == feed.expected()
-    # There is something to get wrong.
-    texts = [json.dumps(message) for message in written]
+    # Some messages are repeated, updates or deletes.
+    texts = [json.dumps(message) for message in messages]
     assert len(set(texts)) < len(texts)
     if name != STREAM:
         assert len(newest) < len(set(texts))
@@ -46,48 +49,46 @@ def test_what_is_expected_is_the_newest_of_what_was_written(name: str, tmp_path:
         assert any(row is None for _, row in newest.values())
 
 
-def test_appended_rows_are_all_there_once(tmp_path: Path) -> None:
+def test_appended_rows_are_expected_once(tmp_path: Path) -> None:
     feed = Feed(APPEND, tmp_path, 1)
     paths = [feed.write(50), feed.write(50)]
-    read = [row for path in paths for row in parquet.read_table(path).to_pylist()]
-    assert [row["id"] for row in read] == list(range(1, 101))
+    rows = [row for path in paths for row in parquet.read_table(path).to_pylist()]
+    assert [row["id"] for row in rows] == list(range(1, 101))
     assert len(feed.expected()) == 100
-    assert read[0]["at"].isoformat().replace("+00:00", "Z") in {row[4] for row in feed.expected()}
+    assert rows[0]["at"].isoformat().replace("+00:00", "Z") in {row[4] for row in feed.expected()}
 
 
-def test_a_seed_decides_everything(tmp_path: Path) -> None:
+def test_a_seed_determines_the_messages(tmp_path: Path) -> None:
     for name in FEEDS:
-        one, two = Feed(name, tmp_path / "one" / name, 3), Feed(name, tmp_path / "two" / name, 3)
-        one.write(30)
-        two.write(30)
-        assert one.expected() == two.expected()
+        feeds = [Feed(name, tmp_path / folder / name, 3) for folder in ("one", "two")]
+        for feed in feeds:
+            feed.write(30)
+        assert feeds[0].expected() == feeds[1].expected()
 
 
 @pytest.mark.parametrize(
     ("changes", "good"),
     [({}, True), ({"missing": 1}, False), ({"surplus": 1}, False), ({"drained": False}, False), ("failed", False)],
 )
-def test_the_verdict(changes: Any, good: bool) -> None:  # noqa: FBT001 (a parameter of the test)
+def test_wrong_rows_and_failures_are_not_good(changes: Any, good: bool) -> None:  # noqa: FBT001 (a parameter of the test)
     job = Job("append", failures=["exit code 5"] if changes == "failed" else [])
-    right: dict[str, Any] = {"missing": 0, "surplus": 0, "rows": 9, "versions": 3, "drained": True}
-    given = right if changes == "failed" else right | changes
-    outcome = Outcome(jobs=(job,), lag=((1.0, 2.0), (3.0, 9.0)), **given)
+    fields = COMPLETE if changes == "failed" else COMPLETE | changes
+    outcome = Outcome(jobs=(job,), lag=((1.0, 2.0), (3.0, 9.0)), **fields)
     assert is_good(outcome) == good
     assert summary(outcome)["lag_max_s"] == 9.0
 
 
-def test_what_is_spared_counts() -> None:
-    right: dict[str, Any] = {"missing": 0, "surplus": 0, "rows": 9, "versions": 3, "drained": True, "lag": ()}
-    outcome = Outcome(jobs=(Job("append"),), spared=Spared(0, 0, 0), **right)
+def test_errors_of_maintenance_are_not_good() -> None:
+    outcome = Outcome(jobs=(Job("append"),), lag=(), retention=RetentionCheck(0, 0, 0), **COMPLETE)
     assert is_good(outcome)
-    for spoilt in (Spared(1, 0, 0), Spared(0, 1, 0), Spared(0, 0, 1)):
-        assert not is_good(replace(outcome, spared=spoilt))
+    for errors in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        assert not is_good(replace(outcome, retention=RetentionCheck(*errors)))
 
 
-def test_changes_make_the_rows_that_they_say() -> None:
+def test_a_change_feed_is_applied_in_order() -> None:
     def change(version: int, kind: str, key: int, delay: int | None = None) -> dict[str, Any]:
         row = {"feed": "cdc", "month": 1, "id": key, "position": version, "at": "2013-01-01T00:00:00.000Z"}
-        # Spark leaves out what is null.
+        # Spark omits null values.
         row |= {"carrier": "UA"} | ({} if delay is None else {"delay": delay})
         return {**row, "_commit_version": version, "_change_type": kind}
 
@@ -101,12 +102,12 @@ def test_changes_make_the_rows_that_they_say() -> None:
         change(2, "delete", 8),
         change(3, "delete", 1),
     ]
-    begin = [row(7, 1, 4), row(8, 1, None), row(9, 1, None)]
-    assert sorted(rows_after(begin, changes), key=repr) == [row(1, 3, None), row(7, 2, 5), row(9, 1, None)]
-    assert rows_after(begin, []) == begin
+    rows = [row(7, 1, 4), row(8, 1, None), row(9, 1, None)]
+    assert sorted(apply_change_feed(rows, changes), key=repr) == [row(1, 3, None), row(7, 2, 5), row(9, 1, None)]
+    assert apply_change_feed(rows, []) == rows
 
 
-def test_rows_that_are_there_twice_are_surplus() -> None:
+def test_a_duplicate_row_is_surplus() -> None:
     row = ("append", 1, 1, 1, "2013-01-01T00:00:00Z", "UA", None)
-    assert _without([row, row], [row]) == [row]
-    assert _without([row], [row, row]) == []
+    assert _subtract([row, row], [row]) == [row]
+    assert _subtract([row], [row, row]) == []
