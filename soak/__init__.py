@@ -1,1 +1,1 @@
-"""Many writers, faults, and a verdict: the promises tried on this machine."""
+"""Runs many writers, injects faults, and checks the promises. For development only."""

@@ -1,7 +1,7 @@
 """Remove containers and networks when the parent ends. A script: ``python _container_reaper.py LABEL=VALUE``.
 
 The parent holds the other end of this process's standard input. When that closes (the parent closed it, exited or was
-killed), everything with the label is removed, with the containers' data.
+killed), this process removes all containers and networks with the label, and the containers' data.
 """
 
 import os
@@ -13,24 +13,24 @@ from testcontainers.core.docker_client import DockerClient
 
 
 def main(label: str) -> None:
-    """Wait for the end of standard input, then remove what has the label."""
+    """Wait for the end of standard input, then remove all containers and networks with the label."""
     client = DockerClient().client
     while os.read(0, 4096):
         pass
-    left = 0
+    failures = 0
     for container in client.containers.list(all=True, filters={"label": label}):
-        left += not _removed(container, force=True, v=True)
+        failures += not _remove(container, force=True, v=True)
     for network in client.networks.list(filters={"label": label}):
-        left += not _removed(network)
+        failures += not _remove(network)
     client.close()
-    if left:
-        sys.exit(f"{left} containers or networks with the label {label} could not be removed: remove them yourself")
+    if failures:
+        sys.exit(f"{failures} containers or networks with the label {label} could not be removed: remove them yourself")
 
 
-def _removed(what: Any, **how: bool) -> bool:
-    """Remove one; tell whether it is gone. One that is refused does not keep the others."""
+def _remove(resource: Any, **options: bool) -> bool:
+    """Remove a container or network; return whether it is gone. An error of Docker does not end the script."""
     try:
-        what.remove(**how)
+        resource.remove(**options)
     except NotFound:
         return True
     except DockerException:

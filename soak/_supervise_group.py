@@ -1,7 +1,8 @@
-"""Run a command in this process's group, and end the whole group when the parent is gone. Started by file name.
+"""Run a command in this process's group, and kill the group when the parent ends. A script, started by file name.
 
-What the parent writes is handed on to the command's standard input. When the parent closes it, exits or is killed, the
-group gets SIGKILL: its members may be stopped, and would not hear of anything else. To be started in a new session.
+The script passes its standard input on to the command. When the input ends (the parent closed it, exited or was
+killed), the whole group gets SIGKILL, because its members may be stopped and would not handle another signal. The
+parent must start the script in a new session.
 """
 
 import os
@@ -13,15 +14,15 @@ from contextlib import suppress
 
 
 def main(command: list[str]) -> None:
-    """Run ``command`` until it ends and standard input does."""
+    """Run ``command``, and kill the group when standard input ends."""
     child = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert child.stdin is not None  # noqa: S101 (a pipe was asked for)
-    # The end of its output is how the parent learns of the command's end.
+    # Only the command keeps the output open, so the parent detects the end of the command by the end of the output.
     os.close(1)
     threading.Thread(target=child.wait, daemon=True).start()
-    while said := os.read(0, 4096):
+    while text := os.read(0, 4096):
         with suppress(OSError):
-            os.write(child.stdin.fileno(), said)
+            os.write(child.stdin.fileno(), text)
     os.killpg(0, signal.SIGKILL)
 
 

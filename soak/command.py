@@ -1,4 +1,4 @@
-"""``python -m soak``, from its options to its exit code."""
+"""The command ``python -m soak``, from its options to its result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from lock_manager import SettingsError
-from soak.faults import CLASSES
 from soak.options import SoakOptions
 from soak.progress_line import progress_line
 from soak.report import print_verdict, summary, write_report
@@ -18,77 +16,68 @@ from soak.run import Progress, Soak
 from soak.verdict import judge
 
 
-def choose_faults(given: str, options: SoakOptions) -> tuple[str, ...]:
-    """Return the classes that ``--faults`` means.
+def choose_faults(text: str, options: SoakOptions) -> tuple[str, ...]:
+    """Return the classes of faults for the value of ``--faults``.
 
-    Raises:
-        SettingsError: an unknown class.
+    Args:
+        text: ``none``, ``all`` or a comma-separated list; :class:`SoakOptions` refuses unknown classes.
+        options: Options of the run, which decide on the classes for ``all``.
 
     """
-    if given == "none":
+    if text == "none":
         return ()
-    if given == "all":
+    if text == "all":
         for need in dict.fromkeys(options.unavailable_faults.values()):
-            left_out = ", ".join(name for name, what in options.unavailable_faults.items() if what == need)
+            left_out = ", ".join(name for name, missing in options.unavailable_faults.items() if missing == need)
             sys.stderr.write(f"left out: {left_out} (needs {need})\n")
         return options.available_faults() if options.writers > 1 else ()
-    names = tuple(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
-    if unknown := sorted(set(names) - set(CLASSES)):
-        raise SettingsError(f"--faults {unknown[0]}: choose none, all, or among {', '.join(CLASSES)}")
-    return names
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) -> bool:
-    """Soak, print the verdict, and tell whether all invariants hold.
+    """Run a soak and print the verdict.
 
     Args:
-        options: what to do.
-        as_json: print the verdict as JSON.
-        must_strike: whether it is a failure if a class of faults did not come up.
+        options: Options of the run.
+        as_json: Whether the verdict is printed as JSON.
+        must_strike: Whether the soak fails if a class of faults never struck.
+
+    Returns:
+        Whether all invariants hold, and no class of faults is missing that must strike.
 
     """
     console = Console(highlight=False)
     notes = Console(highlight=False, stderr=True)
     with notes.status("starting …") as status, Soak(options) as soak:
         soak.start_writers()
-        soak.run(_shower(options, progress_line(notes, status)))
-        status.update("reading what is there …")
+        soak.run(_progress_shower(options, progress_line(notes, status)))
+        status.update("reading the tables …")
         evidence = soak.evidence()
         violations = judge(evidence)
-        found = summary(options, soak.progress, evidence, violations)
-    write_report(options, found, violations, evidence)
+        verdict = summary(options, soak.progress, evidence, violations)
+    write_report(options, verdict, violations, evidence)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(verdict, indent=2))
     else:
-        print_verdict(found, violations, console)
+        print_verdict(verdict, violations, console)
         console.print(f"history, verdict and picture: {options.output}", soft_wrap=True)
-    missed = found["did_not_strike"] if must_strike else []
-    if missed:
-        notes.print(
-            f"{', '.join(missed)} never struck, and so nothing is known about it: ask for more --commits or a "
-            "smaller --gap",
-            style="bold red",
-            soft_wrap=True,
-        )
-    return not violations and not missed
+    missing = verdict["did_not_strike"] if must_strike else []
+    if missing:
+        message = f"{', '.join(missing)} never struck, so this run does not test it: raise --commits or lower --gap"
+        notes.print(message, style="bold red", soft_wrap=True)
+    return not violations and not missing
 
 
-def _shower(options: SoakOptions, show_line: Callable[[str], None]) -> Callable[[Progress], None]:
+def _progress_shower(options: SoakOptions, show_line: Callable[[str], None]) -> Callable[[Progress], None]:
     started = time.monotonic()
 
     def show(progress: Progress) -> None:
-        goal = f"{options.minutes:g} min" if options.minutes else f"{options.commits:,}"
-        seconds = time.monotonic() - started
-        counts = progress.counts
-        line = (
-            f"{seconds:,.0f} s: {counts['acknowledged']:,} of {goal} acknowledged, {counts['refused']:,} refused, "
-            f"{counts['unknown']:,} unknown, {progress.faults.total():,} faults"
-        ) if not options.minutes else (
-            f"{seconds:,.0f} s of {goal}: {counts['acknowledged']:,} acknowledged, {counts['refused']:,} refused, "
-            f"{counts['unknown']:,} unknown, {progress.faults.total():,} faults"
-        )  # fmt: skip
-        if progress.now:
-            line += f"; now {progress.now}"
-        show_line(line)
+        counts, elapsed = progress.counts, f"{time.monotonic() - started:,.0f} s"
+        if options.minutes:
+            line = f"{elapsed} of {options.minutes:g} min: {counts['acknowledged']:,} acknowledged"
+        else:
+            line = f"{elapsed}: {counts['acknowledged']:,} of {options.commits:,} acknowledged"
+        line += f", {counts['refused']:,} refused, {counts['unknown']:,} unknown, {progress.faults.total():,} faults"
+        show_line(line + (f"; now {progress.current_fault}" if progress.current_fault else ""))
 
     return show

@@ -1,8 +1,8 @@
-"""A ZooKeeper in Docker containers. A soak can do to it what it does to an embedded one.
+"""ZooKeeper servers in Docker containers, with the methods of the embedded servers that faults use.
 
-Each server is a container with the same configuration as an embedded one. Three are an ensemble on a network of their
-own. Clients reach them through ports of this machine. A process of its own removes containers and network when this
-one ends, however it ends; no other helper image is needed for that.
+Each server is a container with the configuration of an embedded server. Three servers are an ensemble on a separate
+network. Clients connect through ports of this machine. A separate process removes the containers and the network when
+this process ends, also when it is killed, so no helper image is needed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ VERSION = "3.9.5"
 PUBLIC_IMAGE = f"zookeeper:{VERSION}"
 #: The image that ``make zookeeper-image`` builds.
 OWN_IMAGE = f"sluice-zookeeper:{VERSION}"
-#: On containers and networks; its value names the run that they belong to.
+#: Label of containers and networks. Its value is the run to which they belong.
 LABEL = "io.deltasluice.run"
 _REAPER = Path(__file__).with_name("_container_reaper.py")
 _CLIENT_PORT = 2181
 _ENSEMBLE = 3
 _STOP_SECONDS = 5
 _REMOVE_SECONDS = 60.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _START_ATTEMPTS = 3
 _PORT_TAKEN = re.compile("port is already allocated|address already in use")
 _THIS_MACHINE = ("localhost", "127.0.0.1")
@@ -46,10 +46,11 @@ _THIS_MACHINE = ("localhost", "127.0.0.1")
 def best_image() -> str | None:
     """Return the image that was built on this machine, else the public one, which is pulled if the engine lacks it.
 
-    None if the engine has neither and cannot pull.
+    Returns:
+        Name of the image; None if the engine has neither and cannot pull the public one.
 
     Raises:
-        ContainerError: no engine answers.
+        ContainerError: No engine answers.
 
     """
     with docker_engine() as engine:
@@ -61,17 +62,17 @@ def best_image() -> str | None:
                 return image
         try:
             images.pull(PUBLIC_IMAGE)
-        except (DockerException, OSError):  # the latter of an answer that takes too long
+        except (DockerException, OSError):  # OSError: the answer took too long
             return None
         return PUBLIC_IMAGE
 
 
 @contextmanager
 def docker_engine() -> Iterator[DockerClient]:
-    """Connect to the engine that testcontainers finds: by ``DOCKER_HOST``, by Docker's context or by its socket.
+    """Connect to the engine that testcontainers finds: by ``DOCKER_HOST``, Docker's context or Docker's socket.
 
     Raises:
-        ContainerError: none answers, or the Python package is missing.
+        ContainerError: No engine answers, the engine refuses a request, or the package testcontainers is missing.
 
     """
     try:
@@ -94,12 +95,12 @@ def docker_engine() -> Iterator[DockerClient]:
 
 
 class ContainerServer:
-    """One server in a container, and what a fault does to it.
+    """One server in a container.
 
     Args:
-        container: of the docker package.
-        network: that its peers are on, likewise.
-        address: for clients.
+        container: Container object of the docker package.
+        network: Network object of the docker package, which the peers share.
+        address: Host and port for clients.
 
     """
 
@@ -115,64 +116,69 @@ class ContainerServer:
         return f"{host}:{port}"
 
     def command(self, word: bytes) -> bytes:
-        """Ask it a four-letter word; see :func:`lock_manager.testing.embedded.ask_server`."""
+        """Send a four-letter word; see :func:`lock_manager.testing.embedded.ask_server`."""
         return ask_server(self._address, word)
 
     def start(self) -> None:
-        """Start it, with the data that it has."""
+        """Start the server with its data."""
         self._container.start()
 
     def stop(self) -> None:
-        """Ask it to end (SIGTERM), and wait for that."""
+        """End the server (SIGTERM), and wait until it has ended."""
         self._container.stop(timeout=_STOP_SECONDS)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL)."""
+        """Kill the server (SIGKILL)."""
         self._container.kill()
 
     def pause(self) -> None:
-        """Have all of its processes stand still."""
+        """Stop all processes of the container."""
         self._container.pause()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue all processes of the container."""
         self._container.unpause()
 
     def cut(self) -> None:
-        """Take it off its network: peers and clients hear nothing from it any more, and it runs on."""
+        """Disconnect the server from peers and clients; it keeps running."""
         self._network.disconnect(self._container)
 
     def mend(self) -> None:
-        """Put it back on its network."""
+        """Connect the server again."""
         self._network.connect(self._container)
 
     def wait_until_serving(self, deadline: float) -> None:
-        """Wait until it answers clients with a quorum behind it, as an ``EmbeddedServer`` does."""
+        """Wait until the server has a quorum and answers clients.
+
+        Args:
+            deadline: Monotonic time, in seconds.
+
+        Raises:
+            ContainerError: The container has ended, or the deadline has passed.
+
+        """
         while b"Mode: " not in self.command(b"srvr"):
             self._container.reload()
             if self._container.status == "exited" or time.monotonic() > deadline:
                 log = self._container.logs().decode(errors="replace")
-                raise ContainerError(f"the ZooKeeper in a container does not serve: {last_words(log)}")
-            time.sleep(_LOOK_SECONDS)
+                raise ContainerError(f"the ZooKeeper in the container does not serve: {last_words(log)}")
+            time.sleep(_POLL_SECONDS)
 
 
 class ContainerZooKeeper:
-    """One ZooKeeper server or an ensemble of three, in containers that are removed with this process.
+    """One ZooKeeper server or an ensemble of three, in containers that are removed when this process ends.
 
     ``with ContainerZooKeeper("zookeeper:3.9.5") as zookeeper: ZookeeperLockManager(zookeeper.hosts)``
 
     Args:
-        image: a name; it is pulled if the engine does not have it.
-        servers: 1 or 3.
-        tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
-        max_session_timeout_ms: the longest session that it grants.
+        image: Name of the image, which is pulled if the engine does not have it.
+        servers: Number of servers, 1 or 3.
+        tick_ms: ZooKeeper's tick, in milliseconds.
+        max_session_timeout_ms: Longest session timeout that the servers grant, in milliseconds.
 
     Attributes:
-        image: as given.
-        servers: that run.
-
-    Raises:
-        ContainerError: from :meth:`start`: no engine, no image, or a server that does not serve.
+        image: Name of the image.
+        servers: Running servers.
 
     """
 
@@ -192,15 +198,20 @@ class ContainerZooKeeper:
         return ",".join(server.address for server in self.servers)
 
     def start(self, timeout_seconds: float = 60.0) -> Self:
-        """Start and wait until all serve."""
+        """Start the servers and wait until all serve.
+
+        Raises:
+            ContainerError: No engine answers, there is no image, or a server does not serve in time.
+
+        """
         if self.servers:
-            raise ContainerError("the ZooKeeper is running already")
+            raise ContainerError("this ZooKeeper is already running")
         deadline = time.monotonic() + timeout_seconds
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._start_once(deadline)
             except ContainerError as error:
-                # A port that was free a moment ago may be taken by now.
+                # Another program may have taken a port since it was chosen.
                 if attempt == _START_ATTEMPTS or not _PORT_TAKEN.search(str(error)):
                     raise
             else:
@@ -209,10 +220,10 @@ class ContainerZooKeeper:
 
     def _start_once(self, deadline: float) -> None:
         with ExitStack() as stack:
-            # Entered first, so it is left last: what Docker refuses on the way becomes an error with a sentence.
+            # It is entered first, so it converts the errors of all later calls of Docker.
             engine = stack.enter_context(docker_engine())
             run = f"sluice-{uuid.uuid4().hex[:12]}"
-            stack.enter_context(_removed_in_the_end(run))
+            stack.enter_context(_reaper_process(run))
             stack.callback(self.servers.clear)
             self._create(engine, run)
             for server in self.servers:
@@ -236,14 +247,14 @@ class ContainerZooKeeper:
     def _create(self, engine: DockerClient, run: str) -> None:
         from testcontainers.core.transferable import build_transfer_tar  # noqa: PLC0415
 
-        # A port of this machine, where only it can connect, or of whatever machine the engine runs on.
-        ours = engine.host() in _THIS_MACHINE
-        host, bind = ("127.0.0.1", "127.0.0.1") if ours else (engine.host(), "0.0.0.0")  # noqa: S104
+        # The port is on the machine of the engine. If that is this machine, no other machine can connect.
+        is_local = engine.host() in _THIS_MACHINE
+        host, bind = ("127.0.0.1", "127.0.0.1") if is_local else (engine.host(), "0.0.0.0")  # noqa: S104
         network = engine.client_networks_create(run, {"labels": {LABEL: run}})
-        # On a network of one's own, Docker knows containers by their names.
+        # On a user-defined network Docker resolves the names of containers.
         names = [f"{run}-{number}" for number in range(1, self._count + 1)]
         members = "".join(f"server.{number}={name}:2888:3888\n" for number, name in enumerate(names, 1))
-        # Which address it has may change when it is put back on the network.
+        # A container's address may change when it is connected again, hence quorumListenOnAllIPs.
         configuration = (
             server_configuration(
                 "/data", self._tick_ms, self._max_session_timeout_ms, members if self._count > 1 else ""
@@ -251,7 +262,7 @@ class ContainerZooKeeper:
             + f"clientPort={_CLIENT_PORT}\nquorumListenOnAllIPs=true\n"
         )
         for number, (name, port) in enumerate(zip(names, free_ports(self._count), strict=True), 1):
-            # Named, so that it stays the same when the container starts again.
+            # A chosen port stays the same when the container starts again.
             ports = {f"{_CLIENT_PORT}/tcp": (bind, port)}
             container = engine.create(self.image, name=name, network=run, labels={LABEL: run}, ports=ports)
             for content, path in ((configuration, "/conf/zoo.cfg"), (f"{number}\n", "/data/myid")):
@@ -260,9 +271,9 @@ class ContainerZooKeeper:
 
 
 @contextmanager
-def _removed_in_the_end(run: str) -> Iterator[None]:
-    """Have another process remove what has this run's label, when the block or this process ends."""
-    # A Ctrl-C at the terminal is not for it.
+def _reaper_process(run: str) -> Iterator[None]:
+    """Run the process that removes all resources with this run's label when the block or this process ends."""
+    # In a new session, so that a Ctrl-C at the terminal does not reach it.
     reaper = subprocess.Popen([sys.executable, "-P", _REAPER, f"{LABEL}={run}"], stdin=subprocess.PIPE,
                               start_new_session=True)  # fmt: skip
     try:

@@ -1,6 +1,6 @@
-"""The guard of a soak's writers, and what it becomes with one of its protections left out, for negative controls.
+"""The protections that a negative control can leave out, and the parts that replace the product's parts then.
 
-What lacks a protection is in :mod:`soak.unprotected`; here is which run gets what.
+The parts that lack a protection are in :mod:`soak.unprotected`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from lock_manager import Hold, LockManager, ZookeeperLockManager
 from soak.unprotected import (
-    ForgetfulGuard,
     HoldNamedGuard,
-    LonelyManager,
+    IntentlessGuard,
+    IsolatedManager,
     SharedIdentityGuard,
     UnboundGuard,
     WatchedGuard,
@@ -23,36 +23,36 @@ from soak.unprotected import (
 
 
 class Protection(StrEnum):
-    """What can be left out."""
+    """A protection that ``--without`` leaves out. Each comment describes a run without it."""
 
-    #: Nobody asks at the commit whether the lock is held.
+    #: The commit does not check that the lock is held.
     GUARD = "guard"
-    #: The version file is put whether there is one or not, as Delta's own store for S3 does.
+    #: The PUT overwrites an existing version file, as that of Delta's own store for S3 does.
     CONDITION = "condition"
-    #: Any hold that the process has on the table will do.
+    #: A commit passes under any hold that the process has on the table.
     BINDING = "binding"
-    #: Nothing is noted before a put, so that the next holder does not know of it.
+    #: No intent is stored before a PUT, so the next holder does not know of the PUT.
     INTENT = "intent"
-    #: A lock manager does not know what a thread holds through another one.
+    #: A lock manager does not know the holds that a thread has through other lock managers.
     REGISTRY = "registry"
-    #: A later block of a hold forgets what an earlier one left open.
+    #: A later block of a hold forgets the puts without an answer of an earlier block.
     ATTEMPTS = "attempts"
-    #: An intent that was read is removed, whatever it is by then.
+    #: An intent that was read is removed even if it has changed since.
     VERSION = "version"
-    #: An empty commit has the write id of the operation that waits for it, and is taken for that operation.
+    #: An empty commit gets the write id of the operation that waits for it, and so proves that operation.
     IDENTITY = "identity"
-    #: A thread is known by its hold: each commit belongs to the innermost block, whichever thread makes it.
+    #: Each commit belongs to the innermost block of the hold, regardless of its thread.
     BLOCK = "block"
 
 
 def begin_block(without: Protection | None, hold: Hold) -> None:
-    """Do what a run in which this protection is left out does before another block of a hold."""
+    """Prepare a hold for another block. Without ``attempts``, forget its puts without an answer."""
     if without is Protection.ATTEMPTS:
         hold.intents.settle(hold.intents.open)
 
 
 def clear_intents(without: Protection | None, hold: Hold) -> None:
-    """Have a hold clear the intents that it has read, in a run in which this protection is left out."""
+    """Clear the intents that a hold has read. Without ``version``, clear them even if they have changed since."""
     if without is Protection.VERSION:
         clear_changed_intents(hold)
     else:
@@ -60,28 +60,28 @@ def clear_intents(without: Protection | None, hold: Hold) -> None:
 
 
 def make_manager(without: Protection | None, hosts: str, **settings: Any) -> LockManager:
-    """Return a lock manager for a run in which this protection is left out."""
-    kind = LonelyManager if without is Protection.REGISTRY else ZookeeperLockManager
-    return kind(hosts, **settings)
+    """Return a lock manager for a run without this protection."""
+    manager_class = IsolatedManager if without is Protection.REGISTRY else ZookeeperLockManager
+    return manager_class(hosts, **settings)
 
 
 def make_guard(
-    without: Protection | None, checked: Callable[[], None], asked: Callable[[Mapping[str, Any]], None]
+    without: Protection | None, on_answer: Callable[[], None], on_request: Callable[[Mapping[str, Any]], None]
 ) -> WatchedGuard:
-    """Return the guard for a run in which this protection is left out."""
-    kinds: dict[Protection | None, type[WatchedGuard]] = {
+    """Return the guard for a run without this protection; see :class:`WatchedGuard` for the callbacks."""
+    guards: dict[Protection | None, type[WatchedGuard]] = {
         Protection.BINDING: UnboundGuard,
-        Protection.INTENT: ForgetfulGuard,
+        Protection.INTENT: IntentlessGuard,
         Protection.IDENTITY: SharedIdentityGuard,
         Protection.BLOCK: HoldNamedGuard,
     }
-    return kinds.get(without, WatchedGuard)(checked, asked)
+    return guards.get(without, WatchedGuard)(on_answer, on_request)
 
 
-def stamped(line: str, answer: str, attempt: str) -> str:
-    """Return a ``commitInfo`` line with the guard's stamp, as the guarded store writes it.
+def add_stamp(line: str, answer: str, attempt: str) -> str:
+    """Return a ``commitInfo`` line with the stamp of the guard's answer, as the guarded store writes it.
 
-    For the control that puts through Delta's own store, which asks no guard.
+    The control ``condition`` needs it, because it puts through Delta's own store, which asks no guard.
     """
     action = json.loads(line)
     info = {"sluice": {**json.loads(answer)["stamp"], "attempt": attempt}, **action["commitInfo"]}

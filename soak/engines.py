@@ -1,4 +1,4 @@
-"""What a soak's writers can be, and what differs for the run."""
+"""The programs that a soak's writers can be, and the times that a run allows them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What a writer commits with.
+    """The program of a writer, and its time limits.
 
     Attributes:
-        name: for ``--engine``.
-        program: module that is one writer.
-        signs: how ``engineInfo`` begins in its commits.
-        ready_seconds: within which all writers are to be there.
-        finish_seconds: within which they are to be through with what they do.
-        stall_seconds: without anything acknowledged, and some session time-outs more, after which a run is stuck.
-        slack_seconds: how much longer than a bare JVM such a writer may take for a step.
+        name: Value of ``--engine``.
+        program: Module that runs one writer.
+        engine_info: Prefix of ``engineInfo`` in its commits.
+        ready_seconds: Seconds until all writers must be ready.
+        finish_seconds: Seconds that all writers have to end their current transaction.
+        stall_seconds: Seconds without an acknowledged commit, in addition to some session timeouts, after which the
+            run is stuck.
+        slack_seconds: Seconds that a step of the writer may take longer than in a JVM without Spark.
 
     """
 
     name: str
     program: str
-    signs: str
+    engine_info: str
     ready_seconds: float
     finish_seconds: float
     stall_seconds: float
@@ -34,21 +35,21 @@ class Engine:
 STORE = Engine(
     name="store",
     program="soak.store_writer",
-    signs="sluice-soak",
+    engine_info="sluice-soak",
     ready_seconds=120,
     finish_seconds=60,
     stall_seconds=60,
     slack_seconds=0,
 )
-#: Whole Spark drivers, with the gate.
+#: Spark drivers, with the gate or with the lock over the write.
 SPARK = Engine(
     name="spark",
     program="soak.spark_writer",
-    signs="Apache-Spark/",
+    engine_info="Apache-Spark/",
     ready_seconds=360,
     finish_seconds=180,
     stall_seconds=180,
     slack_seconds=20,
 )
-ENGINES: Mapping[str, Engine] = {each.name: each for each in (STORE, SPARK)}
-"""Every engine, by name."""
+#: Engines by name.
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (STORE, SPARK)}

@@ -4,9 +4,9 @@
 
     SluiceError                                    (lock_manager.errors)
     ├── ContainerError (RuntimeError)              no Docker engine, or it cannot run the servers
-    ├── JvmError (RuntimeError)                    a JVM did not start
-    │   └── JvmGoneError                           it died
-    ├── VersionTakenError (FileExistsError)        the version of the log is another transaction's
+    ├── JvmError (RuntimeError)                    a JVM did not start, or wrote in the wrong thread
+    │   └── JvmGoneError                           the JVM has ended
+    ├── VersionTakenError (FileExistsError)        another transaction has committed this version
     └── StoreError (RuntimeError)                  the log store, or S3 behind it, raised an error
         └── WriteError                             a write was refused, failed, or has no known outcome
 """
@@ -17,26 +17,26 @@ from lock_manager import SluiceError
 
 
 class ContainerError(SluiceError, RuntimeError):
-    """No Docker engine answers, or it could not run the servers."""
+    """No Docker engine answers, or it cannot run the servers."""
 
 
 class JvmError(SluiceError, RuntimeError):
-    """The JVM did not start, or its thread is not the one that was bound to the hold."""
+    """The JVM did not start, or a commit was written in another Java thread than the one bound to the block."""
 
 
 class JvmGoneError(JvmError):
-    """The JVM died, whatever it was doing."""
+    """The JVM has ended."""
 
 
 class VersionTakenError(SluiceError, FileExistsError):
-    """The version is another transaction's: java.nio's FileAlreadyExistsException."""
+    """Another transaction has committed this version: java.nio's ``FileAlreadyExistsException``."""
 
 
 class StoreError(SluiceError, RuntimeError):
-    """What the log store, or S3 behind it, raised.
+    """An exception of the log store, or of S3 behind it.
 
     Attributes:
-        reason: name of the error.
+        reason: Simple name of the Java exception, or name of the guard's error.
 
     """
 
@@ -46,10 +46,10 @@ class StoreError(SluiceError, RuntimeError):
 
 
 class WriteError(StoreError):
-    """What else than success, or another's success, a write can end with.
+    """A write that did not succeed, for another reason than a version that exists.
 
     Attributes:
-        kind: ``refused`` by the guard, ``unknown`` to the store, or ``failed``.
+        kind: ``refused`` by the guard, ``unknown`` to the log store, or ``failed``.
 
     """
 

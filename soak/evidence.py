@@ -1,4 +1,4 @@
-"""The evidence for the verdict: the history, the log, the rows, the store's own record."""
+"""The evidence for the verdict: the history, the logs, the rows, and the store's record of PUTs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
-    """What one table looks like at the end.
+    """The final state of one table.
 
     Attributes:
-        commits: of its log, in order.
-        unreadable: sentences about version files that could not be parsed.
-        versions: whose files are there.
-        rows: the column ``id``, as the ``deltalake`` package reads it.
-        unread: why ``deltalake`` could not read the table; empty if it could.
-        history_versions: versions in ``deltalake``'s own history of it.
-        transactions: newest version of each application's ``txn``, as ``deltalake`` reads it.
+        commits: Commits of its log, in order.
+        unreadable: Messages about version files that cannot be parsed.
+        versions: Versions with a version file.
+        rows: Values of the column ``id``, as the ``deltalake`` package reads them.
+        read_error: Why ``deltalake`` cannot read the table; empty if it can.
+        history_versions: Versions in ``deltalake``'s history of the table.
+        transactions: Newest version of each application's ``txn``, as ``deltalake`` reads it.
 
     """
 
@@ -39,23 +39,23 @@ class TableState:
     unreadable: Sequence[str] = ()
     versions: Sequence[int]
     rows: Sequence[int]
-    unread: str = ""
+    read_error: str = ""
     history_versions: Sequence[int] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that a verdict goes by.
+    """Everything that the verdict depends on.
 
     Attributes:
-        history: what writers and faults said, in order of arrival.
-        tables: by URI.
-        puts: PUTs of version files that reached the store; empty for a store that is not ours.
-        session_seconds: session time-out that was granted.
-        tick_seconds: ZooKeeper's unit of time.
-        engine: how ``engineInfo`` begins in commits of writers whose every attempt is in the history; empty if there
-            are none.
+        history: Events of writers and faults, in order of arrival.
+        tables: Final state of each table, by URI.
+        puts: PUTs of version files that reached the embedded S3; empty for another S3.
+        session_seconds: Session timeout that ZooKeeper granted, in seconds.
+        tick_seconds: ZooKeeper's tick, in seconds.
+        engine_info: Prefix of ``engineInfo`` in the commits of writers that record each attempt; empty if there are
+            no such writers.
 
     """
 
@@ -64,39 +64,39 @@ class Evidence:
     puts: Sequence[Put] = field(default_factory=tuple)
     session_seconds: float
     tick_seconds: float
-    engine: str = "sluice-soak"
+    engine_info: str = "sluice-soak"
 
 
 def read_table(table: str, storage_options: Mapping[str, str], applications: Collection[str] = ()) -> TableState:
-    """Read a table, with readers that are not the writers' own.
+    """Read a table with other readers than the writers use.
 
     Args:
         table: URI.
-        storage_options: as ``deltalake`` takes them.
-        applications: ids of the applications whose transactions are read.
+        storage_options: Options of ``deltalake``.
+        applications: Ids of the applications whose transactions are read.
 
     """
     uri = table.replace("s3a://", "s3://", 1)
     log = open_log(uri, storage_options)
     versions = version_files(log.names())
-    read = list(read_commits(log, versions))
-    found: dict[str, Any] = {"rows": [], "versions": [], "transactions": {}}
-    unread = ""
+    commits = list(read_commits(log, versions))
+    content: dict[str, Any] = {"rows": [], "versions": [], "transactions": {}}
+    read_error = ""
     if versions:
         command = [sys.executable, "-m", "soak.reader", uri, *applications]
         path = os.pathsep.join([str(Path(sluice.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, **storage_options, "PYTHONPATH": path}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            found = json.loads(done.stdout)
+        reader = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if reader.returncode == 0:
+            content = json.loads(reader.stdout)
         else:
-            unread = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+            read_error = (reader.stderr.strip().splitlines() or ["the reader gave no reason"])[-1]
     return TableState(
-        commits=[each for each in read if isinstance(each, LogCommit)],
-        unreadable=[each for each in read if isinstance(each, str)],
+        commits=[commit for commit in commits if isinstance(commit, LogCommit)],
+        unreadable=[message for message in commits if isinstance(message, str)],
         versions=versions,
-        rows=found["rows"],
-        unread=unread,
-        history_versions=found["versions"],
-        transactions=found["transactions"],
+        rows=content["rows"],
+        read_error=read_error,
+        history_versions=content["versions"],
+        transactions=content["transactions"],
     )

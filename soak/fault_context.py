@@ -1,4 +1,4 @@
-"""Where faults act, and how they wait: for events, not for seconds."""
+"""The environment of faults, and their functions to wait for events and conditions."""
 
 from __future__ import annotations
 
@@ -7,46 +7,58 @@ import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.testing.queues import LockQueues
 from soak.containers import ContainerZooKeeper
+from soak.evidence import Event
 from soak.processes import WriterProcess
 from soak.s3_faults import FaultGate, S3Fault
 
-Event = Mapping[str, Any]
-"""One line of the history."""
-
 Incident = Generator[None, Event | None, None]
-"""A fault while it goes on: it is sent each event, and None while there is none; see :func:`advance`."""
+"""A running fault. :func:`advance` sends it each event, and None while there is none."""
 
-Waiting = Generator[None, Event | None, Event | None]
-"""A part of a fault; returns the event that it waited for, None if that did not come in time."""
+Wait = Generator[None, Event | None, Event | None]
+"""A part of a fault that waits. It returns the event that it waited for; None if the time is over."""
 
-_Stopped = Generator[None, Event | None, tuple[Event, S3Fault | None] | None]
-# Likewise; returns what :func:`stopped` does.
-
-#: Names of the events that end a transaction, or its writer.
+#: Events that end a transaction or its writer.
 OUTCOMES = frozenset({"acknowledged", "refused", "unknown", "gave-up", "ended"})
 PUT = "put"
-"""A point of the gate's, beside the writers' own: the PUT was sent, and the store has not seen it."""
+"""The point at which S3 has received a PUT that the store has not seen yet. The other points are the writer's own."""
+
+
+class Stop(NamedTuple):
+    """A writer that is stopped at a point.
+
+    Attributes:
+        event: The event that names its table and hold.
+        put: Its PUT, if that is held back; None if the writer itself is stopped.
+
+    """
+
+    event: Event
+    put: S3Fault | None
+
+
+StopWait = Generator[None, Event | None, Stop | None]
+"""A part of a fault that stops a writer. It returns None if the writer did not come to the point in time."""
 
 
 @dataclass(kw_only=True)
 class FaultContext:
-    """Where faults act.
+    """The services and writers of a run, for its faults.
 
     Attributes:
-        writers: by name; a killed one is replaced by another of its name.
-        session_seconds: session time-out of the writers, as granted.
-        gate: in front of an S3 of ours, None with another one.
-        zookeeper: an ensemble of ours, None with another one.
-        queues: of the tables' locks.
-        say: writes an event into the history.
-        random: seeded.
-        history: every event so far.
-        slack_seconds: how much longer than a bare JVM these writers may take for a step.
+        writers: Writers by name. A killed writer is replaced by a new one of the same name.
+        session_seconds: Session timeout of the writers that ZooKeeper granted, in seconds.
+        gate: The gate in front of the embedded S3; None with another S3.
+        zookeeper: The ensemble, if the run has started it; None with another ensemble.
+        queues: Queues of the tables' locks.
+        record: Appends an event to the history.
+        random: Seeded random numbers.
+        history: All events so far.
+        slack_seconds: Seconds that a step of these writers may take longer than in a JVM without Spark.
 
     """
 
@@ -55,108 +67,108 @@ class FaultContext:
     gate: FaultGate | None
     zookeeper: EmbeddedZooKeeper | ContainerZooKeeper | None
     queues: LockQueues
-    say: Callable[..., None]
+    record: Callable[..., None]
     random: random.Random
     history: Sequence[Event]
     slack_seconds: float = 0.0
 
-    def attempt(self, writer: str, version: int) -> Event | None:
-        """Return the newest attempt of a writer's last hold to put this version, None if there is none."""
+    def newest_attempt(self, writer: str, version: int) -> Event | None:
+        """Return the newest attempt of a writer if it is for this version, else None."""
         for event in reversed(self.history):
             if event.get("worker") == writer and event["event"] == "attempting":
                 return event if event["version"] == version else None
         return None
 
 
-def until(seconds: float, wanted: Callable[[Event], bool]) -> Waiting:
-    """Wait for an event, at most that long; return it, or None."""
+def wait_for(seconds: float, matches: Callable[[Event], bool]) -> Wait:
+    """Wait for an event for so many seconds; return it, or None."""
     deadline = time.monotonic() + seconds
     while True:
         event = yield
-        if event is not None and wanted(event):
+        if event is not None and matches(event):
             return event
         if time.monotonic() > deadline:
             return None
 
 
-def until_true(seconds: float, condition: Callable[[], bool]) -> Waiting:
-    """Wait for what no event tells, at most that long."""
+def wait_until(seconds: float, condition: Callable[[], bool]) -> Wait:
+    """Wait for a condition that no event announces, for at most so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         yield
     return None
 
 
-def of(writer: str, *kinds: str) -> Callable[[Event], bool]:
-    """Return the test for an event of a writer."""
+def is_from(writer: str, *kinds: str) -> Callable[[Event], bool]:
+    """Return a predicate for events of these kinds by a writer."""
     return lambda event: event.get("worker") == writer and event["event"] in kinds
 
 
-def heard(context: FaultContext, writer: str) -> Waiting:
-    """Wait until a writer that was left alone again says what became of its transaction."""
-    return until(2 * context.session_seconds + 10 + context.slack_seconds, of(writer, *OUTCOMES))
+def wait_for_outcome(context: FaultContext, writer: str) -> Wait:
+    """Wait until a writer that is no longer disturbed reports the outcome of its transaction."""
+    return wait_for(2 * context.session_seconds + 10 + context.slack_seconds, is_from(writer, *OUTCOMES))
 
 
-def of_hold(held: Event, *kinds: str) -> Callable[[Event], bool]:
-    """Return the test for an event of a writer under this hold, or one that says no hold."""
-    test = of(str(held.get("worker")), *kinds)
-    return lambda event: test(event) and event.get("token", held.get("token")) == held.get("token")
+def is_from_hold(stop: Event, *kinds: str) -> Callable[[Event], bool]:
+    """Return a predicate for events of these kinds by a stopped writer, under its hold or without a hold."""
+    is_from_writer = is_from(str(stop.get("worker")), *kinds)
+    return lambda event: is_from_writer(event) and event.get("token", stop.get("token")) == stop.get("token")
 
 
-def takeover(held: Event, kind: str) -> Callable[[Event], bool]:
-    """Return the test for this event of a later holder of the same table."""
+def is_takeover(stop: Event, kind: str) -> Callable[[Event], bool]:
+    """Return a predicate for events of this kind by a later holder of the stopped writer's table."""
     return lambda event: (
         event["event"] == kind
-        and event.get("table") == held.get("table")
-        and event.get("token", -1) > held.get("token", -1)
-        and (event.get("worker") != held.get("worker") or event.get("thread") == 2)  # noqa: PLR2004 (its second)
+        and event.get("table") == stop.get("table")
+        and event.get("token", -1) > stop.get("token", -1)
+        and (event.get("worker") != stop.get("worker") or event.get("thread") == 2)  # noqa: PLR2004 (its second thread)
     )
 
 
-def stopped(context: FaultContext, writer: str, point: str) -> _Stopped:
-    """Have a writer stop at a point; return where it is, and the held PUT if that is the point."""
+def stop_at(context: FaultContext, writer: str, point: str) -> StopWait:
+    """Stop a writer at a point. At the point :data:`PUT` the gate holds its PUT back instead."""
     process = context.writers[writer]
-    wait = 20 * context.session_seconds + 30 + context.slack_seconds
+    seconds = 20 * context.session_seconds + 30 + context.slack_seconds
     if point != PUT:
-        process.tell(f"stop-at {point}")
-        event = yield from until(
-            wait, lambda event: of(writer, "stopped", "ended")(event) and event.get("point", point) == point
+        process.send(f"stop-at {point}")
+        event = yield from wait_for(
+            seconds, lambda event: is_from(writer, "stopped", "ended")(event) and event.get("point", point) == point
         )
-        return (event, None) if event is not None and event["event"] == "stopped" else None
+        return Stop(event, None) if event is not None and event["event"] == "stopped" else None
     assert context.gate is not None  # noqa: S101 (the class needs it)
-    fault = context.gate.arm(writer, S3Fault(held=True))
-    deadline = time.monotonic() + wait
-    arrived: Event | None = None
+    put = context.gate.arm(writer, S3Fault(held=True))
+    deadline = time.monotonic() + seconds
+    arrival: Event | None = None
     while time.monotonic() < deadline:
         event = yield
         if event is not None and event.get("worker") == writer:
             if event["event"] == "ended":
                 break
-            arrived = event if event["event"] == "put-arrived" else arrived
-        # The gate may be quicker to say so than the writer was.
-        attempt = arrived and context.attempt(writer, arrived["version"])
+            arrival = event if event["event"] == "put-arrived" else arrival
+        # The gate may report the arrival before the writer reports the attempt.
+        attempt = arrival and context.newest_attempt(writer, arrival["version"])
         if attempt is not None:
-            return attempt, fault
+            return Stop(attempt, put)
     context.gate.disarm(writer)
-    fault.release.set()
+    put.release.set()
     return None
 
 
-def struck(context: FaultContext, name: str, writer: str, point: str) -> _Stopped:
-    """Have a writer stop at a point, and say that a fault strikes there; return what ``stopped`` returns."""
-    found = yield from stopped(context, writer, point)
-    if found is not None:
-        context.say("fault", kind=name, worker=writer, point=point, **place_of(found[0]))
-    return found
+def strike_at(context: FaultContext, name: str, writer: str, point: str) -> StopWait:
+    """Stop a writer at a point, and record that a fault strikes there."""
+    stop = yield from stop_at(context, writer, point)
+    if stop is not None:
+        context.record("fault", kind=name, worker=writer, point=point, **hold_fields(stop.event))
+    return stop
 
 
-def place_of(event: Event) -> dict[str, Any]:
-    """Return the table and the hold that an event is about, as far as it has them."""
+def hold_fields(event: Event) -> dict[str, Any]:
+    """Return the fields of an event that name its table and hold."""
     return {name: event[name] for name in ("token", "table") if name in event}
 
 
 def advance(incident: Incident, event: Mapping[str, Any] | None) -> Incident | None:
-    """Send a fault an event; return it, or None if that was its end."""
+    """Send an event to a running fault; return the fault, or None if it has ended."""
     try:
         if inspect.getgeneratorstate(incident) == inspect.GEN_CREATED:
             next(incident)

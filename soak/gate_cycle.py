@@ -1,8 +1,8 @@
-"""What a writer that is a whole Spark driver does through the gate: the product's own writer, with the lock at the end.
+"""The turn of a Spark driver through the gate: the product's writer, with the lock for the commit alone.
 
-Words and points are those of :mod:`soak.cycle`. What differs: rows are computed and written before the lock is
-asked for, ``acquired`` and ``read`` are under it, and ``stored`` and ``releasing`` are where the log store has told
-what became of the put, before the lock is given back.
+Events and points are those of :mod:`soak.store_cycle`, with these differences: rows are computed and written before
+the lock is requested; ``acquired`` and ``read`` are under the lock; and ``stored`` and ``releasing`` are reached when
+the log store has reported the outcome of the put, before the lock is released.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from lock_manager.intents import NO_VERSION
 from soak.errors import JvmGoneError
 from soak.operations import Operation
 from soak.spark_cycle import SettlingLog, SparkCycle
-from soak.steps import ACQUIRED
+from soak.steps import ACQUIRED, StepContext
 from writer_jobs import CommitUnknownError, LockedDeltaWriter
 from writer_jobs.errors import UnprovenCommitError
 
 
 class GateCycle(SparkCycle):
-    """One transaction, and the lock for its commit."""
+    """One transaction with the lock for its commit; see :class:`soak.cycle.Cycle` for the arguments."""
 
     def run(self) -> None:
-        """Do it.
+        """Write, acquire the lock, commit, and release the lock.
 
         Raises:
-            JvmGoneError: the JVM is dead.
-            SluiceError: there was no lock.
+            JvmGoneError: The JVM has ended.
+            SluiceError: The lock was not acquired.
 
         """
         worker = self._worker
-        worker.held = {"table": self._table}
-        self._had: list[str] = []
-        self._told_stored = False
+        self._hold_ids: list[str] = []
+        self._recorded_stored = False
         self._log = SettlingLog(worker, self._table, self._fill)
-        self._operation = self._chosen()
+        self._operation = self._choose_operation()
         self._ids = list(self._operation.ids)
-        manager = cast("LockManager", _Telling(worker.manager, self._asking, self._acquired))
+        manager = cast("LockManager", _ObservedManager(worker.manager, self._on_request, self._on_hold))
         writer = LockedDeltaWriter(worker.spark, manager, self._table)
         writer.log = self._log
         try:
@@ -48,27 +47,27 @@ class GateCycle(SparkCycle):
         except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
             self._fail(error)
         finally:
-            for hold_id in self._had:
+            for hold_id in self._hold_ids:
                 del worker.cycles[hold_id]
 
-    def told(self, outcome: Mapping[str, Any]) -> None:
-        """Hear what became of a put, in the thread that is told, while the lock is held."""
+    def on_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Record the outcome of a put while the lock is held, in the thread that receives it."""
         if outcome["outcome"] == "committed":
-            self._say_stored(str(outcome["attempt"]))
-            self._point("stored")
-            self._point("releasing")
+            self._record_stored(str(outcome["attempt"]))
+            self._reach("stored")
+            self._reach("releasing")
 
-    def _chosen(self) -> Operation:
+    def _choose_operation(self) -> Operation:
         worker = self._worker
         ids = worker.take_ids()
         if self._log.head().version == NO_VERSION:
             return Operation("append", ids)
         deletable = worker.deletable[self._table]
-        chosen = Operation.of(ids, worker.options.name, deletable[0] if deletable else ())
-        if chosen.deletes:
-            # A batch is deleted once, also if the outcome is unknown.
+        operation = Operation.of(ids, worker.options.name, deletable[0] if deletable else ())
+        if operation.deletes:
+            # A batch is deleted only once, even if the outcome is unknown.
             deletable.popleft()
-        return chosen
+        return operation
 
     def _facts(self) -> dict[str, Any]:
         return self._operation.facts
@@ -77,81 +76,84 @@ class GateCycle(SparkCycle):
         try:
             return super()._fill(commit)
         finally:
-            # What became of it is said; it is no attempt of this transaction's.
+            # The empty commit is recorded, and its attempt does not belong to this transaction.
             self._attempts.clear()
 
-    def _asking(self) -> None:
-        for before in self._attempts[-1:]:
-            self._say("refused", error="NotStagedError", message="done again with the lock", txn=before.txn)
+    def _on_request(self) -> None:
+        """Record a request for the lock, and that an earlier attempt without it was refused."""
+        for earlier in self._attempts[-1:]:
+            self._record("refused", error="NotStagedError", message="repeated with the lock", txn=earlier.txn)
         self._attempts.clear()
-        self._point("asking")
-        self._say("waiting")
+        self._record_wait()
 
-    def _acquired(self, hold: Hold) -> None:
-        worker = self._worker
-        self._hold = hold
-        self._say("holding", waited=hold.waited_seconds, unfinished=len(hold.intents.unfinished))
-        worker.held = {"table": self._table, "token": hold.token}
-        hold.on_loss(lambda lost: self._say("lost", reason=lost.lost))
-        worker.cycles[hold.hold_id] = self
-        self._had.append(hold.hold_id)
-        self._point("acquired")
-        self._take_steps(ACQUIRED, hold)
+    def _on_hold(self, hold: Hold) -> None:
+        self._record_hold(hold)
+        self._worker.cycles[hold.hold_id] = self
+        self._hold_ids.append(hold.hold_id)
+        self._reach("acquired")
+        self._take_steps(ACQUIRED, StepContext(hold, self._read_in_new_block, self._commit_in_two_threads))
 
     def _read(self, _: Hold) -> None:
-        """Look which version is the newest: nothing of a hold before this one may come behind it."""
-        self._say("read", version=self._log.head().version)
-        self._point("read")
+        """Record the newest version. No put of an earlier hold may add a version after that."""
+        self._record("read", version=self._log.head().version)
+        self._reach("read")
 
-    def _say_stored(self, attempt: str) -> None:
-        found = next((each for each in self._attempts if each.name == attempt), None)
-        if found is not None and not self._told_stored:
-            self._told_stored = True
-            self._say("stored", version=found.version, txn=found.txn)
+    def _record_stored(self, name: str) -> None:
+        stored = next((attempt for attempt in self._attempts if attempt.name == name), None)
+        if stored is not None and not self._recorded_stored:
+            self._recorded_stored = True
+            self._record("stored", version=stored.version, txn=stored.txn)
 
     def _acknowledge(self, version: int | None) -> None:
-        # Without an attempt, or a version, the verdict finds that nothing was done.
+        # If there is no attempt or no version, the verdict reports that the operation is not in the table.
         txn = self._attempts[-1].txn if self._attempts else None
-        # What had the lock from its beginning, or was found in the log, was not told.
         if self._attempts:
-            self._say_stored(self._attempts[-1].name)
-        self._say("released", lost=self._hold.lost is not None)
-        self._say("acknowledged", version=version, txn=txn, **self._facts())
+            # No outcome was reported if the lock was held from the beginning, or if the commit was found in the log.
+            self._record_stored(self._attempts[-1].name)
+        self._record("released", lost=self._hold.lost is not None)
+        self._record("acknowledged", version=version, txn=txn, **self._facts())
         if self._ids:
             self._worker.deletable[self._table].append(self._ids)
 
     def _fail(self, error: Exception) -> None:
-        gone: JvmGoneError | None = None
+        jvm_error: JvmGoneError | None = None
         try:
-            self._worker.refuse_without_jvm(error)
+            self._worker.check_jvm(error)
         except JvmGoneError as problem:
-            gone = problem
-        facts = {"error": type(gone or error).__name__, "message": str(error)}
+            jvm_error = problem
+        facts = {"error": type(jvm_error or error).__name__, "message": str(error)}
         if not self._attempts:
-            self._say("gave-up", **facts)
+            self._record("gave-up", **facts)
         else:
-            unknown = gone is not None or isinstance(error, CommitUnknownError | UnprovenCommitError)
-            refused = isinstance(error, SluiceError) and not unknown
-            self._say("refused" if refused else "unknown", **facts, txn=self._attempts[-1].txn)
-        if self._had:
-            self._say("released", lost=isinstance(error, LockLostError) or self._hold.lost is not None)
-        if gone is not None:
-            raise gone
+            is_unknown = jvm_error is not None or isinstance(error, CommitUnknownError | UnprovenCommitError)
+            is_refused = isinstance(error, SluiceError) and not is_unknown
+            self._record("refused" if is_refused else "unknown", **facts, txn=self._attempts[-1].txn)
+        if self._hold_ids:
+            self._record("released", lost=isinstance(error, LockLostError) or self._hold.lost is not None)
+        if jvm_error is not None:
+            raise jvm_error
 
 
-class _Telling:
-    """A lock manager that says when it asks for a lock, and when it has given one, before anything is done with it."""
+class _ObservedManager:
+    """A lock manager with callbacks.
 
-    def __init__(self, manager: LockManager, asking: Callable[[], None], had: Callable[[Hold], None]) -> None:
+    Args:
+        manager: The lock manager.
+        on_request: Called before each request.
+        on_hold: Called with each hold before the caller gets it. An error releases the hold.
+
+    """
+
+    def __init__(self, manager: LockManager, on_request: Callable[[], None], on_hold: Callable[[Hold], None]) -> None:
         self._manager = manager
-        self._asking = asking
-        self._had = had
+        self._on_request = on_request
+        self._on_hold = on_hold
 
-    def acquire_all(self, *tables: Any, **how: Any) -> Hold:
-        self._asking()
-        hold = self._manager.acquire_all(*tables, **how)
+    def acquire_all(self, *tables: Any, **options: Any) -> Hold:
+        self._on_request()
+        hold = self._manager.acquire_all(*tables, **options)
         try:
-            self._had(hold)
+            self._on_hold(hold)
         except BaseException:
             hold.release()
             raise

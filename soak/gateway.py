@@ -1,4 +1,4 @@
-"""A bare JVM with what Spark and Delta have on their class path, and Py4J's way into it."""
+"""A JVM without Spark, with the class path of Spark and Delta, and its Py4J gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.local.jars import jar_paths
 from soak.errors import JvmError
 
 _HOST = "127.0.0.1"
-_QUICK = (
+_FAST_START = (
     "-Xmx192m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote", "-XX:CICompilerCount=1", "-Xshare:auto",
 )  # fmt: skip
@@ -24,14 +24,18 @@ _QUICK = (
 def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, str]:
     """Start a JVM with Py4J's gateway; return its process, port and token.
 
+    Args:
+        mode: Mode of the commit guard, ``required`` or ``off``.
+        errors: Log file for the JVM's standard error.
+
     Raises:
-        JvmError: it did not start.
+        JvmError: The JVM did not start.
 
     """
     jars = find_spark_jars()
     classpath = os.pathsep.join([f"{jars}/*", *map(str, jar_paths())])
     command = [
-        find_java(), *_QUICK, *archive_options(STORE), f"-Dspark.sluice.guard={mode}", "-cp", classpath,
+        find_java(), *_FAST_START, *archive_options(STORE), f"-Dspark.sluice.guard={mode}", "-cp", classpath,
         "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0",
     ]  # fmt: skip
     with errors.open("ab") as log:
@@ -43,7 +47,7 @@ def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, st
     if not port.isdigit() or not token:
         process.kill()
         process.wait()
-        raise JvmError(f"the JVM of the log store did not start: see {errors}")
+        raise JvmError(f"the JVM of the log store did not start; see {errors}")
     return process, int(port), token
 
 

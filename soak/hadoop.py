@@ -1,15 +1,16 @@
-"""Hadoop's settings for a soak's writers: one S3, little patience."""
+"""Hadoop's settings for a soak's writers: the S3 of the run, with short timeouts and few retries."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from sluice.local.chosen_s3 import s3a_settings
 from sluice.local.s3 import LocalS3
 from soak.tcp_proxy import Link
 
 _PREFIX = "spark.hadoop."
-_IMPATIENT = {
+_SHORT_TIMEOUTS = {
     "fs.s3a.attempts.maximum": "2",
     "fs.s3a.retry.limit": "1",
     "fs.s3a.retry.interval": "100ms",
@@ -23,18 +24,23 @@ _IMPATIENT = {
 
 
 def hadoop_settings(writer: str, s3: LocalS3 | None, link: Link | None = None) -> dict[str, str]:
-    """Return the settings of a writer, which S3 learns the name of.
+    """Return the settings of a writer.
 
     Args:
-        writer: its name.
-        s3: an embedded one; None for the one that the AWS variables name.
-        link: the writer's own way to the embedded one, if there is one.
+        writer: Name of the writer, which S3 gets as the prefix of the user agent.
+        s3: The embedded S3; None for the S3 of the AWS variables.
+        link: Connection of the writer to the embedded S3; None to connect directly.
 
     """
     if s3 is not None:
-        found = {key.removeprefix(_PREFIX): value for key, value in s3.spark_conf.items()}
+        settings = {key.removeprefix(_PREFIX): value for key, value in s3.spark_conf.items()}
         if link is not None:
-            found["fs.s3a.endpoint"] = f"http://{link.hosts}"
+            settings["fs.s3a.endpoint"] = f"http://{link.hosts}"
     else:
-        found = s3a_settings(os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
-    return {**found, "fs.s3a.user.agent.prefix": writer, **_IMPATIENT}
+        settings = s3a_settings(os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
+    return {**settings, "fs.s3a.user.agent.prefix": writer, **_SHORT_TIMEOUTS}
+
+
+def allow_short_timeouts(jvm: Any) -> None:
+    """Let S3A use timeouts of less than 15 s, so that each fault takes less time."""
+    jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(jvm.java.time.Duration.ofMillis(1))

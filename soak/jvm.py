@@ -1,9 +1,9 @@
-"""A JVM without Spark that has the guarded log store, and the few calls into it that a writer of the soak makes.
+"""A JVM without Spark that runs the guarded log store, and the calls into it that a writer of the soak needs.
 
-One Python thread talks to it at a time. Py4J serves each connection by a Java thread of its own, and the log store
-knows the hold by the Java thread: no connection but one may come into being. Py4J's memory management is off for that
-reason, because it talks to the JVM whenever Python happens to collect garbage; what a call left behind in the JVM is
-given up before the next list.
+Only one Python thread may call it at a time. Py4J serves each connection in a separate Java thread, and the log store
+finds the block by the Java thread, so there must be only one connection. Therefore Py4J's memory management is off: it
+would open connections when Python collects garbage. Instead, :meth:`StoreJvm.versions` releases the Java objects of
+earlier calls.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from lock_manager.guard.guard_server import CommitDecider, GuardServer
 from soak.errors import JvmError, JvmGoneError, StoreError, VersionTakenError, WriteError
 from soak.gateway import connect, start_jvm
+from soak.hadoop import allow_short_timeouts
 
 _ANSWER_SECONDS = 60
 _SCHEMA = "message spark_schema { required int64 id; }"
 
 
 class StoreJvm:
-    """The guarded log store in a process of its own. It ends when this process does.
+    """The guarded log store in a separate process, which ends when this process ends.
 
-    Tables are given by URI, for example ``s3a://lake/soak``.
+    A table is named by its URI, for example ``s3a://lake/soak``. All methods raise StoreError for an exception of
+    Java, and JvmGoneError if the JVM has ended.
 
     Args:
         hadoop: Hadoop's settings, without the prefix ``spark.hadoop.``.
-        guard: asked at every commit.
-        mode: ``required`` or ``off``.
-        conditional: write with the guarded store; else with Delta's ``S3SingleDriverLogStore``.
-        errors: file that gets what the JVM says.
+        guard: Decides on every commit.
+        mode: Mode of the commit guard, ``required`` or ``off``.
+        conditional: Whether to write with the guarded store. If not, Delta's ``S3SingleDriverLogStore`` writes.
+        errors: Log file for the JVM's standard error.
 
     Attributes:
-        pid: of the process.
+        pid: Process id of the JVM.
 
     Raises:
-        JvmError: it did not start.
-
-    All methods raise StoreError for what Java throws, and JvmGoneError if there is no Java any more.
+        JvmError: The JVM did not start.
 
     """
 
@@ -57,23 +57,20 @@ class StoreJvm:
         self._conf = jvm.org.apache.hadoop.conf.Configuration()
         for key, value in hadoop.items():
             self._conf.set(key, value)
-        # S3A raises shorter time-outs to 15 s, and faults would cost that each time.
-        jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(
-            jvm.java.time.Duration.ofMillis(1)
-        )
+        allow_short_timeouts(jvm)
         self._guarded = jvm.io.deltasluice.storage.GuardedLogStore(self._conf)
         self._writer = self._guarded if conditional else jvm.io.delta.storage.S3SingleDriverLogStore(self._conf)
         self._guard_server = GuardServer(guard)
         self._guard_server.install(jvm, answer_seconds=_ANSWER_SECONDS)
         self._schema = jvm.org.apache.parquet.schema.MessageTypeParser.parseMessageType(_SCHEMA)
         self._groups = jvm.org.apache.parquet.example.data.simple.SimpleGroupFactory(self._schema)
-        # What the JVM keeps for Python, by name; and the names of what is used again.
+        # The Java objects that Py4J keeps for Python, by id, and the ids of those that later calls use.
         self._bindings = self._gateway.java_gateway_server.getGateway().getBindings()
-        self._used_again = jvm.java.util.HashSet(self._bindings.keySet())
-        self._used_again.add(self._used_again._get_object_id())  # noqa: SLF001 (its name)
+        self._permanent_ids = jvm.java.util.HashSet(self._bindings.keySet())
+        self._permanent_ids.add(self._permanent_ids._get_object_id())  # noqa: SLF001 (its id)
 
     def warm_up(self, table: str) -> None:
-        """Load what the first list loads (two seconds), before any lock waits for it."""
+        """Load the classes of the first listing (two seconds), so that no lock is held meanwhile."""
         self.versions(table, 0)
 
     def write_data_file(self, table: str, name: str, ids: Sequence[int]) -> int:
@@ -81,8 +78,8 @@ class StoreJvm:
 
         Args:
             table: URI.
-            name: of the file.
-            ids: above 2**31, or Py4J takes them for a Java ``int`` and Parquet refuses them in this column.
+            name: Name of the file.
+            ids: Values above 2**31. Py4J passes smaller ones as a Java ``int``, which Parquet refuses in this column.
 
         """
         jvm = self._jvm
@@ -97,13 +94,12 @@ class StoreJvm:
             return int(path.getFileSystem(self._conf).getFileStatus(path).getLen())
 
     def versions(self, table: str, first: int) -> list[int]:
-        """List the versions from ``first`` on, as the log store lists them, ascending."""
+        """List the versions from ``first`` on with the log store, in ascending order."""
         try:
             with _python_errors():
-                self._bindings.keySet().retainAll(self._used_again)
-            with _python_errors():
-                found = _items(self._guarded.listFrom(self._version_file(table, first), self._conf))
-                names = [str(status.getPath().getName()) for status in found]
+                self._bindings.keySet().retainAll(self._permanent_ids)
+                files = _iterate(self._guarded.listFrom(self._version_file(table, first), self._conf))
+                names = [str(status.getPath().getName()) for status in files]
         except StoreError as error:
             if error.reason == "FileNotFoundException":
                 return []
@@ -115,7 +111,7 @@ class StoreJvm:
         with _python_errors():
             lines = self._guarded.read(self._version_file(table, version), self._conf)
             try:
-                return [str(line) for line in _items(lines)]
+                return [str(line) for line in _iterate(lines)]
             finally:
                 lines.close()
 
@@ -123,36 +119,37 @@ class StoreJvm:
         """Write a version file in a block under a hold, in the Java thread that is bound to the block.
 
         Raises:
-            VersionTakenError: there is one already.
-            WriteError: anything else that Java throws.
+            VersionTakenError: The version exists.
+            WriteError: Java threw another exception.
+            JvmError: Another Java thread wrote the file.
 
         """
         guard = self._jvm.io.deltasluice.storage.Guard
         with _python_errors():
             file, actions = self._version_file(table, version), _java_list(self._jvm, lines).iterator()
             guard.bind(block)
-            bound = self._thread()
+            bound_thread = self._thread()
             try:
                 self._writer.write(file, actions, False, self._conf)  # noqa: FBT003 (Java has no keywords)
             finally:
-                wrote = self._thread()
+                writing_thread = self._thread()
                 guard.bind(None)
-        if wrote != bound:
+        if writing_thread != bound_thread:
             raise JvmError("the commit was written in another Java thread than the one bound to the block")
 
     def attempts(self, hold: str) -> list[dict[str, Any]]:
-        """Return what became of each attempt under a hold; see ``Attempts.java``."""
+        """Return each attempt under a hold and its outcome; see ``Attempts.java``."""
         with _python_errors():
-            found: list[dict[str, Any]] = json.loads(self._jvm.io.deltasluice.storage.Attempts.of(hold))
-        return found
+            attempts: list[dict[str, Any]] = json.loads(self._jvm.io.deltasluice.storage.Attempts.of(hold))
+        return attempts
 
     def forget(self, hold: str) -> None:
-        """Have the log store forget the attempts under a hold."""
+        """Delete the attempts under a hold from the log store's memory."""
         with _python_errors():
             self._jvm.io.deltasluice.storage.Attempts.forget(hold)
 
     def close(self) -> None:
-        """End the JVM."""
+        """Kill the JVM."""
         with suppress(Exception):
             self._gateway.close()
         self._guard_server.close()
@@ -173,13 +170,13 @@ class StoreJvm:
 
 
 def _java_list(jvm: Any, lines: Sequence[str]) -> Any:
-    made = jvm.java.util.ArrayList()
+    array = jvm.java.util.ArrayList()
     for line in lines:
-        made.add(line)
-    return made
+        array.add(line)
+    return array
 
 
-def _items(iterator: Any) -> Iterator[Any]:
+def _iterate(iterator: Any) -> Iterator[Any]:
     while iterator.hasNext():
         yield iterator.next()
 
@@ -189,12 +186,12 @@ def _python_errors() -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        raise _explained(error) from None
+        raise _python_error(error) from None
     except (Py4JError, OSError) as error:
         raise JvmGoneError(f"the JVM of the log store is gone: {error}") from error
 
 
-def _explained(error: Py4JJavaError) -> VersionTakenError | StoreError:
+def _python_error(error: Py4JJavaError) -> VersionTakenError | StoreError:
     try:
         java = error.java_exception
         name, message = str(java.getClass().getName()), str(java.getMessage() or "")

@@ -1,4 +1,4 @@
-"""The invariants about the writers themselves: each hears its outcome, acquires, releases and ends."""
+"""The invariants about the writers: each gets its outcomes, acquires and releases locks, and ends."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from soak.evidence import Event, Evidence
 from soak.steps import DONE, SAME
-from soak.violation import Violation, piece_of, who
+from soak.violation import Violation, hold_of, related_events
 
 _SCHEDULING_SECONDS = 2.0
 _STRIKES = frozenset({"holder-gone", "killed", "fault"})
 _OUTCOMES = frozenset({"stored", "filled", "refused", "unknown"})
 
 
-def nobody_skips_in_silence(evidence: Evidence) -> Iterator[Violation]:
-    """I6: whoever attempts a version hears what became of it, unless it dies."""
+def all_attempts_have_outcomes(evidence: Evidence) -> Iterator[Violation]:
+    """I6: every attempt to commit a version gets an outcome, unless the writer is killed."""
     attempted: dict[tuple[int, str], Event] = {}
-    # A version that was another's is no answer yet: the hold goes on to the next one, or says that it does not.
+    # A taken version is no outcome yet: the hold tries the next version, or reports that it gives up.
     outrun: dict[tuple[int, int], Event] = {}
     dead: set[int] = set()
     for event in evidence.history:
@@ -36,119 +36,121 @@ def nobody_skips_in_silence(evidence: Evidence) -> Iterator[Violation]:
             dead.add(incarnation)
     for (incarnation, _), event in (*attempted.items(), *outrun.items()):
         if incarnation not in dead:
-            sentence = f"{who(event)} attempted version {event['version']}, and was never told what became of it"
-            yield Violation("I6", sentence, piece_of(evidence, event["table"], {event["txn"]}))
+            sentence = f"{hold_of(event)} attempted version {event['version']} and got no outcome"
+            yield Violation("I6", sentence, related_events(evidence, event["table"], {event["txn"]}))
 
 
-def waiters_get_in(evidence: Evidence) -> Iterator[Violation]:
-    """I7: after a holder is gone a waiter has the lock within the session time-out, one tick and 2 s."""
+def waiters_follow_dead_holders(evidence: Evidence) -> Iterator[Violation]:
+    """I7: a waiter follows a dead holder within the session timeout, one tick and 2 s."""
     bound = _longest_takeover(evidence)
-    for death, taken in takeovers(evidence):
-        if taken is None:
-            yield Violation("I7", f"nobody got the lock after {who(death)} was gone, though others waited", [death])
-        elif taken["monotonic"] > death["monotonic"] + bound:
-            took = taken["monotonic"] - death["monotonic"]
-            sentence = f"{who(taken)} got the lock {took:.1f} s after {who(death)} was gone; bound: {bound:.1f} s"
-            yield Violation("I7", sentence, [death, taken])
+    for death, successor in takeovers(evidence):
+        if successor is None:
+            yield Violation("I7", f"no waiter got the lock after {hold_of(death)} was gone", [death])
+        elif successor["monotonic"] > death["monotonic"] + bound:
+            seconds = successor["monotonic"] - death["monotonic"]
+            delay = f"{seconds:.1f} s after {hold_of(death)} was gone; bound: {bound:.1f} s"
+            yield Violation("I7", f"{hold_of(successor)} got the lock {delay}", [death, successor])
 
 
 def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
-    """Yield each end of a holder that somebody waited behind, and who had the lock next.
+    """Yield each end of a holder with waiters, and the ``holding`` event of the next holder; None if there is none.
 
-    Left out where another fault struck too, or the history ends before the time is over.
+    An end is left out if another fault strikes before the takeover, or if the history ends before the bound of I7.
     """
     bound = _longest_takeover(evidence)
     history = evidence.history
     for index, death in enumerate(history):
-        if death["event"] != "holder-gone" or not _waiting_at(history[: index + 1], death):
+        if death["event"] != "holder-gone" or not _waiters(history[: index + 1], death):
             continue
-        end, rest = death["monotonic"] + bound, history[index + 1 :]
-        others = (event for event in rest if event["event"] in _STRIKES and event.get("worker") != death.get("worker"))
-        taken = next((event for event in rest if _takes_over(event, death)), None)
-        until = end if taken is None else min(end, taken["monotonic"])
-        if any(event["monotonic"] < until for event in others):
+        end, later_events = death["monotonic"] + bound, history[index + 1 :]
+        successor = next((event for event in later_events if _takes_over(event, death)), None)
+        until = end if successor is None else min(end, successor["monotonic"])
+        if any(
+            event["event"] in _STRIKES and event.get("worker") != death.get("worker") and event["monotonic"] < until
+            for event in later_events
+        ):
             continue
-        if taken is not None or history[-1]["monotonic"] > end:
-            yield death, taken
+        if successor is not None or history[-1]["monotonic"] > end:
+            yield death, successor
 
 
-def no_contender_left(evidence: Evidence) -> Iterator[Violation]:
-    """I8: who leaves a queue leaves nothing in it: seen after a cancelled wait, and when all writers are idle."""
-    looks = [event for event in evidence.history if event["event"] == "queue"]
-    for look in looks:
-        if look["left"]:
-            whose = f"of {look['worker']} " if look.get("worker") else ""
-            yield Violation("I8", f"contenders {whose}are left in the queue of {look['table']}: {look['left']}", [look])
+def all_queues_are_empty(evidence: Evidence) -> Iterator[Violation]:
+    """I8: no contender remains in a queue after a cancelled wait, or when all writers are idle."""
+    checks = [event for event in evidence.history if event["event"] == "queue"]
+    for check in checks:
+        if check["left"]:
+            owner = f"of {check['worker']} " if check.get("worker") else ""
+            sentence = f"contenders {owner}are left in the queue of {check['table']}: {check['left']}"
+            yield Violation("I8", sentence, [check])
     for table in evidence.tables:
-        # What nobody looked at is not known to be empty.
-        if not any(look["table"] == table and not look.get("worker") for look in looks):
-            yield Violation("I8", f"nobody looked at the queue of {table} while all writers were idle")
+        if not any(check["table"] == table and not check.get("worker") for check in checks):
+            yield Violation("I8", f"the queue of {table} was not checked while all writers were idle")
 
 
-def work_goes_on(evidence: Evidence) -> Iterator[Violation]:
-    """I9: there is no deadlock: something is acknowledged, and whoever is not killed ends, when it is told to."""
+def all_writers_progress(evidence: Evidence) -> Iterator[Violation]:
+    """I9: there is no deadlock: commits are acknowledged, and every writer ends on request and not before."""
     history = evidence.history
     if not any(event["event"] == "acknowledged" for event in history):
         yield Violation("I9", "nothing was acknowledged")
-    accounted = {event.get("incarnation") for event in history if event["event"] in ("killed", "jvm-gone", "finished")}
+    explained = {event.get("incarnation") for event in history if event["event"] in ("killed", "jvm-gone", "finished")}
     for event in history:
         if event["event"] == "stalled":
             sentence = f"nothing was acknowledged for {event['seconds']:.0f} s, with no fault under way"
-            yield Violation("I9", sentence, [*_last_words(history, event), event])
+            yield Violation("I9", sentence, [*_last_events(history, event), event])
         elif event["event"] == "killed" and event.get("late"):
-            sentence = f"{event['worker']} was told to finish, and had to be killed"
-            yield Violation("I9", sentence, [*_last_words(history, event, event["worker"]), event])
-        elif event["event"] == "ended" and event["incarnation"] not in accounted:
-            sentence = f"{event['worker']} ended of itself, though nobody had told it to"
-            yield Violation("I9", sentence, [*_last_words(history, event, event["worker"]), event])
+            sentence = f"{event['worker']} did not end in time on request, and was killed"
+            yield Violation("I9", sentence, [*_last_events(history, event, event["worker"]), event])
+        elif event["event"] == "ended" and event["incarnation"] not in explained:
+            sentence = f"{event['worker']} ended without a request"
+            yield Violation("I9", sentence, [*_last_events(history, event, event["worker"]), event])
 
 
-def two_managers_are_one(evidence: Evidence) -> Iterator[Violation]:
-    """I10: what a thread holds it gets again through another lock manager, and LockOrderError for what comes before."""
+def managers_share_holds(evidence: Evidence) -> Iterator[Violation]:
+    """I10: a thread gets its own hold again through another lock manager; a request against the order is refused."""
     for event in evidence.history:
         # A lost hold cannot be acquired again.
         if event["event"] != "step" or event["kind"] != "two-managers" or event["lost"]:
             continue
-        # A manager that never had a connection does not know its ensemble.
-        unknown = set() if event["connected"] else {"EnsembleUnavailableError"}
-        if event["again"] not in {SAME, *unknown}:
-            sentence = f"{who(event)} asked again for what it holds, through another manager: {event['again']}"
+        # A manager that was never connected does not know its ensemble.
+        allowed = set() if event["connected"] else {"EnsembleUnavailableError"}
+        if event["again"] not in {SAME, *allowed}:
+            sentence = f"{hold_of(event)} requested its own table through another manager: {event['again']}"
             yield Violation("I10", sentence, [event])
-        if event["order"] not in {"LockOrderError", *unknown}:
-            sentence = f"{who(event)} asked through another manager for a table that comes before: {event['order']}"
+        if event["order"] not in {"LockOrderError", *allowed}:
+            sentence = f"{hold_of(event)} requested an earlier table through another manager: {event['order']}"
             yield Violation("I10", sentence, [event])
 
 
-def a_living_intent_stays(evidence: Evidence) -> Iterator[Violation]:
-    """I11: the intent of a hold that lives stays, also when another hold takes it for left behind and clears it."""
+def living_intents_remain(evidence: Evidence) -> Iterator[Violation]:
+    """I11: no hold removes the intent of another hold that stands, even if the intent looks unfinished."""
     for event in evidence.history:
-        # That the hold was lost, or that nobody answered, is said as an error: then nothing is known of its intent.
+        # If the hold was lost or the ensemble did not answer, ``stays`` is None: the intent's state is unknown.
         if event["event"] == "step" and event["kind"] == "stalled-listing" and event["stays"] is False:
-            sentence = f"{who(event)} had the intent of a hold cleared away that lives and had noted another version"
+            sentence = f"{hold_of(event)} removed the intent of a hold that stands and had stored a newer version"
             yield Violation("I11", sentence, [event])
 
 
-def both_threads_are_served(evidence: Evidence) -> Iterator[Violation]:
-    """I12: each statement of two threads in one block that is reported as done is in the table."""
+def reported_statements_are_in_table(evidence: Evidence) -> Iterator[Violation]:
+    """I12: with two threads in one block, each statement that is reported as done is in the table."""
     for event in evidence.history:
-        # A step that could not read the table afterwards shows nothing.
+        # If the step could not read the table, ``left`` is None.
         if event["event"] != "step" or event["kind"] != "two-threads" or event["left"] is None:
             continue
         if event["deleted"] == DONE and event["left"]:
-            sentence = f"{who(event)} was told that a DELETE is done, and {event['left']} of its rows are in the table"
+            sentence = f"a DELETE of {hold_of(event)} is reported as done, but {event['left']} of its rows remain"
             yield Violation("I12", sentence, [event])
         if event["inserted"] == DONE and event["there"] != 1:
-            sentence = f"{who(event)} was told that an INSERT is done, and its row is there {event['there']} times"
+            sentence = f"an INSERT of {hold_of(event)} is reported as done, but its row is there {event['there']} times"
             yield Violation("I12", sentence, [event])
 
 
-def _last_words(history: Sequence[Event], end: Event, worker: str | None = None) -> list[Event]:
-    """Return the last that this writer had said by then, or the last of each."""
-    last: dict[str, Event] = {}
+def _last_events(history: Sequence[Event], end: Event, worker: str | None = None) -> list[Event]:
+    """Return the last event before ``end`` of this writer, or of each writer."""
+    last_events: dict[str, Event] = {}
     for event in history[: history.index(end)]:
         if event.get("worker"):
-            last[str(event["worker"])] = event
-    return [event for name, event in last.items() if worker in (None, name)]
+            last_events[str(event["worker"])] = event
+    return [event for name, event in last_events.items() if worker in (None, name)]
 
 
 def _longest_takeover(evidence: Evidence) -> float:
@@ -160,11 +162,11 @@ def _takes_over(event: Event, death: Event) -> bool:
     return same and bool(event["token"] > death["token"])
 
 
-def _waiting_at(history: Sequence[Event], death: Event) -> list[str]:
-    """Return the other writers that stood in the queue at the end of this history."""
-    last: dict[str, bool] = {}
+def _waiters(history: Sequence[Event], death: Event) -> list[str]:
+    """Return the other writers that wait in the queue of the table at the end of this history."""
+    waits: dict[str, bool] = {}
     for event in history:
         worker = str(event.get("worker"))
         if event["event"] in ("waiting", "holding", "gave-up", "ended", "killed"):
-            last[worker] = event["event"] == "waiting" and event.get("table") == death["table"]
-    return [worker for worker, waits in last.items() if waits and worker != death.get("worker")]
+            waits[worker] = event["event"] == "waiting" and event.get("table") == death["table"]
+    return [worker for worker, is_waiting in waits.items() if is_waiting and worker != death.get("worker")]

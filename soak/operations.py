@@ -1,4 +1,4 @@
-"""The operations of writers at the gate: APPEND, MERGE, DELETE and ``apply_rows`` in turn, by the ids of their rows."""
+"""The operations of Spark writers at the gate: append, MERGE, DELETE and ``apply_rows`` in turn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from writer_jobs import LockedDeltaWriter
 from writer_jobs.late_rows.apply import apply_rows
 
 Name = Literal["append", "merge", "delete", "apply_rows"]
-"""The kinds of operation of a writer at the gate."""
+"""The kinds of operations."""
 
-# Not partitioned: apply_rows would lock partitions, and invariants are about the lock of the table.
+#: Columns of every table, as SQL over ``id``. No table has partitions, because the invariants are about the lock of the
+#: whole table, and apply_rows would lock partitions.
 COLUMNS = ("id", "timestamp_micros(id) AS at")
-"""Columns of every table, as SQL over ``id``."""
 _TURNS: tuple[Name, ...] = ("append", "merge", "delete", "apply_rows")
 
 
-def rows_of(spark: SparkSession, ids: Sequence[int]) -> DataFrame:
-    """Return the rows with these ids, which follow each other."""
+def make_rows(spark: SparkSession, ids: Sequence[int]) -> DataFrame:
+    """Return the rows with these consecutive ids."""
     return spark.range(ids[0], ids[-1] + 1, 1, 1).selectExpr(*COLUMNS)
 
 
@@ -31,10 +31,10 @@ class Operation:
     """One operation on a table.
 
     Attributes:
-        name: its kind.
-        ids: of the rows that it inserts.
-        deletes: ids of the rows that it deletes.
-        transaction: application and version of its ``txn``; None without one.
+        name: Kind of the operation.
+        ids: Ids of the rows that it inserts.
+        deletes: Ids of the rows that it deletes.
+        transaction: Application and version of its ``txn``; None without a ``txn``.
 
     """
 
@@ -45,25 +45,25 @@ class Operation:
 
     @classmethod
     def of(cls, ids: Sequence[int], app_id: str, deletable: Sequence[int]) -> Operation:
-        """Choose the operation of a turn.
+        """Choose the next operation of a writer.
 
         Args:
-            ids: new ids; they decide the kind.
-            app_id: application of the writer's transactions.
-            deletable: ids of rows that may be deleted; without any, a turn to delete is an append.
+            ids: New consecutive ids, which determine the kind.
+            app_id: Application of the writer's ``txn``.
+            deletable: Ids of rows that may be deleted. If there are none, an append takes the turn of the delete.
 
         """
         name = _TURNS[ids[0] // len(ids) % len(_TURNS)]
         if name == "delete" and deletable:
             return cls(name, (), deletable)
         if name == "apply_rows":
-            # Ids rise from one process of a writer to the next, and so do its transactions.
+            # Ids rise from one process of a writer to the next, and so do the versions of its txn.
             return cls(name, ids, transaction=(app_id, ids[0]))
         return cls("append" if name == "delete" else name, ids)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The operation as the history describes it."""
+        """The fields that describe the operation in the history."""
         return {
             "operation": self.name,
             "ids": list(self.ids),
@@ -72,10 +72,10 @@ class Operation:
         }
 
     def run(self, spark: SparkSession, writer: LockedDeltaWriter, before_write: Callable[[Hold], None]) -> int | None:
-        """Do it at the gate, and return the version; None if the writer reports that it made none."""
+        """Execute the operation at the gate; return its version, None if the writer reports no version."""
         if self.name == "delete":
             return writer.delete(_condition("", self.deletes), lock_during="commit", before_write=before_write).version
-        rows = rows_of(spark, self.ids)
+        rows = make_rows(spark, self.ids)
         if self.name == "append":
             return writer.append(rows, lock_during="commit", before_write=before_write).version
         if self.name == "merge":
@@ -88,5 +88,5 @@ class Operation:
 
 
 def _condition(alias: str, ids: Sequence[int]) -> str:
-    """Return the SQL predicate of rows with these ids, which spares reading files of other rows."""
+    """Return the SQL predicate for rows with these ids, so that Delta skips files of other rows."""
     return f"{alias}id BETWEEN {ids[0]} AND {ids[-1]}"

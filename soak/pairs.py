@@ -1,7 +1,8 @@
-"""Pairs of faults: which two may meet, where, and whether they did.
+"""Pairs of faults: the classes that may meet, their points, and whether they met.
 
-Two faults meet under one hold, or under two holds that follow each other: the first leaves an intent unfinished, and
-the second strikes the holder that has to fill that version. A fault alone is a pair without a second fault.
+Two faults meet under one hold or under two consecutive holds. In the second case the first fault leaves an unfinished
+intent, and the second fault strikes the holder that has to fill that version. A single fault is a pair without a second
+fault.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from soak.fault_context import OUTCOMES, PUT, Event, FaultContext, Incident, advance
+from soak.evidence import Event
+from soak.fault_context import OUTCOMES, PUT, FaultContext, Incident, advance
 from soak.faults import CLASSES, FaultClass
 
 ONE_HOLD = "one hold"
-"""Both faults strike the same hold: it is lost, and then something happens to its PUT."""
+"""Both faults strike the same hold: the first loses the hold, the second strikes its PUT."""
 NEXT_HOLD = "next hold"
 """The first fault leaves an intent unfinished; the second strikes the hold that finds it."""
 ALONE = "alone"
@@ -24,16 +26,16 @@ ALONE = "alone"
 
 _PERMITTED = ("checked", PUT)
 _AT_DATA = ("data",)
-# Points at which each of these leaves the intent of a version that may still be put.
+# Points at which these classes leave the intent of a version that may still be put.
 _LEAVES_INTENT: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("kill-python", "kill-jvm", "kill-both", "pause-python", "pause-both"), _PERMITTED),
     **dict.fromkeys(("cut-zookeeper", "break-lock"), _PERMITTED),
     **dict.fromkeys(("s3-late", "s3-unavailable"), _AT_DATA),
 }
-# Each of these loses the hold, and the log store puts nevertheless when it has the guard's permission.
+# These classes lose the hold. The log store puts nevertheless if the guard has allowed it before.
 _LOSES_HOLD = ("pause-python", "pause-both", "cut-zookeeper", "break-lock")
 _LOSS_POINT = "checked"
-# Where a second fault strikes: the hold has filled the version, or its PUT is an empty commit's (the last two).
+# Points of the second fault. At the last two the PUT may be that of the empty commit; else the version is filled.
 _SECOND_POINTS = ("read", "data", "checked", PUT)
 _NEXT_POINT = "acquired"
 _ENDS = OUTCOMES - {"ended"}
@@ -51,14 +53,14 @@ _UNFINISHED = "unfinished intent"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two faults that are to meet, or one alone.
+    """Two planned faults, or one.
 
     Attributes:
-        first: the fault that strikes first, or the only one.
-        writer: name of the writer that the first fault strikes.
-        point: point at which the first fault strikes.
-        second: the other fault; None for a fault alone.
-        second_point: point at which the second fault strikes, or prepares to strike the PUT.
+        first: The first fault, or the only one.
+        writer: Name of the writer that the first fault strikes.
+        point: Point at which the first fault strikes.
+        second: The second fault; None for a single fault.
+        second_point: Point at which the second fault strikes, or prepares to strike the PUT.
         meeting: ``one hold``, ``next hold`` or ``alone``.
 
     """
@@ -72,19 +74,19 @@ class Pair:
 
     @property
     def kinds(self) -> dict[str, Any]:
-        """The pair as the history names it."""
+        """The fields of the pair in the history."""
         return {"first": self.first.name, "second": self.second.name if self.second else None, "meeting": self.meeting}
 
     def strike(self, context: FaultContext) -> Incident:
-        """Play both faults to their ends, and write into the history whether they met."""
+        """Run both faults until they end, and record whether they met."""
         play = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
         met = yield from play(context, self)
-        context.say("pair", **self.kinds, met=met)
+        context.record("pair", **self.kinds, met=met)
 
 
 @dataclass(frozen=True)
 class PairKind:
-    """Two classes that may meet, with the points at which they may strike."""
+    """Two classes that may meet, and the points at which each may strike."""
 
     first: FaultClass
     second: FaultClass
@@ -102,8 +104,8 @@ def pair_kinds(names: Collection[str], points_of: Callable[[FaultClass], Collect
     """Return every pair that these classes allow.
 
     Args:
-        names: classes of the run.
-        points_of: returns the points at which a class may strike in this run.
+        names: Classes of the run.
+        points_of: Returns the points at which a class may strike in this run.
 
     """
     classes = [CLASSES[name] for name in names]
@@ -121,27 +123,27 @@ def pair_kinds(names: Collection[str], points_of: Callable[[FaultClass], Collect
 
 
 def effects_of(pair: Mapping[str, Any]) -> str:
-    """Return the effects of the two faults of a ``pair`` event, for people."""
+    """Return the effects of the faults of a ``pair`` event, for the report."""
     first = _UNFINISHED if pair["meeting"] == NEXT_HOLD else effect_of(pair["first"])
     return f"{first}, {effect_of(pair['second'])}" if pair["second"] else f"{first} alone"
 
 
 def effect_of(name: str) -> str:
-    """Return the effect of a class of faults on a writer, for people."""
+    """Return the effect of a class of faults on a writer, for the report."""
     return next(effect for effect, names in _EFFECTS.items() if name in names)
 
 
-_Play = Generator[None, Event | None, bool]
+_Meeting = Generator[None, Event | None, bool]
 
 
-def _alone(context: FaultContext, pair: Pair) -> _Play:
+def _alone(context: FaultContext, pair: Pair) -> _Meeting:
     start = len(context.history)
     yield from pair.first.strike(context, pair.writer, pair.point)
     return bool(list(_strikes(context, start, pair.first)))
 
 
-def _under_one_hold(context: FaultContext, pair: Pair) -> _Play:
-    """Prepare the fault of the PUT, then have the hold be lost between the guard's permission and that PUT."""
+def _under_one_hold(context: FaultContext, pair: Pair) -> _Meeting:
+    """Prepare the fault of the PUT, then lose the hold between the guard's answer and that PUT."""
     assert pair.second is not None  # noqa: S101 (the kind of pair has one)
     start, first_started = len(context.history), False
     running = _advanced([pair.second.strike(context, pair.writer, pair.second_point)], None)
@@ -159,38 +161,38 @@ def _under_one_hold(context: FaultContext, pair: Pair) -> _Play:
     )
 
 
-def _under_next_hold(context: FaultContext, pair: Pair) -> _Play:
-    """Stop the next holder before it fills the version, and have the second fault strike it later."""
+def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
+    """Stop the next holder before it fills the version, and let the second fault strike it later."""
     assert pair.second is not None  # noqa: S101 (the kind of pair has one)
     start, next_holder = len(context.history), ""
-    struck: list[Event] = []
+    strikes: list[Event] = []
     waiters = [name for name in context.writers if name != pair.writer]
 
-    def say(name: str, /, **more: Any) -> None:
-        context.say(name, **more)
+    def record(name: str, /, **fields: Any) -> None:
+        context.record(name, **fields)
         if name == "fault":
-            # Before the fault does anything, because the next holder may be quick.
-            struck.append({"token": -1, "table": None, **more})
-            _tell(context, waiters, f"stop-at {_NEXT_POINT}")
+            # Before the fault acts, because the next holder may be fast.
+            strikes.append({"token": -1, "table": None, **fields})
+            _send(context, waiters, f"stop-at {_NEXT_POINT}")
 
-    running = _advanced([pair.first.strike(replace(context, say=say), pair.writer, pair.point)], None)
-    patience = 3 * context.session_seconds + context.slack_seconds
+    running = _advanced([pair.first.strike(replace(context, record=record), pair.writer, pair.point)], None)
+    holder_seconds = 3 * context.session_seconds + context.slack_seconds
     deadline: float | None = None
-    while running or (struck and not next_holder and (deadline is None or time.monotonic() < deadline)):
+    while running or (strikes and not next_holder and (deadline is None or time.monotonic() < deadline)):
         event = yield
         if not running and deadline is None:
-            deadline = time.monotonic() + patience
+            deadline = time.monotonic() + holder_seconds
         if not next_holder and _is_stop(event, _NEXT_POINT) and event["worker"] in waiters:
             name = str(event["worker"])
-            if event["table"] == struck[0]["table"] and event["token"] > struck[0]["token"]:
+            if event["table"] == strikes[0]["table"] and event["token"] > strikes[0]["token"]:
                 next_holder = name
-                _tell(context, waiters, f"pass {_NEXT_POINT}")
+                _send(context, waiters, f"pass {_NEXT_POINT}")
                 running += _advanced([pair.second.strike(context, name, pair.second_point)], None)
             else:
-                _tell(context, [name], f"stop-at {_NEXT_POINT}")
-            _tell(context, [name], "go")
+                _send(context, [name], f"stop-at {_NEXT_POINT}")
+            _send(context, [name], "go")
         running = _advanced(running, event)
-    _tell(context, waiters, f"pass {_NEXT_POINT}")
+    _send(context, waiters, f"pass {_NEXT_POINT}")
     return any(
         event["worker"] == next_holder and _found_unfinished(context, event)
         for event in _strikes(context, start, pair.second)
@@ -205,29 +207,29 @@ def _is_stop(event: Event | None, point: str) -> TypeGuard[Event]:
     return event is not None and event["event"] == "stopped" and event.get("point") == point
 
 
-def _tell(context: FaultContext, names: Collection[str], words: str) -> None:
+def _send(context: FaultContext, names: Collection[str], command: str) -> None:
     for name in names:
         with suppress(KeyError):
-            context.writers[name].tell(words)
+            context.writers[name].send(command)
 
 
 def _strikes(context: FaultContext, start: int, fault: FaultClass) -> Iterator[Event]:
-    """Yield the strikes of a class since this length of the history."""
+    """Yield the strikes of a class, from this index of the history on."""
     return (event for event in context.history[start:] if event["event"] == "fault" and event["kind"] == fault.name)
 
 
 def _has_ended(context: FaultContext, start: int, loss: Event, put: Event) -> bool:
-    """Return whether the transaction that both strikes are about had an outcome between them."""
+    """Return whether the transaction of both strikes got an outcome between them."""
     history = list(context.history[start:])
-    first, last = sorted((history.index(loss), history.index(put)))
+    begin, end = sorted((history.index(loss), history.index(put)))
     return any(
         event["event"] in _ENDS and event.get("token") == loss.get("token") and event.get("worker") == loss["worker"]
-        for event in history[first:last]
+        for event in history[begin:end]
     )
 
 
 def _found_unfinished(context: FaultContext, strike: Event) -> bool:
-    """Return whether the hold that was struck had found an unfinished intent."""
+    """Return whether the hold of a strike had found an unfinished intent."""
     return any(
         event["event"] == "holding" and event.get("token") == strike.get("token") and bool(event["unfinished"])
         for event in context.history

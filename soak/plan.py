@@ -1,4 +1,4 @@
-"""The plan of faults: the seed decides which faults strike which writer at which point, alone or in pairs."""
+"""The plan of faults: the seed chooses the faults, alone or in pairs, and the writer and point of each."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from soak.s3_faults import FaultGate
 _ALONE_SHARE = 0.25
 
 
-def plan_of(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
-    """Yield one pair after the other: all classes in a new order, over and over, each with a partner or alone."""
-    chance = random.Random(f"{options.seed}/plan")  # noqa: S311 (to be repeated, not to be secret)
-    left_out: set[str] = set()
+def plan_faults(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
+    """Yield an endless plan: all classes in random order, then in a new one, each with a partner or alone."""
+    chance = random.Random(f"{options.seed}/plan")  # noqa: S311 (a repeatable choice, no secret)
+    # Without a gate in front of S3 no PUT can be held back.
+    unreachable = {PUT} if gate is None else set()
     if options.without == Protection.GUARD:
-        # Where no guard is asked, nobody comes by the point after its answer, and Spark says no version before its put.
-        left_out = {"checked", PUT} if options.engine == SPARK.name else {"checked"}
+        # Without a guard no writer reaches the point after its answer, and Spark reports no version before its PUT.
+        unreachable |= {"checked", PUT} if options.engine == SPARK.name else {"checked"}
 
     def points_of(fault: FaultClass) -> list[str]:
-        return [point for point in fault.points_with(gate) if point not in left_out]
+        return [point for point in fault.points if point not in unreachable]
 
     kinds = pair_kinds(options.faults, points_of)
     while True:
@@ -33,7 +34,7 @@ def plan_of(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
         chance.shuffle(classes)
         for fault in classes:
             writer = f"writer-{chance.randint(1, options.writers)}"
-            kind = _kind_with(fault, kinds, chance)
+            kind = _choose_kind(fault, kinds, chance)
             if kind is None:
                 yield Pair(fault, writer, chance.choice(points_of(fault)))
             else:
@@ -41,10 +42,10 @@ def plan_of(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
                 yield Pair(kind.first, writer, points[0], kind.second, points[1], kind.meeting)
 
 
-def _kind_with(fault: FaultClass, kinds: list[PairKind], chance: random.Random) -> PairKind | None:
-    """Choose a pair that contains a class: first the effects, then the partner; None to have it strike alone."""
-    with_it = [kind for kind in kinds if fault in (kind.first, kind.second)]
-    if not with_it or chance.random() < _ALONE_SHARE:
+def _choose_kind(fault: FaultClass, kinds: list[PairKind], chance: random.Random) -> PairKind | None:
+    """Choose a pair that contains a class: first the effects, then the partner; None for a single fault."""
+    candidates = [kind for kind in kinds if fault in (kind.first, kind.second)]
+    if not candidates or chance.random() < _ALONE_SHARE:
         return None
-    effects = chance.choice(sorted({kind.effects for kind in with_it}))
-    return chance.choice([kind for kind in with_it if kind.effects == effects])
+    effects = chance.choice(sorted({kind.effects for kind in candidates}))
+    return chance.choice([kind for kind in candidates if kind.effects == effects])

@@ -9,51 +9,51 @@ from soak.fault_context import (
     OUTCOMES,
     FaultContext,
     Incident,
-    heard,
-    of,
-    of_hold,
-    place_of,
-    stopped,
-    struck,
-    takeover,
-    until,
-    until_true,
+    hold_fields,
+    is_from,
+    is_from_hold,
+    is_takeover,
+    stop_at,
+    strike_at,
+    wait_for,
+    wait_for_outcome,
+    wait_until,
 )
 
 _START_SECONDS = 60.0
-_PATIENCE_SECONDS = 10.0
+_REPLY_SECONDS = 10.0
 _GIVE_UP_SECONDS = 90.0
 
 
 def process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool) -> Callable[..., Incident]:
-    """Return the fault that sends this signal to a writer's Python, its JVM or both."""
+    """Return the fault that sends a signal to a writer's Python, its JVM or both."""
 
     def strike(context: FaultContext, writer: str, point: str) -> Incident:
-        found = yield from struck(context, name, writer, point)
-        if found is None:
+        stop = yield from strike_at(context, name, writer, point)
+        if stop is None:
             return
-        held, put = found
+        event, put = stop
         process = context.writers[writer]
         if number is signal.SIGKILL:
-            context.say("killed", worker=writer, incarnation=process.options.incarnation)
+            context.record("killed", worker=writer, incarnation=process.options.incarnation)
         process.signal(number, python=python, jvm=jvm)
         if python:
-            context.say("holder-gone", worker=writer, token=held["token"], table=held["table"])
+            context.record("holder-gone", worker=writer, token=event["token"], table=event["table"])
         if put is None:
-            process.tell("go")
-        # Sometimes as soon as the next holder has read, sometimes when it has committed.
+            process.send("go")
+        # The fault ends when the next holder has read, or when it has committed.
         kind = context.random.choice(("read", "acknowledged"))
-        # A JVM alone may stand still for as long as it likes: Python keeps the lock.
-        patience = 3 * context.session_seconds + 5 + context.slack_seconds if python else 1.3 * context.session_seconds
-        yield from until(patience, takeover(held, kind))
+        # A paused JVM alone does not lose the lock, because Python keeps the session.
+        seconds = 3 * context.session_seconds + 5 + context.slack_seconds if python else 1.3 * context.session_seconds
+        yield from wait_for(seconds, is_takeover(event, kind))
         if put is not None:
             put.release.set()
         if number is signal.SIGSTOP:
             process.signal(signal.SIGCONT, python=python, jvm=jvm)
-            context.say("resumed", worker=writer, table=held["table"], token=held["token"])
-            yield from heard(context, writer)
+            context.record("resumed", worker=writer, table=event["table"], token=event["token"])
+            yield from wait_for_outcome(context, writer)
         else:
-            yield from until(
+            yield from wait_for(
                 _START_SECONDS + 2 * context.slack_seconds,
                 lambda _: context.writers[writer] is not process and context.writers[writer].python is not None,
             )
@@ -62,58 +62,59 @@ def process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool)
 
 
 def cut_zookeeper(context: FaultContext, writer: str, point: str) -> Incident:
-    """Have its network to ZooKeeper swallow everything past the session, while S3 answers."""
-    found = yield from stopped(context, writer, point)
-    if found is None:
+    """Cut the network between a writer and ZooKeeper past the session timeout, while S3 answers."""
+    stop = yield from stop_at(context, writer, point)
+    if stop is None:
         return
-    held, put = found
+    event, put = stop
     process = context.writers[writer]
     process.link.cut()
-    context.say("fault", kind="cut-zookeeper", worker=writer, point=point, **place_of(held))
-    context.say("holder-gone", worker=writer, token=held["token"], table=held["table"])
-    yield from until(3 * context.session_seconds + 5 + context.slack_seconds, takeover(held, "read"))
+    context.record("fault", kind="cut-zookeeper", worker=writer, point=point, **hold_fields(event))
+    context.record("holder-gone", worker=writer, token=event["token"], table=event["table"])
+    yield from wait_for(3 * context.session_seconds + 5 + context.slack_seconds, is_takeover(event, "read"))
     if put is None:
-        process.tell("go")
+        process.send("go")
     else:
         put.release.set()
-    yield from until(context.session_seconds, of(writer, *OUTCOMES))
+    yield from wait_for(context.session_seconds, is_from(writer, *OUTCOMES))
     process.link.mend()
-    yield from heard(context, writer)
+    yield from wait_for_outcome(context, writer)
 
 
 def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
-    """Have ZooKeeper do what it asks for next, and lose the answer and the connection."""
-    found = yield from stopped(context, writer, point)
-    if found is None:
+    """Let ZooKeeper execute the writer's next request, and lose the reply and the connection."""
+    stop = yield from stop_at(context, writer, point)
+    if stop is None:
         return
     process = context.writers[writer]
     link = process.link
     link.deafened.clear()
     link.deaf = True
-    process.tell("go")
-    yield from until_true(_PATIENCE_SECONDS, link.deafened.is_set)
+    process.send("go")
+    yield from wait_until(_REPLY_SECONDS, link.deafened.is_set)
     link.drop()
     link.deaf = False
     if link.deafened.is_set():
-        context.say("fault", kind="lost-zookeeper-reply", worker=writer, point=point, **place_of(found[0]))
-    yield from until(60, of(writer, *OUTCOMES))
+        context.record("fault", kind="lost-zookeeper-reply", worker=writer, point=point, **hold_fields(stop.event))
+    yield from wait_for(60, is_from(writer, *OUTCOMES))
 
 
 def cut_s3(context: FaultContext, writer: str, point: str) -> Incident:
-    """Have its network to S3 swallow everything past the session, while ZooKeeper answers.
+    """Cut the network between a writer and S3 past the session timeout, while ZooKeeper answers.
 
-    What it sent meanwhile arrives when the network is back, late; what it took for lost by then, beside its repetition.
+    Requests that were sent meanwhile arrive when the network is restored, also those that the writer has repeated.
     """
-    found = yield from struck(context, "cut-s3", writer, point)
-    if found is None:
+    stop = yield from strike_at(context, "cut-s3", writer, point)
+    if stop is None:
         return
-    held, _ = found
     process = context.writers[writer]
     assert process.s3_link is not None  # noqa: S101 (the class needs it)
-    begun, ends = len(context.history), of_hold(held, *OUTCOMES)
+    start, is_outcome = len(context.history), is_from_hold(stop.event, *OUTCOMES)
     process.s3_link.cut()
-    process.tell("go")
-    # The longer one is past S3A's patience, too.
-    yield from until(context.random.choice((4, 2)) * context.session_seconds, lambda _: False)
+    process.send("go")
+    # The longer time exceeds S3A's timeouts, too.
+    yield from wait_for(context.random.choice((4, 2)) * context.session_seconds, lambda _: False)
     process.s3_link.mend()
-    yield from until_true(_GIVE_UP_SECONDS + context.slack_seconds, lambda: any(map(ends, context.history[begun:])))
+    yield from wait_until(
+        _GIVE_UP_SECONDS + context.slack_seconds, lambda: any(map(is_outcome, context.history[start:]))
+    )

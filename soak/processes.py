@@ -1,4 +1,4 @@
-"""A soak's writers as processes, and what can be done to them from outside."""
+"""The writers of a soak as processes, and the means to disturb them from outside."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _SUPERVISOR = Path(__file__).with_name("_supervise_group.py")
 _GRACE_SECONDS = 5.0
 
 Events = SimpleQueue[dict[str, Any]]
-"""What writers say: each line of the history, with ``worker`` and ``incarnation``; ``ended`` is the last one."""
+"""Events of the writers: lines of the history with ``worker`` and ``incarnation``; the last event is ``ended``."""
 
 
 class WriterProcess:
-    """A running writer: Python, and its JVM. Both end with this process, however this process ends.
+    """A running writer: Python and its JVM. Both end with this process, also when it is killed.
 
     Args:
-        options: for it.
-        environment: variables for it, beside those of this process.
-        link: its way to ZooKeeper.
-        s3_link: its way to an S3 of ours.
-        events: gets what it says.
+        options: Options of the writer.
+        environment: Environment variables in addition to those of this process.
+        link: Its connection to ZooKeeper.
+        s3_link: Its connection to the embedded S3; None with another S3.
+        events: Receives its events.
 
     Attributes:
-        name: of the writer.
-        options: as given.
-        link: as given; closed with it.
-        s3_link: likewise.
-        python: process id, None before it is ready.
-        jvm: likewise of its JVM.
+        name: Name of the writer.
+        options: Options of the writer.
+        link: Its connection to ZooKeeper; :meth:`end` closes it.
+        s3_link: Its connection to the embedded S3; :meth:`end` closes it.
+        python: Process id of Python; None until the writer is ready.
+        jvm: Process id of the JVM; None until the writer is ready.
 
     """
 
@@ -57,25 +57,25 @@ class WriterProcess:
         self.python: int | None = None
         self.jvm: int | None = None
         self._events = events
-        here = str(Path(lock_manager.__file__).parents[1])
-        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        root = str(Path(lock_manager.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         with Path(options.log).open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), sys.executable, "-m", ENGINES[options.engine].program,
                  options.argument()],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 env={**os.environ, "PYTHONPATH": path, **environment},
-                # A group of its own, so that it can be ended as a whole, and not by a Ctrl-C at the terminal.
+                # The group can be killed as a whole, and a Ctrl-C at the terminal does not reach it.
                 start_new_session=True,
             )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name=self.name, daemon=True)
         self._reader.start()
 
-    def tell(self, words: str) -> None:
-        """Write a line to it: see :mod:`soak.worker`."""
+    def send(self, command: str) -> None:
+        """Send a command to the writer; see :mod:`soak.worker`."""
         assert self._process.stdin is not None  # noqa: S101 (a pipe was asked for)
         with suppress(OSError):
-            self._process.stdin.write(words.encode() + b"\n")
+            self._process.stdin.write(command.encode() + b"\n")
             self._process.stdin.flush()
 
     def signal(self, number: signal.Signals, *, python: bool, jvm: bool) -> None:
@@ -85,7 +85,7 @@ class WriterProcess:
                 send_signal(pid, number)
 
     def end(self) -> None:
-        """End it and its JVM, whatever state they are in."""
+        """Kill the writer and its JVM, also while they are stopped."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -104,8 +104,8 @@ class WriterProcess:
         for line in self._process.stdout:
             # A writer may be killed in the middle of a line.
             with suppress(ValueError):
-                said = json.loads(line)
-                if said["event"] == "ready":
-                    self.python, self.jvm = said["python"], said["jvm"]
-                self._events.put({**said, **origin})
+                event = json.loads(line)
+                if event["event"] == "ready":
+                    self.python, self.jvm = event["python"], event["jvm"]
+                self._events.put({**event, **origin})
         self._events.put({"event": "ended", **origin})

@@ -1,4 +1,4 @@
-"""Says how far a soak is: in place on a terminal, in a line now and then elsewhere."""
+"""Shows the progress of a soak: in place on a terminal, else as a line every 10 s."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLAIN_SECONDS = 10.0
 
 
 def progress_line(notes: Console, status: Status) -> Callable[[str], None]:
-    """Return what shows a line: as the status of a terminal, or on standard error, every 10 s."""
+    """Return a function that shows a line as the terminal's status, or every 10 s on standard error."""
     last = time.monotonic()
 
     def show(line: str) -> None:

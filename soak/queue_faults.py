@@ -1,110 +1,109 @@
-"""Faults of a contender: before the lock is acquired, and while it is held."""
+"""Faults of a contender: while it waits in the queue, and while it holds the lock."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
+from soak.evidence import Event
 from soak.fault_context import (
     OUTCOMES,
-    Event,
     FaultContext,
     Incident,
-    heard,
-    of,
-    stopped,
-    struck,
-    takeover,
-    until,
-    until_true,
+    is_from,
+    is_takeover,
+    stop_at,
+    strike_at,
+    wait_for,
+    wait_for_outcome,
+    wait_until,
 )
 
-_PATIENCE_SECONDS = 10.0
+_QUEUE_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0
 
-_Queued = Generator[None, Event | None, tuple[str, str] | None]
+_QueueWait = Generator[None, Event | None, tuple[str, str] | None]
 
 
 def expire_queued(context: FaultContext, writer: str, point: str) -> Incident:
-    """Cut a writer off while it waits in the queue, until its session and its place are gone."""
-    queued = yield from _queued(context, writer, point)
+    """Cut a waiter off from ZooKeeper until its session and its contender are gone."""
+    queued = yield from _queue_behind_holder(context, writer, point)
     if queued is None:
         return
-    table, ahead = queued
+    table, holder = queued
     link = context.writers[writer].link
-    context.say("fault", kind="expire-queued", worker=writer, point=point, table=table)
+    context.record("fault", kind="expire-queued", worker=writer, point=point, table=table)
     link.cut()
-    yield from until_true(2 * context.session_seconds + 5, lambda: not context.queues.contenders(table, writer))
+    yield from wait_until(2 * context.session_seconds + 5, lambda: not context.queues.contenders(table, writer))
     link.mend()
-    context.writers[ahead].tell("go")
-    yield from until(_OUTCOME_SECONDS, of(writer, *OUTCOMES))
+    context.writers[holder].send("go")
+    yield from wait_for(_OUTCOME_SECONDS, is_from(writer, *OUTCOMES))
 
 
 def cancel_queued(context: FaultContext, writer: str, point: str) -> Incident:
-    """Have a writer cancel its wait behind a stopped holder, look what that leaves in the queue, and have it ask again.
+    """Cancel the wait of a writer, record its contenders that are left in the queue, and let it request the lock again.
 
-    It is stopped before it asks again, and its session stays: what is of it in the queue then was left there.
+    The writer is stopped before the new request and keeps its session, so its cancelled wait has left these contenders.
     """
-    queued = yield from _queued(context, writer, point)
+    queued = yield from _queue_behind_holder(context, writer, point)
     if queued is None:
         return
-    table, ahead = queued
+    table, holder = queued
     process = context.writers[writer]
-    context.say("fault", kind="cancel-queued", worker=writer, point=point, table=table)
-    process.tell(f"stop-at {point}")
-    process.tell("cancel")
-    again = yield from until(_OUTCOME_SECONDS, of(writer, "stopped", "ended"))
-    if again is not None and again["event"] == "stopped":
-        yield from until_true(_PATIENCE_SECONDS, lambda: not context.queues.contenders(table, writer))
-        context.say("queue", table=table, worker=writer, left=context.queues.contenders(table, writer))
-    process.tell("go")
-    context.writers[ahead].tell("go")
-    yield from until(_OUTCOME_SECONDS, of(writer, *(OUTCOMES - {"gave-up"})))
+    context.record("fault", kind="cancel-queued", worker=writer, point=point, table=table)
+    process.send(f"stop-at {point}")
+    process.send("cancel")
+    event = yield from wait_for(_OUTCOME_SECONDS, is_from(writer, "stopped", "ended"))
+    if event is not None and event["event"] == "stopped":
+        yield from wait_until(_QUEUE_SECONDS, lambda: not context.queues.contenders(table, writer))
+        context.record("queue", table=table, worker=writer, left=context.queues.contenders(table, writer))
+    process.send("go")
+    context.writers[holder].send("go")
+    yield from wait_for(_OUTCOME_SECONDS, is_from(writer, *(OUTCOMES - {"gave-up"})))
 
 
-def _queued(context: FaultContext, writer: str, point: str) -> _Queued:
-    """Have a writer wait in the queue behind another that is stopped; return table and the other, None if it fails."""
-    found = yield from stopped(context, writer, point)
-    if found is None:
+def _queue_behind_holder(context: FaultContext, writer: str, point: str) -> _QueueWait:
+    """Let a writer wait in the queue behind a stopped holder; return the table and the holder, None if that fails."""
+    stop = yield from stop_at(context, writer, point)
+    if stop is None:
         return None
-    table = found[0]["table"]
-    ahead = context.random.choice([name for name in context.writers if name != writer])
-    holder = yield from stopped(context, ahead, "acquired")
-    context.writers[writer].tell("go")
-    if holder is not None and holder[0]["table"] == table:
-        yield from until_true(_PATIENCE_SECONDS, lambda: bool(context.queues.contenders(table, writer)))
+    table = stop.event["table"]
+    holder = context.random.choice([name for name in context.writers if name != writer])
+    holder_stop = yield from stop_at(context, holder, "acquired")
+    context.writers[writer].send("go")
+    if holder_stop is not None and holder_stop.event["table"] == table:
+        yield from wait_until(_QUEUE_SECONDS, lambda: bool(context.queues.contenders(table, writer)))
         if context.queues.contenders(table, writer):
-            return table, ahead
-    context.writers[ahead].tell("go")
+            return table, holder
+    context.writers[holder].send("go")
     return None
 
 
 def break_lock(context: FaultContext, writer: str, point: str) -> Incident:
     """Delete the contender of a holder."""
-    found = yield from struck(context, "break-lock", writer, point)
-    if found is None:
+    stop = yield from strike_at(context, "break-lock", writer, point)
+    if stop is None:
         return
-    held, put = found
-    context.queues.delete(held["table"], held["token"])
-    yield from until(
+    event, put = stop
+    context.queues.delete(event["table"], event["token"])
+    yield from wait_for(
         context.session_seconds + 5 + context.slack_seconds,
-        takeover(held, context.random.choice(("read", "acknowledged"))),
+        is_takeover(event, context.random.choice(("read", "acknowledged"))),
     )
     if put is not None:
         put.release.set()
-    context.writers[writer].tell("go")
-    yield from heard(context, writer)
+    context.writers[writer].send("go")
+    yield from wait_for_outcome(context, writer)
 
 
 def second_hold(context: FaultContext, writer: str, point: str) -> Incident:
-    """Delete the contender of a holder, and have another of its threads get the lock and commit."""
-    found = yield from struck(context, "second-hold", writer, point)
-    if found is None:
+    """Delete the contender of a holder, and let another thread of its process get the lock and commit."""
+    stop = yield from strike_at(context, "second-hold", writer, point)
+    if stop is None:
         return
-    held, _ = found
     process = context.writers[writer]
-    context.queues.delete(held["table"], held["token"])
-    process.tell("second")
-    yield from until(60, lambda event: of(writer, "stored", "gave-up")(event) and "thread" in event)
-    process.tell("go")
-    yield from until(30, lambda event: of(writer, *OUTCOMES)(event) and "thread" not in event)
-    yield from until(30, lambda event: of(writer, *OUTCOMES)(event) and "thread" in event)
+    context.queues.delete(stop.event["table"], stop.event["token"])
+    process.send("second")
+    yield from wait_for(60, lambda event: is_from(writer, "stored", "gave-up")(event) and "thread" in event)
+    process.send("go")
+    yield from wait_for(30, lambda event: is_from(writer, *OUTCOMES)(event) and "thread" not in event)
+    yield from wait_for(30, lambda event: is_from(writer, *OUTCOMES)(event) and "thread" in event)

@@ -1,4 +1,4 @@
-"""The report of a soak, for people and in its folder."""
+"""The report of a soak: the printed verdict, ``verdict.json`` and ``timeline.png``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soak.engines import SPARK
-from soak.evidence import Evidence
+from soak.evidence import Event, Evidence
 from soak.liveness import takeovers
 from soak.options import SoakOptions
 from soak.pairs import effects_of
@@ -25,17 +25,19 @@ from soak.verdict import INVARIANTS
 from soak.violation import Violation
 
 _SHOWN = 5
-_HIDDEN = frozenset({"wall", "ids", "message", "table", "incarnation"})
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
+_HIDDEN = frozenset({"event", "wall", "ids", "message", "table", "incarnation"})
+# Okabe and Ito's colours, which are distinguishable with any colour vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C564B", "#7F7F7F")
 
 
 def summary(
     options: SoakOptions, progress: Progress, evidence: Evidence, violations: Sequence[Violation]
 ) -> dict[str, Any]:
-    """Return the verdict as JSON; see docs/reliability.md for the fields."""
+    """Return the verdict as JSON values; see docs/reliability.md for the fields."""
     counts = progress.counts
-    took = [taken["monotonic"] - death["monotonic"] for death, taken in takeovers(evidence) if taken is not None]
+    takeover_seconds = [
+        successor["monotonic"] - death["monotonic"] for death, successor in takeovers(evidence) if successor is not None
+    ]
     return {
         "engine": options.engine,
         "hold": options.hold if options.engine == SPARK.name else None,
@@ -50,8 +52,8 @@ def summary(
         "versions": sum(len(state.versions) for state in evidence.tables.values()),
         "tables": len(evidence.tables),
         "rows": sum(len(state.rows) for state in evidence.tables.values()),
-        "takeovers": len(took),
-        "slowest_takeover_seconds": round(max(took, default=0.0), 2),
+        "takeovers": len(takeover_seconds),
+        "slowest_takeover_seconds": round(max(takeover_seconds, default=0.0), 2),
         "faults": dict(sorted(progress.faults.items())),
         "fault_shares": {
             name: _share(progress.faults[name], progress.chances[name]) for name in sorted(options.faults)
@@ -61,8 +63,8 @@ def summary(
         "pairs_by_effect": _pairs_by_effect(evidence),
         "did_not_strike": sorted(set(options.faults) - progress.faults.keys()),
         "violations": len(violations),
-        "violations_by_invariant": dict(sorted(Counter(each.invariant for each in violations).items())),
-        "shown": [each.to_json() for each in violations[:_SHOWN]],
+        "violations_by_invariant": dict(sorted(Counter(violation.invariant for violation in violations).items())),
+        "shown": [violation.to_json() for violation in violations[:_SHOWN]],
     }
 
 
@@ -71,19 +73,19 @@ def _share(times: int, chances: int) -> dict[str, Any]:
 
 
 def _step_shares(engine: str, evidence: Evidence) -> dict[str, Any]:
-    """Tell of each kind of step how often it was taken, of the holds in which it could have been."""
-    taken = Counter(event["kind"] for event in evidence.history if event["event"] == "step")
-    # The second thread of a writer takes none.
-    moments = Counter(event["event"] for event in evidence.history if "thread" not in event)
+    """Return how often each kind of step was taken, of how many chances."""
+    steps = Counter(event["kind"] for event in evidence.history if event["event"] == "step")
+    # The second thread of a writer takes no steps.
+    chances = Counter(event["event"] for event in evidence.history if "thread" not in event)
     return {
-        name: _share(taken[name], moments[step.moment])
+        name: _share(steps[name], chances[step.moment])
         for name, step in STEPS.items()
         if engine == SPARK.name or not step.needs_spark
     }
 
 
 def _pair_shares(evidence: Evidence) -> list[dict[str, Any]]:
-    """Return how often each pair of faults met, of the times that it was tried; ``second`` is null for one alone."""
+    """Return how often each pair of faults met, of how many tries; ``second`` is null for a single fault."""
     names = ("first", "second", "meeting")
     pairs = [event for event in evidence.history if event["event"] == "pair"]
     chances = Counter(tuple(event[name] for name in names) for event in pairs)
@@ -98,22 +100,22 @@ def _pairs_by_effect(evidence: Evidence) -> dict[str, int]:
     return dict(sorted(Counter(map(effects_of, pairs)).items()))
 
 
-def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], console: Console) -> None:
-    """Print the counts and, for each invariant that does not hold, the shortest piece of history that shows it."""
-    console.print(_counts_table(found))
-    if no_turn := [name for name in found["did_not_strike"] if not found["fault_shares"][name]["chances"]]:
-        console.print(f"had no chance in so short a run: {', '.join(no_turn)}", soft_wrap=True)
+def print_verdict(verdict: Mapping[str, Any], violations: Sequence[Violation], console: Console) -> None:
+    """Print the counts and, for each violated invariant, the shortest part of the history that shows it."""
+    console.print(_counts_table(verdict))
+    if no_turn := [name for name in verdict["did_not_strike"] if not verdict["fault_shares"][name]["chances"]]:
+        console.print(f"had no turn in this short run: {', '.join(no_turn)}", soft_wrap=True)
     for invariant, function in INVARIANTS.items():
-        broken = [each for each in violations if each.invariant == invariant]
+        broken = [violation for violation in violations if violation.invariant == invariant]
         if not broken:
             continue
         promise = (function.__doc__ or "").partition("\n")[0]
-        console.print(Text.assemble((f"{promise} Violations: {len(broken)}.", "bold red")), soft_wrap=True)
-        shortest = min(broken, key=lambda each: (not each.piece, len(each.piece)))
+        console.print(Text(f"{promise} Violations: {len(broken)}.", style="bold red"), soft_wrap=True)
+        shortest = min(broken, key=lambda violation: (not violation.piece, len(violation.piece)))
         console.print(Text("  " + shortest.sentence), soft_wrap=True)
         for event in shortest.piece:
-            said = " ".join(f"{key}={value}" for key, value in event.items() if key not in _HIDDEN and key != "event")
-            console.print(Text(f"    {event['event']:<12} {said}"), soft_wrap=True)
+            fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _HIDDEN)
+            console.print(Text(f"    {event['event']:<12} {fields}"), soft_wrap=True)
     if violations:
         console.print(Text(f"{len(violations)} VIOLATIONS", style="bold red"))
     else:
@@ -122,8 +124,8 @@ def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], con
 
 def _counts_table(verdict: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column("what")
-    table.add_column("how many", justify="right")
+    table.add_column("name")
+    table.add_column("count", justify="right")
     for name in ("acknowledged", "refused", "unknown", "filled", "lost_holds", "versions", "rows"):
         table.add_row(name.replace("_", " "), f"{verdict[name]:,}")
     shares = {
@@ -141,16 +143,16 @@ def _counts_table(verdict: Mapping[str, Any]) -> Table:
 
 
 def write_report(
-    options: SoakOptions, found: Mapping[str, Any], violations: Sequence[Violation], evidence: Evidence
+    options: SoakOptions, verdict: Mapping[str, Any], violations: Sequence[Violation], evidence: Evidence
 ) -> None:
-    """Write ``verdict.json`` and ``timeline.png`` beside the history."""
-    whole = {**found, "shown": [each.to_json() for each in violations]}
-    (options.output / "verdict.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    """Write ``verdict.json``, which has all violations, and ``timeline.png`` to the folder of the history."""
+    full_verdict = {**verdict, "shown": [violation.to_json() for violation in violations]}
+    (options.output / "verdict.json").write_text(json.dumps(full_verdict, indent=2) + "\n", encoding="utf-8")
     _draw(options, evidence)
 
 
 def _draw(options: SoakOptions, evidence: Evidence) -> None:
-    """Draw a lane per writer with its holds, a mark for each fault, and how many commits were acknowledged."""
+    """Draw a lane for each writer with its holds and faults, and the number of acknowledged commits."""
     history = [event for event in evidence.history if "monotonic" in event]
     start = min((event["monotonic"] for event in history), default=0.0)
     names = sorted({event["worker"] for event in history if event.get("worker")})
@@ -159,14 +161,14 @@ def _draw(options: SoakOptions, evidence: Evidence) -> None:
     figure.set_layout_engine("constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[len(names) + 1, 3])
     for lane, name in enumerate(names):
-        own = [event for event in history if event.get("worker") == name]
-        above.broken_barh(_holds(own, start), (lane - 0.3, 0.6), facecolor=_COLOURS[lane % len(_COLOURS)])
-        faults = [event["monotonic"] - start for event in own if event["event"] == "fault"]
+        events = [event for event in history if event.get("worker") == name]
+        above.broken_barh(_hold_spans(events, start), (lane - 0.3, 0.6), facecolor=_COLOURS[lane % len(_COLOURS)])
+        faults = [event["monotonic"] - start for event in events if event["event"] == "fault"]
         above.plot(faults, [lane] * len(faults), linestyle="", marker="v", color="#D1242F", markersize=5)
     above.set_yticks(range(len(names)), names)
     above.set_title("holding the lock, and faults (triangles)", loc="left", fontsize=10)
-    moments = [event["monotonic"] - start for event in history if event["event"] == "acknowledged"]
-    below.plot(moments, range(1, len(moments) + 1), color=_COLOURS[0])
+    times = [event["monotonic"] - start for event in history if event["event"] == "acknowledged"]
+    below.plot(times, range(1, len(times) + 1), color=_COLOURS[0])
     below.set_ylabel("acknowledged")
     below.set_xlabel("seconds")
     for axes in (above, below):
@@ -176,7 +178,8 @@ def _draw(options: SoakOptions, evidence: Evidence) -> None:
     figure.savefig(options.output / "timeline.png", facecolor="white")
 
 
-def _holds(events: Sequence[Mapping[str, Any]], start: float) -> list[tuple[float, float]]:
+def _hold_spans(events: Sequence[Event], start: float) -> list[tuple[float, float]]:
+    """Return start and length of each hold, in seconds."""
     spans, since = [], None
     for event in events:
         if event["event"] == "holding":

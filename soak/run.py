@@ -1,4 +1,4 @@
-"""The run of a soak: services, writers, faults by a seeded plan, and what they left behind."""
+"""The run of a soak: its services, its writers, the faults of a seeded plan, and the evidence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from soak.faults import CLASSES
 from soak.hadoop import hadoop_settings
 from soak.options import SoakOptions
 from soak.pairs import Pair
-from soak.plan import plan_of
+from soak.plan import plan_faults
 from soak.processes import Events, WriterProcess
 from soak.s3_faults import FaultyS3
 from soak.tcp_proxy import Link
@@ -38,43 +38,44 @@ _STALL_SESSIONS = 5
 _EXPIRY_SECONDS = 10.0
 _CLOSE_SECONDS = 60.0
 _TICK_SECONDS = 0.5
-# ZooKeeper's own default, of 20 ticks.
-_LONGEST_SESSION_MS = 10_000
-_USUAL_TICK_SECONDS = 2.0
-_MOST_COMMITS_PER_TABLE = 250
+# 20 ticks, as ZooKeeper's default.
+_MAX_SESSION_MS = 10_000
+_DEFAULT_TICK_SECONDS = 2.0
+_MAX_COMMITS_PER_TABLE = 250
 
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        counts: events by kind.
-        faults: faults by class.
-        chances: turns of each class in the plan: it lay in wait for a writer at a point, whether it struck or not.
-        now: the class of fault under way.
+        counts: Number of events by kind.
+        faults: Number of faults by class.
+        chances: Number of turns of each class in the plan, whether the fault struck or not.
+        current_fault: Description of the running fault, or empty.
 
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     chances: Counter[str] = field(default_factory=Counter)
-    now: str = ""
+    current_fault: str = ""
 
 
 class Soak:
-    """One run: services, writers, faults. Use it with ``with``; everything is ended with the block.
+    """One run: services, writers and faults. Leaving the ``with`` block ends all processes.
 
     Args:
-        options: what to do.
+        options: Options of the run.
 
     Attributes:
-        history: every event so far.
-        writers: running, by name.
-        context: where faults act.
-        progress: for people.
-        hosts: of ZooKeeper.
-        tables: that were written to so far, by URI.
+        options: Options of the run.
+        history: All events so far.
+        writers: Running writers by name.
+        context: Environment of the faults.
+        progress: Counts for the progress line and the report.
+        hosts: Connection string of ZooKeeper.
+        tables: URIs of the tables so far, the current one last.
 
     """
 
@@ -85,12 +86,12 @@ class Soak:
         self.writers: dict[str, WriterProcess] = {}
         self.progress = Progress()
         self._events = Events()
-        self._gone: list[WriterProcess] = []
+        self._replaced: list[WriterProcess] = []
         self._incarnations = 0
         self._stack = ExitStack()
-        self._file: IO[str] | None = None
-        self._per_table: Counter[str] = Counter()
-        self._resting = False
+        self._history_file: IO[str] | None = None
+        self._commits_by_table: Counter[str] = Counter()
+        self._is_finishing = False
         self._idle: set[str] = set()
         self._started = int(time.time())
         self.tables: list[str] = []
@@ -107,7 +108,12 @@ class Soak:
     # -- the run -------------------------------------------------------------------------------------------------
 
     def start_writers(self) -> None:
-        """Start all writers and wait until they are ready."""
+        """Start all writers and wait until they are ready.
+
+        Raises:
+            SettingsError: The writers were not ready in time.
+
+        """
         for number in range(1, self.options.writers + 1):
             self._start_writer(f"writer-{number}")
         ready = 0
@@ -116,100 +122,109 @@ class Soak:
             event = self.next_event()
             ready += event is not None and event["event"] == "ready"
             if time.monotonic() > deadline:
-                raise SettingsError(f"the writers did not start: see {self.options.output}/writer-1.log")
+                raise SettingsError(f"the writers did not start; see {self.options.output}/writer-1.log")
 
     def run(self, show: Callable[[Progress], None] = lambda _: None) -> None:
-        """Commit, with faults, until enough is acknowledged or the time is over; then have the writers finish."""
+        """Commit and inject faults until the goal is reached, then finish.
+
+        Args:
+            show: Called with the progress after each event, and while there is none.
+
+        """
         end = time.monotonic() + 60 * (self.options.minutes or 0)
-        plan = plan_of(self.options, self.context.gate)
+        plan = plan_faults(self.options, self.context.gate)
         incident: Incident | None = None
-        acknowledged_then = 0
+        acknowledged_at_fault = 0
         stall_seconds = self._engine.stall_seconds + _STALL_SESSIONS * self.context.session_seconds
-        moved_at = time.monotonic()
+        last_progress = time.monotonic()
         while True:
             event = self.next_event()
             show(self.progress)
             if incident is not None or (event is not None and event["event"] == "acknowledged"):
-                moved_at = time.monotonic()
+                last_progress = time.monotonic()
             if incident is not None:
                 incident = advance(incident, event)
-                acknowledged_then = self.progress.counts["acknowledged"]
+                acknowledged_at_fault = self.progress.counts["acknowledged"]
                 if incident is None:
-                    self.progress.now = ""
+                    self.progress.current_fault = ""
                 continue
-            done = self.progress.counts["acknowledged"]
-            enough = time.monotonic() > end if self.options.minutes else done >= (self.options.commits or 0)
-            if enough:
+            acknowledged = self.progress.counts["acknowledged"]
+            if time.monotonic() > end if self.options.minutes else acknowledged >= (self.options.commits or 0):
                 break
-            if time.monotonic() - moved_at > stall_seconds:
-                self._say("stalled", seconds=stall_seconds)
+            if time.monotonic() - last_progress > stall_seconds:
+                self._record("stalled", seconds=stall_seconds)
                 break
-            if self.options.faults and done - acknowledged_then >= self.options.commits_between_faults:
+            if self.options.faults and acknowledged - acknowledged_at_fault >= self.options.commits_between_faults:
                 incident = self._begin(next(plan))
         self.finish()
 
     def _begin(self, pair: Pair) -> Incident | None:
-        self.progress.now = f"{pair.first.name} at {pair.point} of {pair.writer}"
+        self.progress.current_fault = f"{pair.first.name} at {pair.point} of {pair.writer}"
         if pair.second is not None:
-            self.progress.now += f", {pair.second.name} at {pair.second_point} of the {pair.meeting}"
+            self.progress.current_fault += f", {pair.second.name} at {pair.second_point} of the {pair.meeting}"
         for fault in filter(None, (pair.first, pair.second)):
-            self._say("chance", kind=fault.name, writer=pair.writer)
+            self._record("chance", kind=fault.name, writer=pair.writer)
         return advance(pair.strike(self.context), None)
 
     def play(self, incident: Incident, seconds: float = 120.0) -> None:
-        """Let one fault happen, to its end."""
+        """Run one fault until it ends.
+
+        Raises:
+            TimeoutError: The fault did not end in so many seconds.
+
+        """
         deadline = time.monotonic() + seconds
         current = advance(incident, None)
         while current is not None:
             current = advance(current, self.next_event())
             if time.monotonic() > deadline:
-                raise TimeoutError("the fault did not come to its end")
+                raise TimeoutError(f"the fault did not end within {seconds:g} s")
 
     def next_event(self) -> dict[str, Any] | None:
-        """Take the next event into the history and return it; None if there was none for a moment."""
+        """Add the next event to the history and return it; None if no event arrives within 50 ms."""
         try:
             event = self._events.get(timeout=_POLL_SECONDS)
         except Empty:
             return None
-        self._note(event)
+        self._add_to_history(event)
         if event["event"] == "ended":
             self._replace(str(event["worker"]), int(event["incarnation"]))
         return event
 
     def rest(self) -> None:
-        """Have all writers end what they do, and stand idle with their sessions open."""
-        self._resting = True
+        """Let all writers end their transactions and wait idle, with their sessions open."""
+        self._is_finishing = True
         for writer in self.writers.values():
-            writer.tell("finish")
-            writer.tell("go")
+            writer.send("finish")
+            writer.send("go")
         self._await_writers(self._engine.finish_seconds, lambda: self.writers.keys() - self._idle)
 
     def finish(self) -> None:
-        """Have all writers rest, look what is in the queues then, and have the writers end."""
-        if not self._resting:
+        """Let all writers rest, record the contenders in the queues, and end the writers."""
+        if not self._is_finishing:
             self.rest()
-        self._look_at_queues()
+        self._record_queues()
         for writer in self.writers.values():
-            writer.tell("close")
+            writer.send("close")
         self._await_writers(_CLOSE_SECONDS, self.writers.keys)
         self._end_writers()
         while self.next_event() is not None:
             pass
 
     def evidence(self) -> Evidence:
-        """Gather what the run left behind."""
+        """Read the tables, and return the evidence of the run."""
         credentials = self._s3.environment if self._s3 else {}
         applications = {event["transaction"][0] for event in self.history if event.get("transaction")}
         states = {table: read_table(table, credentials, sorted(applications)) for table in self.tables}
-        unasked = self.options.without == Protection.GUARD
+        # Spark's id of a transaction is known when the guard is asked. Without a guard, attempts are not recorded.
+        is_recorded = self._engine is not SPARK or self.options.without != Protection.GUARD
         return Evidence(
             history=self.history,
             tables=states,
             puts=tuple(self._s3.gate.puts) if self._s3 else (),
             session_seconds=self.context.session_seconds,
-            tick_seconds=_TICK_SECONDS if self.context.zookeeper else _USUAL_TICK_SECONDS,
-            # Spark's own name of a transaction is known when the guard is asked; without it, when all is over.
-            engine="" if unasked and self._engine is SPARK else self._engine.signs,
+            tick_seconds=_TICK_SECONDS if self.context.zookeeper else _DEFAULT_TICK_SECONDS,
+            engine_info=self._engine.engine_info if is_recorded else "",
         )
 
     # -- services ------------------------------------------------------------------------------------------------
@@ -217,14 +232,15 @@ class Soak:
     def _start_services(self) -> None:
         options = self.options
         if self._engine is SPARK:
-            # Said here in a sentence, and not by each writer in its log.
+            # Report a missing Spark or jar here, and not in the log of each writer.
             spark_submit()
             jar_paths()
         options.output.mkdir(parents=True, exist_ok=True)
-        for old in options.output.glob("writer-*.log"):
-            old.unlink()
-        self._file = self._stack.enter_context((options.output / "history.jsonl").open("w", encoding="utf-8"))
-        zookeeper = None if options.zookeeper else self._zookeeper()
+        for log in options.output.glob("writer-*.log"):
+            log.unlink()
+        history_path = options.output / "history.jsonl"
+        self._history_file = self._stack.enter_context(history_path.open("w", encoding="utf-8"))
+        zookeeper = None if options.zookeeper else self._start_zookeeper()
         self.hosts = options.zookeeper or (zookeeper.hosts if zookeeper else "")
         self._s3 = self._stack.enter_context(FaultyS3()) if options.table is None else None
         if self._s3 is not None:
@@ -242,28 +258,29 @@ class Soak:
             gate=self._s3.gate if self._s3 else None,
             zookeeper=zookeeper,
             queues=self._queues,
-            say=self._say,
+            record=self._record,
             history=self.history,
             slack_seconds=self._engine.slack_seconds,
-            random=random.Random(f"{options.seed}/acts"),  # noqa: S311 (to be repeated, not to be secret)
+            random=random.Random(f"{options.seed}/acts"),  # noqa: S311 (a repeatable choice, no secret)
         )
         self._stack.callback(self._end_writers)
 
-    def _zookeeper(self) -> EmbeddedZooKeeper | ContainerZooKeeper:
+    def _start_zookeeper(self) -> EmbeddedZooKeeper | ContainerZooKeeper:
         servers = 3 if any(CLASSES[name].needs in ("zookeeper", "container") for name in self.options.faults) else 1
-        tick_ms, longest_ms = int(_TICK_SECONDS * 1000), _LONGEST_SESSION_MS
+        tick_ms = int(_TICK_SECONDS * 1000)
+        zookeeper: EmbeddedZooKeeper | ContainerZooKeeper
         if image := self.options.zookeeper_image:
-            return self._stack.enter_context(
-                ContainerZooKeeper(image, servers, tick_ms=tick_ms, max_session_timeout_ms=longest_ms)
-            )
-        return self._stack.enter_context(EmbeddedZooKeeper(servers, tick_ms=tick_ms, max_session_timeout_ms=longest_ms))
+            zookeeper = ContainerZooKeeper(image, servers, tick_ms=tick_ms, max_session_timeout_ms=_MAX_SESSION_MS)
+        else:
+            zookeeper = EmbeddedZooKeeper(servers, tick_ms=tick_ms, max_session_timeout_ms=_MAX_SESSION_MS)
+        return self._stack.enter_context(zookeeper)
 
     def _next_table(self) -> None:
-        # In a store that outlives the run, its tables have names that no earlier run has had.
+        # In a store that outlives the run, the names of its tables differ from those of earlier runs.
         base = f"{self.options.table.rstrip('/')}-{self._started}" if self.options.table else f"s3a://{_BUCKET}/soak"
         self.tables.append(f"{base}-{len(self.tables)}")
         for writer in self.writers.values():
-            writer.tell(f"table {self.tables[-1]}")
+            writer.send(f"table {self.tables[-1]}")
 
     def _start_writer(self, name: str) -> None:
         link = Link(self.hosts)
@@ -290,57 +307,58 @@ class Soak:
         writer = self.writers.get(name)
         if writer is None or writer.options.incarnation != incarnation:
             return
-        # Its JVM may be putting still: it is ended at the end of the run, or by itself.
-        self._gone.append(self.writers.pop(name))
-        if not self._resting:
+        # Its JVM may still put a version. It ends by itself or at the end of the run.
+        self._replaced.append(self.writers.pop(name))
+        if not self._is_finishing:
             self._start_writer(name)
 
     def _end_writers(self) -> None:
-        for writer in (*self.writers.values(), *self._gone):
+        for writer in (*self.writers.values(), *self._replaced):
             writer.end()
-        self._gone.clear()
+        self._replaced.clear()
         self.writers.clear()
 
     def _await_writers(self, seconds: float, busy: Callable[[], Collection[str]]) -> None:
-        """Wait until no writer is busy any more; end those that are late."""
+        """Wait until no writer is busy, and kill those that are busy after so many seconds."""
         deadline = time.monotonic() + seconds
         while busy() and time.monotonic() < deadline:
             self.next_event()
         for name in list(busy()):
             writer = self.writers.pop(name)
-            self._say("killed", worker=name, incarnation=writer.options.incarnation, late=True)
+            self._record("killed", worker=name, incarnation=writer.options.incarnation, late=True)
             writer.end()
 
-    def _look_at_queues(self) -> None:
-        """Note what is left in the queues, when those whose writers were killed have had the time to go."""
+    def _record_queues(self) -> None:
+        """Record the contenders in the queues, when those of killed writers have had time to expire."""
         deadline = time.monotonic() + self.context.session_seconds + _EXPIRY_SECONDS
         for table in self.tables:
-            while (left := self._queues.contenders(table)) and time.monotonic() < deadline:
+            while (contenders := self._queues.contenders(table)) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
-            self._say("queue", table=table, left=left)
+            self._record("queue", table=table, left=contenders)
 
     # -- history and plan ----------------------------------------------------------------------------------------
 
-    def _say(self, event: str, **more: Any) -> None:
-        self._note({"event": event, "wall": time.time(), "monotonic": time.monotonic(), **more})
+    def _record(self, event: str, **fields: Any) -> None:
+        self._add_to_history({"event": event, "wall": time.time(), "monotonic": time.monotonic(), **fields})
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _add_to_history(self, event: dict[str, Any]) -> None:
         event.setdefault("monotonic", time.monotonic())
         self.history.append(event)
-        if self._file is not None and not self._file.closed:
-            self._file.write(json.dumps(event) + "\n")
-            self._file.flush()
+        if self._history_file is not None and not self._history_file.closed:
+            self._history_file.write(json.dumps(event) + "\n")
+            self._history_file.flush()
         kind = event["event"]
         self.progress.counts[kind] += 1
         if kind == "idle":
             self._idle.add(event["worker"])
-        if kind == "ready":
+        elif kind == "ready":
             self.context.session_seconds = event["session_seconds"]
-        if kind == "fault":
+        elif kind == "fault":
             self.progress.faults[event["kind"]] += 1
-        if kind == "chance":
+        elif kind == "chance":
             self.progress.chances[event["kind"]] += 1
-        if kind == "acknowledged":
-            self._per_table[event["table"]] += 1
-            if event["table"] == self.tables[-1] and self._per_table[event["table"]] >= _MOST_COMMITS_PER_TABLE:
+        elif kind == "acknowledged":
+            table = event["table"]
+            self._commits_by_table[table] += 1
+            if table == self.tables[-1] and self._commits_by_table[table] >= _MAX_COMMITS_PER_TABLE:
                 self._next_table()

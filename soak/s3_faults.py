@@ -1,8 +1,8 @@
-"""An S3 whose answers to a commit can be spoiled: moto behind a gate of ours, in this process.
+"""An embedded S3 that injects faults into commits: moto behind a gate, in this process.
 
-Outermost is :class:`FaultGate`, which does what was asked for with the next PUT of one writer's version file; then
-the embedded S3's own gate, one request at a time for each key; then moto. A PUT that is held back waits outside of the
-inner gate, as one in the network would: its body has been read, so it is stored even if its sender is dead by then.
+A request passes three layers: :class:`FaultGate`, which injects the faults of a writer's next PUTs of version files;
+the gate of the embedded S3, which passes one request at a time for each key; and moto. A PUT that is held back waits in
+the outermost layer, like a request in the network. Its body has been read, so it is stored even if its sender is dead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,26 +33,26 @@ _ERRORS = {
     500: ("500 Internal Server Error", "InternalError"),
     503: ("503 Slow Down", "SlowDown"),
 }
-BESIDE = "-threads"
-"""Behind the location of a table: tables of steps, whose PUTs are left alone."""
+#: Suffix of a table's location, for the tables of its steps. Faults do not strike their PUTs.
+STEP_TABLES_SUFFIX = "-threads"
+#: Writer and prefix of the transaction of a commit that the gate puts before a writer's own.
 RIVAL = "rival-without-the-lock"
-"""How the transaction of a commit begins that the gate puts in front of a writer's own."""
 
 
 @dataclass
 class S3Fault:
-    """What is to happen to the next PUTs of a writer's version files.
+    """A fault of the next PUTs of a writer's version files.
 
     Attributes:
-        status: answer with this error; 0 to answer what the store says.
-        stored: whether an error, or a lost answer, is of a PUT that was stored all the same.
-        lost: close the connection without an answer.
-        rival: let a writer without the lock have the version first.
-        held: keep it until :attr:`release` is set; the store sees it then.
-        times: how many PUTs it happens to.
-        arrived: set when the first of them is there.
-        release: lets a held one go on.
-        ended: set when a held one is through.
+        status: HTTP status of the error; 0 to pass the store's response on.
+        stored: Whether a PUT with an error or a lost response is stored nevertheless.
+        lost: Whether the connection is closed without a response.
+        rival: Whether a writer without the lock stores the version first.
+        held: Whether the PUT is held back until :attr:`release` is set.
+        times: Number of PUTs that the fault strikes.
+        arrived: Set when the first PUT has arrived.
+        release: Set by the caller to pass a held PUT on to the store.
+        ended: Set when a PUT has ended.
 
     """
 
@@ -72,13 +72,12 @@ class Put:
     """A PUT of a version file that reached the store.
 
     Attributes:
-        key: bucket and name of the object.
-        version: of the table.
-        writer: who sent it.
-        txn: name of its transaction.
-        status: what the store said.
-        digest: of the content that is there since (the ETag), empty if it was not stored.
-        at: monotonic time of the store's answer.
+        key: Bucket and key of the object.
+        version: Version of the table.
+        writer: Name of its sender.
+        txn: Id of its transaction.
+        status: HTTP status of the store's response.
+        digest: ETag of the content if it was stored, else empty.
 
     """
 
@@ -88,16 +87,14 @@ class Put:
     txn: str
     status: int
     digest: str
-    at: float
 
 
 class FaultGate:
-    """WSGI middleware: see the module.
+    """WSGI middleware that injects faults into PUTs of version files.
 
     Attributes:
-        puts: every PUT of a version file that reached the store, in order.
-        injected: how many PUTs each kind of fault happened to.
-        denies_unconditional: whether a PUT of a version file that says no ``If-None-Match`` is denied, as by a bucket
+        puts: PUTs of version files that reached the store, in order.
+        denies_unconditional: Whether a PUT of a version file without ``If-None-Match`` is denied, as by a bucket
             policy.
 
     """
@@ -110,20 +107,19 @@ class FaultGate:
         self._rivals = 0
         self.denies_unconditional = False
         self.puts: list[Put] = []
-        self.injected: Counter[str] = Counter()
 
     def on_arrival(self, callback: Callable[[str, int, S3Fault], None]) -> None:
-        """Have ``callback(writer, version, fault)`` called when a fault meets its first PUT."""
+        """Call ``callback(writer, version, fault)`` when the first PUT of a fault arrives."""
         self._on_arrival = callback
 
     def arm(self, writer: str, fault: S3Fault) -> S3Fault:
-        """Have ``fault`` happen to the next PUTs of this writer's version files."""
+        """Let a fault strike the next PUTs of this writer's version files; return the fault."""
         with self._lock:
             self._armed.setdefault(writer, deque()).append(fault)
         return fault
 
     def disarm(self, writer: str) -> None:
-        """Forget what was armed for this writer and has not happened yet."""
+        """Remove the faults of this writer that have not struck yet."""
         with self._lock:
             self._armed.pop(writer, None)
 
@@ -137,7 +133,7 @@ class FaultGate:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = io.BytesIO(body)
         version = int(match["version"])
-        fault = None if f"{BESIDE}/" in match["key"] else self._next_fault(name)
+        fault = None if f"{STEP_TABLES_SUFFIX}/" in match["key"] else self._next_fault(name)
         if fault is not None and not fault.arrived.is_set():
             self._on_arrival(name, version, fault)
             fault.arrived.set()
@@ -147,24 +143,24 @@ class FaultGate:
         try:
             if fault.rival:
                 self._put_as_rival(environ, match["key"], version)
-            refused = self._refused(environ, fault)
-            if refused:
-                return _refuse(refused, start_response)
+            if status := self._refusal_status(environ, fault):
+                return _respond_with_error(status, start_response)
             if fault.lost and not fault.stored:
-                return _hang_up(environ)
-            answer = _Answer()
-            content = list(self._application(environ, answer.start))
-            self._note(match["key"], version, name, body, answer)
+                return _drop_connection(environ)
+            response = _Response()
+            content = list(self._application(environ, response.start))
+            self._record_put(match["key"], version, name, body, response)
             if fault.lost:
-                return _hang_up(environ)
+                return _drop_connection(environ)
             if fault.status:
-                return _refuse(fault.status, start_response)
-            start_response(answer.status, answer.headers)
+                return _respond_with_error(fault.status, start_response)
+            start_response(response.status, response.headers)
             return content
         finally:
             fault.ended.set()
 
-    def _refused(self, environ: Mapping[str, Any], fault: S3Fault) -> int:
+    def _refusal_status(self, environ: Mapping[str, Any], fault: S3Fault) -> int:
+        """Return the status of a PUT that does not reach the store; 0 if it reaches the store."""
         if self.denies_unconditional and "HTTP_IF_NONE_MATCH" not in environ:
             return _FORBIDDEN
         return 0 if fault.stored else fault.status
@@ -178,16 +174,14 @@ class FaultGate:
             fault.times -= 1
             if fault.times <= 0:
                 armed.popleft()
-            self.injected[_kind(fault)] += 1
             return fault
 
-    def _note(self, key: str, version: int, writer: str, body: bytes, answer: _Answer) -> None:
-        status = int(answer.status.partition(" ")[0])
-        found = _TRANSACTION.search(body)
-        digest = dict(answer.headers).get("ETag", "").strip('"') if status == _OK else ""
-        put = Put(key, version, writer, found[1].decode() if found else "", status, digest, time.monotonic())
+    def _record_put(self, key: str, version: int, writer: str, body: bytes, response: _Response) -> None:
+        status = int(response.status.partition(" ")[0])
+        txn = _TRANSACTION.search(body)
+        digest = dict(response.headers).get("ETag", "").strip('"') if status == _OK else ""
         with self._lock:
-            self.puts.append(put)
+            self.puts.append(Put(key, version, writer, txn[1].decode() if txn else "", status, digest))
 
     def _put_as_rival(self, environ: Mapping[str, Any], key: str, version: int) -> None:
         with self._lock:
@@ -197,20 +191,20 @@ class FaultGate:
             f'{{"commitInfo":{{"timestamp":{int(time.time() * 1000)},"engineInfo":"{RIVAL}","operation":"NOTHING",'
             f'"operationParameters":{{}},"isBlindAppend":true,"txnId":"{txn}"}}}}\n'
         ).encode()
-        own = {name: value for name, value in environ.items() if not name.startswith("HTTP_X_AMZ")}
+        rival_environ = {name: value for name, value in environ.items() if not name.startswith("HTTP_X_AMZ")}
         for name in ("HTTP_CONTENT_ENCODING", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_MD5", "HTTP_EXPECT"):
-            own.pop(name, None)
-        own |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)), "HTTP_IF_NONE_MATCH": "*"}
-        answer = _Answer()
-        list(self._application(own, answer.start))
-        self._note(key, version, RIVAL, body, answer)
+            rival_environ.pop(name, None)
+        rival_environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)), "HTTP_IF_NONE_MATCH": "*"}
+        response = _Response()
+        list(self._application(rival_environ, response.start))
+        self._record_put(key, version, RIVAL, body, response)
 
 
 class FaultyS3(LocalS3):
-    """An embedded S3 like :class:`LocalS3`, in this process, with faults on request.
+    """An embedded S3 like :class:`LocalS3`, in this process and with injected faults.
 
     Attributes:
-        gate: where to ask for them.
+        gate: The gate that injects the faults.
 
     """
 
@@ -221,13 +215,13 @@ class FaultyS3(LocalS3):
         self._thread: threading.Thread | None = None
 
     def start(self, timeout_seconds: float = 30.0) -> Self:  # noqa: ARG002 (it serves at once)
-        """Start serving, with nothing in store."""
+        """Start serving, without any buckets."""
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else one line per request
         self._server = make_s3_server(self.gate)
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-s3", daemon=True)
         self._thread.start()
-        # Moto keeps everything in the process, also from one server to the next.
+        # Moto keeps its state in the process, also from one server to the next.
         connection = HTTPConnection("127.0.0.1", self._server.server_port)
         connection.request("POST", "/moto-api/reset")
         connection.getresponse().read()
@@ -235,7 +229,7 @@ class FaultyS3(LocalS3):
         return self
 
     def stop(self) -> None:
-        """Stop serving; requests that are still held back are let go."""
+        """Stop serving."""
         server, self._server, self._port = self._server, None, None
         if server is not None:
             server.shutdown()
@@ -244,7 +238,7 @@ class FaultyS3(LocalS3):
             self._thread.join()
 
 
-class _Answer:
+class _Response:
     status = ""
     headers: list[tuple[str, str]]
 
@@ -253,24 +247,16 @@ class _Answer:
         return lambda _: None
 
 
-def _kind(fault: S3Fault) -> str:
-    if fault.rival:
-        return "rival"
-    if fault.held:
-        return "held"
-    return "lost" if fault.lost else str(fault.status)
-
-
-def _refuse(status: int, start_response: Callable[..., Any]) -> Iterable[bytes]:
+def _respond_with_error(status: int, start_response: Callable[..., Any]) -> Iterable[bytes]:
     line, code = _ERRORS[status]
-    body = f"<Error><Code>{code}</Code><Message>asked for</Message></Error>".encode()
+    body = f"<Error><Code>{code}</Code><Message>injected fault</Message></Error>".encode()
     start_response(line, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
     return [body]
 
 
-def _hang_up(environ: Mapping[str, Any]) -> Iterable[bytes]:
+def _drop_connection(environ: Mapping[str, Any]) -> Iterable[bytes]:
     connection = environ.get("werkzeug.socket")
     if connection is not None:
         with suppress(OSError):
             connection.shutdown(2)
-    raise ConnectionResetError("hung up without an answer, as asked for")
+    raise ConnectionResetError("injected fault: the connection was closed without a response")

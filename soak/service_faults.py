@@ -1,4 +1,4 @@
-"""Faults of the services: what S3 answers to a commit, and the servers of the ensemble."""
+"""Faults of the services: S3's answers to a commit, and the servers of the ensemble."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from soak.fault_context import (
     OUTCOMES,
     FaultContext,
     Incident,
-    Waiting,
-    of,
-    of_hold,
-    place_of,
-    stopped,
-    struck,
-    takeover,
-    until,
-    until_true,
+    Wait,
+    hold_fields,
+    is_from,
+    is_from_hold,
+    is_takeover,
+    stop_at,
+    strike_at,
+    wait_for,
+    wait_until,
 )
 from soak.s3_faults import S3Fault
 
@@ -26,31 +26,31 @@ _START_SECONDS = 60.0
 _ARRIVAL_SECONDS = 30.0
 _UNKNOWN_SECONDS = 60.0
 _END_SECONDS = 30.0
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
-def s3_fault(name: str, **how: Any) -> Callable[..., Incident]:
-    """Return the fault that does this to the next PUT of a commit."""
+def s3_fault(name: str, **fields: Any) -> Callable[..., Incident]:
+    """Return the fault that does this to the next PUT of a commit; see :class:`S3Fault` for the fields."""
 
     def strike(context: FaultContext, writer: str, point: str) -> Incident:
-        found = yield from stopped(context, writer, point)
-        if found is None:
+        stop = yield from stop_at(context, writer, point)
+        if stop is None:
             return
-        held, _ = found
         assert context.gate is not None  # noqa: S101 (the class needs it)
-        more = dict(how)
+        chosen = dict(fields)
         if name in ("s3-500", "s3-503"):
-            # Of a PUT that was stored or not; once, twice, or until the writer gives up.
-            more |= {"stored": context.random.random() < 0.5, "times": context.random.choice((1, 2, 99))}  # noqa: PLR2004
-        fault = context.gate.arm(writer, S3Fault(**more))
-        context.writers[writer].tell("go")
-        arrived = yield from until(_ARRIVAL_SECONDS + context.slack_seconds, of(writer, "put-arrived", *OUTCOMES))
-        if arrived is not None and arrived["event"] == "put-arrived":
-            context.say("fault", kind=name, worker=writer, point=point, **place_of(held), **more)
+            # The PUT is stored or not. The error comes once, twice, or until the writer gives up.
+            chosen |= {"stored": context.random.random() < 0.5, "times": context.random.choice((1, 2, 99))}  # noqa: PLR2004
+        fault = context.gate.arm(writer, S3Fault(**chosen))
+        context.writers[writer].send("go")
+        event = yield from wait_for(_ARRIVAL_SECONDS + context.slack_seconds, is_from(writer, "put-arrived", *OUTCOMES))
+        if event is not None and event["event"] == "put-arrived":
+            context.record("fault", kind=name, worker=writer, point=point, **hold_fields(stop.event), **chosen)
         if fault.held:
-            yield from until(3 * context.session_seconds + context.slack_seconds, takeover(held, "acknowledged"))
+            takeover = is_takeover(stop.event, "acknowledged")
+            yield from wait_for(3 * context.session_seconds + context.slack_seconds, takeover)
             fault.release.set()
-        yield from until(60, of(writer, *OUTCOMES))
+        yield from wait_for(60, is_from(writer, *OUTCOMES))
         context.gate.disarm(writer)
 
     return strike
@@ -59,103 +59,102 @@ def s3_fault(name: str, **how: Any) -> Callable[..., Incident]:
 def s3_late(context: FaultContext, writer: str, point: str) -> Incident:
     """Hold the PUT of a commit back until its writer has given up and the next holder has read.
 
-    Its repetitions get an internal error each. S3A takes 5 s to repeat it, and its writer some more to give up.
+    The repetitions of the PUT get an internal error. S3A repeats it after 5 s; the writer gives up later.
     """
-    found = yield from stopped(context, writer, point)
-    if found is None:
+    stop = yield from stop_at(context, writer, point)
+    if stop is None:
         return
-    held, _ = found
     assert context.gate is not None  # noqa: S101 (the class needs it)
     late = context.gate.arm(writer, S3Fault(held=True))
     context.gate.arm(writer, S3Fault(status=500, times=99))
-    context.writers[writer].tell("go")
-    event = yield from until(_ARRIVAL_SECONDS + context.slack_seconds, of(writer, "put-arrived", *OUTCOMES))
+    context.writers[writer].send("go")
+    event = yield from wait_for(_ARRIVAL_SECONDS + context.slack_seconds, is_from(writer, "put-arrived", *OUTCOMES))
     arrived = event is not None and event["event"] == "put-arrived"
     if arrived:
-        context.say("fault", kind="s3-late", worker=writer, point=point, **place_of(held))
-        yield from until(_UNKNOWN_SECONDS + context.slack_seconds, of_hold(held, *OUTCOMES))
+        context.record("fault", kind="s3-late", worker=writer, point=point, **hold_fields(stop.event))
+        yield from wait_for(_UNKNOWN_SECONDS + context.slack_seconds, is_from_hold(stop.event, *OUTCOMES))
     context.gate.disarm(writer)
     if arrived:
         # The writer's second block takes its time, too.
-        yield from until(3 * context.session_seconds + 2 * context.slack_seconds, takeover(held, "read"))
-    # Also one that arrives only now, which nobody would let go.
+        takeover = is_takeover(stop.event, "read")
+        yield from wait_for(3 * context.session_seconds + 2 * context.slack_seconds, takeover)
+    # Also without an arrival: a PUT that arrives later must not be held back for good.
     late.release.set()
     if arrived:
-        yield from until_true(_END_SECONDS, late.ended.is_set)
+        yield from wait_until(_END_SECONDS, late.ended.is_set)
 
 
-def _leader(context: FaultContext) -> Any:
+def _servers(context: FaultContext) -> list[Any]:
     assert context.zookeeper is not None  # noqa: S101 (the class needs it)
-    for server in context.zookeeper.servers:
-        if b"Mode: leader" in server.command(b"srvr"):
-            return server
-    return context.zookeeper.servers[-1]
+    return list(context.zookeeper.servers)
 
 
-def _serving(context: FaultContext) -> Waiting:
+def _leader(servers: list[Any]) -> Any:
+    """Return the leader, or the last server if there is none."""
+    return next((server for server in servers if b"Mode: leader" in server.command(b"srvr")), servers[-1])
+
+
+def _wait_until_serving(context: FaultContext) -> Wait:
     """Wait until all servers serve."""
-    assert context.zookeeper is not None  # noqa: S101 (the class needs it)
-    servers = context.zookeeper.servers
-    look_at = 0.0
+    next_poll = 0.0
 
-    def serve() -> bool:
-        nonlocal look_at
-        if time.monotonic() < look_at:
+    def all_serve() -> bool:
+        nonlocal next_poll
+        if time.monotonic() < next_poll:
             return False
-        look_at = time.monotonic() + _LOOK_SECONDS
-        return all(b"Mode: " in server.command(b"srvr") for server in servers)
+        next_poll = time.monotonic() + _POLL_SECONDS
+        return all(b"Mode: " in server.command(b"srvr") for server in _servers(context))
 
-    return (yield from until_true(_START_SECONDS, serve))
+    return (yield from wait_until(_START_SECONDS, all_serve))
 
 
-def _repaired(context: FaultContext, name: str) -> Incident:
-    """Say that all servers serve again, and wait until somebody has committed."""
-    context.say("repaired", kind=name)
-    yield from until(
+def _wait_for_commit(context: FaultContext, name: str) -> Incident:
+    """Record that all servers serve again, and wait until a writer has committed."""
+    context.record("repaired", kind=name)
+    yield from wait_for(
         3 * context.session_seconds + 10 + context.slack_seconds, lambda event: event["event"] == "acknowledged"
     )
 
 
 def zookeeper_fault(
-    name: str, hurt: str = "kill", heal: str = "start", sessions: tuple[float, float] = (0.3, 1.5)
+    name: str, harm: str = "kill", repair: str = "start", sessions: tuple[float, float] = (0.3, 1.5)
 ) -> Callable[..., Incident]:
-    """Return the fault that does this to the leader, or to the others.
+    """Return the fault that harms the leader, or with ``zookeeper-quorum`` all other servers.
 
     Args:
-        name: of the class.
-        hurt: the server's method that harms it.
-        heal: the one that undoes that.
-        sessions: how long in between, at least and at most, in session time-outs.
+        name: Name of the class.
+        harm: Method of the server that harms it.
+        repair: Method of the server that repairs it.
+        sessions: Least and greatest time between the two, in session timeouts.
 
     """
 
     def strike(context: FaultContext, writer: str, point: str) -> Incident:
-        assert context.zookeeper is not None  # noqa: S101 (the class needs it)
-        found = yield from stopped(context, writer, point)
-        leader = _leader(context)
+        stop = yield from stop_at(context, writer, point)
+        servers = _servers(context)
+        leader = _leader(servers)
         victims = [leader]
         if name == "zookeeper-quorum":
-            victims = [server for server in context.zookeeper.servers if server is not leader]
-        context.say("fault", kind=name, worker=writer, point=point, **(place_of(found[0]) if found else {}))
+            victims = [server for server in servers if server is not leader]
+        context.record("fault", kind=name, worker=writer, point=point, **(hold_fields(stop.event) if stop else {}))
         for server in victims:
-            getattr(server, hurt)()
-        context.writers[writer].tell("go")
-        yield from until(context.session_seconds * context.random.uniform(*sessions), lambda _: False)
+            getattr(server, harm)()
+        context.writers[writer].send("go")
+        yield from wait_for(context.session_seconds * context.random.uniform(*sessions), lambda _: False)
         for server in victims:
-            getattr(server, heal)()
-        yield from _serving(context)
-        yield from _repaired(context, name)
+            getattr(server, repair)()
+        yield from _wait_until_serving(context)
+        yield from _wait_for_commit(context, name)
 
     return strike
 
 
 def rolling_restart(context: FaultContext, writer: str, point: str) -> Incident:
-    """Restart the servers one after the other, each when the one before serves again."""
-    assert context.zookeeper is not None  # noqa: S101 (the class needs it)
-    yield from struck(context, "zookeeper-rolling-restart", writer, point)
-    context.writers[writer].tell("go")
-    for server in context.zookeeper.servers:
+    """Restart the servers one after the other, each when the previous one serves again."""
+    yield from strike_at(context, "zookeeper-rolling-restart", writer, point)
+    context.writers[writer].send("go")
+    for server in _servers(context):
         server.stop()
         server.start()
-        yield from _serving(context)
-    yield from _repaired(context, "zookeeper-rolling-restart")
+        yield from _wait_until_serving(context)
+    yield from _wait_for_commit(context, "zookeeper-rolling-restart")

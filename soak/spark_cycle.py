@@ -1,8 +1,8 @@
-"""What a writer that is a whole Spark driver does under one lock: Delta's own transactions, behind the product's guard.
+"""The turn of a Spark driver with the lock over the whole write: Delta's transactions behind the product's guard.
 
-Words and points are those of :mod:`soak.cycle`. What differs: Delta names the transaction, so that it is known
-when the guard is asked; the point ``data`` is just before the guard decides; and unfinished
-intents are settled by :func:`writer_jobs.commit.guarded.guarded` itself. Appends and MERGEs take turns.
+Events and points are those of :mod:`soak.store_cycle`, with these differences: Delta names the transaction, so its id
+is known when the guard is asked; the point ``data`` is just before the guard decides; and
+:func:`writer_jobs.commit.guarded.guarded` settles unfinished intents. Appends and MERGEs take turns.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lock_manager import Hold, LockLostError, LockManager, SluiceError
+from lock_manager import LockLostError, LockManager, SluiceError
 from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.commit_stamp import note_as_user_metadata, note_of_write
 from soak.controls import Protection
+from soak.cycle import Cycle
 from soak.errors import JvmGoneError
-from soak.operations import COLUMNS, rows_of
-from soak.s3_faults import BESIDE
+from soak.operations import COLUMNS, make_rows
+from soak.s3_faults import STEP_TABLES_SUFFIX
 from soak.spark_worker import SparkWorker
-from soak.steps import ACQUIRED, UNKNOWN, Turn
+from soak.steps import ACQUIRED, UNKNOWN, StepContext
 from soak.two_threads import TwoThreads
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.checkpoints import write_due_checkpoints
@@ -32,99 +33,81 @@ from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog
 from writer_jobs.merge.table_feed import UNBOUND
 
-_TRIES = 3
-_WAIT_SECONDS = 60
+_MAX_TRIES = 3
 # The last condition spares reading every file of the table.
 _MERGE = (
     "MERGE INTO delta.`{table}` AS t USING (SELECT {columns} FROM range({first}, {end})) AS s "
     "ON t.id = s.id AND t.id >= {first} WHEN NOT MATCHED THEN INSERT *"
 )
-# Neither stored nor on its way: also what the log store never began, because the guard refused or was too late.
-_NOTHING = frozenset({"taken", "rejected", None})
+# Outcomes of an attempt that neither stored its version nor still can. None: the guard refused before a PUT.
+_NOT_STORED = frozenset({"taken", "rejected", None})
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class Attempt:
+    """An attempt to put a version: its id, the version, and Delta's id of the transaction."""
+
     name: str
     version: int
     txn: str
 
 
-class SparkCycle:
-    """One lock and one transaction.
-
-    Args:
-        worker: whose it is.
-        table: URI.
-        second: whether it is of the worker's second thread.
-
-    """
+class SparkCycle(Cycle[SparkWorker]):
+    """One hold of the lock and one transaction of Delta; see :class:`Cycle` for the arguments."""
 
     def __init__(self, worker: SparkWorker, table: str, *, second: bool = False) -> None:
-        self._worker = worker
-        self._table = table
-        self._second = second
-        self._hold: Hold
+        super().__init__(worker, table, second=second)
         self._log: DeltaTableLog
         self._ids: list[int] = []
-        self._attempts: list[_Attempt] = []
-        self._filling = False
-        self._unknown = False
-        self._written: _Attempt | None = None
+        self._attempts: list[Attempt] = []
+        self._is_filling = False
+        self._is_unknown = False
+        self._written: Attempt | None = None
 
     def run(self) -> None:
-        """Do it.
+        """Acquire the lock, commit, and release the lock.
 
         Raises:
-            JvmGoneError: the JVM is dead.
-            SluiceError: there was no lock.
+            JvmGoneError: The JVM has ended.
+            SluiceError: The lock was not acquired.
 
         """
-        worker = self._worker
-        if not self._second:
-            worker.held = {"table": self._table}
-        self._point("asking")
-        self._say("waiting")
-        hold = self._hold = worker.manager.acquire(self._table)
-        self._say("holding", waited=hold.waited_seconds, unfinished=len(hold.intents.unfinished))
-        if not self._second:
-            worker.held = {"table": self._table, "token": hold.token}
-        hold.on_loss(lambda lost: self._say("lost", reason=lost.lost))
+        worker, hold = self._worker, self._acquire()
         worker.cycles[hold.hold_id] = self
         try:
-            self._point("acquired")
-            self._take_steps(ACQUIRED, hold)
+            self._reach("acquired")
+            context = StepContext(hold, self._read_in_new_block, self._commit_in_two_threads)
+            self._take_steps(ACQUIRED, context)
             self._log = SettlingLog(worker, self._table, self._fill)
             with guarded(worker.spark, hold, self._log, {"job": worker.options.name}):
                 self._transact()
-                if self._second:
-                    # The first thread is to write while this one holds.
-                    worker.first_is_through.wait(_WAIT_SECONDS)
-            if self._unknown:
-                self._take_steps(UNKNOWN, hold)
+                self._wait_for_first_thread()
+            if self._is_unknown:
+                self._take_steps(UNKNOWN, context)
         except JvmGoneError:
             raise
         except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
-            worker.refuse_without_jvm(error)
-            self._say("gave-up", error=type(error).__name__, message=str(error))
+            worker.check_jvm(error)
+            self._record("gave-up", error=type(error).__name__, message=str(error))
         finally:
             del worker.cycles[hold.hold_id]
             self._end()
 
-    def asked(self, request: Mapping[str, Any]) -> None:
-        """Hear of an attempt, in the thread that decides on it."""
-        attempt = _Attempt(str(request["attempt"]), int(request["version"]), str(request["txn"]))
-        if not self._filling:
-            self._point("data")
-        self._say_taken(attempt.txn)
+    def on_put_request(self, request: Mapping[str, Any]) -> None:
+        """Record an attempt, in the thread that decides on it."""
+        attempt = Attempt(str(request["attempt"]), int(request["version"]), str(request["txn"]))
+        if not self._is_filling:
+            self._reach("data")
+        self._record_taken(attempt.txn)
         self._attempts.append(attempt)
-        facts = {"ids": []} if self._filling else self._facts()
-        self._say("attempting", version=attempt.version, txn=attempt.txn, **facts)
+        facts = {"ids": []} if self._is_filling else self._facts()
+        self._record("attempting", version=attempt.version, txn=attempt.txn, **facts)
 
-    def told(self, outcome: Mapping[str, Any]) -> None:
-        """Hear what became of a put that waited at the gate."""
+    def on_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Handle the outcome of a put that waited at the gate."""
 
     def _facts(self) -> dict[str, Any]:
+        """Return the fields that describe the operation in the history."""
         return {"ids": self._ids}
 
     # -- the transaction -----------------------------------------------------------------------------------------
@@ -133,44 +116,45 @@ class SparkCycle:
         spark = self._worker.spark
         newest = self._log.head().version
         rows = 0 if newest == NO_VERSION else spark.read.format("delta").load(self._table).count()
-        self._say("read", version=newest, rows=rows)
-        self._point("read")
+        self._record("read", version=newest, rows=rows)
+        self._reach("read")
         self._ids = self._worker.take_ids()
         if self._worker.without is Protection.GUARD:
-            self._written = self._write_unasked(newest)
+            self._written = self._write_without_guard(newest)
         else:
-            self._written = self._ended(self._write(newest), "stored")
+            self._written = self._record_outcome(self._write(newest), "stored")
         if self._written is not None:
-            self._point("stored")
+            self._reach("stored")
 
     def _write(self, newest: int) -> Exception | None:
-        """Write, again after a conflict with somebody who did not ask for the lock; return what it failed with."""
-        for number in range(1, _TRIES + 1):
+        """Write, again after a conflict with a writer without the lock; return the last error, None on success."""
+        for number in range(1, _MAX_TRIES + 1):
             self._attempts.clear()
-            # The first version is an append: there is nothing to merge into.
+            # The first version is an append, because MERGE needs a table.
             merges = newest != NO_VERSION and self._ids[0] // self._worker.options.rows % 2 == 1
-            failure = self._tried(self._merge if merges else self._append)
-            if number == _TRIES or self._hold.lost is not None or not is_conflict(failure):
+            failure = self._try(self._merge if merges else self._append)
+            if number == _MAX_TRIES or self._hold.lost is not None or not is_conflict(failure):
                 break
             for attempt in self._attempts:
-                self._say("taken", version=attempt.version, txn=attempt.txn)
+                self._record("taken", version=attempt.version, txn=attempt.txn)
         return failure
 
-    def _tried(self, write: Callable[[], object]) -> Exception | None:
+    def _try(self, write: Callable[[], object]) -> Exception | None:
+        """Call ``write`` and return its error; raise JvmGoneError if the JVM has ended."""
         try:
             write()
         except Exception as error:  # noqa: BLE001 (returned)
             try:
-                self._worker.refuse_without_jvm(error)
+                self._worker.check_jvm(error)
             except JvmGoneError as gone:
                 if self._attempts:
-                    self._say("unknown", error=type(gone).__name__, message=str(gone), txn=self._attempts[-1].txn)
+                    self._record("unknown", error=type(gone).__name__, message=str(gone), txn=self._attempts[-1].txn)
                 raise
             return error
         return None
 
     def _append(self, **options: str) -> None:
-        rows = rows_of(self._worker.spark, self._ids)
+        rows = make_rows(self._worker.spark, self._ids)
         rows.write.format("delta").mode("append").options(**options).save(self._table)
 
     def _merge(self) -> None:
@@ -178,85 +162,83 @@ class SparkCycle:
         merge = _MERGE.format(table=self._table, columns=", ".join(COLUMNS), first=first, end=end)
         self._worker.spark.sql(merge).collect()
 
-    def _write_unasked(self, newest: int) -> _Attempt | None:
-        """Append without a guard, which would have said the transaction's name before: find it out afterwards."""
-        self._point("data")
+    def _write_without_guard(self, newest: int) -> Attempt | None:
+        """Append, and find the transaction in the log afterwards, because no guard is asked about it."""
+        self._reach("data")
         name = uuid.uuid4().hex
-        failure = self._tried(lambda: self._append(userMetadata=note_as_user_metadata(note_of_write({}, name))))
+        failure = self._try(lambda: self._append(userMetadata=note_as_user_metadata(note_of_write({}, name))))
         commit, _ = self._log.find_commit(name, after=newest, guarded=False)
         if commit is None:
-            self._say("gave-up", error=type(failure).__name__, message=str(failure))
+            self._record("gave-up", error=type(failure).__name__, message=str(failure))
             return None
-        attempt = _Attempt(name, commit.version, self._txn_of(commit.version))
-        self._say("attempting", version=attempt.version, txn=attempt.txn, ids=self._ids)
-        self._say("stored", version=attempt.version, txn=attempt.txn)
+        attempt = Attempt(name, commit.version, self._txn_of(commit.version))
+        self._record("attempting", version=attempt.version, txn=attempt.txn, ids=self._ids)
+        self._record("stored", version=attempt.version, txn=attempt.txn)
         return attempt
 
-    def _ended(self, failure: Exception | None, stored: str) -> _Attempt | None:
-        """Say what became of the newest attempts; return the one that was stored, or None."""
+    def _record_outcome(self, failure: Exception | None, event: str) -> Attempt | None:
+        """Record the outcome of the last write, ``event`` if it was stored; return the stored attempt, or None."""
         outcomes = self._worker.outcomes()
         if not self._attempts:
-            self._say("gave-up", error=type(failure).__name__, message=str(failure))
+            self._record("gave-up", error=type(failure).__name__, message=str(failure))
             return None
-        found = next((each for each in self._attempts if outcomes.get(each.name) == "committed"), None)
-        if found is not None:
-            # After that, something may have failed: the commit is there.
-            self._say(stored, version=found.version, txn=found.txn)
-            return found
-        definite = failure is not None and all(outcomes.get(each.name) in _NOTHING for each in self._attempts)
-        kind, message = "refused" if definite else "unknown", str(failure)
-        self._unknown = kind == "unknown"
-        self._say(kind, error=type(failure).__name__, message=message, txn=self._attempts[-1].txn)
+        stored = next((attempt for attempt in self._attempts if outcomes.get(attempt.name) == "committed"), None)
+        if stored is not None:
+            # Even if a later part of the write failed, the commit is in the table.
+            self._record(event, version=stored.version, txn=stored.txn)
+            return stored
+        is_refused = failure is not None and all(
+            outcomes.get(attempt.name) in _NOT_STORED for attempt in self._attempts
+        )
+        self._is_unknown = not is_refused
+        kind = "refused" if is_refused else "unknown"
+        self._record(kind, error=type(failure).__name__, message=str(failure), txn=self._attempts[-1].txn)
         return None
 
     # -- before and after ----------------------------------------------------------------------------------------
 
     def _fill(self, commit: Callable[[], int]) -> int:
+        """Make an empty commit and record it; return its version."""
         self._attempts.clear()
-        self._filling = True
+        self._is_filling = True
         versions: list[int] = []
         try:
-            failure = self._tried(lambda: versions.append(commit()))
+            failure = self._try(lambda: versions.append(commit()))
         finally:
-            self._filling = False
-        self._ended(failure, "filled")
+            self._is_filling = False
+        self._record_outcome(failure, "filled")
         if failure is not None:
             raise failure
         return versions[0]
 
-    def _take_steps(self, moment: str, hold: Hold) -> None:
-        if not self._second:
-            for step in self._worker.steps.at(moment, Turn(hold, self._look, self._commit_in_two_threads)):
-                self._say("step", **step)
-
     def _commit_in_two_threads(self, manager: LockManager) -> dict[str, Any]:
         worker, number = self._worker, next(self._worker.step_numbers)
-        table = f"{self._table}{BESIDE}/{worker.options.name}/{worker.options.incarnation}-{number}"
+        table = f"{self._table}{STEP_TABLES_SUFFIX}/{worker.options.name}/{worker.options.incarnation}-{number}"
         return TwoThreads(worker, manager, table).run()
 
-    def _look(self) -> int:
+    def _read_in_new_block(self) -> int:
         with guarded(self._worker.spark, self._hold, self._log, {"job": self._worker.options.name}):
             return self._log.head().version
 
     def _end(self) -> None:
         lost = False
-        self._point("releasing")
+        self._reach("releasing")
         try:
             self._hold.release()
         except LockLostError:
             lost = True
-        self._say("released", lost=lost)
+        self._record("released", lost=lost)
         write_due_checkpoints(self._worker.spark, self._worker.manager)
         written = self._written
         if written is None:
             return
-        # What was stored under a hold that is gone counts if it is there, and nobody can take it away.
-        if not lost or self._is_there(written):
-            self._say("acknowledged", version=written.version, txn=written.txn, ids=self._ids)
+        # A stored version of a lost hold counts if it is in the table: no other writer can remove it.
+        if not lost or self._is_in_table(written):
+            self._record("acknowledged", version=written.version, txn=written.txn, ids=self._ids)
         else:
-            self._say("unknown", error="LockLostError", message="the hold was lost", txn=written.txn)
+            self._record("unknown", error="LockLostError", message="the hold was lost", txn=written.txn)
 
-    def _is_there(self, attempt: _Attempt) -> bool:
+    def _is_in_table(self, attempt: Attempt) -> bool:
         with suppress(SluiceError, *JVM_ERRORS):
             return self._txn_of(attempt.version) == attempt.txn
         return False
@@ -265,31 +247,29 @@ class SparkCycle:
         line = HadoopFiles.of(self._worker.spark).read_first_line(f"{self._table}/{LOG_FOLDER}/{version:020d}.json")
         return str(json.loads(line or "{}").get("commitInfo", {}).get("txnId"))
 
-    def _say_taken(self, txn: str) -> None:
-        """Delta tries another version only when the one before was another transaction's."""
+    def _record_taken(self, txn: str) -> None:
+        """Record that the last version was taken: only then Delta attempts another version for the transaction."""
         for earlier in self._attempts[-1:]:
             if earlier.txn == txn:
-                self._say("taken", version=earlier.version, txn=txn)
-
-    def _say(self, event: str, **more: Any) -> None:
-        token = {"token": self._hold.token} if hasattr(self, "_hold") else {}
-        thread = {"thread": 2} if self._second else {}
-        self._worker.say(event, table=self._table, **token, **thread, **more)
-
-    def _point(self, name: str) -> None:
-        if not self._second:
-            self._worker.point(name)
+                self._record("taken", version=earlier.version, txn=txn)
 
 
 class SettlingLog(DeltaTableLog):
-    """A table's log that has the cycle look at the empty commit by which a version is filled."""
+    """A table's log that passes its empty commits to the cycle.
+
+    Args:
+        worker: State of the writer process.
+        table: URI.
+        fill: Takes the function that makes an empty commit, calls it, and returns the version.
+
+    """
 
     def __init__(self, worker: SparkWorker, table: str, fill: Callable[[Callable[[], int]], int]) -> None:
         super().__init__(worker.spark, table)
-        self._filled_by = fill
+        self._fill_with = fill
 
     def snapshot(self) -> Snapshot:
-        """Return the newest version, bound to no feed: a commit that binds the table would be none of the history's."""
+        """Return the newest version, bound to no feed, because the history lacks the commit that binds the table."""
         snapshot = super().snapshot()
         if snapshot.state is not None:
             vars(snapshot)["state"] = replace(snapshot.state, feed=UNBOUND)
@@ -297,4 +277,4 @@ class SettlingLog(DeltaTableLog):
 
     def commit_nothing(self) -> int:
         """Make an empty commit, and return its version."""
-        return self._filled_by(super().commit_nothing)
+        return self._fill_with(super().commit_nothing)

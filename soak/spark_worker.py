@@ -1,7 +1,6 @@
-"""A writer of a soak that is a whole Spark driver: ``python -m soak.spark_writer OPTIONS``.
+"""The state of a writer process that is a Spark driver; :mod:`soak.worker` describes its commands and events.
 
-It is told, and says, what :mod:`soak.worker` is and does; the guard is the product's own, attached to the
-session as :func:`writer_jobs.attach` does it.
+The guard is that of the product, attached to the session by :func:`writer_jobs.attach`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from sluice.local.jars import jar_paths
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from soak.controls import Protection
 from soak.errors import JvmGoneError
-from soak.unprotected import is_on_a_put
+from soak.hadoop import allow_short_timeouts
+from soak.unprotected import is_put_request
 from soak.worker import Worker
 from writer_jobs import DeltaTableLog, build_session
 
@@ -39,87 +39,88 @@ _SETTINGS = {
 }
 
 
-class BoundCycle(Protocol):
-    """One turn of a writer, which is told what the guard is asked about its hold."""
+class GuardObserver(Protocol):
+    """An observer of the requests to the guard under one hold."""
 
-    def asked(self, request: Mapping[str, Any]) -> None:
-        """Take note of a put that is about to be made."""
+    def on_put_request(self, request: Mapping[str, Any]) -> None:
+        """Handle the request to put a version, before it is answered."""
 
-    def told(self, request: Mapping[str, Any]) -> None:
-        """Take note of what became of a put."""
+    def on_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Handle the outcome of a put."""
 
 
 class SparkWorker(Worker):
-    """A writer whose JVM is Spark's.
+    """A writer whose JVM is Spark's driver.
 
     Attributes:
-        spark: the session.
-        cycles: those that hold a lock now, by the id of the hold.
-        step_numbers: number the tables of steps.
-        deletable: acknowledged rows of this process that were not deleted, by table; the oldest first.
+        spark: The session.
+        cycles: Observers of the current holds, by the id of the hold.
+        step_numbers: Numbers for the tables of steps.
+        deletable: Acknowledged rows of this process that were not deleted, by table; the oldest first.
 
     """
 
     def start_jvm(self) -> int:
-        """Start the driver, with the soak's guard in place of the product's; return its JVM's process id."""
+        """Start the driver with the soak's guard instead of the product's; return the JVM's process id."""
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         hadoop = {f"spark.hadoop.{key}": value for key, value in self.options.hadoop.items()}
         mode = "off" if self.without is Protection.GUARD else "required"
         conf = {**_SETTINGS, **hadoop, "spark.sluice.guard": mode}
         self.spark: SparkSession = build_session(self.options.name, jars=jar_paths(), launch_conf=conf)
-        self.cycles: dict[str, BoundCycle] = {}
+        self.cycles: dict[str, GuardObserver] = {}
         self.step_numbers = itertools.count()
         self.deletable: dict[str, deque[list[int]]] = defaultdict(deque)
-        self._rows_taken = threading.Lock()
+        self._ids_lock = threading.Lock()
         jvm: Any = self.spark._jvm  # noqa: SLF001 (Spark's way to it)
-        # S3A raises shorter time-outs to 15 s, and faults would cost that each time.
-        jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(
-            jvm.java.time.Duration.ofMillis(1)
-        )
+        allow_short_timeouts(jvm)
         writer_jobs.commit.driver_guard.GUARD = self.guard
         if mode == "required":
             writer_jobs.attach(self.spark)
         return int(jvm.java.lang.ProcessHandle.current().pid())
 
     def warm_up(self) -> None:
-        """Load what the first look at a table and the first job load."""
+        """Load the classes of the first read of a table and of the first Spark job."""
         self.spark.range(1).collect()
         DeltaTableLog(self.spark, self.table).head()
 
     def end_jvm(self) -> None:
-        """Leave it to the end of this process, with which it ends."""
+        """Do nothing: the JVM ends with this process."""
 
-    def thread(self, work: Callable[[], None]) -> threading.Thread:
-        """Return a thread that is bound to holds of its own, in Java too."""
+    def make_thread(self, work: Callable[[], None]) -> threading.Thread:
+        """Return a thread with its own blocks, also in Java."""
         thread: threading.Thread = InheritableThread(target=work, daemon=True)
         return thread
 
-    def asked(self, request: Mapping[str, Any]) -> None:
-        """Have the cycle to whose hold the committing thread is bound say so."""
+    def on_guard_request(self, request: Mapping[str, Any]) -> None:
+        """Pass the request on to the observer of the commit's hold."""
         cycle = self.cycles.get(self.guard.hold_of(request))
         if cycle is not None and request.get("kind") == "outcome":
-            cycle.told(request)
-        elif cycle is not None and is_on_a_put(request):
-            cycle.asked(request)
+            cycle.on_outcome(request)
+        elif cycle is not None and is_put_request(request):
+            cycle.on_put_request(request)
 
     def take_ids(self) -> list[int]:
-        """Return ids that no row has, one after the other."""
-        with self._rows_taken:
+        """Return consecutive ids that no row has yet."""
+        with self._ids_lock:
             return [next(self.ids) for _ in range(self.options.rows)]
 
     def outcomes(self) -> dict[str, str]:
-        """Return what became of each attempt under the holds of this process, as the log store saw it."""
-        # All holds: without the binding one may vouch for another.
+        """Return the outcome of each attempt under the current holds of this process, as the log store reports it."""
         jvm: Any = self.spark._jvm  # noqa: SLF001
-        attempts = jvm.io.deltasluice.storage.Attempts
-        found = [each for hold in list(self.cycles) for each in json.loads(attempts.of(hold))]
-        return {str(each["attempt"]): str(each["outcome"]) for each in found}
+        # All holds, because without the binding a commit may be made under another hold.
+        reports = [
+            report for hold in list(self.cycles) for report in json.loads(jvm.io.deltasluice.storage.Attempts.of(hold))
+        ]
+        return {str(report["attempt"]): str(report["outcome"]) for report in reports}
 
-    def refuse_without_jvm(self, error: Exception) -> None:
-        """Make sure that the JVM answers.
+    def check_jvm(self, error: Exception) -> None:
+        """Raise if the JVM does not answer.
+
+        Args:
+            error: Error of the last call, for the message.
 
         Raises:
-            JvmGoneError: it does not, whatever ``error`` was.
+            JvmGoneError: The JVM does not answer.
 
         """
         try:

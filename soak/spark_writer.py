@@ -1,4 +1,4 @@
-"""A writer of a soak that is a whole Spark driver: ``python -m soak.spark_writer OPTIONS``."""
+"""A writer that is a Spark driver: ``python -m soak.spark_writer OPTIONS``; see :mod:`soak.worker`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from soak.controls import Protection
 from soak.gate_cycle import GateCycle
 from soak.spark_cycle import SparkCycle
 from soak.spark_worker import SparkWorker
-from soak.worker import WorkerOptions, quiet
+from soak.worker import WorkerOptions, silence_libraries
 
 
 class SparkWriter(SparkWorker):
-    """A writer that commits."""
+    """A writer that commits with Spark."""
 
     def cycle(self, *, second: bool) -> None:
-        """Take the lock once, and commit."""
-        staged = self.options.hold == "commit" and self.without is not Protection.GUARD and not second
-        (GateCycle(self, self.table) if staged else SparkCycle(self, self.table, second=second)).run()
+        """Acquire the lock once and commit, through the gate or with the lock over the whole write."""
+        at_the_gate = self.options.hold == "commit" and self.without is not Protection.GUARD and not second
+        (GateCycle(self, self.table) if at_the_gate else SparkCycle(self, self.table, second=second)).run()
 
 
 def main() -> None:
-    """Run with the options in the first argument."""
-    # What Spark prints is no history, and a JVM that outlives Python for a moment must not keep its pipe open.
+    """Run a writer with the options in the first argument."""
+    # Spark's output must not get into the history. A JVM that outlives Python must not keep the pipe open.
     output = os.dup(1)
     os.dup2(2, 1)
-    quiet()
+    silence_libraries()
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     SparkWriter(WorkerOptions(**json.loads(sys.argv[1])), output).run()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""What writers do beside their transactions now and then: each kind of step by name, and at which moment of a hold.
+"""The steps that writers take in addition to their transactions.
 
-A step is no fault: what it asks for is ordinary, and must work. A writer takes steps by the seed, and says what came of
-them (``step`` in the history) for the verdict; see :mod:`soak.liveness`.
+A step is no fault: it makes ordinary requests, which must succeed. The seed chooses a writer's steps. The writer
+records the result of each (``step`` in the history) for the verdict; see :mod:`soak.liveness`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from typing import Any
 
 from lock_manager import Hold, LockManager, SluiceError
 from soak.controls import Protection, begin_block, clear_intents
-from soak.stall import stall_a_listing
+from soak.stalls import stall_a_listing
 
+#: Moment at which a writer has just acquired the lock. A moment is named for the event that starts it.
 ACQUIRED = "holding"
-"""The moment at which a writer has the lock and nothing else yet; by the event that says so."""
+#: Moment after a transaction with an unknown outcome.
 UNKNOWN = "unknown"
-"""The moment after a transaction of which nobody knows whether it is there; likewise."""
-
-#: How asking again for a table that is held has to end: with the same hold.
+#: Result of a second request for a held table: the same hold.
 SAME = "same"
+#: Result of a statement of the two-threads step that raised no error.
 DONE = "done"
-"""How a statement of the step with two threads ends that raises no error."""
 _ANOTHER = "another"
 _SHARE = 0.25
-# The longest that an embedded server grants: such a session asks for little.
+# The longest timeout that an embedded server grants, so that the session sends few heartbeats.
 _SESSION_SECONDS = 10.0
 
 
@@ -36,36 +35,36 @@ class Step:
     """A kind of step.
 
     Attributes:
-        name: as in the history and in the verdict.
-        what: one line for people.
-        moment: when it may be taken; a chance of it is an event of this kind.
-        take: does it in a turn, and returns what to say of it.
-        share: of the turns in which it is taken.
-        needs_spark: whether only a Spark driver can take it.
+        name: Name in the history and in the verdict.
+        description: One line for ``--list-faults``.
+        moment: Moment at which the step may be taken. Each event of this kind is a chance.
+        take: Takes the step under a hold, and returns the fields of its event.
+        share: Share of its chances that the step uses, from 0 to 1.
+        needs_spark: Whether only a Spark driver can take it.
 
     """
 
     name: str
-    what: str
+    description: str
     moment: str
-    take: Callable[[Steps, Turn], dict[str, Any]]
+    take: Callable[[Steps, StepContext], dict[str, Any]]
     share: float = _SHARE
     needs_spark: bool = False
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepContext:
     """A hold under which steps are taken.
 
     Attributes:
-        hold: the hold.
-        look: opens another block on it, which does no more than look for the newest version, and returns that.
-        commit_in_two_threads: commits to a table beside, with a lock of this manager; None without Spark.
+        hold: The hold.
+        read_in_new_block: Opens another block under the hold, and returns the newest version of the table.
+        commit_in_two_threads: Commits to a separate table under a lock of this manager; None without Spark.
 
     """
 
     hold: Hold
-    look: Callable[[], int]
+    read_in_new_block: Callable[[], int]
     commit_in_two_threads: Callable[[LockManager], dict[str, Any]] | None = None
 
 
@@ -73,121 +72,96 @@ class Steps:
     """The steps of one writer.
 
     Args:
-        name: of the writer and its incarnation.
-        seed: of which steps it takes when.
-        make_manager: makes another lock manager of the same ensemble, with a session of so many seconds.
-        without: the protection that the run leaves out.
+        name: Name of the writer, with its incarnation.
+        seed: Seed that chooses the steps.
+        make_manager: Makes a lock manager of the same ensemble with this session timeout, in seconds.
+        without: Protection that the run leaves out, or None.
 
     """
 
     def __init__(
-        self,
-        name: str,
-        seed: int,
-        make_manager: Callable[[float], LockManager],
-        without: Protection | None = None,
+        self, name: str, seed: int, make_manager: Callable[[float], LockManager], without: Protection | None = None
     ) -> None:
         self.name = name
-        self._random = random.Random(f"{seed}/{name}/steps")  # noqa: S311 (to be repeated, not to be secret)
+        self._random = random.Random(f"{seed}/{name}/steps")  # noqa: S311 (a repeatable choice, no secret)
         self._make_manager = make_manager
         self.without = without
-        self._other: LockManager | None = None
-        #: Whether the other manager was connected before, and so knows its ensemble.
+        self._second_manager: LockManager | None = None
+        #: Whether the second manager was ever connected, and so knows its ensemble.
         self.connected = False
 
-    def at(self, moment: str, turn: Turn) -> Iterator[dict[str, Any]]:
-        """Take the steps that are due at this moment; yield what to say of each."""
+    def take(self, moment: str, context: StepContext) -> Iterator[dict[str, Any]]:
+        """Take the steps that the seed chooses for this moment; yield the fields of the event of each."""
         for step in STEPS.values():
-            possible = step.moment == moment and (turn.commit_in_two_threads is not None or not step.needs_spark)
-            if possible and self._random.random() < step.share:
-                yield {"kind": step.name, **step.take(self, turn)}
+            is_possible = step.moment == moment and (context.commit_in_two_threads is not None or not step.needs_spark)
+            if is_possible and self._random.random() < step.share:
+                yield {"kind": step.name, **step.take(self, context)}
 
     @property
-    def other(self) -> LockManager:
-        """The writer's second lock manager; connected at its first use."""
-        if self._other is None:
-            self._other = self._make_manager(_SESSION_SECONDS)
-        return self._other
+    def second_manager(self) -> LockManager:
+        """The writer's second lock manager, which connects when it is used first."""
+        if self._second_manager is None:
+            self._second_manager = self._make_manager(_SESSION_SECONDS)
+        return self._second_manager
 
     def close(self) -> None:
         """End the session of the second manager, if there is one."""
-        if self._other is not None:
-            self._other.close()
+        if self._second_manager is not None:
+            self._second_manager.close()
 
 
-def _use_two_managers(steps: Steps, turn: Turn) -> dict[str, Any]:
-    """Ask through another manager for the table that is held, and for one that comes before it."""
-    hold = turn.hold
+def _use_two_managers(steps: Steps, context: StepContext) -> dict[str, Any]:
+    """Request the held table through another manager, and then a table that comes before it in the order."""
+    hold = context.hold
     connected = steps.connected
-    again = _asked(steps.other, hold.resource, hold)
-    # Whatever it is, a part of a name comes before the name.
-    order = _asked(steps.other, hold.resource[:-1], hold)
-    steps.connected = connected or SAME in (again, order) or order == "LockOrderError"
-    return {"again": again, "order": order, "connected": connected, "lost": hold.lost is not None}
+    same_table = _try_acquire(steps.second_manager, hold.resource, hold)
+    # A prefix of a name comes before the name.
+    earlier_table = _try_acquire(steps.second_manager, hold.resource[:-1], hold)
+    steps.connected = connected or SAME in (same_table, earlier_table) or earlier_table == "LockOrderError"
+    return {"again": same_table, "order": earlier_table, "connected": connected, "lost": hold.lost is not None}
 
 
-def _asked(manager: LockManager, resource: str, hold: Hold) -> str:
-    """Try to acquire without waiting, and give it back; return how it went: the same hold, another, or an error."""
+def _try_acquire(manager: LockManager, resource: str, hold: Hold) -> str:
+    """Acquire without waiting and release; return ``same`` for this hold, ``another``, or the name of the error."""
     try:
-        got = manager.acquire(resource, timeout_seconds=0)
+        acquired = manager.acquire(resource, timeout_seconds=0)
     except SluiceError as error:
         return type(error).__name__
     with suppress(SluiceError):
-        got.release()
-    return SAME if got is hold else _ANOTHER
+        acquired.release()
+    return SAME if acquired is hold else _ANOTHER
 
 
-def _open_second_block(steps: Steps, turn: Turn) -> dict[str, Any]:
-    """Look in another block of the hold, which has to settle first what the block before left open."""
-    intents = turn.hold.intents
-    before = len(intents.open)
-    begin_block(steps.without, turn.hold)
-    version = turn.look()
-    return {"open": before, "left": len(intents.open), "version": version, "lost": turn.hold.lost is not None}
+def _open_second_block(steps: Steps, context: StepContext) -> dict[str, Any]:
+    """Read in another block under the hold, which must first settle the open attempts of the earlier block."""
+    intents = context.hold.intents
+    open_count = len(intents.open)
+    begin_block(steps.without, context.hold)
+    version = context.read_in_new_block()
+    return {"open": open_count, "left": len(intents.open), "version": version, "lost": context.hold.lost is not None}
 
 
-def _stall_a_listing(steps: Steps, turn: Turn) -> dict[str, Any]:
-    """Have the intent of a living hold of a partition be taken for unfinished, on a table beside the writers' own."""
-    beside = f"{turn.hold.resource}-partitions/{steps.name}"
-    return stall_a_listing(steps.other, beside, lambda hold: clear_intents(steps.without, hold))
+def _stall_a_listing(steps: Steps, context: StepContext) -> dict[str, Any]:
+    """Read the intent of a hold that stands as unfinished, on a separate table."""
+    table = f"{context.hold.resource}-partitions/{steps.name}"
+    return stall_a_listing(steps.second_manager, table, lambda hold: clear_intents(steps.without, hold))
 
 
-def _commit_in_two_threads(steps: Steps, turn: Turn) -> dict[str, Any]:
-    """Have two threads of one block commit to a table beside the writers' own."""
-    assert turn.commit_in_two_threads is not None  # noqa: S101 (the step needs Spark)
-    return turn.commit_in_two_threads(steps.other)
+def _commit_in_two_threads(steps: Steps, context: StepContext) -> dict[str, Any]:
+    """Commit in two threads of one block, to a separate table."""
+    assert context.commit_in_two_threads is not None  # noqa: S101 (the step needs Spark)
+    return context.commit_in_two_threads(steps.second_manager)
 
 
-STEPS: Mapping[str, Step] = {
-    each.name: each
-    for each in (
-        Step(
-            "two-managers",
-            "what it holds it asks for again through a second manager, and then for a table that comes before it",
-            ACQUIRED,
-            _use_two_managers,
-        ),
-        Step(
-            "stalled-listing",
-            "of two partitions of a table beside, who asks for one takes the living holder of the other for gone",
-            ACQUIRED,
-            _stall_a_listing,
-        ),
-        Step(
-            "second-block",
-            "after a transaction of which nobody knows it opens another block on the same hold, and only looks",
-            UNKNOWN,
-            _open_second_block,
-            share=1.0,
-        ),
-        Step(
-            "two-threads",
-            "in one block on a table beside, one thread deletes by the writer while another inserts by plain Spark",
-            ACQUIRED,
-            _commit_in_two_threads,
-            share=0.05,
-            needs_spark=True,
-        ),
-    )
-}
-"""Every kind of step, by name."""
+_ALL = (
+    Step("two-managers", "a second lock manager requests the table that is held, and then one that comes before it",
+         ACQUIRED, _use_two_managers),
+    Step("stalled-listing", "a listing of intents stalls while the holder of another partition stores its intent",
+         ACQUIRED, _stall_a_listing),
+    Step("second-block", "after a transaction with an unknown outcome, the writer reads in another block of the hold",
+         UNKNOWN, _open_second_block, share=1.0),
+    Step("two-threads", "in one block on a separate table, one thread deletes by the writer, another inserts by Spark",
+         ACQUIRED, _commit_in_two_threads, share=0.05, needs_spark=True),
+)  # fmt: skip
+#: Kinds of steps by name.
+STEPS: Mapping[str, Step] = {step.name: step for step in _ALL}

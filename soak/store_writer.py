@@ -1,4 +1,4 @@
-"""A writer of a soak without Spark: ``python -m soak.store_writer OPTIONS``; see :mod:`soak.worker`."""
+"""A writer without Spark: ``python -m soak.store_writer OPTIONS``; see :mod:`soak.worker`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 import os
 import sys
 
-from soak.cycle import Cycle
-from soak.worker import StoreWorker, WorkerOptions, quiet
+from soak.store_cycle import StoreCycle
+from soak.worker import StoreWorker, WorkerOptions, silence_libraries
 
 
 class StoreWriter(StoreWorker):
-    """A writer that commits."""
+    """A writer that commits through the log store alone."""
 
     def cycle(self, *, second: bool) -> None:
-        """Take the lock once, and commit."""
-        Cycle(self, self.table, second=second).run()
+        """Acquire the lock once and commit."""
+        StoreCycle(self, self.table, second=second).run()
 
 
 def main() -> None:
-    """Run with the options in the first argument."""
-    quiet()
+    """Run a writer with the options in the first argument."""
+    silence_libraries()
     StoreWriter(WorkerOptions(**json.loads(sys.argv[1]))).run()
     os._exit(0)
 

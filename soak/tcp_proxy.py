@@ -1,4 +1,4 @@
-"""A client's way to ZooKeeper or to S3, with faults on request: a TCP proxy on 127.0.0.1 for each server."""
+"""A client's connection to ZooKeeper or S3 with injected faults: a TCP proxy on 127.0.0.1 for each server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _HEADER = 8
 
 
 class Link:
-    """Forwards to each of the servers of a connection string, through ports of its own.
+    """A proxy for each server of a connection string.
 
     Args:
-        hosts: ``host:port,host:port[/chroot]``.
+        hosts: Connection string, ``host:port,host:port[/chroot]``.
 
     Attributes:
-        hosts: the connection string through this link.
-        replies: cleared to keep back what the servers answer; set to let it through, late.
-        deaf: while set, what the servers answer is thrown away.
-        deafened: set when the answer to a request was thrown away; that to a heartbeat does not count.
-        refused: while set, new connections are closed at once.
+        hosts: Connection string of the proxies.
+        replies: While this event is cleared, the servers' replies are held back; when it is set, they pass.
+        deaf: While true, the servers' replies are discarded.
+        deafened: Set when the reply to a request was discarded. Replies to heartbeats do not count.
+        refused: While true, new connections are closed at once.
 
     """
 
@@ -40,31 +40,31 @@ class Link:
         self._closed = False
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._listeners: list[socket.socket] = []
-        own = []
+        addresses = []
         for server in servers.split(","):
             host, _, port = server.rpartition(":")
             listener = socket.create_server((_HOST, 0))
             self._listeners.append(listener)
-            own.append(f"{_HOST}:{listener.getsockname()[1]}")
+            addresses.append(f"{_HOST}:{listener.getsockname()[1]}")
             threading.Thread(target=self._accept, args=(listener, (host, int(port))), daemon=True).start()
-        self.hosts = ",".join(own) + slash + chroot
+        self.hosts = ",".join(addresses) + slash + chroot
 
     def cut(self) -> None:
-        """Let nothing pass in either direction; connections stay open: a network that swallows."""
+        """Pass nothing on in either direction, but keep the connections open."""
         self._open.clear()
 
     def mend(self) -> None:
-        """Let everything pass, what was sent meanwhile too."""
+        """Pass everything on again, including the data that arrived meanwhile."""
         self._open.set()
 
     def drop(self) -> None:
-        """Close all connections; new ones are accepted again."""
+        """Close all connections. New ones are accepted."""
         pairs, self._pairs = self._pairs, set()
         for pair in pairs:
             _close(*pair)
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all connections and listeners."""
         self._closed = True
         _close(*self._listeners)
         self._open.set()
@@ -98,15 +98,15 @@ class Link:
             threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
-        answers = threading.Thread(target=self._answer, args=(server, client), daemon=True)
-        answers.start()
-        self._ask(client, server)
-        answers.join()
-        # An HTTP client may open one for each request.
+        replies = threading.Thread(target=self._forward_replies, args=(server, client), daemon=True)
+        replies.start()
+        self._forward_requests(client, server)
+        replies.join()
+        # An HTTP client may open a connection for each request.
         self._pairs.discard((client, server))
         _close(client, server)
 
-    def _ask(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward_requests(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(65536):
                 self._open.wait()
@@ -114,29 +114,29 @@ class Link:
         with suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, server: socket.socket, client: socket.socket) -> None:
-        deafened = False
+    def _forward_replies(self, server: socket.socket, client: socket.socket) -> None:
+        discarded = False
         with suppress(OSError):
             while data := server.recv(65536):
                 self._open.wait()
                 self.replies.wait()
-                if not self.deaf and not deafened:
+                if not self.deaf and not discarded:
                     client.sendall(data)
-                elif _is_of_a_request(data):
-                    # No network loses an answer and brings the next one on the same connection.
-                    deafened = True
+                elif _answers_request(data):
+                    # A connection that loses a reply never delivers a later one.
+                    discarded = True
                     self.deafened.set()
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
 
 
-def _is_of_a_request(data: bytes) -> bool:
-    # Length and xid, four bytes each; a heartbeat's xid is -2, a watch's -1.
+def _answers_request(data: bytes) -> bool:
+    # Length and xid, four bytes each. The xid of a heartbeat is -2, that of a watch event -1.
     return len(data) >= _HEADER and int.from_bytes(data[4:_HEADER], signed=True) > 0
 
 
 def _close(*sockets: socket.socket) -> None:
-    for each in sockets:
+    for connection in sockets:
         with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-        each.close()
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()

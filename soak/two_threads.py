@@ -1,7 +1,7 @@
-"""Two threads in one block: an operation of the writer and a plain INSERT, under the same hold.
+"""The step with two threads in one block: a DELETE of the writer and a plain INSERT under the same hold.
 
-The INSERT commits the version that the operation is about to commit, so that Delta finds a conflict. Then each of the
-two may fail or be repeated, but a statement that is reported as done must be in the table. The step has its own table.
+The INSERT commits the version that the DELETE is about to commit, so that Delta finds a conflict. Each of the two may
+fail or be repeated, but a statement that is reported as done must be in the table. The step uses a separate table.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from soak.errors import JvmGoneError
 from soak.steps import DONE
 from writer_jobs import LockedDeltaWriter, locked
 
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 _ROWS = 2
-# Behind the rows that are deleted: not one of them.
+# None of the rows that are deleted.
 _INSERTED = 10
 
 
-class BesideWriter(Protocol):
+class StepWorker(Protocol):
     """The part of a writer process that the step uses."""
 
     spark: SparkSession
     cycles: dict[str, Any]
-    takes_step: bool
+    in_step: bool
 
 
 class TwoThreads:
     """One step.
 
     Args:
-        worker: the writer process.
-        manager: gives the lock.
-        table: location of the table, which does not exist.
+        worker: State of the writer process.
+        manager: Lock manager for the table of the step.
+        table: Location of that table, which does not exist yet.
 
     """
 
-    def __init__(self, worker: BesideWriter, manager: LockManager, table: str) -> None:
+    def __init__(self, worker: StepWorker, manager: LockManager, table: str) -> None:
         self._worker = worker
         self._spark = worker.spark
         self._manager = manager
         self._table = table
-        self._asked = threading.Event()
-        self._waits = False
+        self._insert_may_start = threading.Event()
+        self._delete_waits = False
         self._inserted = threading.Event()
         self._outcomes: dict[str, str] = {}
 
@@ -57,22 +57,23 @@ class TwoThreads:
 
         Returns:
             Fields of the history's event: ``met``, whether the INSERT was committed while the DELETE waited;
-            ``deleted`` and ``inserted``, ``done`` or the name of an error; ``left`` and ``there``, how many rows of
-            each are in the table; ``lost``, whether the hold was lost; ``error``, what ended the step early.
+            ``deleted`` and ``inserted``, ``done`` or the name of an error; ``left`` and ``there``, the number of
+            deleted and of inserted rows in the table; ``lost``, whether the hold was lost; ``error``, the name of the
+            error that ended the step, or None.
 
         """
         step: dict[str, Any] = {"met": False, "left": None, "there": None, "lost": False, "error": None}
-        self._worker.takes_step = True
+        self._worker.in_step = True
         try:
-            with locked(self._spark, self._table, manager=self._manager, timeout_seconds=_PATIENCE_SECONDS) as hold:
+            with locked(self._spark, self._table, manager=self._manager, timeout_seconds=_TIMEOUT_SECONDS) as hold:
                 self._worker.cycles[hold.hold_id] = self
                 try:
                     self._append(0, _ROWS)
-                    self._write_at_once()
+                    self._write_in_two_threads()
                 finally:
                     del self._worker.cycles[hold.hold_id]
                     step["lost"] = hold.lost is not None
-            step["met"] = self._waits and self._outcomes["inserted"] == DONE
+            step["met"] = self._delete_waits and self._outcomes["inserted"] == DONE
             rows = [row.id for row in self._spark.read.format("delta").load(self._table).collect()]
             step |= {"left": sum(row < _ROWS for row in rows), "there": rows.count(_INSERTED)}
         except JvmGoneError:
@@ -80,20 +81,20 @@ class TwoThreads:
         except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
             step["error"] = type(error).__name__
         finally:
-            self._worker.takes_step = False
+            self._worker.in_step = False
         return {"deleted": None, "inserted": None, **self._outcomes, **step}
 
-    def asked(self, request: Mapping[str, Any]) -> None:
-        """Hold the DELETE back until the INSERT is committed."""
-        if request.get("operation") == "DELETE" and not self._asked.is_set():
-            self._waits = True
-            self._asked.set()
-            self._inserted.wait(_PATIENCE_SECONDS)
+    def on_put_request(self, request: Mapping[str, Any]) -> None:
+        """Delay the commit of the DELETE until the INSERT is committed."""
+        if request.get("operation") == "DELETE" and not self._insert_may_start.is_set():
+            self._delete_waits = True
+            self._insert_may_start.set()
+            self._inserted.wait(_TIMEOUT_SECONDS)
 
-    def told(self, outcome: Mapping[str, Any]) -> None:
-        """Do nothing: no put of the step waits at the gate."""
+    def on_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Do nothing, because no put of the step waits at the gate."""
 
-    def _write_at_once(self) -> None:
+    def _write_in_two_threads(self) -> None:
         thread = InheritableThread(target=self._insert)
         thread.start()
         writer = LockedDeltaWriter(self._spark, self._manager, self._table)
@@ -103,12 +104,12 @@ class TwoThreads:
         except Exception as error:  # noqa: BLE001 (recorded)
             self._outcomes["deleted"] = type(error).__name__
         finally:
-            # Also if the DELETE failed before its commit.
-            self._asked.set()
+            # The INSERT must start even if the DELETE failed before its commit.
+            self._insert_may_start.set()
             thread.join()
 
     def _insert(self) -> None:
-        self._asked.wait(_PATIENCE_SECONDS)
+        self._insert_may_start.wait(_TIMEOUT_SECONDS)
         try:
             self._append(_INSERTED, _INSERTED + 1)
             self._outcomes["inserted"] = DONE

@@ -1,6 +1,6 @@
-"""The commit guard and the lock manager with one of their protections left out, for negative controls.
+"""Commit guards and a lock manager that each lack one protection, for negative controls.
 
-Nothing of this is in the product: each replaces one part of it by one that lacks one thing.
+The product does not contain these classes. Each replaces one part of it.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ _ANY_VERSION = -1
 _NEVER_MS = 1 << 50
 
 
-def is_on_a_put(asked: Mapping[str, Any]) -> bool:
-    """Tell whether a request asks for a put, not for the lock before it, and does not tell its outcome."""
-    return asked.get("kind") == "commit"
+def is_put_request(request: Mapping[str, Any]) -> bool:
+    """Return whether the log store asks to put a version, and not for its turn, nor reports an outcome."""
+    return request.get("kind") == "commit"
 
 
 class WatchedGuard(CommitGuard):
-    """The commit guard with all its protections, and a place to stop at after its answer.
+    """The commit guard with all its protections, and callbacks around its answers.
 
     Args:
-        checked: called when an answer is known and not given yet.
-        asked: called with each request, before anything is decided.
+        on_answer: Called when the answer to a put request is known, before it is returned.
+        on_request: Called with each request, before the guard decides.
 
     """
 
-    def __init__(self, checked: Callable[[], None], asked: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, on_answer: Callable[[], None], on_request: Callable[[Mapping[str, Any]], None]) -> None:
         super().__init__()
-        self._checked = checked
-        self._asked = asked
+        self._on_answer = on_answer
+        self._on_request = on_request
 
     def check(self, request: str) -> str:
-        """Decide on one attempt; see :class:`lock_manager.guard.commit_guard.CommitGuard`."""
-        asked = json.loads(request)
-        self._asked(asked)
+        """Answer one request; see :class:`lock_manager.guard.commit_guard.CommitGuard`."""
+        fields = json.loads(request)
+        self._on_request(fields)
         answer = super().check(request)
-        if is_on_a_put(asked):
-            self._checked()
+        if is_put_request(fields):
+            self._on_answer()
         return answer
 
     def hold_of(self, request: Mapping[str, Any]) -> str:
-        """Return the id of the hold under which a commit would be made, by its ticket or block; empty if none."""
+        """Return the id of the hold of a commit, by its ticket or innermost block; empty if it has none."""
         if request.get("ticket"):
             ticket = self._tickets.get(str(request["ticket"]))
             block = None if ticket is None else ticket.block
@@ -62,18 +62,18 @@ class WatchedGuard(CommitGuard):
 
 
 class UnboundGuard(WatchedGuard):
-    """A guard that asks which hold this process has on the table *now*."""
+    """A guard that accepts any hold that this process has on the table now."""
 
-    def _covering_blocks(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
-        uri = canonical_table_uri(asked["table"])
-        held = [block for block in list(self._blocks.values()) if block.table == uri and block.hold.lost is None]
-        if not held:
+    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+        uri = canonical_table_uri(request["table"])
+        blocks = [block for block in list(self._blocks.values()) if block.table == uri and block.hold.lost is None]
+        if not blocks:
             raise LockNotHeldError(f"this process has no lock on {uri}", resource=uri)
-        return held[-1:]
+        return blocks[-1:]
 
 
 class HoldNamedGuard(WatchedGuard):
-    """A guard that knows a thread by its hold: each commit belongs to the innermost block and to its operation."""
+    """A guard that assigns each commit to the innermost block of the hold and to its operation."""
 
     def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
         bound = super()._covering_blocks(request)[-1]
@@ -81,57 +81,57 @@ class HoldNamedGuard(WatchedGuard):
         return blocks[-1:]
 
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if not is_on_a_put(request) or request.get("ticket"):
+        if not is_put_request(request) or request.get("ticket"):
             return super()._check(request)
-        executed = self._covering_blocks(request)[-1]._attempts  # noqa: SLF001
-        return super()._check({**request, "write": next(iter(executed), None), "retention_ms": _NEVER_MS})
+        attempts = self._covering_blocks(request)[-1]._attempts  # noqa: SLF001
+        return super()._check({**request, "write": next(iter(attempts), None), "retention_ms": _NEVER_MS})
 
 
 class SharedIdentityGuard(WatchedGuard):
-    """A guard whose empty commits have the write id of the operation that waits for them, and no mark."""
+    """A guard whose empty commits have the write id of the waiting operation, and are not marked as empty."""
 
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         answer = super()._check(request)
-        waiting = [ticket for ticket in self._tickets.values() if ticket.block is None]
-        if is_on_a_put(request) and not request.get("ticket") and waiting:
+        tickets = [ticket for ticket in self._tickets.values() if ticket.block is None]
+        if is_put_request(request) and not request.get("ticket") and tickets:
             answer["stamp"].pop("occupies", None)
-            answer["stamp"] |= waiting[-1].attempt.note
+            answer["stamp"] |= tickets[-1].attempt.note
         return answer
 
 
-class ForgetfulGuard(WatchedGuard):
-    """A guard that asks whether the hold stands, and notes no intent."""
+class IntentlessGuard(WatchedGuard):
+    """A guard that checks the hold, but stores no intent."""
 
-    def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if not is_on_a_put(asked):
-            return super()._check(asked)
-        guarded = self._covering_blocks(asked)[-1]
-        guarded.allowed_puts[str(asked["attempt"])] = AllowedPut(int(asked["version"]), asked.get("write"))
+    def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if not is_put_request(request):
+            return super()._check(request)
+        block, attempt = self._covering_blocks(request)[-1], str(request["attempt"])
+        block.allowed_puts[attempt] = AllowedPut(int(request["version"]), request.get("write"))
         try:
-            guarded.hold.check()
+            block.hold.check()
         except SluiceError:
-            del guarded.allowed_puts[str(asked["attempt"])]
+            del block.allowed_puts[attempt]
             raise
-        return {"holds": [guarded.hold.hold_id], "stamp": guarded.stamp(asked.get("write"))}
+        return {"holds": [block.hold.hold_id], "stamp": block.stamp(request.get("write"))}
 
 
-class LonelyManager(ZookeeperLockManager):
-    """A lock manager that knows the holds which it gave itself, and no other."""
+class IsolatedManager(ZookeeperLockManager):
+    """A lock manager that does not know the holds of other lock managers."""
 
     def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
         return [hold for hold in super()._held_by(thread) if hold in self._holds]
 
 
 def clear_changed_intents(hold: Hold) -> None:
-    """Clear the unfinished intents that a hold has read, also those that have changed since: of holds that live.
+    """Clear the unfinished intents that a hold has read, also those that have changed since: their holds stand.
 
-    For a negative control: :meth:`HoldIntents.clear` leaves those in place.
+    :meth:`HoldIntents.clear` keeps intents that have changed.
 
     Args:
-        hold: a :class:`HeldLock` of one table.
+        hold: A :class:`HeldLock` of one table.
 
     Raises:
-        LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as :meth:`HeldLock.check`.
+        LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: See :meth:`HeldLock.check`.
 
     """
     intents = cast("HeldLock", hold).intents

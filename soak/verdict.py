@@ -1,161 +1,202 @@
-"""The verdict on a soak: twelve invariants, each a pure function over what the soak left behind.
+"""The verdict on a soak: twelve invariants, each a pure function of the evidence.
 
-A writer's word is in its history, what is so is in the log. Time is ``time.monotonic`` of one machine.
+The history contains the events that the writers report; the log and the rows are the final state of the tables. Times
+are ``time.monotonic`` of one machine. The first line of an invariant's docstring is its text in the report.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
 from sluice.audit.checks import check_tokens
 from soak.evidence import Event, Evidence, TableState
 from soak.liveness import (
-    a_living_intent_stays,
-    both_threads_are_served,
-    no_contender_left,
-    nobody_skips_in_silence,
-    two_managers_are_one,
-    waiters_get_in,
-    work_goes_on,
+    all_attempts_have_outcomes,
+    all_queues_are_empty,
+    all_writers_progress,
+    living_intents_remain,
+    managers_share_holds,
+    reported_statements_are_in_table,
+    waiters_follow_dead_holders,
 )
-from soak.outcomes import missing_of, rows_to_delete
-from soak.violation import Violation, piece_of, who
+from soak.s3_faults import Put
+from soak.violation import Violation, hold_of, related_events
 
 
 def judge(evidence: Evidence) -> list[Violation]:
-    """Return every violation of every invariant."""
+    """Return the violations of all invariants."""
     return [violation for invariant in INVARIANTS.values() for violation in invariant(evidence)]
 
 
 def _acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
-    """I1: every acknowledged operation is in its table: its rows once, deleted rows gone, its transaction."""
+    """I1: every acknowledged operation is in its table exactly once, with its version and its transaction."""
     for table, state in evidence.tables.items():
-        if state.unread:
-            yield Violation("I1", f"{table} cannot be read: {state.unread}")
+        if state.read_error:
+            yield Violation("I1", f"{table} cannot be read: {state.read_error}")
             continue
-        counts, to_delete = Counter(state.rows), rows_to_delete(evidence, table)
-        for event in _of(evidence, "acknowledged", table):
-            claim = f"{who(event)} was told that version {event['version']} is committed, and"
-            for problem in missing_of(event, state, counts, to_delete):
-                yield Violation("I1", f"{claim} {problem}", piece_of(evidence, table, {event["txn"]}, event["version"]))
+        counts, to_delete = Counter(state.rows), _rows_to_delete(evidence, table)
+        for event in _events(evidence, "acknowledged", table):
+            for problem in _missing_effects(event, state, counts, to_delete):
+                sentence = f"{hold_of(event)} acknowledged version {event['version']}, but {problem}"
+                yield Violation("I1", sentence, related_events(evidence, table, {event["txn"]}, event["version"]))
 
 
 def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
-    """I2: nothing is there twice; what was reported as not committed is not there; what is not known is said to be."""
+    """I2: no row or transaction is in a table twice, and none that was refused or that no writer attempted."""
     for table, state in evidence.tables.items():
-        versions = _versions_by_txn(state)
-        for txn, found in versions.items():
-            if len(found) > 1:
-                sentence = f"transaction {txn} is in {table} {len(found)} times: versions {found}"
-                yield Violation("I2", sentence, piece_of(evidence, table, {txn}))
-        for event in _of(evidence, "refused", table):
-            if event["txn"] in versions:
+        versions_by_txn = _versions_by_txn(state)
+        for txn, versions in versions_by_txn.items():
+            if len(versions) > 1:
+                sentence = f"transaction {txn} is in {table} {len(versions)} times: versions {versions}"
+                yield Violation("I2", sentence, related_events(evidence, table, {txn}))
+        for event in _events(evidence, "refused", table):
+            if event["txn"] in versions_by_txn:
                 sentence = (
-                    f"{who(event)} was told that its transaction was not committed ({event['error']}), "
-                    f"and it is version {versions[event['txn']][0]}"
+                    f"{hold_of(event)} reported that its transaction was not committed ({event['error']}), but it is "
+                    f"version {versions_by_txn[event['txn']][0]}"
                 )
-                yield Violation("I2", sentence, piece_of(evidence, table, {event["txn"]}))
-        known = {event["txn"] for event in _of(evidence, "attempting", table)}
+                yield Violation("I2", sentence, related_events(evidence, table, {event["txn"]}))
         for row, count in Counter(state.rows).items():
             if count > 1:
                 yield Violation("I2", f"row {row} is in {table} {count} times")
+        attempted = {event["txn"] for event in _events(evidence, "attempting", table)}
         for commit in state.commits:
-            ours = bool(evidence.engine) and (commit.engine or "").startswith(evidence.engine)
-            if ours and commit.txn_id not in known:
-                yield Violation("I2", f"version {commit.version} of {table} is of a transaction that nobody attempted")
+            is_of_a_writer = bool(evidence.engine_info) and (commit.engine or "").startswith(evidence.engine_info)
+            if is_of_a_writer and commit.txn_id not in attempted:
+                sentence = f"version {commit.version} of {table} belongs to a transaction that no writer attempted"
+                yield Violation("I2", sentence)
 
 
 def _versions_never_change(evidence: Evidence) -> Iterator[Violation]:
     """I3: each version file was stored once and never changed, and versions have no gaps."""
-    by_key: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    stored: dict[tuple[str, int], list[Put]] = defaultdict(list)
     for put in evidence.puts:
         if put.digest:
-            by_key[put.key, put.version].append(put)
-    for (key, version), puts in by_key.items():
+            stored[put.key, put.version].append(put)
+    for (key, version), puts in stored.items():
         if len(puts) > 1:
-            by = ", then ".join(f"{put.writer or 'somebody'} ({put.txn})" for put in puts)
+            writers = ", then ".join(f"{put.writer or 'unknown writer'} ({put.txn})" for put in puts)
             changed = "its content changed" if len({put.digest for put in puts}) > 1 else "with the same content"
             table = next((name for name in evidence.tables if f"/{name.rpartition('/')[2]}/_delta_log" in key), "")
             txns = {put.txn for put in puts}
-            sentence = f"version {version} was stored {len(puts)} times, {changed}: by {by}"
-            yield Violation("I3", sentence, piece_of(evidence, table, txns, version))
+            sentence = f"version {version} was stored {len(puts)} times, {changed}: by {writers}"
+            yield Violation("I3", sentence, related_events(evidence, table, txns, version))
     for table, state in evidence.tables.items():
-        gaps = [(one, other) for one, other in pairwise(state.versions) if other != one + 1]
-        if gaps or (state.versions and state.versions[0] != 0):
-            yield Violation("I3", f"versions of {table} have gaps: after {[one for one, _ in gaps] or 'none'}")
-        for sentence in state.unreadable:
-            yield Violation("I3", f"{table}: {sentence}")
-        if not state.unread and list(state.history_versions) != list(state.versions):
-            yield Violation("I3", f"deltalake's history of {table} is not what is in its log")
+        before_gaps = [version for version, successor in pairwise(state.versions) if successor != version + 1]
+        if before_gaps or (state.versions and state.versions[0] != 0):
+            yield Violation("I3", f"versions of {table} have gaps: after {before_gaps or 'none'}")
+        for message in state.unreadable:
+            yield Violation("I3", f"{table}: {message}")
+        if not state.read_error and list(state.history_versions) != list(state.versions):
+            yield Violation("I3", f"deltalake's history of {table} does not have the versions of its log")
 
 
 def _tokens_in_order(evidence: Evidence) -> Iterator[Violation]:
-    """I4: fencing tokens rise with the versions, as noted in the log and as the writers remember them."""
+    """I4: fencing tokens rise with versions, in the stamps of the log and in the history."""
     for table, state in evidence.tables.items():
-        for sentence in check_tokens(state.commits):
-            yield Violation("I4", f"{table}: {sentence}")
-        highest, before = -1, -1
+        for problem in check_tokens(state.commits):
+            yield Violation("I4", f"{table}: {problem}")
+        highest, highest_version = -1, -1
         for version, token, txn in _tokens(evidence, table, state):
             if token < highest:
                 sentence = (
-                    f"version {version} of {table} is of the hold with token {token}, after version {before} "
-                    f"of the later hold {highest}"
+                    f"version {version} of {table} belongs to the hold with token {token}, after version "
+                    f"{highest_version} of the later hold {highest}"
                 )
-                yield Violation("I4", sentence, piece_of(evidence, table, {txn}, tokens={token, highest}))
+                yield Violation("I4", sentence, related_events(evidence, table, {txn}, tokens={token, highest}))
             else:
-                highest, before = token, version
+                highest, highest_version = token, version
 
 
 def _nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
-    """I5: a hold commits nothing that a later holder, who has read already, did not see."""
+    """I5: no hold commits a version that a later holder had already read past."""
     for table, state in evidence.tables.items():
-        reads = {event["token"]: event for event in reversed(_of(evidence, "read", table))}
+        # The first read of each hold.
+        reads = {event["token"]: event for event in reversed(_events(evidence, "read", table))}
         for version, token, txn in _tokens(evidence, table, state):
-            late = [read for other, read in reads.items() if other > token and read["version"] < version]
-            if late:
-                first = min(late, key=lambda read: read["monotonic"])
+            missed = [read for reader, read in reads.items() if reader > token and read["version"] < version]
+            if missed:
+                earliest = min(missed, key=lambda read: read["monotonic"])
                 sentence = (
-                    f"version {version} of {table} was committed by the hold with token {token}, though the later "
-                    f"hold {first['token']} had read the table at version {first['version']}"
+                    f"version {version} of {table} was committed by the hold with token {token}, although the later "
+                    f"hold {earliest['token']} had read the table at version {earliest['version']}"
                 )
-                piece = piece_of(evidence, table, {txn}, tokens={token, first["token"]})
-                yield Violation("I5", sentence, piece)
+                events = related_events(evidence, table, {txn}, tokens={token, earliest["token"]})
+                yield Violation("I5", sentence, events)
 
 
-#: What finds a violation of each invariant, by its number in docs/reliability.md.
+#: The function that checks each invariant, by its number in docs/reliability.md.
 INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
     "I1": _acknowledged_exactly_once,
     "I2": _unacknowledged_at_most_once,
     "I3": _versions_never_change,
     "I4": _tokens_in_order,
     "I5": _nothing_after_a_later_read,
-    "I6": nobody_skips_in_silence,
-    "I7": waiters_get_in,
-    "I8": no_contender_left,
-    "I9": work_goes_on,
-    "I10": two_managers_are_one,
-    "I11": a_living_intent_stays,
-    "I12": both_threads_are_served,
+    "I6": all_attempts_have_outcomes,
+    "I7": waiters_follow_dead_holders,
+    "I8": all_queues_are_empty,
+    "I9": all_writers_progress,
+    "I10": managers_share_holds,
+    "I11": living_intents_remain,
+    "I12": reported_statements_are_in_table,
 }
 
 
-def _of(evidence: Evidence, kind: str, table: str) -> list[Event]:
+def _events(evidence: Evidence, kind: str, table: str) -> list[Event]:
     return [event for event in evidence.history if event["event"] == kind and event.get("table") == table]
 
 
 def _versions_by_txn(state: TableState) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
+    versions: dict[str, list[int]] = defaultdict(list)
     for commit in state.commits:
         if commit.txn_id is not None:
-            found[commit.txn_id].append(commit.version)
-    return found
+            versions[commit.txn_id].append(commit.version)
+    return versions
 
 
 def _tokens(evidence: Evidence, table: str, state: TableState) -> list[tuple[int, int, str]]:
     """Return version, token and transaction of each commit that a writer of the history attempted."""
-    by_txn = {event["txn"]: event["token"] for event in _of(evidence, "attempting", table)}
-    known = ((each.version, each.txn_id or "") for each in state.commits)
-    return [(version, by_txn[txn], txn) for version, txn in known if txn in by_txn]
+    tokens = {event["txn"]: event["token"] for event in _events(evidence, "attempting", table)}
+    commits = ((commit.version, commit.txn_id or "") for commit in state.commits)
+    return [(version, tokens[txn], txn) for version, txn in commits if txn in tokens]
+
+
+def _rows_to_delete(evidence: Evidence, table: str) -> set[int]:
+    """Return the rows of a table that may be missing: those of each delete that was not refused."""
+    refused = {event["txn"] for event in evidence.history if event["event"] == "refused"}
+    return {
+        row
+        for event in evidence.history
+        if event["event"] == "attempting" and event["table"] == table and event["txn"] not in refused
+        for row in event.get("deletes", ())
+    }
+
+
+def _missing_effects(
+    event: Event, state: TableState, counts: Counter[int], to_delete: Collection[int]
+) -> Iterator[str]:
+    """Yield a message for each effect of an acknowledged operation that its table lacks.
+
+    Args:
+        event: The ``acknowledged`` event of the operation.
+        state: Final state of the table.
+        counts: Number of occurrences of each row in the table.
+        to_delete: Result of :func:`_rows_to_delete`.
+
+    """
+    commit = next((commit for commit in state.commits if commit.version == event["version"]), None)
+    if commit is not None and commit.txn_id != event["txn"]:
+        yield f"that version belongs to another transaction ({commit.txn_id})"
+    wrong = {row: counts[row] for row in event["ids"] if counts[row] != 1 and (counts[row] or row not in to_delete)}
+    for row, count in list(wrong.items())[:1]:
+        yield f"{len(wrong)} of its {len(event['ids'])} rows are not there exactly once (row {row}: {count} times)"
+    deletes = event.get("deletes", ())
+    remaining = [row for row in deletes if counts[row]]
+    if remaining:
+        yield f"{len(remaining)} of the {len(deletes)} rows that it deleted are in the table (row {remaining[0]})"
+    if event.get("transaction"):
+        application, number = event["transaction"]
+        if state.transactions.get(application, -1) < number:
+            yield f"the table does not record its transaction {number} of {application}"

@@ -1,4 +1,4 @@
-"""An invariant that does not hold, and the piece of history that shows it."""
+"""A violated invariant, and the part of the history that shows it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 from soak.evidence import Event, Evidence
 
-_PIECE = 14
+_MAX_EVENTS = 14
+_HOLD_EVENTS = frozenset({"holding", "read", "lost", "holder-gone", "stored"})
 
 
 @dataclass(frozen=True)
 class Violation:
-    """An invariant that does not hold.
+    """A violation of an invariant.
 
     Attributes:
         invariant: ``I1`` to ``I12``.
-        sentence: what is wrong.
-        piece: the part of the history that shows it, in order.
+        sentence: Description of the violation.
+        piece: Part of the history that shows it, in order.
 
     """
 
@@ -26,28 +27,31 @@ class Violation:
     sentence: str
     piece: Sequence[Event] = field(default_factory=tuple)
 
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.sentence}"
+
     def to_json(self) -> dict[str, Any]:
-        """Return it for ``verdict.json``."""
+        """Return the entry of ``verdict.json``."""
         return {"invariant": self.invariant, "sentence": self.sentence, "piece": list(self.piece)}
 
 
-def who(event: Event) -> str:
-    """Return whose event it is, for people."""
-    return f"{event.get('worker', 'somebody')} (hold {event.get('token', '?')})"
+def hold_of(event: Event) -> str:
+    """Return the writer and the hold of an event, for a message."""
+    return f"{event.get('worker', 'unknown writer')} (hold {event.get('token', '?')})"
 
 
-def piece_of(
+def related_events(
     evidence: Evidence, table: str, txns: Collection[str], version: int | None = None, tokens: Collection[int] = ()
 ) -> list[Event]:
-    """Return the shortest part of the history that shows what happened to these transactions, holds or version."""
-    found = [
+    """Return the events about these transactions, holds or version of a table; at most 14, the first and the last."""
+    events = [
         event
         for event in evidence.history
         if event.get("table") == table
         and (
             event.get("txn") in txns
-            or (event.get("token") in tokens and event["event"] in ("holding", "read", "lost", "holder-gone", "stored"))
+            or (event.get("token") in tokens and event["event"] in _HOLD_EVENTS)
             or (version is not None and event.get("version") == version and event["event"] in ("stored", "taken"))
         )
     ]
-    return found if len(found) <= _PIECE else [*found[: _PIECE // 2], *found[-_PIECE // 2 :]]
+    return events if len(events) <= _MAX_EVENTS else [*events[: _MAX_EVENTS // 2], *events[-_MAX_EVENTS // 2 :]]

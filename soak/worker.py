@@ -1,10 +1,16 @@
-"""One writer of a soak: a process that commits over and over, and says in JSON lines what it does.
+"""One writer of a soak: a process that commits in a loop and writes JSON lines of the history to standard output.
 
-``python -m soak.store_writer OPTIONS`` (with Spark ``soak.spark_writer``), started by
-:mod:`soak.processes`. On standard input it is told where to stop for a fault (``stop-at POINT``), not to stop
-there after all (``pass POINT``), to go on (``go``), to cancel its wait for the lock (``cancel``), to have a second
-thread commit (``second``), which table to write (``table URI``), to commit no more (``finish``), and then to end its
-session and itself (``close``).
+:mod:`soak.processes` starts ``python -m soak.store_writer OPTIONS``, or ``soak.spark_writer`` with Spark. The writer
+reads these commands from standard input, one a line:
+
+* ``stop-at POINT``: Stop at this point of the next transaction that reaches it.
+* ``pass POINT``: Do not stop at this point, or continue from it.
+* ``go``: Continue.
+* ``cancel``: Cancel the wait for the lock.
+* ``second``: Acquire the lock and commit in a second thread.
+* ``table URI``: Write to this table from now on.
+* ``finish``: Commit no more.
+* ``close``: End the session and the process.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from lock_manager.guard_registry import declare_installed
 from soak.controls import Protection, make_guard, make_manager
 from soak.errors import JvmGoneError
 from soak.jvm import StoreJvm
-from soak.stall import SCHEMA
+from soak.stalls import SCHEMA
 from soak.steps import Steps
 
 _PAUSE_SECONDS = 0.1
@@ -36,21 +42,21 @@ _PAUSE_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What a writer is told at its start.
+    """The options of a writer process.
 
     Attributes:
-        name: ``writer-3``.
-        incarnation: how many writers of the run were started before this one; makes its row ids unique.
-        table: URI.
-        hosts: of ZooKeeper, through this writer's own link.
-        session_timeout_seconds: of its session.
-        hadoop: Hadoop's settings.
-        without: the protection to leave out.
-        rows: per commit.
-        seed: of the steps that it takes; see :mod:`soak.steps`.
+        name: Name of the writer, for example ``writer-3``.
+        incarnation: Number of writers of the run that were started earlier. It makes the row ids unique.
+        table: URI of the first table.
+        hosts: Connection string of ZooKeeper, through the writer's link.
+        session_timeout_seconds: Session timeout that the writer requests, in seconds.
+        hadoop: Hadoop's settings, without the prefix ``spark.hadoop.``.
+        without: Protection to leave out, or None.
+        rows: Rows per commit.
+        seed: Seed of the writer's steps; see :mod:`soak.steps`.
         engine: ``store`` or ``spark``.
-        hold: of whole Spark drivers: ``commit`` or ``write``.
-        log: file for what its JVM says.
+        hold: For Spark drivers: ``commit`` or ``write``.
+        log: Path of the log file for the standard error of Python and the JVM.
 
     """
 
@@ -68,16 +74,16 @@ class WorkerOptions:
     log: str
 
     def argument(self) -> str:
-        """Return it as an argument for the command line."""
+        """Return the options as a command line argument."""
         return json.dumps(asdict(self))
 
 
 class Worker(ABC):
-    """The state of the process, whatever it commits with.
+    """The state of a writer process, common to all engines.
 
     Args:
-        options: what it was told.
-        output: file descriptor for the history.
+        options: Options of the writer.
+        output: File descriptor for the history.
 
     """
 
@@ -88,19 +94,19 @@ class Worker(ABC):
         self.table = options.table
         self.finished = False
         self.ids = itertools.count((options.incarnation + 1) * 10**12)
-        self._stop_at: set[str] = set()
+        self._stop_points: set[str] = set()
         self._stopped_at: str | None = None
-        self._stops = threading.Lock()
-        #: Whether a step commits to a table of its own: no point is reached then.
-        self.takes_step = False
+        self._stop_lock = threading.Lock()
+        #: Whether a step commits to a separate table. The writer does not stop at points meanwhile.
+        self.in_step = False
         self._go = threading.Event()
         self._close = threading.Event()
-        self.first_is_through = threading.Event()
+        self.first_thread_done = threading.Event()
         self._second: threading.Thread | None = None
-        #: Table of the first thread, and token of its hold if it has one.
-        self.held: dict[str, Any] = {}
-        self._say = threading.Lock()
-        self.guard = make_guard(self.without, lambda: self.point("checked"), self.asked)
+        #: ``table`` of the first thread, and ``token`` of its hold if it has one.
+        self.hold_fields: dict[str, Any] = {}
+        self._output_lock = threading.Lock()
+        self.guard = make_guard(self.without, lambda: self.reach("checked"), self.on_guard_request)
         threading.Thread(target=self._listen, daemon=True).start()
         self.jvm_pid = self.start_jvm()
         self.manager = self._make_manager(options.session_timeout_seconds)
@@ -118,131 +124,136 @@ class Worker(ABC):
 
     @abstractmethod
     def start_jvm(self) -> int:
-        """Start the JVM with what commits; return its process id."""
+        """Start the JVM that commits; return its process id."""
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Load what the first look at a table loads, before any lock waits for it."""
+        """Load the classes of the first read of a table, so that no lock is held meanwhile."""
 
     @abstractmethod
     def cycle(self, *, second: bool) -> None:
-        """Take the lock once, and commit."""
+        """Acquire the lock once and commit.
+
+        Args:
+            second: Whether the second thread of the process calls it.
+
+        """
 
     @abstractmethod
     def end_jvm(self) -> None:
         """End the JVM."""
 
-    def asked(self, request: Mapping[str, Any]) -> None:  # noqa: B027 (most need not know)
-        """Hear what the log store asks the guard, before it is answered."""
+    def on_guard_request(self, request: Mapping[str, Any]) -> None:  # noqa: B027 (an optional hook)
+        """Handle a request of the log store to the guard, before it is answered."""
 
-    def thread(self, work: Callable[[], None]) -> threading.Thread:
+    def make_thread(self, work: Callable[[], None]) -> threading.Thread:
         """Return a thread for a second hold."""
         return threading.Thread(target=work, daemon=True)
 
-    def say(self, event: str, **more: Any) -> None:
-        """Write one line of the history; it is whole, and out, when this returns."""
-        line = {"event": event, "wall": time.time(), "monotonic": time.monotonic(), **more}
-        with self._say:
+    def record(self, event: str, **fields: Any) -> None:
+        """Write one line of the history. The whole line is in the pipe when this returns."""
+        line = {"event": event, "wall": time.time(), "monotonic": time.monotonic(), **fields}
+        with self._output_lock:
             os.write(self._output, (json.dumps(line) + "\n").encode())
 
-    def point(self, name: str) -> None:
-        """Stop here, if that was asked for, until told to go on."""
-        with self._stops:
-            if name not in self._stop_at or self.takes_step:
+    def reach(self, point: str) -> None:
+        """Stop at this point until the command ``go``, if ``stop-at`` named it."""
+        with self._stop_lock:
+            if point not in self._stop_points or self.in_step:
                 return
-            self._stop_at.discard(name)
-            self._stopped_at = name
+            self._stop_points.discard(point)
+            self._stopped_at = point
             self._go.clear()
-        self.say("stopped", point=name, **self.held)
+        self.record("stopped", point=point, **self.hold_fields)
         self._go.wait()
         self._stopped_at = None
 
     def run(self) -> None:
-        """Commit until told to finish, and end when told to close."""
+        """Commit until the command ``finish``, and end after the command ``close``."""
         self.warm_up()
         self.manager.connect(60)
         granted = self.manager.session_timeout_seconds
-        self.say("ready", python=os.getpid(), jvm=self.jvm_pid, session_seconds=granted)
+        self.record("ready", python=os.getpid(), jvm=self.jvm_pid, session_seconds=granted)
         while not self.finished:
-            self.first_is_through.clear()
+            self.first_thread_done.clear()
             try:
                 self.cycle(second=False)
             except JvmGoneError as error:
-                self.say("jvm-gone", message=str(error))
+                self.record("jvm-gone", message=str(error))
                 self.manager.close()
                 return
             except SluiceError as error:
-                self.say("gave-up", error=type(error).__name__, message=str(error))
+                self.record("gave-up", error=type(error).__name__, message=str(error))
                 time.sleep(_PAUSE_SECONDS)
             self._join_second()
-        # With the session open: what is in a queue now was left there.
-        self.say("idle")
+        # The session is open, so contenders that are in a queue now were left there.
+        self.record("idle")
         self._close.wait()
         self.steps.close()
         self.manager.close()
         self.end_jvm()
-        self.say("finished")
+        self.record("finished")
 
     def _start_second(self) -> None:
-        """Have another thread of this process take the lock and commit, while the first one is stopped."""
+        """Start a second thread that acquires the lock and commits, while the first thread is stopped."""
 
         def work() -> None:
             try:
                 self.cycle(second=True)
             except SluiceError as error:
-                self.say("gave-up", thread=2, error=type(error).__name__, message=str(error))
+                self.record("gave-up", thread=2, error=type(error).__name__, message=str(error))
 
-        self._second = self.thread(work)
+        self._second = self.make_thread(work)
         self._second.start()
 
     def _join_second(self) -> None:
-        # The JVM of a StoreWorker serves one thread at a time; see there.
-        self.first_is_through.set()
+        # The JVM of a StoreWorker serves one thread at a time, see soak.jvm.
+        self.first_thread_done.set()
         if self._second is not None:
             self._second.join()
             self._second = None
 
     def _cancel(self) -> None:
         with suppress(SluiceError):
-            self.manager.cancel(self.held["table"])
+            self.manager.cancel(self.hold_fields["table"])
 
     def _set_stop(self, point: str, *, stops: bool) -> None:
-        with self._stops:
+        with self._stop_lock:
             if stops:
-                self._stop_at.add(point)
+                self._stop_points.add(point)
                 return
-            self._stop_at.discard(point)
+            self._stop_points.discard(point)
             if self._stopped_at == point:
                 self._go.set()
 
     def _listen(self) -> None:
         for line in sys.stdin:
-            word, _, rest = line.strip().partition(" ")
-            if word in ("stop-at", "pass"):
-                self._set_stop(rest, stops=word == "stop-at")
-            elif word == "go":
+            command, _, argument = line.strip().partition(" ")
+            if command in ("stop-at", "pass"):
+                self._set_stop(argument, stops=command == "stop-at")
+            elif command == "go":
                 self._go.set()
-            elif word == "cancel":
+            elif command == "cancel":
                 self._cancel()
-            elif word == "second":
+            elif command == "second":
                 self._start_second()
-            elif word == "table":
-                self.table = rest
-            elif word == "finish":
+            elif command == "table":
+                self.table = argument
+            elif command == "finish":
                 self.finished = True
-                self._stop_at.clear()
-            elif word == "close":
+                self._stop_points.clear()
+            elif command == "close":
                 self._close.set()
 
 
 class StoreWorker(Worker):
-    """A writer whose JVM has the guarded log store, and no Spark."""
+    """A writer whose JVM runs the guarded log store without Spark."""
 
     def start_jvm(self) -> int:
         """Start the JVM; return its process id."""
         guarded = self.without is not Protection.GUARD
         if guarded:
-            # The only log store that it has asks the guard. So partitions can be locked, as the step does that stalls.
+            # The only log store of this process asks the guard, so the stalled-listing step may lock partitions.
             declare_installed(lambda _: SCHEMA)
         self.jvm = StoreJvm(
             hadoop=self.options.hadoop,
@@ -254,7 +265,7 @@ class StoreWorker(Worker):
         return self.jvm.pid
 
     def warm_up(self) -> None:
-        """Load what the first list loads."""
+        """Load the classes of the first listing."""
         self.jvm.warm_up(self.table)
 
     def end_jvm(self) -> None:
@@ -262,7 +273,7 @@ class StoreWorker(Worker):
         self.jvm.close()
 
 
-def quiet() -> None:
-    """Have libraries say errors only, and ZooKeeper's client less than that: faults are what is wanted here."""
+def silence_libraries() -> None:
+    """Log only errors of libraries, and none of ZooKeeper's client, because the soak causes them."""
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""The ensemble of three fails and comes back: its leader is killed or stands still, its quorum is gone, all restart.
+"""Faults of an ensemble of three: the leader is killed or paused, the quorum is lost, all servers restart.
 
-Seed 1; 2 writers; one fault of each class; the restarts only with ``-m soak``. The same verdict finds what goes wrong
-in test_controls.py.
+Seed 1, 2 writers, one fault of each class; the restarts only with ``-m soak``. The controls of the verdict are in
+test_controls.py.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from soak.verdict import judge
     ],
     ids=["leader and quorum", "rolling restart"],
 )
-def test_writers_go_on_and_every_promise_holds(make_soak: Callable[..., Soak], names: tuple[str, ...]) -> None:
+def test_writers_continue_and_every_promise_holds(make_soak: Callable[..., Soak], names: tuple[str, ...]) -> None:
     soak = make_soak(faults=names, session_seconds=3.0)
     for name in names:
-        before = soak.progress.counts["acknowledged"]
+        acknowledged = soak.progress.counts["acknowledged"]
         soak.play(CLASSES[name].strike(soak.context, "writer-1", "data"))
-        assert soak.progress.counts["acknowledged"] > before, name
+        assert soak.progress.counts["acknowledged"] > acknowledged, name
     assert soak.progress.faults == dict.fromkeys(names, 1)
     soak.finish()
-    assert [f"{each.invariant}: {each.sentence}" for each in judge(soak.evidence())] == []
+    assert [str(violation) for violation in judge(soak.evidence())] == []
 
 
-def test_the_session_time_out_that_the_server_grants_is_the_one_that_counts(make_soak: Callable[..., Soak]) -> None:
+def test_the_session_timeout_that_the_server_grants_counts(make_soak: Callable[..., Soak]) -> None:
     soak = make_soak(session_seconds=60.0)
     granted = soak.context.session_seconds
     assert granted < 20
     soak.play(CLASSES["pause-both"].strike(soak.context, "writer-1", "data"))
     soak.finish()
     evidence = soak.evidence()
-    ((_, taken),) = takeovers(evidence)
-    assert taken is not None
+    ((_, successor),) = takeovers(evidence)
+    assert successor is not None
     assert soak.progress.counts["refused"] == 1
     assert evidence.session_seconds == granted
-    assert [f"{each.invariant}: {each.sentence}" for each in judge(evidence)] == []
+    assert [str(violation) for violation in judge(evidence)] == []

@@ -1,7 +1,7 @@
-"""MERGEs of many drivers into the same rows, with the lock for the commit alone: all end, as if one after the other.
+"""MERGEs of many drivers into the same rows, with the lock for the commit alone: all succeed and are serializable.
 
-Eight drivers, five minutes; only with ``-m soak``. One driver with threads, in CI: test_gate_operations.py. The
-negative control is the same without the lock.
+Eight drivers, five minutes; only with ``-m soak``. test_gate_operations.py has one driver with threads, in CI. The
+control has no lock.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ KEYS = 5
 
 
 @pytest.fixture
-def start(s3: FaultyS3) -> Iterator[Callable[..., list[Driver]]]:
+def start_drivers(s3: FaultyS3) -> Iterator[Callable[..., list[Driver]]]:
     with ExitStack() as stack:
         ensemble = stack.enter_context(EmbeddedZooKeeper())
 
-        def make(count: int, **conf: str) -> list[Driver]:
+        def start(count: int, **conf: str) -> list[Driver]:
             drivers = []
             for number in range(count):
                 drivers.append(Driver(f"writer-{number}", ensemble.hosts, s3, conf))
@@ -42,11 +42,11 @@ def start(s3: FaultyS3) -> Iterator[Callable[..., list[Driver]]]:
                 assert driver.answer() == {"done": "ready"}
             return drivers
 
-        yield make
+        yield start
 
 
 def merge_for(drivers: list[Driver], minutes: float, *, locked: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Have all merge into the same rows for so long; return the table, and what each driver says."""
+    """Let all drivers merge into the same rows for so many minutes; return the table and the answer of each driver."""
     table = f"s3a://lake/{uuid.uuid4().hex}"
     drivers[0].do("make_hot", table=table, keys=KEYS)
     until = time.time() + 60 * minutes
@@ -55,21 +55,21 @@ def merge_for(drivers: list[Driver], minutes: float, *, locked: bool) -> tuple[s
     return table, [driver.answer() for driver in drivers]
 
 
-def test_all_end_and_the_table_is_that_of_a_serial_run(start: Callable[..., list[Driver]]) -> None:
-    table, answers = merge_for(start(WRITERS), MINUTES, locked=True)
+def test_merges_of_many_drivers_are_serializable(start_drivers: Callable[..., list[Driver]]) -> None:
+    table, answers = merge_for(start_drivers(WRITERS), MINUTES, locked=True)
     assert [answer for answer in answers if "error" in answer] == []
     acknowledged = sorted(chain.from_iterable(answer["done"]["merged"] for answer in answers))
-    assert all(answer["done"]["merged"] for answer in answers), "a writer never had its turn"
-    # Each MERGE adds its name to what every row says; so all say the same, in the order of the versions.
+    assert all(answer["done"]["merged"] for answer in answers), "a writer merged nothing"
+    # Each MERGE appends its name to every row, so all rows have all names in the order of the versions.
     serial = "".join(f"{name};" for _, name in acknowledged)
-    read = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table().to_pydict()
-    assert sorted(read["id"]) == list(range(KEYS))
-    assert set(read["said"]) == {serial}
-    took = sorted(chain.from_iterable(answer["done"]["took"] for answer in answers))
-    say = f"{len(acknowledged)} MERGEs, all acknowledged; p50 {took[len(took) // 2]:.1f} s, at most {took[-1]:.1f} s"
-    sys.stdout.write(f"\n{say}\n")
+    columns = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table().to_pydict()
+    assert sorted(columns["id"]) == list(range(KEYS))
+    assert set(columns["said"]) == {serial}
+    seconds = sorted(chain.from_iterable(answer["done"]["took"] for answer in answers))
+    median, longest = seconds[len(seconds) // 2], seconds[-1]
+    sys.stdout.write(f"\n{len(acknowledged)} MERGEs, all acknowledged; p50 {median:.1f} s, at most {longest:.1f} s\n")
 
 
-def test_negative_control_without_the_lock_some_fail(start: Callable[..., list[Driver]]) -> None:
-    _, answers = merge_for(start(4, **{"spark.sluice.guard": "off"}), 0.5, locked=False)
+def test_negative_control_without_the_lock_some_merges_fail(start_drivers: Callable[..., list[Driver]]) -> None:
+    _, answers = merge_for(start_drivers(4, **{"spark.sluice.guard": "off"}), 0.5, locked=False)
     assert any("DELTA_CONCURRENT" in answer.get("message", "") for answer in answers), answers

@@ -1,4 +1,4 @@
-"""The soak's own parts: the JVM asks for the hold to which the thread is bound; nothing outlives its parent."""
+"""Parts of the soak: the JVM asks for the hold to which its thread is bound; no process outlives its parent."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ pytestmark = pytest.mark.s3
 COMMIT = ['{"commitInfo":{"txnId":"a"}}']
 
 
-class Asked:
-    """A guard that lets all pass, but no commit under the hold ``"none"``, and notes what it was asked."""
+class RecordingGuard:
+    """A guard that records its requests, and refuses only the commits in the block ``"none"``."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
 
     def check(self, request: str) -> str:
-        asked = json.loads(request)
-        self.requests.append(asked)
-        if asked["blocks"] == "none":
+        fields = json.loads(request)
+        self.requests.append(fields)
+        if fields["blocks"] == "none":
             return json.dumps({"refused": "LockNotHeldError", "message": "no lock"})
-        return json.dumps({"holds": [asked["blocks"]], "stamp": {"hold": asked["blocks"]}})
+        return json.dumps({"holds": [fields["blocks"]], "stamp": {"hold": fields["blocks"]}})
 
 
 @pytest.fixture(scope="module")
-def guard() -> Asked:
-    return Asked()
+def guard() -> RecordingGuard:
+    return RecordingGuard()
 
 
 @pytest.fixture(scope="module")
-def jvm(s3: FaultyS3, guard: Asked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
+def jvm(s3: FaultyS3, guard: RecordingGuard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
     errors = tmp_path_factory.mktemp("jvm") / "jvm.log"
     settings = hadoop_settings("writer-1", s3)
-    made = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, errors=errors)
-    yield made
-    made.close()
+    store = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, errors=errors)
+    yield store
+    store.close()
 
 
-def test_every_commit_is_asked_for_under_the_hold_that_its_call_was_bound_to(jvm: StoreJvm, guard: Asked) -> None:
+def test_each_commit_asks_for_the_block_of_its_thread(jvm: StoreJvm, guard: RecordingGuard) -> None:
     for number in range(10):
         jvm.write(TABLE, number, COMMIT, block=f"hold-{number}")
         gc.collect()
-    assert [(asked["kind"], asked["blocks"], asked["version"]) for asked in guard.requests] == [
+    assert [(request["kind"], request["blocks"], request["version"]) for request in guard.requests] == [
         ("commit", f"hold-{number}", number) for number in range(10)
     ]
     assert jvm.versions(TABLE, 0) == list(range(10))
@@ -66,33 +66,31 @@ def test_every_commit_is_asked_for_under_the_hold_that_its_call_was_bound_to(jvm
     assert jvm.attempts("hold-3") == []
 
 
-def test_what_calls_leave_behind_in_the_jvm_is_given_up(jvm: StoreJvm) -> None:
-    """Thousands of commits in one process: Py4J keeps every object that Python was ever told of."""
+def test_java_objects_of_earlier_calls_are_released(jvm: StoreJvm) -> None:
+    """Without the release, Py4J keeps every object that it has returned, for thousands of commits."""
 
-    def kept() -> int:
+    def count_objects() -> int:
         jvm.versions(f"{TABLE}-many", 0)
         return int(jvm._bindings.size())
 
     jvm.write(f"{TABLE}-many", 0, COMMIT, block="hold")
-    before = kept()
+    first_count = count_objects()
     for number in range(1, 11):
         jvm.write(f"{TABLE}-many", number, COMMIT, block="hold")
         jvm.write_data_file(f"{TABLE}-many", f"{number}.parquet", [2**40])
-        kept()
-    # The list itself has grown by ten entries.
-    assert kept() < before + 100
+        count_objects()
+    # The listing itself has ten more entries.
+    assert count_objects() < first_count + 100
 
 
-def test_a_commit_in_another_java_thread_than_the_bound_one_is_an_error(
-    jvm: StoreJvm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_in_another_java_thread_is_an_error(jvm: StoreJvm, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = iter([1, 2])
     monkeypatch.setattr(jvm, "_thread", lambda: next(threads))
     with pytest.raises(JvmError, match="another Java thread"):
         jvm.write(TABLE, 10, COMMIT, block="hold")
 
 
-def test_what_java_throws_comes_by_its_kind(jvm: StoreJvm, s3: FaultyS3) -> None:
+def test_java_exceptions_become_python_errors(jvm: StoreJvm, s3: FaultyS3) -> None:
     jvm.write(f"{TABLE}-errors", 0, COMMIT, block="hold")
     with pytest.raises(VersionTakenError):
         jvm.write(f"{TABLE}-errors", 0, COMMIT, block="hold")
@@ -110,25 +108,23 @@ def test_what_java_throws_comes_by_its_kind(jvm: StoreJvm, s3: FaultyS3) -> None
     assert jvm.versions(f"{TABLE}-nowhere", 0) == []
 
 
-def test_an_s3a_that_was_told_to_make_no_conditional_puts_makes_none_instead_of_unconditional_ones(
-    s3: FaultyS3, guard: Asked, tmp_path: Path
-) -> None:
+def test_s3a_without_conditional_puts_commits_nothing(s3: FaultyS3, guard: RecordingGuard, tmp_path: Path) -> None:
     settings = {**hadoop_settings("writer-2", s3), "fs.s3a.create.conditional.enabled": "false"}
     jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, errors=tmp_path / "jvm.log")
-    before = len(s3.gate.puts)
+    count = len(s3.gate.puts)
     try:
         with pytest.raises(WriteError, match="Conditional Writes Unavailable"):
             jvm.write(f"{TABLE}-unconditional", 0, COMMIT, block="hold")
-        # The store is not proven, so the guard was not asked for a put.
+        # The store is not proven, so the guard is not asked.
         assert jvm.attempts("hold") == []
     finally:
         jvm.close()
-    assert len(s3.gate.puts) == before
+    assert len(s3.gate.puts) == count
 
 
-def test_a_writer_ends_with_its_parent_even_if_it_is_stopped(tmp_path: Path, eventually: Callable[..., None]) -> None:
-    note = tmp_path / "pids"
-    child = f"import os,time; open({str(note)!r},'w').write(str(os.getpid())+chr(10)); time.sleep(600)"
+def test_a_stopped_writer_ends_with_its_parent(tmp_path: Path, eventually: Callable[..., None]) -> None:
+    pid_file = tmp_path / "pid"
+    child = f"import os,time; open({str(pid_file)!r},'w').write(str(os.getpid())+chr(10)); time.sleep(600)"
     parent = (
         "import subprocess,sys,time; from soak import processes\n"
         "process = subprocess.Popen([sys.executable, str(processes._SUPERVISOR), sys.executable, '-c', sys.argv[1]],"
@@ -136,8 +132,8 @@ def test_a_writer_ends_with_its_parent_even_if_it_is_stopped(tmp_path: Path, eve
     )
     running = subprocess.Popen([sys.executable, "-c", parent, child])
     try:
-        eventually(lambda: note.exists() and note.read_text().endswith("\n"))
-        pid = int(note.read_text())
+        eventually(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
+        pid = int(pid_file.read_text())
         os.kill(pid, signal.SIGSTOP)
     finally:
         running.kill()

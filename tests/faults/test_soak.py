@@ -1,9 +1,11 @@
-"""What takes long, only with ``-m soak``: a soak against the ZooKeeper of the tests, and all that befalls a process.
+"""Long soaks, only with ``-m soak``.
 
-The first is against three containers where Docker answers, else three embedded servers: seed 1; 4 writers; 300
-commits; all faults. The second and third are of Spark drivers, through the gate and over the whole write: seed 4; 4
-writers; 100 commits; all faults. The fourth is all jobs at once, for five minutes. The last is every process fault at
-every point, one after the other: seed 1; 2 writers; 42 faults. Negative controls: test_controls.py.
+1. Three ZooKeeper containers, or embedded servers without Docker: seed 1, 4 writers, 300 commits, all faults.
+2. Spark drivers, through the gate and with the lock over the write: seed 4, 4 writers, 100 commits, all faults.
+3. All jobs at once, for five minutes.
+4. Every process fault at every point, one after the other: seed 1, 2 writers, 42 faults.
+
+The negative controls are in test_controls.py.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from soak.verdict import judge
 pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).parents[2]
-MOST_SECONDS = 3600
-PROCESS_FAULTS = [f"{what}-{which}" for what in ("pause", "kill") for which in ("python", "jvm", "both")]
+TIMEOUT_SECONDS = 3600
+PROCESS_FAULTS = [f"{action}-{process}" for action in ("pause", "kill") for process in ("python", "jvm", "both")]
 
 
 def soak(output: Path, *arguments: str) -> dict[str, Any]:
@@ -34,42 +36,42 @@ def soak(output: Path, *arguments: str) -> dict[str, Any]:
         sys.executable, "-m", "soak", "--writers", "4", "--faults", "all", *arguments,
         "--output", str(output), "--json",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=MOST_SECONDS, check=False)
-    sys.stdout.write(done.stdout)
-    assert done.returncode == 0
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["violations"] == 0
-    return found
+    process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    sys.stdout.write(process.stdout)
+    assert process.returncode == 0
+    verdict: dict[str, Any] = json.loads(process.stdout)
+    assert verdict["violations"] == 0
+    return verdict
 
 
-def test_a_soak_finds_no_violation(zookeeper: Any, tmp_path: Path) -> None:
+def test_a_soak_has_no_violation(zookeeper: Any, tmp_path: Path) -> None:
     containers = ("--zookeeper-image", zookeeper.image) if zookeeper.image else ()
-    found = soak(tmp_path, *containers, "--commits", "300", "--seed", "1")
-    assert found["acknowledged"] >= 300
-    assert len(found["faults"]) >= 20
+    verdict = soak(tmp_path, *containers, "--commits", "300", "--seed", "1")
+    assert verdict["acknowledged"] >= 300
+    assert len(verdict["faults"]) >= 20
 
 
 @pytest.mark.parametrize("hold", ["commit", "write"])
-def test_a_soak_of_spark_drivers_finds_no_violation(hold: str, tmp_path: Path) -> None:
-    found = soak(tmp_path, "--engine", "spark", "--hold", hold, "--commits", "100", "--seed", "4")
-    assert found["engine"] == "spark"
-    assert found["acknowledged"] >= 100
-    assert len(found["faults"]) >= 10
-    assert [effects for effects in found["pairs_by_effect"] if effects.startswith("unfinished intent, ")]
+def test_a_soak_of_spark_drivers_has_no_violation(hold: str, tmp_path: Path) -> None:
+    verdict = soak(tmp_path, "--engine", "spark", "--hold", hold, "--commits", "100", "--seed", "4")
+    assert verdict["engine"] == "spark"
+    assert verdict["acknowledged"] >= 100
+    assert len(verdict["faults"]) >= 10
+    assert [effects for effects in verdict["pairs_by_effect"] if effects.startswith("unfinished intent, ")]
 
 
-def test_all_jobs_at_once_leave_what_they_were_fed_and_do_not_without_the_lock(tmp_path: Path) -> None:
+def test_all_jobs_at_once_apply_their_feeds_only_with_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "soak", "--jobs", "mixed", "--minutes", "5", "--output", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, timeout=MOST_SECONDS, check=False)
-    assert done.returncode == 0
-    ours, stock = json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8")).values()
-    assert (ours["missing"], ours["surplus"], ours["failed"], ours["all_applied"]) == (0, 0, 0, True)
-    assert ours["killed"] > 2
-    assert ours["spared"] == {"pinned": 0, "read": 0, "orphans": 0}
-    assert min(ours["vacuumed"], ours["kept_for_pins"], ours["kept_for_streams"]) > 0
-    # Writers change every partition all the time, and it is compacted all the same.
-    assert ours["compactions"] > 0
-    # The control: rivals fail.
+    process = subprocess.run(command, cwd=ROOT, timeout=TIMEOUT_SECONDS, check=False)
+    assert process.returncode == 0
+    locked, stock = json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8")).values()
+    assert (locked["missing"], locked["surplus"], locked["failed"], locked["all_applied"]) == (0, 0, 0, True)
+    assert locked["killed"] > 2
+    assert locked["spared"] == {"pinned": 0, "read": 0, "orphans": 0}
+    assert min(locked["vacuumed"], locked["kept_for_pins"], locked["kept_for_streams"]) > 0
+    # Partitions are compacted although writers change them continuously.
+    assert locked["compactions"] > 0
+    # The control: jobs fail because of conflicts.
     assert stock["failed"] > 5
 
 
@@ -77,7 +79,7 @@ def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callabl
     soak = make_soak()
     for name in PROCESS_FAULTS:
         for point in CLASSES[name].points:
-            soak.play(CLASSES[name].strike(soak.context, "writer-1", point), MOST_SECONDS)
+            soak.play(CLASSES[name].strike(soak.context, "writer-1", point), TIMEOUT_SECONDS)
     assert soak.progress.faults == {name: len(CLASSES[name].points) for name in PROCESS_FAULTS}
     soak.finish()
-    assert [f"{each.invariant}: {each.sentence}" for each in judge(soak.evidence())] == []
+    assert [str(violation) for violation in judge(soak.evidence())] == []

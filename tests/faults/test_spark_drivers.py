@@ -1,7 +1,7 @@
-"""Whole Spark drivers that are paused, cut off or lose their hold at a commit, beside another on one S3 table.
+"""Spark drivers that are paused, cut off or lose their hold at a commit, with a second driver on the same S3 table.
 
-Of pauses and of answers of S3 that go the same way through Spark some are here and the rest only with ``-m soak``. With
-the log store alone, more of them: test_promises.py.
+Of the pauses and S3 responses that take the same path through Spark, some run only with ``-m soak``. test_promises.py
+has more of them, with the log store alone.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tests.support.s3_table import copy, read, rows, stored
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
-ANOTHER_ENGINE = """
+DELTALAKE_APPEND = """
 import sys
 from arro3.core import Array, DataType, Table
 from deltalake import write_deltalake
 table, *ids = sys.argv[1:]
-rows = Table.from_pydict({"id": Array([int(each) for each in ids], type=DataType.int64())})
+rows = Table.from_pydict({"id": Array([int(number) for number in ids], type=DataType.int64())})
 write_deltalake(table.replace("s3a:", "s3:"), rows, mode="append")
 """
 
 
 @pytest.fixture(scope="module")
-def both(
+def driver_pair(
     s3: FaultyS3, shared_driver: Driver, ensemble_of_drivers: EmbeddedZooKeeper
 ) -> Iterator[tuple[Driver, Driver]]:
     second = Driver("writer-2", ensemble_of_drivers.hosts, s3)
@@ -48,22 +48,22 @@ def both(
 
 
 @pytest.fixture
-def drivers(both: tuple[Driver, Driver]) -> Iterator[tuple[Driver, Driver]]:
-    yield both
-    for driver in both:
+def drivers(driver_pair: tuple[Driver, Driver]) -> Iterator[tuple[Driver, Driver]]:
+    yield driver_pair
+    for driver in driver_pair:
         driver.do("protect_again")
 
 
 @pytest.fixture(scope="module")
-def original(both: tuple[Driver, Driver]) -> str:
+def original(driver_pair: tuple[Driver, Driver]) -> str:
     name = f"s3a://lake/{uuid.uuid4().hex}"
-    both[0].do("append", table=name, first=0, end=3)
+    driver_pair[0].do("append", table=name, first=0, end=3)
     return name
 
 
 @pytest.fixture
 def stock(drivers: tuple[Driver, Driver]) -> Driver:
-    """A Spark driver with Delta's own log store, which asks nobody."""
+    """A Spark driver with Delta's own log store, which asks no guard."""
     drivers[1].do("use_stock_store")
     return drivers[1]
 
@@ -75,14 +75,14 @@ def table(drivers: tuple[Driver, Driver], s3: FaultyS3, original: str) -> str:
     return name
 
 
-def while_the_put_is_held_back(
+def pause_with_held_put(
     drivers: tuple[Driver, Driver],
     s3: FaultyS3,
     table: str,
     paused: str,
     operation: str,
 ) -> tuple[dict[str, Any], list[int]]:
-    """Pause a writer whose PUT is on its way, for so long that a rival has the lock, and let both go on then."""
+    """Pause the first driver during its PUT until the second has committed; return its answer and the second's ids."""
     first, second = drivers
     fault = s3.gate.arm(first.name, S3Fault(held=True))
     first.begin(operation, table=table, first=10, end=12)
@@ -92,13 +92,13 @@ def while_the_put_is_held_back(
         # Python would keep the session alive.
         first.link.cut()
     try:
-        read = second.do("read_then_append", table=table)
+        ids = second.do("read_then_append", table=table)
     finally:
         fault.release.set()
         assert fault.ended.wait(WAIT)
         first.link.mend()
         first.signal(signal.SIGCONT, paused)
-    return first.answer(), read
+    return first.answer(), ids
 
 
 @pytest.mark.parametrize(
@@ -110,18 +110,18 @@ def while_the_put_is_held_back(
         pytest.param("python", "append_at_the_gate", marks=pytest.mark.soak),
     ],
 )
-def test_a_writer_that_is_paused_with_its_put_on_the_way_commits_nothing_after_the_next_has_read(
+def test_a_writer_paused_during_its_put_commits_nothing_later(
     drivers: tuple[Driver, Driver], s3: FaultyS3, table: str, paused: str, operation: str
 ) -> None:
-    answer, read = while_the_put_is_held_back(drivers, s3, table, paused, operation)
+    answer, ids = pause_with_held_put(drivers, s3, table, paused, operation)
     assert answer["error"] == "LockLostError", answer
-    assert read == [0, 1, 2]
+    assert ids == [0, 1, 2]
     assert rows(table) == [0, 1, 2, 1003]
     assert stored(s3, table) == {0: 1, 1: 1, 2: 1}
 
 
 @pytest.mark.parametrize("operation", [pytest.param("append", marks=pytest.mark.soak), "append_at_the_gate"])
-def test_negative_control_without_intents_the_late_put_lands_behind_the_next_one_s_read(
+def test_negative_control_without_intents_a_late_put_succeeds(
     drivers: tuple[Driver, Driver], s3: FaultyS3, table: str, operation: str
 ) -> None:
     drivers[1].do("ignore_intents")
@@ -130,24 +130,26 @@ def test_negative_control_without_intents_the_late_put_lands_behind_the_next_one
     first.begin(operation, table=table, first=10, end=12)
     assert fault.arrived.wait(WAIT)
     first.signal(signal.SIGSTOP, "both")
-    own = s3.gate.arm(second.name, S3Fault(held=True))
+    second_fault = s3.gate.arm(second.name, S3Fault(held=True))
     try:
         second.begin("read_then_append", table=table)
-        assert own.arrived.wait(WAIT)
+        assert second_fault.arrived.wait(WAIT)
         fault.release.set()
         assert fault.ended.wait(WAIT)
     finally:
         fault.release.set()
-        own.release.set()
+        second_fault.release.set()
         first.signal(signal.SIGCONT, "both")
     assert second.answer()["done"] == [0, 1, 2]
     first.answer()
-    # What the second one had read was not what it built on.
+    # The second driver committed on top of a version that it had not read.
     assert rows(table) == [0, 1, 2, 10, 11, 1003]
 
 
-@pytest.mark.parametrize("paused", ["both", *(pytest.param(one, marks=pytest.mark.soak) for one in ("python", "jvm"))])
-def test_a_writer_that_is_paused_at_the_gate_keeps_nobody_waiting_and_commits_when_it_goes_on(
+@pytest.mark.parametrize(
+    "paused", ["both", *(pytest.param(name, marks=pytest.mark.soak) for name in ("python", "jvm"))]
+)
+def test_a_writer_paused_at_the_gate_blocks_no_writer(
     drivers: tuple[Driver, Driver], table: str, paused: str, eventually: Callable[..., None]
 ) -> None:
     first, second = drivers
@@ -163,7 +165,7 @@ def test_a_writer_that_is_paused_at_the_gate_keeps_nobody_waiting_and_commits_wh
         client.close()
     first.signal(signal.SIGSTOP, paused)
     if paused == "jvm":
-        # Its Python would get the lock, and keep it.
+        # Its Python would get the lock and keep it.
         first.link.cut()
     try:
         second.tell("go")
@@ -176,9 +178,7 @@ def test_a_writer_that_is_paused_at_the_gate_keeps_nobody_waiting_and_commits_wh
     assert rows(table) == [0, 1, 2, 10, 11, 20, 1004]
 
 
-def test_a_hold_of_another_thread_does_not_vouch_for_one_that_was_lost(
-    drivers: tuple[Driver, Driver], table: str
-) -> None:
+def test_a_hold_of_another_thread_does_not_replace_a_lost_hold(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
     first.begin("merge_while_another_thread_takes_the_lock", table=table, first=10, end=12)
     answer = first.answer()
@@ -187,7 +187,7 @@ def test_a_hold_of_another_thread_does_not_vouch_for_one_that_was_lost(
     assert rows(table) == [0, 1, 2]
 
 
-def test_negative_control_without_the_binding_it_does(drivers: tuple[Driver, Driver], table: str) -> None:
+def test_negative_control_without_the_binding_it_replaces_it(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
     first.do("bind_to_any_hold")
     first.begin("merge_while_another_thread_takes_the_lock", table=table, first=10, end=12)
@@ -196,9 +196,7 @@ def test_negative_control_without_the_binding_it_does(drivers: tuple[Driver, Dri
 
 
 @pytest.mark.soak
-def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(
-    drivers: tuple[Driver, Driver], table: str
-) -> None:
+def test_a_holder_cut_off_from_zookeeper_is_refused(drivers: tuple[Driver, Driver], table: str) -> None:
     first, second = drivers
     first.begin("append_when_told", table=table, first=10, end=12)
     assert first.answer() == {"done": "holding"}
@@ -211,8 +209,8 @@ def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(
     assert rows(table) == [0, 1, 2, 20]
 
 
-def what_a_holder_says_whose_lock_went_to_another(first: Driver, second: Driver, table: str) -> dict[str, Any]:
-    """Cut a holder off from ZooKeeper, have another writer commit meanwhile, and let the first one commit then."""
+def commit_after_a_takeover(first: Driver, second: Driver, table: str) -> dict[str, Any]:
+    """Cut a holder off from ZooKeeper, let a second driver commit, then let the holder commit; return its answer."""
     first.begin("append_when_told", table=table, first=10, end=12)
     assert first.answer() == {"done": "holding"}
     first.link.cut()
@@ -224,22 +222,18 @@ def what_a_holder_says_whose_lock_went_to_another(first: Driver, second: Driver,
         first.link.mend()
 
 
-def test_a_holder_that_is_cut_off_is_refused_when_somebody_else_has_had_the_lock(
-    drivers: tuple[Driver, Driver], table: str
-) -> None:
-    assert what_a_holder_says_whose_lock_went_to_another(*drivers, table)["error"] == "LockLostError"
+def test_a_cut_off_holder_is_refused_after_a_takeover(drivers: tuple[Driver, Driver], table: str) -> None:
+    assert commit_after_a_takeover(*drivers, table)["error"] == "LockLostError"
     assert rows(table) == [0, 1, 2, 20]
 
 
-def test_negative_control_with_the_guard_off_it_commits_although_somebody_else_has_had_the_lock(
-    drivers: tuple[Driver, Driver], table: str
-) -> None:
+def test_negative_control_without_the_guard_it_commits(drivers: tuple[Driver, Driver], table: str) -> None:
     drivers[0].do("guard_off")
-    assert what_a_holder_says_whose_lock_went_to_another(*drivers, table)["error"] == "LockLostError"
-    # It hears of it when all is over.
-    found = read(table)
-    assert found["ids"] == [0, 1, 2, 10, 11, 20]
-    assert list(found["unlocked_writers"].values()) == [[2]]
+    assert commit_after_a_takeover(*drivers, table)["error"] == "LockLostError"
+    # The error comes only after the commit.
+    state = read(table)
+    assert state["ids"] == [0, 1, 2, 10, 11, 20]
+    assert list(state["unlocked_writers"].values()) == [[2]]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +247,7 @@ def test_negative_control_with_the_guard_off_it_commits_although_somebody_else_h
         pytest.param(S3Fault(status=409), True, None, id="409", marks=pytest.mark.soak),
     ],
 )
-def test_what_s3_answers_never_makes_two_commits_of_one_nor_none_of_an_acknowledged_one(
+def test_responses_of_s3_neither_lose_nor_duplicate_a_commit(
     drivers: tuple[Driver, Driver],
     s3: FaultyS3,
     table: str,
@@ -273,7 +267,7 @@ def test_what_s3_answers_never_makes_two_commits_of_one_nor_none_of_an_acknowled
     assert set(stored(s3, table).values()) == {1}
 
 
-def test_writers_without_the_lock_that_are_faster_lose_nothing_and_are_named(
+def test_faster_writers_without_the_lock_are_named(
     drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
 ) -> None:
     first, _ = drivers
@@ -285,24 +279,24 @@ def test_writers_without_the_lock_that_are_faster_lose_nothing_and_are_named(
             if rival == "stock":
                 stock.do("append_without_the_lock", table=table, first=number + 5, end=number + 6)
             else:
-                command = [sys.executable, "-c", ANOTHER_ENGINE, table, str(number + 5)]
+                command = [sys.executable, "-c", DELTALAKE_APPEND, table, str(number + 5)]
                 subprocess.run(command, check=True, timeout=WAIT)
         finally:
             fault.release.set()
         assert first.answer() == {"done": None}
     assert rows(table) == [0, 1, 2, 10, 11, 15, 20, 21, 25]
     assert stored(s3, table) == dict.fromkeys(range(5), 1)
-    named = read(table)["unlocked_writers"]
-    assert {engine.partition("/")[0].partition(":")[0]: versions for engine, versions in named.items()} == {
+    writers = read(table)["unlocked_writers"]
+    assert {engine.partition("/")[0].partition(":")[0]: versions for engine, versions in writers.items()} == {
         "Apache-Spark": [1],
         "delta-rs": [3],
     }
 
 
-def while_a_stock_writer_s_put_is_late(
+def commit_during_a_stock_put(
     drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
 ) -> dict[str, Any]:
-    """Have a locked writer commit the version that a stock writer has found free; return what the latter says."""
+    """Commit under the lock while a stock writer puts the same version; return the answer of the stock writer."""
     fault = s3.gate.arm(stock.name, S3Fault(held=True))
     stock.begin("append_without_the_lock", table=table, first=20, end=22)
     assert fault.arrived.wait(WAIT)
@@ -313,19 +307,19 @@ def while_a_stock_writer_s_put_is_late(
     return stock.answer()
 
 
-def test_a_bucket_that_denies_unconditional_puts_keeps_a_stock_writer_from_overwriting(
+def test_a_bucket_policy_refuses_an_unconditional_put(
     drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3.gate, "denies_unconditional", True)
-    said = while_a_stock_writer_s_put_is_late(drivers, stock, s3, table)
-    assert "AccessDenied" in said["message"]
+    answer = commit_during_a_stock_put(drivers, stock, s3, table)
+    assert "AccessDenied" in answer["message"]
     assert rows(table) == [0, 1, 2, 10, 11]
     assert stored(s3, table) == {0: 1, 1: 1}
 
 
-def test_negative_control_without_that_policy_it_overwrites_what_was_acknowledged(
+def test_negative_control_without_that_policy_a_commit_is_lost(
     drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
 ) -> None:
-    assert "done" in while_a_stock_writer_s_put_is_late(drivers, stock, s3, table)
+    assert "done" in commit_during_a_stock_put(drivers, stock, s3, table)
     assert read(table)["ids"] == [0, 1, 2, 20, 21]
     assert stored(s3, table) == {0: 1, 1: 2}

@@ -1,7 +1,7 @@
-"""``python -m soak`` with whole Spark drivers, from the command line.
+"""``python -m soak`` with Spark drivers, from the command line.
 
-In CI one driver, and no fault: that the engine works at all. With ``-m soak``: seed 1; 2 writers; one fault. Negative
-controls: test_spark_drivers.py, with such drivers.
+In CI one driver without faults, to test the engine. With ``-m soak`` 2 writers and one fault. Seed 1. The negative
+controls with Spark drivers are in test_spark_drivers.py.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("pause-both",)
-MOST_SECONDS = 420
+TIMEOUT_SECONDS = 420
 
 
 def soak(output: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run a soak that finds nothing wrong; return its verdict, and what was acknowledged."""
+    """Run a soak without violations; return its verdict and its ``acknowledged`` events."""
     command = [
         sys.executable, "-m", "soak", "--engine", "spark", "--seed", "1", *arguments,
         "--output", str(output), "--json",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found["engine"] == "spark"
-    assert found["violations"] == 0
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    verdict = json.loads(process.stdout)
+    assert verdict["engine"] == "spark"
+    assert verdict["violations"] == 0
     history = [json.loads(line) for line in (output / "history.jsonl").read_text().splitlines()]
-    return found, [event for event in history if event["event"] == "acknowledged"]
+    return verdict, [event for event in history if event["event"] == "acknowledged"]
 
 
-def test_the_engine_runs_and_its_verdict_is_clean(tmp_path: Path) -> None:
-    found, acknowledged = soak(tmp_path, "--writers", "1", "--commits", "1", "--faults", "none")
-    assert found["acknowledged"] == len(acknowledged) >= 1
+def test_the_spark_engine_runs_without_violations(tmp_path: Path) -> None:
+    verdict, acknowledged = soak(tmp_path, "--writers", "1", "--commits", "1", "--faults", "none")
+    assert verdict["acknowledged"] == len(acknowledged) >= 1
 
 
 @pytest.mark.soak
-def test_spark_drivers_keep_every_promise_through_a_pause(tmp_path: Path) -> None:
-    found, acknowledged = soak(
+def test_paused_spark_drivers_keep_every_promise(tmp_path: Path) -> None:
+    verdict, acknowledged = soak(
         tmp_path, "--writers", "2", "--commits", "3", "--faults", ",".join(CLASSES), "--gap", "1"
     )
-    assert found["acknowledged"] >= 3
-    assert set(CLASSES) <= found["faults"].keys()
+    assert verdict["acknowledged"] >= 3
+    assert set(CLASSES) <= verdict["faults"].keys()
     assert {event["worker"] for event in acknowledged} == {"writer-1", "writer-2"}

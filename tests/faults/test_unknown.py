@@ -1,7 +1,7 @@
-"""Commits of which nobody knows for a while: how that is said, and that doing them again makes no second copy.
+"""Commits with an unknown outcome: how they are reported, and that a repetition makes no second copy.
 
-The version file's PUT gets only 500s, or is held back past S3A's patience and arrives before or after the repetition.
-Or it is stored, its reply is lost and the lock, too: the writer finds its own commit all the same.
+The PUT of the version file gets only 500s, or is held back past S3A's timeouts and arrives before or after the
+repetition. Or the PUT is stored, but its reply and the lock are lost; then the writer finds its commit in the log.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def new_table() -> str:
 
 @pytest.fixture(scope="module")
 def original(driver: Driver) -> Callable[[int], str]:
-    """Make a table of the ids 0 to 2 in so many files, once."""
+    """Create a table of the ids 0 to 2 in so many files, once for each number of files."""
 
     @functools.cache
     def make(files: int) -> str:
@@ -65,9 +65,9 @@ def table(s3: FaultyS3, original: Callable[[int], str], new_table: str) -> str:
 
 @pytest.fixture
 def fault(s3: FaultyS3) -> Iterator[Callable[..., S3Fault]]:
-    """Spoil every PUT of a commit: ``fault(status=500)``, or of a later one: ``fault(after=1, status=500)``.
+    """Let every PUT of a commit fail: ``fault(status=500)``, or all after the first: ``fault(after=1, status=500)``.
 
-    With ``held=True`` the first one waits, and those by which it is repeated get a 500.
+    With ``held=True`` the first PUT waits, and its repetitions get a 500.
     """
     armed: list[S3Fault] = []
 
@@ -76,43 +76,43 @@ def fault(s3: FaultyS3) -> Iterator[Callable[..., S3Fault]]:
             s3.gate.arm(NAME, S3Fault())
         if held:
             armed.append(s3.gate.arm(NAME, S3Fault(held=True)))
-        every = s3.gate.arm(NAME, S3Fault(times=99, status=status))
-        return armed[-1] if held else every
+        errors = s3.gate.arm(NAME, S3Fault(times=99, status=status))
+        return armed[-1] if held else errors
 
     yield arm
     s3.gate.disarm(NAME)
-    for each in armed:
-        each.release.set()
+    for held_fault in armed:
+        held_fault.release.set()
 
 
-def answers(s3: FaultyS3, table: str, version: int) -> list[int]:
-    """Return what the store said to each PUT of a version that reached it."""
+def put_statuses(s3: FaultyS3, table: str, version: int) -> list[int]:
+    """Return the store's status for each PUT of a version that reached it."""
     folder = table.removeprefix("s3a://") + "/"
     return [put.status for put in s3.gate.puts if put.key.startswith(folder) and put.version == version]
 
 
 @pytest.mark.parametrize(
-    ("how", "arrives", "already_committed"),
+    ("options", "arrives", "already_committed"),
     [
         ({"status": 500}, "never", False),
         ({"held": True}, "before", True),
-        # By then its version is filled.
+        # Its version is filled before.
         ({"held": True}, "after", False),
     ],
     ids=["500 each time", "stored before it is repeated", "put late"],
 )
-def test_an_append_that_may_be_stored_is_repeated_as_the_same_transaction_and_there_once(
+def test_a_repeated_append_with_a_transaction_is_there_once(
     driver: Driver,
     s3: FaultyS3,
     table: str,
     fault: Callable[..., S3Fault],
     eventually: Callable[..., None],
-    how: dict[str, Any],
+    options: dict[str, Any],
     arrives: str,
     already_committed: bool,  # noqa: FBT001 (pytest gives it by name)
 ) -> None:
     append = {"do": "append_as", "table": table, "first": 10, "end": 12, "txn": ["app", 1]}
-    spoiled = fault(**how)
+    put = fault(**options)
     driver.begin(**append)
     answer = driver.answer()
     s3.gate.disarm(NAME)
@@ -120,73 +120,73 @@ def test_an_append_that_may_be_stored_is_repeated_as_the_same_transaction_and_th
     assert "was committed is not known" in answer["message"]
     assert stored(s3, table) == {0: 1}
     if arrives == "before":
-        spoiled.release.set()
+        put.release.set()
         eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
-    done = driver.do(**append)
-    assert done["already_committed"] is already_committed
+    repeated = driver.do(**append)
+    assert repeated["already_committed"] is already_committed
     if arrives == "after":
-        spoiled.release.set()
-        eventually(lambda: 412 in answers(s3, table, 1), what="the end of the late PUT")
+        put.release.set()
+        eventually(lambda: 412 in put_statuses(s3, table, 1), what="the end of the late PUT")
     assert rows(table) == [0, 1, 2, 10, 11]
     assert set(stored(s3, table).values()) == {1}
 
 
-def test_negative_control_without_a_transaction_the_repetition_is_a_second_copy(
+def test_negative_control_a_repeated_append_is_a_second_copy(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> None:
     append = {"do": "append_as", "table": table, "first": 10, "end": 12, "txn": None}
-    spoiled = fault(held=True)
+    put = fault(held=True)
     driver.begin(**append)
     assert driver.answer()["error"] == "CommitUnknownError"
     s3.gate.disarm(NAME)
-    spoiled.release.set()
+    put.release.set()
     eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
     assert driver.do(**append)["already_committed"] is False
     assert rows(table) == [0, 1, 2, 10, 10, 11, 11]
 
 
-def look_twice_around_the_late_put(
+def read_around_a_late_put(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> tuple[list[list[int]], bool]:
-    """Look in a second block of the hold under which nobody answered, then as the next holder, twice.
+    """Read in a second block of the hold whose PUT got no answer, and then twice as the next holder.
 
     Returns:
-        What was found each time, and whether the second block has filled the version before it looked.
+        The ids of each read, and whether the second block had filled the version before its read.
 
     """
-    spoiled = fault(held=True)
+    put = fault(held=True)
     driver.begin("append_then_look", table=table, first=10, end=12)
     assert driver.answer() == {"done": "CommitUnknownError"}
     s3.gate.disarm(NAME)
     driver.tell("go")
-    in_the_second_block = driver.answer()["done"]
+    second_block_ids = driver.answer()["done"]
     filled = stored(s3, table).get(1) == 1
     driver.begin("read_twice", table=table)
-    read = driver.answer()["done"]
-    spoiled.release.set()
-    eventually(spoiled.ended.is_set, what="the end of the late PUT")
+    first_ids = driver.answer()["done"]
+    put.release.set()
+    eventually(put.ended.is_set, what="the end of the late PUT")
     driver.tell("go")
-    return [in_the_second_block, read, driver.answer()["done"]], filled
+    return [second_block_ids, first_ids, driver.answer()["done"]], filled
 
 
-def test_a_put_of_one_block_is_not_forgotten_by_a_later_block_of_the_same_hold(
+def test_a_later_block_of_the_hold_fills_the_version_of_a_put(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> None:
-    looks, filled = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
-    assert (looks, filled) == ([[0, 1, 2]] * 3, True)
+    reads, filled = read_around_a_late_put(driver, s3, table, fault, eventually)
+    assert (reads, filled) == ([[0, 1, 2]] * 3, True)
     assert rows(table) == [0, 1, 2]
     assert set(stored(s3, table).values()) == {1}
 
 
-def test_negative_control_if_a_block_settles_what_another_left_open_it_lands_between_two_reads_under_one_lock(
+def test_negative_control_a_late_put_lands_between_two_reads(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> None:
     driver.do("settle_by_block")
     try:
-        looks, filled = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
+        reads, filled = read_around_a_late_put(driver, s3, table, fault, eventually)
     finally:
         driver.do("protect_again")
-    assert (looks, filled) == ([[0, 1, 2], [0, 1, 2], [0, 1, 2, 10, 11]], False)
+    assert (reads, filled) == ([[0, 1, 2], [0, 1, 2], [0, 1, 2, 10, 11]], False)
 
 
 @pytest.fixture
@@ -196,81 +196,81 @@ def load(driver: Driver, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     source.write_text("\n".join(["id", *map(str, range(10, 40))]) + "\n", encoding="utf-8")
 
     def run(table: str, *arguments: str) -> dict[str, Any]:
-        done: dict[str, Any] = driver.do("job", arguments=["--table", table, "--source", str(source), *arguments])
-        return done
+        report: dict[str, Any] = driver.do("job", arguments=["--table", table, "--source", str(source), *arguments])
+        return report
 
     return run
 
 
-def said(table: str) -> str:
-    """Return how the sentence of exit code 6 begins."""
+def unknown_message(table: str) -> str:
+    """Return the beginning of the message of exit code 6."""
     return f"append.py: whether the write to {table.replace('s3a:', 's3:')} was committed is not known: "
 
 
 @pytest.mark.parametrize(
-    ("how", "before"),
+    ("options", "ids"),
     [
-        pytest.param({"held": True}, [], id="stored late, of a new table"),
+        pytest.param({"held": True}, [], id="stored late, new table"),
         pytest.param({"held": True}, [0, 1, 2], id="stored late", marks=pytest.mark.soak),
-        pytest.param({"status": 500}, [], id="500 each time, of a new table", marks=pytest.mark.soak),
+        pytest.param({"status": 500}, [], id="500 each time, new table", marks=pytest.mark.soak),
     ],
 )
-def test_a_job_that_cannot_know_ends_with_code_6_and_started_again_completes_its_run(
+def test_a_job_with_an_unknown_outcome_can_be_repeated(
     s3: FaultyS3,
     new_table: str,
     load: Callable[..., dict[str, Any]],
     fault: Callable[..., S3Fault],
     eventually: Callable[..., None],
     original: Callable[[int], str],
-    how: dict[str, Any],
-    before: list[int],
+    options: dict[str, Any],
+    ids: list[int],
 ) -> None:
     table, run = new_table, uuid.uuid4().hex
-    if before:
+    if ids:
         copy(s3, original(1), table)
-    spoiled = fault(**how)
+    put = fault(**options)
     failed = load(table, "--run-id", run)
     s3.gate.disarm(NAME)
     assert failed["code"] == 6, failed
     assert [line["event"] for line in failed["lines"]] == ["begun", "holding"]
     (sentence,) = failed["error"].splitlines()
-    assert sentence.startswith(said(table))
+    assert sentence.startswith(unknown_message(table))
     assert sentence.endswith("before writing again")
-    spoiled.release.set()
-    already_committed = "held" in how
+    put.release.set()
+    already_committed = "held" in options
     if already_committed:
-        eventually(lambda: len(stored(s3, table)) == (2 if before else 1), what="the late PUT")
-    done = load(table, "--run-id", run)
-    assert (done["code"], done["error"]) == (0, "")
-    (commit,) = [line for line in done["lines"] if line["event"] == "commit"]
+        eventually(lambda: len(stored(s3, table)) == (2 if ids else 1), what="the late PUT")
+    repeated = load(table, "--run-id", run)
+    assert (repeated["code"], repeated["error"]) == (0, "")
+    (commit,) = [line for line in repeated["lines"] if line["event"] == "commit"]
     assert commit["already_committed"] is already_committed
-    assert rows(table) == [*before, *range(10, 40)]
+    assert rows(table) == [*ids, *range(10, 40)]
     assert set(stored(s3, table).values()) == {1}
 
 
-def test_a_job_says_which_of_its_commits_were_made_before_the_one_that_failed(
+def test_a_failed_job_reports_its_earlier_commits(
     s3: FaultyS3,
     table: str,
     load: Callable[..., dict[str, Any]],
     fault: Callable[..., S3Fault],
 ) -> None:
-    made = 2
+    committed = 2
     arguments = ("--commits", "3", "--run-id", uuid.uuid4().hex)
-    fault(after=made, status=500)
+    fault(after=committed, status=500)
     failed = load(table, *arguments)
     s3.gate.disarm(NAME)
     assert failed["code"] == 6, failed
-    assert failed["error"].startswith(said(table))
+    assert failed["error"].startswith(unknown_message(table))
     assert failed["error"].endswith(" (commits 1 to 2 of 3 are in the table)\n")
-    assert [line["commit"] for line in failed["lines"] if line["event"] == "commit"] == list(range(1, made + 1))
-    done = load(table, *arguments)
-    assert (done["code"], done["error"]) == (0, "")
-    commits = [line for line in done["lines"] if line["event"] == "commit"]
-    assert [line["already_committed"] for line in commits] == [True] * made + [False] * (3 - made)
+    assert [line["commit"] for line in failed["lines"] if line["event"] == "commit"] == list(range(1, committed + 1))
+    repeated = load(table, *arguments)
+    assert (repeated["code"], repeated["error"]) == (0, "")
+    commits = [line for line in repeated["lines"] if line["event"] == "commit"]
+    assert [line["already_committed"] for line in commits] == [True] * committed + [False] * (3 - committed)
     assert rows(table) == [0, 1, 2, *range(10, 40)]
 
 
-AFTERWARDS = {
+IDS_AFTER = {
     "append": [0, 1, 2, 10, 11],
     "append as a transaction": [0, 1, 2, 10, 11],
     "overwrite": [10, 11],
@@ -281,23 +281,23 @@ AFTERWARDS = {
     "optimize": [0, 1, 2],
     "statement": [0, 2, 11],
 }
-"""Ids in a table of 0, 1 and 2 after each operation of the driver's."""
-LIKEWISE = ("append as a transaction", "overwrite where", "delete", "update", "optimize")
+"""Ids in a table of 0, 1 and 2 after each operation of the driver."""
+SOAK_OPERATIONS = ("append as a transaction", "overwrite where", "delete", "update", "optimize")
 
 
 @pytest.fixture
 def three_files(s3: FaultyS3, original: Callable[[int], str], new_table: str) -> str:
-    """A table of three rows, each in a file of its own: there is something to optimize."""
+    """A table of three rows in three files, so that OPTIMIZE has work to do."""
     copy(s3, original(3), new_table)
     return new_table
 
 
 @pytest.fixture
 def lose(driver: Driver, ensemble: EmbeddedZooKeeper) -> Callable[[str, str], None]:
-    """Take the driver's lock on a table away: its contender, or the session that keeps it."""
+    """Remove the driver's contender in a table's queue, or end the driver's session."""
 
-    def take(table: str, what: str) -> None:
-        if what == "session":
+    def remove(table: str, kind: str) -> None:
+        if kind == "session":
             number, password = session
             end_session(ensemble.hosts, (number, bytes.fromhex(password)))
             return
@@ -309,7 +309,7 @@ def lose(driver: Driver, ensemble: EmbeddedZooKeeper) -> Callable[[str, str], No
         client.close()
 
     session = driver.do("session")
-    return take
+    return remove
 
 
 @pytest.fixture
@@ -327,30 +327,30 @@ def lose_reply_and_lock(
     next_holder: ZookeeperLockManager,
     eventually: Callable[..., None],
 ) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Have an operation's PUT answered to nobody, its lock lost and given on, and its PUT repeated then."""
+    """Lose the reply to a PUT and the lock; let the next holder acquire the lock, and the PUT be repeated."""
     faults: list[S3Fault] = []
 
     def play(operation: str, lost: str, *, rival: bool = False) -> dict[str, Any]:
         first = s3.gate.arm(NAME, S3Fault(held=True, rival=rival))
-        again = s3.gate.arm(NAME, S3Fault(held=True))
-        faults.extend((first, again))
+        repeated = s3.gate.arm(NAME, S3Fault(held=True))
+        faults.extend((first, repeated))
         driver.begin("operate", table=three_files, operation=operation)
         assert first.arrived.wait(WAIT)
         lose(three_files, lost)
-        # It has waited for the reply, and found the version free.
-        assert again.arrived.wait(WAIT)
+        # The first PUT is still held back, so the version looks free.
+        assert repeated.arrived.wait(WAIT)
         first.release.set()
         assert first.ended.wait(WAIT)
         with next_holder.acquire(three_files) as hold:
             assert [intent.version for intent in hold.intents_of(canonical_table_uri(three_files)).read()] == [1]
-            again.release.set()
-            eventually(lambda: answers(s3, three_files, 1)[-1:] == [412], what="the answer to the repeated PUT")
+            repeated.release.set()
+            eventually(lambda: put_statuses(s3, three_files, 1)[-1:] == [412], what="the answer to the repeated PUT")
             return driver.answer()
 
     yield play
     s3.gate.disarm(NAME)
-    for each in faults:
-        each.release.set()
+    for fault in faults:
+        fault.release.set()
     driver.do("protect_again")
 
 
@@ -360,11 +360,11 @@ def lose_reply_and_lock(
         *((operation, "contender") for operation in ("append", "overwrite", "merge", "statement")),
         ("append", "session"),
         pytest.param("statement", "session", marks=pytest.mark.soak),
-        # The writer does these as it does one of those above.
-        *(pytest.param(operation, "contender", marks=pytest.mark.soak) for operation in LIKEWISE),
+        # The writer executes these like the operations above.
+        *(pytest.param(operation, "contender", marks=pytest.mark.soak) for operation in SOAK_OPERATIONS),
     ],
 )
-def test_a_commit_whose_reply_and_lock_were_lost_is_found_by_the_writer_that_puts_it_again(
+def test_a_writer_finds_its_commit_after_lost_reply_and_lock(
     s3: FaultyS3,
     three_files: str,
     lose_reply_and_lock: Callable[..., dict[str, Any]],
@@ -376,25 +376,25 @@ def test_a_commit_whose_reply_and_lock_were_lost_is_found_by_the_writer_that_put
         assert answer["error"] == "LockLostError", answer
         assert answer["commits"] == {canonical_table_uri(three_files): [1]}
     elif operation.startswith(("append", "optimize")):
-        # The lock was held for the commit alone, and the next holder has found that.
+        # The operation needs the lock for the commit alone, and finds its commit in the log.
         assert answer["done"]["version"] == 1, answer
     else:
         assert (answer["error"], answer["version"]) == ("UnprovenCommitError", 1), answer
     assert stored(s3, three_files) == {0: 1, 1: 1}
-    assert rows(three_files) == AFTERWARDS[operation]
+    assert rows(three_files) == IDS_AFTER[operation]
 
 
-def test_negative_control_a_writer_that_finds_no_commit_of_its_own_does_not_know_of_it(
+def test_negative_control_without_the_search_it_is_unknown(
     driver: Driver, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]]
 ) -> None:
     driver.do("find_no_commit")
     answer = lose_reply_and_lock("overwrite", "contender")
     assert (answer["error"], answer["version"]) == ("CommitUnknownError", None), answer
-    assert rows(three_files) == AFTERWARDS["overwrite"]
+    assert rows(three_files) == IDS_AFTER["overwrite"]
 
 
 @pytest.mark.parametrize("operation", ["append", "statement"])
-def test_negative_control_a_version_that_is_a_rival_s_is_not_taken_for_ones_own(
+def test_negative_control_the_version_of_a_rival_is_not_taken(
     s3: FaultyS3, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]], operation: str
 ) -> None:
     answer = lose_reply_and_lock(operation, "contender", rival=True)
@@ -411,7 +411,7 @@ def test_negative_control_a_version_that_is_a_rival_s_is_not_taken_for_ones_own(
         *(pytest.param(name, marks=pytest.mark.soak) for name in ("update", "optimize")),
     ],
 )
-def test_an_empty_commit_does_not_prove_an_operation_whose_put_has_no_answer(
+def test_an_empty_commit_does_not_prove_an_unanswered_operation(
     driver: Driver,
     s3: FaultyS3,
     three_files: str,
@@ -420,7 +420,7 @@ def test_an_empty_commit_does_not_prove_an_operation_whose_put_has_no_answer(
     operation: str,
 ) -> None:
     with next_holder.acquire(three_files) as hold:
-        # This holder dies between the permission and its PUT.
+        # This holder ends between the guard's answer and its PUT.
         hold.intend(1, txn=None, attempt=uuid.uuid4().hex)
     # The first PUT is the empty commit.
     fault(after=1, status=500)

@@ -219,8 +219,8 @@ def weaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[WatchedGuard]], No
     """Replace the driver's guard by one that lacks a protection."""
 
     def replace(guard: type[WatchedGuard]) -> None:
-        monkeypatch.setattr(GUARD, "_checked", lambda: None, raising=False)
-        monkeypatch.setattr(GUARD, "_asked", lambda _: None, raising=False)
+        monkeypatch.setattr(GUARD, "_on_answer", lambda: None, raising=False)
+        monkeypatch.setattr(GUARD, "_on_request", lambda _: None, raising=False)
         monkeypatch.setattr(GUARD, "__class__", guard)
 
     return replace

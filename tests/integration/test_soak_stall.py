@@ -8,7 +8,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.znodes import table_node
-from soak.stall import stall_a_listing
+from soak.stalls import stall_a_listing
 
 
 def test_a_living_intent_is_met_and_stays_and_nothing_is_left(

@@ -37,7 +37,7 @@ def commit(version: int, token: int, txn: str | None = None) -> LogCommit:
 
 
 def put(version: int, digest: str, txn: str) -> Put:
-    return Put(f"lake/soak-0/_delta_log/{version:020}.json", version, "writer-1", txn, 200, digest, 1.0)
+    return Put(f"lake/soak-0/_delta_log/{version:020}.json", version, "writer-1", txn, 200, digest)
 
 
 def sound() -> Evidence:

@@ -132,7 +132,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             self.servers.append(Server())  # type: ignore[arg-type]
 
         monkeypatch.setattr(containers, "docker_engine", nullcontext)
-        monkeypatch.setattr(containers, "_removed_in_the_end", lambda _: nullcontext())
+        monkeypatch.setattr(containers, "_reaper_process", lambda _: nullcontext())
         monkeypatch.setattr(ContainerZooKeeper, "_create", create)
         with ContainerZooKeeper("any") as running:
             assert len(running.servers) == 1

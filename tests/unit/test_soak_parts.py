@@ -1,4 +1,4 @@
-"""Parts of the soak that need no process: options, the plan of faults, waiting, the command line."""
+"""Parts of the soak that need no process: options, the plan of faults, waits, the command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from lock_manager import SettingsError
 from soak.__main__ import app
 from soak.command import choose_faults
-from soak.controls import stamped
-from soak.fault_context import PUT, advance, of, of_hold, takeover, until
+from soak.controls import add_stamp
+from soak.fault_context import PUT, advance, is_from, is_from_hold, is_takeover, wait_for
 from soak.faults import CLASSES
 from soak.options import SoakOptions
 from soak.pairs import ALONE, NEXT_HOLD, ONE_HOLD, Pair
-from soak.plan import plan_of
+from soak.plan import plan_faults
 from soak.s3_faults import FaultGate
 from soak.tcp_proxy import Link
 
@@ -29,18 +29,18 @@ def options(**changes: Any) -> SoakOptions:
     return SoakOptions(**{"output": Path("unused"), **changes})
 
 
-def with_all(**changes: Any) -> SoakOptions:
-    """Options with which every class of faults can be had."""
+def all_faults(**changes: Any) -> SoakOptions:
+    """Return options that allow every class of faults."""
     return options(faults=tuple(CLASSES), zookeeper_image="zookeeper:3.9.5", **changes)
 
 
-def test_a_seed_gives_one_plan_and_another_seed_another() -> None:
+def test_each_seed_has_its_own_plan_with_all_classes() -> None:
     def plan(seed: int) -> list[Pair]:
-        return list(itertools.islice(plan_of(with_all(seed=seed), None), 2 * len(CLASSES)))
+        return list(itertools.islice(plan_faults(all_faults(seed=seed), None), 2 * len(CLASSES)))
 
     assert plan(1) == plan(1) != plan(2)
     for half in (plan(1)[: len(CLASSES)], plan(1)[len(CLASSES) :]):
-        # Each class has a turn of its own; others are partners.
+        # Each class has its own turn, and may be a partner in others.
         names = [fault.name for pair in half for fault in (pair.first, pair.second) if fault is not None]
         assert set(names) == set(CLASSES)
         assert {pair.meeting for pair in half} == {ALONE, NEXT_HOLD, ONE_HOLD}
@@ -48,69 +48,69 @@ def test_a_seed_gives_one_plan_and_another_seed_another() -> None:
 
 
 def test_faults_that_cannot_meet_strike_alone() -> None:
-    plan = itertools.islice(plan_of(options(faults=("expire-queued", "cut-s3")), None), 20)
+    plan = itertools.islice(plan_faults(options(faults=("expire-queued", "cut-s3")), None), 20)
     assert {(pair.second, pair.meeting) for pair in plan} == {(None, ALONE)}
 
 
-@pytest.mark.parametrize(("engine", "left_out"), [("store", {"checked"}), ("spark", {"checked", PUT})])
-def test_without_the_guard_no_fault_waits_at_a_point_where_nobody_comes_by(engine: str, left_out: set[str]) -> None:
+@pytest.mark.parametrize(("engine", "unreachable"), [("store", {"checked"}), ("spark", {"checked", PUT})])
+def test_without_the_guard_no_fault_waits_at_a_missing_point(engine: str, unreachable: set[str]) -> None:
     gate = FaultGate(lambda *_: [])
 
-    def points(**more: Any) -> set[str]:
-        pairs = itertools.islice(plan_of(with_all(engine=engine, **more), gate), 500)
+    def points(**changes: Any) -> set[str]:
+        pairs = itertools.islice(plan_faults(all_faults(engine=engine, **changes), gate), 500)
         return {point for pair in pairs for point in (pair.point, pair.second_point)}
 
-    assert points() - points(without="guard") == left_out
+    assert points() - points(without="guard") == unreachable
 
 
-def test_there_are_more_than_eight_classes_and_each_says_what_it_is() -> None:
+def test_each_class_has_a_description_and_points() -> None:
     assert len(CLASSES) >= 8
-    assert all(each.what and each.points for each in CLASSES.values())
+    assert all(fault.description and fault.points for fault in CLASSES.values())
 
 
-@pytest.mark.parametrize(("given", "gap"), [({}, 5), ({"commits": 5000}, 50), ({"commits": 5000, "gap": 3}, 3)])
-def test_faults_are_a_hundredth_of_the_commits_apart(given: dict[str, int], gap: int) -> None:
-    assert options(**given).commits_between_faults == gap
+@pytest.mark.parametrize(("changes", "gap"), [({}, 5), ({"commits": 5000}, 50), ({"commits": 5000, "gap": 3}, 3)])
+def test_faults_are_a_hundredth_of_the_commits_apart(changes: dict[str, int], gap: int) -> None:
+    assert options(**changes).commits_between_faults == gap
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"faults": ("nonsense",)}, "choose none, all, or among"),
         ({"faults": ("s3-500",), "table": "s3a://b/t"}, "needs an embedded S3"),
         ({"faults": ("zookeeper-quorum",), "zookeeper": "h:1"}, "needs an embedded ZooKeeper"),
         ({"faults": ("zookeeper-leader-cut",)}, "needs --zookeeper-image"),
         ({"zookeeper": "h:1", "zookeeper_image": "i"}, "either --zookeeper or --zookeeper-image"),
-        ({"faults": ("pause-both",), "writers": 1}, "at least two"),
+        ({"faults": ("pause-both",), "writers": 1}, "at least two writers"),
         ({"commits": None}, "either --commits or --minutes"),
         ({"minutes": 1.0}, "either --commits or --minutes"),
     ],
 )
-def test_what_cannot_be_soaked_is_refused_in_a_sentence(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         options(**changes)
 
 
-def test_all_means_what_these_services_allow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_selects_the_classes_that_the_services_allow(capsys: pytest.CaptureFixture[str]) -> None:
     assert choose_faults("all", options(zookeeper_image="i")) == tuple(CLASSES)
     assert capsys.readouterr().err == ""
     assert set(CLASSES) - set(choose_faults("all", options())) == {"zookeeper-leader-cut"}
     assert capsys.readouterr().err == "left out: zookeeper-leader-cut (needs --zookeeper-image)\n"
-    elsewhere = choose_faults("all", options(table="s3a://b/t", zookeeper="h:1"))
+    external = choose_faults("all", options(table="s3a://b/t", zookeeper="h:1"))
     assert re.search(
         r"^left out: cut-s3, s3-lost-reply, .* \(needs an embedded S3\)$", capsys.readouterr().err, re.MULTILINE
     )
-    assert "pause-both" in elsewhere
-    assert not [name for name in elsewhere if name.startswith(("s3-", "zookeeper-"))]
+    assert "pause-both" in external
+    assert not [name for name in external if name.startswith(("s3-", "zookeeper-"))]
     assert choose_faults("all", options(writers=1)) == choose_faults("none", options()) == ()
     assert choose_faults("s3-500, pause-both,s3-500", options()) == ("s3-500", "pause-both")
 
 
-def test_a_wait_ends_with_the_event_or_with_the_time() -> None:
-    found: list[Any] = []
+def test_a_wait_ends_with_its_event_or_its_time() -> None:
+    results: list[Any] = []
 
     def wait(seconds: float) -> Any:
-        found.append((yield from until(seconds, of("writer-1", "ready"))))
+        results.append((yield from wait_for(seconds, is_from("writer-1", "ready"))))
 
     incident = advance(wait(60), None)
     for event in (None, {"event": "ready", "worker": "writer-2"}, {"event": "ended", "worker": "writer-1"}):
@@ -118,36 +118,36 @@ def test_a_wait_ends_with_the_event_or_with_the_time() -> None:
         incident = advance(incident, event)
     assert incident is not None
     assert advance(incident, {"event": "ready", "worker": "writer-1"}) is None
-    over = advance(wait(-1), None)
-    assert over is not None
-    assert advance(over, None) is None
-    assert found == [{"event": "ready", "worker": "writer-1"}, None]
+    expired = advance(wait(-1), None)
+    assert expired is not None
+    assert advance(expired, None) is None
+    assert results == [{"event": "ready", "worker": "writer-1"}, None]
 
 
-def test_a_takeover_is_by_a_later_hold_of_the_same_table() -> None:
-    held = {"event": "stopped", "worker": "writer-1", "table": "t", "token": 5}
+def test_a_takeover_is_a_later_hold_of_the_same_table() -> None:
+    stop = {"event": "stopped", "worker": "writer-1", "table": "t", "token": 5}
     later = {"event": "read", "worker": "writer-2", "table": "t", "token": 6}
-    test = takeover(held, "read")
-    assert test(later)
-    assert test({**later, "worker": "writer-1", "thread": 2})
-    for other in ({"token": 4}, {"table": "u"}, {"event": "holding"}, {"worker": "writer-1"}):
-        assert not test({**later, **other})
+    matches = is_takeover(stop, "read")
+    assert matches(later)
+    assert matches({**later, "worker": "writer-1", "thread": 2})
+    for changes in ({"token": 4}, {"table": "u"}, {"event": "holding"}, {"worker": "writer-1"}):
+        assert not matches({**later, **changes})
 
 
-def test_what_is_said_of_a_hold_is_told_from_what_is_said_of_another() -> None:
-    test = of_hold({"event": "stopped", "worker": "writer-1", "token": 5}, "unknown", "ended")
-    assert test({"event": "unknown", "worker": "writer-1", "token": 5})
-    assert test({"event": "ended", "worker": "writer-1"})
-    for other in ({"token": 6}, {"worker": "writer-2"}, {"event": "refused"}):
-        assert not test({"event": "unknown", "worker": "writer-1", "token": 5, **other})
+def test_events_of_different_holds_are_distinguished() -> None:
+    matches = is_from_hold({"event": "stopped", "worker": "writer-1", "token": 5}, "unknown", "ended")
+    assert matches({"event": "unknown", "worker": "writer-1", "token": 5})
+    assert matches({"event": "ended", "worker": "writer-1"})
+    for changes in ({"token": 6}, {"worker": "writer-2"}, {"event": "refused"}):
+        assert not matches({"event": "unknown", "worker": "writer-1", "token": 5, **changes})
 
 
-def test_the_stamp_of_the_control_without_condition_is_where_the_store_puts_it() -> None:
-    line = stamped('{"commitInfo":{"txnId":"a"}}', '{"hold":"h","stamp":{"hold":"h"}}', "x")
+def test_the_control_without_condition_stamps_like_the_store() -> None:
+    line = add_stamp('{"commitInfo":{"txnId":"a"}}', '{"hold":"h","stamp":{"hold":"h"}}', "x")
     assert line == '{"commitInfo":{"sluice":{"hold":"h","attempt":"x"},"txnId":"a"}}'
 
 
-def test_a_link_swallows_while_it_is_cut_and_keeps_no_connection_that_is_over(eventually: Callable[..., None]) -> None:
+def test_a_cut_link_delays_data_and_forgets_ended_connections(eventually: Callable[..., None]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, Link(f"127.0.0.1:{server.getsockname()[1]}") as link:
         host, _, port = link.hosts.partition(":")
         with socket.create_connection((host, int(port)), timeout=10) as client:
@@ -166,7 +166,7 @@ def test_a_link_swallows_while_it_is_cut_and_keeps_no_connection_that_is_over(ev
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--list-faults"], 0, "pause-both"),
         (["--faults", "nonsense"], 2, "choose none, all, or among"),
@@ -176,7 +176,7 @@ def test_a_link_swallows_while_it_is_cut_and_keeps_no_connection_that_is_over(ev
         (["--without", "identity"], 2, "only --engine spark"),
     ],
 )
-def test_the_command_line(arguments: list[str], code: int, said: str) -> None:
+def test_the_command_line(arguments: list[str], code: int, message: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == code
-    assert said in result.output
+    assert message in result.output

@@ -1,4 +1,4 @@
-"""The gate in front of the soak's S3: each fault does what it says, to one writer, and the record is true."""
+"""The gate in front of the soak's S3: each fault strikes one writer as described, and all PUTs are recorded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from soak.s3_faults import BESIDE, RIVAL, FaultyS3, S3Fault
+from soak.s3_faults import RIVAL, STEP_TABLES_SUFFIX, FaultyS3, S3Fault
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 WAIT_SECONDS = 30.0
-# moto looks for one, and not at it: without, objects are another's.
+# moto does not check the signature, but without one the objects belong to another account.
 SIGNED = "AWS4-HMAC-SHA256 Credential=sluice/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none"
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[FaultyS3]:
-    with FaultyS3() as running:
-        running.create_bucket("lake")
-        yield running
+    with FaultyS3() as server:
+        server.create_bucket("lake")
+        yield server
 
 
 def path_of(table: str, version: int) -> str:
@@ -40,8 +40,8 @@ def call(s3: FaultyS3, method: str, path: str, body: str = "", writer: str = "wr
     }
     try:
         connection.request(method, path, body.encode(), headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        response = connection.getresponse()
+        return response.status, response.read().decode()
     finally:
         connection.close()
 
@@ -50,7 +50,7 @@ def commit(txn: str) -> str:
     return f'{{"commitInfo":{{"txnId":"{txn}"}}}}\n'
 
 
-def test_without_a_fault_it_is_an_s3_and_keeps_a_record(s3: FaultyS3) -> None:
+def test_without_a_fault_requests_pass_and_puts_are_recorded(s3: FaultyS3) -> None:
     assert call(s3, "PUT", path_of("plain", 0), commit("a"))[0] == 200
     assert call(s3, "PUT", path_of("plain", 0), commit("b"), "writer-2")[0] == 412
     assert call(s3, "PUT", "/lake/plain/data.parquet", "x")[0] == 200
@@ -64,7 +64,7 @@ def test_without_a_fault_it_is_an_s3_and_keeps_a_record(s3: FaultyS3) -> None:
 
 @pytest.mark.parametrize("status", [403, 409, 500, 503])
 @pytest.mark.parametrize("stored", [False, True])
-def test_an_error_is_of_a_put_that_was_stored_or_was_not(s3: FaultyS3, status: int, stored: bool) -> None:  # noqa: FBT001
+def test_a_put_with_an_error_is_stored_or_not(s3: FaultyS3, status: int, stored: bool) -> None:  # noqa: FBT001
     path = path_of(f"error-{status}-{stored}", 0)
     s3.gate.arm("writer-1", S3Fault(status=status, stored=stored))
     assert call(s3, "PUT", path, commit("a"))[0] == status
@@ -72,13 +72,13 @@ def test_an_error_is_of_a_put_that_was_stored_or_was_not(s3: FaultyS3, status: i
     assert call(s3, "PUT", path, commit("a"))[0] == (412 if stored else 200)
 
 
-def test_the_table_of_a_step_is_spared(s3: FaultyS3) -> None:
+def test_faults_do_not_strike_the_tables_of_steps(s3: FaultyS3) -> None:
     s3.gate.arm("writer-1", S3Fault(status=403))
-    assert call(s3, "PUT", path_of(f"spared{BESIDE}/writer-1/0-0", 0), commit("a"))[0] == 200
+    assert call(s3, "PUT", path_of(f"spared{STEP_TABLES_SUFFIX}/writer-1/0-0", 0), commit("a"))[0] == 200
     assert call(s3, "PUT", path_of("spared", 0), commit("b"))[0] == 403
 
 
-def test_a_lost_answer_is_of_a_put_that_was_stored(s3: FaultyS3) -> None:
+def test_a_put_with_a_lost_response_is_stored_or_not(s3: FaultyS3) -> None:
     s3.gate.arm("writer-1", S3Fault(lost=True, stored=True))
     with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
         call(s3, "PUT", path_of("lost", 0), commit("a"))
@@ -89,7 +89,7 @@ def test_a_lost_answer_is_of_a_put_that_was_stored(s3: FaultyS3) -> None:
     assert call(s3, "GET", path_of("lost", 1))[0] == 404
 
 
-def test_a_fault_is_for_one_writer_and_for_as_many_puts_as_was_said(s3: FaultyS3) -> None:
+def test_a_fault_strikes_one_writer_and_the_given_number_of_puts(s3: FaultyS3) -> None:
     s3.gate.arm("writer-1", S3Fault(status=503, times=2))
     assert call(s3, "PUT", path_of("times", 0), commit("b"), "writer-2")[0] == 200
     assert [call(s3, "PUT", path_of("times", 1), commit("a"))[0] for _ in range(3)] == [503, 503, 200]
@@ -98,13 +98,13 @@ def test_a_fault_is_for_one_writer_and_for_as_many_puts_as_was_said(s3: FaultyS3
     assert call(s3, "PUT", path_of("times", 2), commit("a"))[0] == 200
 
 
-def test_a_rival_without_the_lock_has_the_version(s3: FaultyS3) -> None:
+def test_a_rival_without_the_lock_stores_the_version_first(s3: FaultyS3) -> None:
     s3.gate.arm("writer-1", S3Fault(rival=True))
     assert call(s3, "PUT", path_of("rival", 0), commit("a"))[0] == 412
     assert RIVAL in call(s3, "GET", path_of("rival", 0))[1]
 
 
-def test_a_put_that_is_held_back_meets_what_was_stored_meanwhile(s3: FaultyS3) -> None:
+def test_a_held_put_fails_if_the_version_was_stored_meanwhile(s3: FaultyS3) -> None:
     arrivals: list[tuple[str, int]] = []
     s3.gate.on_arrival(lambda writer, version, _: arrivals.append((writer, version)))
     fault = s3.gate.arm("writer-1", S3Fault(held=True))
@@ -118,7 +118,7 @@ def test_a_put_that_is_held_back_meets_what_was_stored_meanwhile(s3: FaultyS3) -
     assert call(s3, "GET", path_of("held", 3)) == (200, commit("b"))
 
 
-def test_a_put_that_is_held_back_is_stored_even_if_its_sender_is_gone(s3: FaultyS3) -> None:
+def test_a_held_put_is_stored_even_if_its_sender_is_gone(s3: FaultyS3) -> None:
     fault = s3.gate.arm("writer-1", S3Fault(held=True))
     connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=WAIT_SECONDS)
     connection.request("PUT", path_of("gone", 0), commit("a"), {"User-Agent": "writer-1", "Authorization": SIGNED})
@@ -143,8 +143,8 @@ def test_rival_puts_of_one_version_have_one_winner(s3: FaultyS3) -> None:
     assert len(stored) == len({put.key for put in stored}) == 20
 
 
-def test_the_next_one_of_a_process_begins_with_nothing(s3: FaultyS3) -> None:
-    del s3  # it is over for it: moto keeps its state in the process
+def test_the_next_s3_of_a_process_is_empty(s3: FaultyS3) -> None:
+    del s3  # the next server of this process empties it
     with FaultyS3() as first:
         first.create_bucket("lake")
         assert call(first, "PUT", path_of("left", 0), commit("a"))[0] == 200
