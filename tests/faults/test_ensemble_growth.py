@@ -1,6 +1,6 @@
-"""A live ensemble grows and shrinks by one member at a time, each with a static list: the steps of docs/runbooks.md.
+"""A live ensemble grows and shrinks by one member at a time, with static member lists: the steps of docs/runbooks.md.
 
-Writers take and give back one lock all the while. In the control two members are added at once.
+Meanwhile writers acquire and release one lock. In the control two members are added at once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ TRIO = (1, 2, 3)
 QUINTET = (1, 2, 3, 4, 5)
 SESSION_SECONDS = 10
 WAIT_SECONDS = 60
-SHORT_SECONDS = 20
+MAX_OUTAGE_SECONDS = 20
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Held:
-    """A hold that the quorum confirmed at its end: nobody else can have had the lock from ``start`` to ``end``."""
+class ConfirmedHold:
+    """A hold that the quorum confirmed at its end: no other hold existed from ``start`` to ``end``."""
 
     token: int
     start: float
@@ -40,40 +40,41 @@ class Held:
 
 
 class Writer(threading.Thread):
-    """Takes the lock and gives it back until told to end.
+    """A thread that acquires and releases the lock until :meth:`end`.
 
     Attributes:
-        held: holds that were confirmed.
-        outages: holds that ended in an outage.
-        failed: whatever else went wrong.
+        holds: Confirmed holds.
+        outages: Errors of the holds that ended in an outage.
+        error: Any other error.
+        ensembles: Ids of the ensembles of the holds.
 
     """
 
     def __init__(self, hosts: str) -> None:
         super().__init__(daemon=True)
-        self.held: list[Held] = []
+        self.holds: list[ConfirmedHold] = []
         self.outages: list[Exception] = []
-        self.failed: Exception | None = None
+        self.error: Exception | None = None
         self.ensembles: set[str] = set()
         self._hosts = hosts
-        self._ends = threading.Event()
+        self._end_requested = threading.Event()
 
     def run(self) -> None:
         try:
             with ZookeeperLockManager(self._hosts, WAIT_SECONDS, session_timeout_seconds=SESSION_SECONDS) as manager:
-                while not self._ends.is_set():
+                while not self._end_requested.is_set():
                     self._hold_once(manager)
         except Exception as error:
-            self.failed = error
+            self.error = error
 
     def _hold_once(self, manager: ZookeeperLockManager) -> None:
         hold = manager.acquire(TABLE)
         try:
             start = time.monotonic()
-            self._ends.wait(0.01)
+            self._end_requested.wait(0.01)
             end = time.monotonic()
             hold.check()
-            self.held.append(Held(hold.token, start, end))
+            self.holds.append(ConfirmedHold(hold.token, start, end))
             self.ensembles.add(hold.ensemble_id)
             hold.release()
         except (EnsembleUnavailableError, LockLostError) as error:
@@ -83,89 +84,89 @@ class Writer(threading.Thread):
                     hold.release()
 
     def end(self) -> None:
-        self._ends.set()
+        self._end_requested.set()
         self.join(WAIT_SECONDS)
         assert not self.is_alive()
 
 
 @pytest.fixture
 def members(tmp_path: Path) -> Iterator[Members]:
-    with Members(tmp_path, QUINTET) as made:
-        made.initialize(*TRIO)
-        made.start(*TRIO, of=TRIO)
-        made.wait_until_in_sync()
-        yield made
+    with Members(tmp_path, QUINTET) as running:
+        running.initialize(*TRIO)
+        running.start(*TRIO, of=TRIO)
+        running.wait_until_in_sync()
+        yield running
 
 
 @pytest.fixture
 def writers(members: Members) -> Iterator[list[Writer]]:
-    made = [Writer(members.hosts(*TRIO)) for _ in range(2)]
-    for writer in made:
+    threads = [Writer(members.hosts(*TRIO)) for _ in range(2)]
+    for writer in threads:
         writer.start()
-    yield made
-    for writer in made:
+    yield threads
+    for writer in threads:
         writer.end()
 
 
-def take_over(members: Members, new: tuple[int, ...], among: tuple[int, ...]) -> None:
-    """Restart these members with the new list, one by one, the leader last, each when all are in sync."""
+def restart(members: Members, ids: tuple[int, ...], new_list: tuple[int, ...]) -> None:
+    """Restart members with a new list, one by one when all are in sync, the leader last."""
     leader = members.wait_until_in_sync()
-    for member in sorted(among, key=lambda each: each == leader):
+    for member in sorted(ids, key=lambda member: member == leader):
         members.stop(member)
-        members.start(member, of=new)
+        members.start(member, of=new_list)
         members.wait_until_in_sync()
 
 
-def grow(members: Members, old: tuple[int, ...], newcomer: int) -> None:
-    new = (*old, newcomer)
-    members.start(newcomer, of=new)
-    take_over(members, new, old)
+def grow(members: Members, old_list: tuple[int, ...], new_member: int) -> None:
+    new_list = (*old_list, new_member)
+    members.start(new_member, of=new_list)
+    restart(members, old_list, new_list)
 
 
-def shrink(members: Members, old: tuple[int, ...], leaving: int) -> None:
-    if members.wait_until_in_sync() == leaving:
-        # Who has the new list would not follow it.
-        members.stop(leaving)
-        members.start(leaving, of=old)
-        assert members.wait_until_in_sync() != leaving
-    new = tuple(each for each in old if each != leaving)
-    take_over(members, new, new)
-    members.stop(leaving)
+def shrink(members: Members, old_list: tuple[int, ...], removed: int) -> None:
+    if members.wait_until_in_sync() == removed:
+        # Members with the new list would not follow it.
+        members.stop(removed)
+        members.start(removed, of=old_list)
+        assert members.wait_until_in_sync() != removed
+    new_list = tuple(member for member in old_list if member != removed)
+    restart(members, new_list, new_list)
+    members.stop(removed)
     members.wait_until_in_sync()
 
 
 def quorum_sizes(members: Members) -> set[int]:
-    return {members.figure(each, "quorum_size") for each in members.running}
+    return {members.figure(member, "quorum_size") for member in members.running}
 
 
-def judge(writers: list[Writer]) -> None:
-    """Two never held at once, tokens rose, and nobody met more than a short outage."""
+def assert_exclusive_holds(writers: list[Writer]) -> None:
+    """End the writers; assert that holds did not overlap, tokens rose, and outages were short."""
     for writer in writers:
         writer.end()
-    assert [writer.failed for writer in writers] == [None] * len(writers)
+    assert [writer.error for writer in writers] == [None] * len(writers)
     assert len({ensemble for writer in writers for ensemble in writer.ensembles}) == 1
-    held = sorted((each for writer in writers for each in writer.held), key=lambda each: each.start)
-    for earlier, later in pairwise(held):
+    holds = sorted((hold for writer in writers for hold in writer.holds), key=lambda hold: hold.start)
+    for earlier, later in pairwise(holds):
         assert earlier.end <= later.start
         assert earlier.token < later.token
-    longest = max(later.start - earlier.end for earlier, later in pairwise(held))
+    longest = max(later.start - earlier.end for earlier, later in pairwise(holds))
     outages = sum(len(writer.outages) for writer in writers)
-    log.info("%d holds, %d ended by an outage, at most %.1f s without a hold", len(held), outages, longest)
-    assert longest < SHORT_SECONDS
+    log.info("%d holds, %d ended by an outage, at most %.1f s without a hold", len(holds), outages, longest)
+    assert longest < MAX_OUTAGE_SECONDS
 
 
-def test_three_become_four_under_writers(members: Members, writers: list[Writer]) -> None:
+def test_three_members_grow_to_four_under_writers(members: Members, writers: list[Writer]) -> None:
     grow(members, TRIO, 4)
     assert quorum_sizes(members) == {4}
-    judge(writers)
+    assert_exclusive_holds(writers)
 
 
 @pytest.mark.soak
-def test_three_become_five_and_three_again_under_writers(members: Members, writers: list[Writer]) -> None:
+def test_three_members_grow_to_five_and_shrink_under_writers(members: Members, writers: list[Writer]) -> None:
     grow(members, TRIO, 4)
     grow(members, (*TRIO, 4), 5)
     assert quorum_sizes(members) == {5}
-    # Five bear the loss of two.
+    # Five members tolerate the loss of two.
     members.stop(1, 2)
     members.wait_until_in_sync()
     members.start(1, 2, of=QUINTET)
@@ -174,24 +175,24 @@ def test_three_become_five_and_three_again_under_writers(members: Members, write
     assert quorum_sizes(members) == {4}
     shrink(members, (*TRIO, 4), 4)
     assert quorum_sizes(members) == {3}
-    judge(writers)
+    assert_exclusive_holds(writers)
 
 
-def take_the_lock_once(hosts: str) -> None:
+def acquire_once(hosts: str) -> None:
     with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, manager.acquire(TABLE):
         pass
 
 
-def test_negative_control_two_newcomers_at_once_make_two_quorums_where_one_makes_none(members: Members) -> None:
-    take_the_lock_once(members.hosts(*TRIO))
-    # Both have the data, so they vote.
+def test_negative_control_two_new_members_make_two_quorums(members: Members) -> None:
+    acquire_once(members.hosts(*TRIO))
+    # The new members get the data, so they may vote.
     members.start(4, 5, of=QUINTET)
     members.wait_until_in_sync()
     members.stop(4, 5)
-    # 3 does not know of this, and takes the new list before 1 and 2 do. Then all restart, and it is cut off from them.
+    # Member 3 misses this, and is the first to get the new list. Then all restart, and 3 is cut off from 1 and 2.
     members.stop(3)
     members.wait_until_in_sync()
-    take_the_lock_once(members.hosts(1, 2))
+    acquire_once(members.hosts(1, 2))
     members.stop(1, 2)
     members.start(3, 4, of=(*TRIO, 4))
     with ZookeeperLockManager(members.hosts(3, 4), 2) as manager:
@@ -201,9 +202,9 @@ def test_negative_control_two_newcomers_at_once_make_two_quorums_where_one_makes
     members.start(3, 4, 5, of=QUINTET)
     members.wait_until_in_sync()
     members.start(1, 2, of=TRIO)
-    with ExitStack() as both:
+    with ExitStack() as stack:
         holds = [
-            both.enter_context(both.enter_context(RivalManager(hosts, WAIT_SECONDS)).acquire(TABLE))
+            stack.enter_context(stack.enter_context(RivalManager(hosts, WAIT_SECONDS)).acquire(TABLE))
             for hosts in (members.hosts(1, 2), members.hosts(3, 4, 5))
         ]
         for hold in holds:

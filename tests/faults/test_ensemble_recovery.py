@@ -1,7 +1,7 @@
 """Two of three members are lost with their data: the steps of docs/runbooks.md, on real servers.
 
-The one that is left missed an election and transactions before that. So what it knows is behind what tables have in
-their logs. The steps are followed to the letter, and left out one by one in the controls.
+The survivor has missed an election and later transactions, so tables contain newer tokens than it knows. The tests
+follow the steps exactly; each control omits one of them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TABLE, WEATHER, PLANES = "s3://lake/flights", "s3://lake/weather", "s3://lake/pl
 ANOTHER = "s3://lake/another"
 TRIO = (1, 2, 3)
 STRANGER_SECONDS = 6
-"""Longer than the members take to start: in the control the session is to be found again before it ends."""
+"""Longer than the members take to start: in the control the session must be restored before it expires."""
 
 
-class Before:
-    """A writer that held a lock, with a put on its way, when it was cut off: one of ours."""
+class CutOffWriter:
+    """A writer of Sluice that is cut off while it holds a lock and has an unfinished intent."""
 
     def __init__(self, hosts: str, table: str) -> None:
         self._link = Link(hosts)
@@ -49,7 +49,7 @@ class Before:
         self.hold.intend(3, txn="t", attempt="a")
         cut_off(self._link)
 
-    def let_in(self) -> None:
+    def reconnect(self) -> None:
         self._link.refused = False
 
     def close(self) -> None:
@@ -57,8 +57,8 @@ class Before:
         self._link.close()
 
 
-class Stranger:
-    """Another program that held a lock by kazoo alone when it was cut off: it believes whatever the ensemble says."""
+class CutOffKazooClient:
+    """Another program, with a lock of kazoo alone, that is cut off. It relies on the ensemble only."""
 
     def __init__(self, hosts: str, table: str) -> None:
         self._link = Link(hosts)
@@ -70,13 +70,13 @@ class Stranger:
         self.session = self._client.client_id
         cut_off(self._link)
 
-    def let_in(self) -> None:
+    def reconnect(self) -> None:
         self._link.refused = False
 
     def still_holds(self) -> bool:
-        """Tell whether the session of before stands, and its contender; only to be asked when it is let in."""
-        there = self._client.retry(self._client.exists, f"{self._lock.path}/{self._lock.node}")
-        return there is not None and self._client.client_id == self.session
+        """Return whether the old session and its contender exist; call it after :meth:`reconnect`."""
+        contender = self._client.retry(self._client.exists, f"{self._lock.path}/{self._lock.node}")
+        return contender is not None and self._client.client_id == self.session
 
     def close(self) -> None:
         self._client.stop()
@@ -90,31 +90,31 @@ def cut_off(link: Link) -> None:
 
 
 @dataclass
-class Lost:
-    """What is left of an ensemble, and what was before.
+class LostEnsemble:
+    """An ensemble that has lost two members with their data.
 
     Attributes:
-        members: none of them runs, and two have nothing.
-        survivor: the one that has data.
-        backup: a copy of its folder.
-        ensemble: UUID of before.
-        last_token: of the last hold that the lost members gave.
-        writer: who held the lock on ``TABLE`` when the survivor failed.
-        strangers: likewise, by table.
+        members: The members; none runs.
+        survivor: Id of the member that has data.
+        backup: A copy of its folder.
+        uuid: The ensemble's UUID.
+        last_token: Token of the last hold that the lost members granted.
+        writer: Writer that held the lock on ``TABLE`` when the survivor failed.
+        clients: Other programs that held locks when the survivor failed, by table.
 
     """
 
     members: Members
     survivor: int
     backup: Path
-    ensemble: str
+    uuid: str
     last_token: int
-    writer: Before
-    strangers: dict[str, Stranger]
+    writer: CutOffWriter
+    clients: dict[str, CutOffKazooClient]
 
     @property
-    def lost(self) -> list[int]:
-        return [each for each in TRIO if each != self.survivor]
+    def lost_members(self) -> list[int]:
+        return [member for member in TRIO if member != self.survivor]
 
     @property
     def hosts(self) -> str:
@@ -122,33 +122,33 @@ class Lost:
 
 
 @pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lost]:
-    """One member fails. The others elect a leader, end the sessions of who was cut off, give locks, and are lost."""
+def lost_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LostEnsemble]:
+    """One member fails. The others elect a leader, end sessions of cut-off clients, grant locks, and are lost."""
     base = tmp_path_factory.mktemp("ensemble")
-    with Members(base, TRIO) as members, ExitStack() as ending:
+    with Members(base, TRIO) as members, ExitStack() as stack:
         members.initialize(*TRIO)
         members.start(*TRIO, of=TRIO)
         survivor = members.wait_until_in_sync()
         hosts = members.hosts(*TRIO)
-        writer = Before(hosts, TABLE)
-        ending.callback(writer.close)
-        strangers = {table: Stranger(hosts, table) for table in (WEATHER, PLANES)}
-        for stranger in strangers.values():
-            ending.callback(stranger.close)
+        writer = CutOffWriter(hosts, TABLE)
+        stack.callback(writer.close)
+        clients = {table: CutOffKazooClient(hosts, table) for table in (WEATHER, PLANES)}
+        for client in clients.values():
+            stack.callback(client.close)
         members.stop(survivor)
         members.wait_until_in_sync()
-        for stranger in strangers.values():
-            end_session(hosts, stranger.session)
-        last = give_locks(hosts)
+        for client in clients.values():
+            end_session(hosts, client.session)
+        last = grant_locks(hosts)
         assert last.token > writer.hold.token
-        members.lose(*(each for each in TRIO if each != survivor))
+        members.lose(*(member for member in TRIO if member != survivor))
         backup = base / "backup"
         shutil.copytree(members.folder(survivor), backup)
-        yield Lost(members, survivor, backup, last.ensemble_id, last.token, writer, strangers)
+        yield LostEnsemble(members, survivor, backup, last.ensemble_id, last.token, writer, clients)
 
 
-def give_locks(hosts: str) -> HeldLock:
-    """Give each lock to others, many times; return the last hold."""
+def grant_locks(hosts: str) -> HeldLock:
+    """Acquire and release each lock many times; return the last hold."""
     with ZookeeperLockManager(hosts, 60) as manager:
         for _ in range(LATER_HOLDS):
             for table in (WEATHER, PLANES, TABLE):
@@ -158,119 +158,120 @@ def give_locks(hosts: str) -> HeldLock:
 
 
 @pytest.fixture
-def lost(history: Lost) -> Iterator[Lost]:
-    """Nobody runs; the survivor has its data, the others have nothing."""
-    for each in TRIO:
-        shutil.rmtree(history.members.folder(each), ignore_errors=True)
-    shutil.copytree(history.backup, history.members.folder(history.survivor))
-    yield history
-    history.members.stop(*history.members.running)
-    history.members.autocreate = False
+def ensemble(lost_ensemble: LostEnsemble) -> Iterator[LostEnsemble]:
+    """The lost ensemble with only the survivor's data; no member runs."""
+    members = lost_ensemble.members
+    for member in TRIO:
+        shutil.rmtree(members.folder(member), ignore_errors=True)
+    shutil.copytree(lost_ensemble.backup, members.folder(lost_ensemble.survivor))
+    yield lost_ensemble
+    members.stop(*members.running)
+    members.autocreate = False
 
 
-def test_the_survivor_alone_gives_no_locks(lost: Lost) -> None:
-    lost.members.start(lost.survivor, of=TRIO)
-    with ZookeeperLockManager(lost.hosts, 2) as manager:
+def test_the_survivor_alone_grants_no_locks(ensemble: LostEnsemble) -> None:
+    ensemble.members.start(ensemble.survivor, of=TRIO)
+    with ZookeeperLockManager(ensemble.hosts, 2) as manager:
         with pytest.raises((EnsembleUnavailableError, LockTimeoutError)):
             manager.acquire(TABLE)
-    assert lost.members.leaders() == []
+    assert ensemble.members.leaders() == []
 
 
-def test_the_ensemble_is_made_whole_again_from_the_survivor(lost: Lost) -> None:
-    epoch = recover(lost.members, lost.survivor, lost.lost)
-    # Clients are let in.
-    lost.writer.let_in()
-    lost.strangers[WEATHER].let_in()
-    assert not lost.strangers[WEATHER].still_holds()
-    with ZookeeperLockManager(lost.hosts, 30) as manager:
+def test_the_ensemble_recovers_from_the_survivor(ensemble: LostEnsemble) -> None:
+    epoch = recover(ensemble.members, ensemble.survivor, ensemble.lost_members)
+    # Clients may connect again.
+    ensemble.writer.reconnect()
+    ensemble.clients[WEATHER].reconnect()
+    assert not ensemble.clients[WEATHER].still_holds()
+    with ZookeeperLockManager(ensemble.hosts, 30) as manager:
         with manager.acquire(WEATHER) as hold:
-            assert hold.ensemble_id == lost.ensemble
-            assert hold.token > lost.last_token
+            assert hold.ensemble_id == ensemble.uuid
+            assert hold.token > ensemble.last_token
             assert hold.token >> 32 == epoch
         with manager.acquire(TABLE) as hold:
-            # The lost members had settled this intent. It is there again, and the next holder settles it again.
-            assert hold.intents.unfinished == (lost.writer.hold.hold_id,)
+            # The lost members had settled this intent. It is restored, and the next holder settles it again.
+            assert hold.intents.unfinished == (ensemble.writer.hold.hold_id,)
             assert [intent.version for intent in hold.intents.read()] == [3]
             hold.intents.clear()
             with pytest.raises(LockLostError):
-                lost.writer.hold.check()
+                ensemble.writer.hold.check()
             hold.check()
 
 
-def test_negative_control_by_the_survivor_alone_tokens_fall_and_a_session_that_was_over_stands_again(
-    lost: Lost,
+def test_negative_control_without_a_new_epoch_tokens_fall(
+    ensemble: LostEnsemble,
 ) -> None:
-    stranger = lost.strangers[PLANES]
-    stranger.let_in()
-    lost.members.let_vote(lost.lost[0])
-    lost.members.start(lost.survivor, lost.lost[0], of=TRIO)
-    lost.members.wait_until_in_sync()
-    # The lost members had given this lock to others, who have committed since.
-    assert stranger.still_holds()
-    with ZookeeperLockManager(lost.hosts, 0) as manager:
+    client = ensemble.clients[PLANES]
+    client.reconnect()
+    ensemble.members.let_vote(ensemble.lost_members[0])
+    ensemble.members.start(ensemble.survivor, ensemble.lost_members[0], of=TRIO)
+    ensemble.members.wait_until_in_sync()
+    # The lost members had granted this lock to later holders, which may have committed.
+    assert client.still_holds()
+    with ZookeeperLockManager(ensemble.hosts, 0) as manager:
         with pytest.raises(LockTimeoutError):
             manager.acquire(PLANES)
         with manager.acquire(ANOTHER, timeout_seconds=30) as hold:
-            assert hold.ensemble_id == lost.ensemble
-            # Of the same epoch: further on a token of before is given to somebody else.
-            assert hold.token >> 32 == lost.last_token >> 32
-            assert hold.token < lost.last_token
+            assert hold.ensemble_id == ensemble.uuid
+            # The epoch is the same, so later holds would get tokens that earlier holds had.
+            assert hold.token >> 32 == ensemble.last_token >> 32
+            assert hold.token < ensemble.last_token
 
 
-def test_members_without_data_wait_for_one_that_has_it(lost: Lost) -> None:
-    lost.members.start(*lost.lost, of=TRIO)
-    wait_in_vain(lost, lost.lost)
-    lost.members.start(lost.survivor, of=TRIO)
-    # It has data and votes, alone. One of the two has to vote as well, and to be told so.
-    wait_in_vain(lost, [lost.survivor])
-    lost.members.stop(lost.lost[0])
-    lost.members.let_vote(lost.lost[0])
-    lost.members.start(lost.lost[0], of=TRIO)
-    assert lost.members.wait_until_in_sync() == lost.survivor
-    assert {ensemble_according_to(lost, each) for each in TRIO} == {lost.ensemble}
+def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble) -> None:
+    ensemble.members.start(*ensemble.lost_members, of=TRIO)
+    assert_no_leader(ensemble, ensemble.lost_members)
+    ensemble.members.start(ensemble.survivor, of=TRIO)
+    # Only the survivor may vote. A second member must be allowed to vote.
+    assert_no_leader(ensemble, [ensemble.survivor])
+    ensemble.members.stop(ensemble.lost_members[0])
+    ensemble.members.let_vote(ensemble.lost_members[0])
+    ensemble.members.start(ensemble.lost_members[0], of=TRIO)
+    assert ensemble.members.wait_until_in_sync() == ensemble.survivor
+    assert {stored_uuid(ensemble, member) for member in TRIO} == {ensemble.uuid}
 
 
-def test_made_from_nothing_members_wait_until_a_majority_may_vote(tmp_path: Path) -> None:
+def test_empty_members_wait_until_a_majority_may_vote(tmp_path: Path) -> None:
     with Members(tmp_path, TRIO) as members:
         members.start(*TRIO, of=TRIO)
-        for each in (1, 2):
+        for member in (1, 2):
             assert members.leaders() == []
-            members.stop(each)
-            members.let_vote(each)
-            members.start(each, of=TRIO)
+            members.stop(member)
+            members.let_vote(member)
+            members.start(member, of=TRIO)
         members.wait_until_in_sync()
 
 
-def wait_in_vain(lost: Lost, members: Sequence[int]) -> None:
-    """Let each of these look for a leader several times; an election takes less than one."""
-    before = {each: lost.members.looks_for_a_leader(each) for each in members}
+def assert_no_leader(ensemble: LostEnsemble, members: Sequence[int]) -> None:
+    """Assert that these members elect no leader in several rounds; an election takes less than one round."""
+    rounds = {member: ensemble.members.looks_for_a_leader(member) for member in members}
     eventually(
-        lambda: all(lost.members.looks_for_a_leader(each) > before[each] + 3 for each in members),
+        lambda: all(ensemble.members.looks_for_a_leader(member) > rounds[member] + 3 for member in members),
         SETTLED_SECONDS,
-        "a vote that decides nothing",
+        "several rounds without a leader",
     )
-    assert lost.members.leaders() == []
+    assert ensemble.members.leaders() == []
 
 
-def test_negative_control_two_empty_members_are_a_quorum_that_spoils_what_the_survivor_has(lost: Lost) -> None:
-    lost.members.autocreate = True
-    lost.members.start(*lost.lost, of=TRIO)
-    lost.members.wait_until_in_sync()
-    with ZookeeperLockManager(lost.hosts, 30) as manager, manager.acquire(TABLE) as hold:
-        assert hold.ensemble_id != lost.ensemble
-        assert hold.token < lost.last_token
+def test_negative_control_two_empty_members_are_a_quorum(ensemble: LostEnsemble) -> None:
+    ensemble.members.autocreate = True
+    ensemble.members.start(*ensemble.lost_members, of=TRIO)
+    ensemble.members.wait_until_in_sync()
+    with ZookeeperLockManager(ensemble.hosts, 30) as manager, manager.acquire(TABLE) as hold:
+        assert hold.ensemble_id != ensemble.uuid
+        assert hold.token < ensemble.last_token
         assert hold.intents.unfinished == ()
-    lost.members.start(lost.survivor, of=TRIO)
-    assert lost.members.wait_until_in_sync() != lost.survivor
-    # Its epoch is theirs by chance, so it follows them. One ensemble, two trees.
-    assert ensemble_according_to(lost, lost.survivor) == lost.ensemble
-    assert ensemble_according_to(lost, lost.lost[0]) == hold.ensemble_id
+    ensemble.members.start(ensemble.survivor, of=TRIO)
+    assert ensemble.members.wait_until_in_sync() != ensemble.survivor
+    # The survivor has the same epoch by chance, so it follows them: one ensemble with two different trees.
+    assert stored_uuid(ensemble, ensemble.survivor) == ensemble.uuid
+    assert stored_uuid(ensemble, ensemble.lost_members[0]) == hold.ensemble_id
 
 
-def ensemble_according_to(lost: Lost, member: int) -> str:
-    client = KazooClient(lost.members.hosts(member))
+def stored_uuid(ensemble: LostEnsemble, member: int) -> str:
+    client = KazooClient(ensemble.members.hosts(member))
     client.start()
-    found = json.loads(client.get("/locks/delta_tables")[0])["ensemble"]
+    uuid = json.loads(client.get("/locks/delta_tables")[0])["ensemble"]
     client.stop()
     client.close()
-    return str(found)
+    return str(uuid)

@@ -1,4 +1,4 @@
-"""The ZooKeeper container: the image that is built here, what is done to its servers, and that nothing of it stays."""
+"""The ZooKeeper container: the image that is built here, the faults of its servers, and its removal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ IMAGE_SCRIPT = [sys.executable, str(ROOT / "scripts" / "zookeeper_image.py")]
 
 
 def modes(ensemble: ContainerZooKeeper) -> list[str]:
-    said = [server.command(b"srvr").decode() for server in ensemble.servers]
-    return [words.partition("Mode: ")[2].partition("\n")[0] for words in said]
+    answers = [server.command(b"srvr").decode() for server in ensemble.servers]
+    return [answer.partition("Mode: ")[2].partition("\n")[0] for answer in answers]
 
 
 def leader(ensemble: ContainerZooKeeper) -> ContainerServer:
     return ensemble.servers[modes(ensemble).index("leader")]
 
 
-def left_of(label: str) -> list[Any]:
+def resources_with(label: str) -> list[Any]:
     with docker_engine() as engine:
         filters = {"label": label}
         return [
@@ -45,36 +45,36 @@ def left_of(label: str) -> list[Any]:
 def image(zookeeper: Any) -> str:
     if zookeeper.image is None:
         pytest.skip("no Docker engine runs a ZooKeeper image here")
-    found: str = zookeeper.image
-    return found
+    name: str = zookeeper.image
+    return name
 
 
 @pytest.fixture
 def ensemble(image: str) -> Iterator[ContainerZooKeeper]:
-    with ContainerZooKeeper(image, 3) as running:
-        yield running
+    with ContainerZooKeeper(image, 3) as zookeeper:
+        yield zookeeper
 
 
-def test_the_image_is_named_after_the_server_in_it() -> None:
+def test_the_image_tag_is_the_version_of_the_server() -> None:
     assert f"zookeeper-{VERSION}.jar" in [jar.name for jar in find_server_jars()]
 
 
-def test_without_an_engine_the_image_script_says_so_in_one_sentence(tmp_path: Path) -> None:
+def test_without_an_engine_the_image_script_fails_with_a_message(tmp_path: Path) -> None:
     environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
-    done = subprocess.run(IMAGE_SCRIPT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "sluice: no Docker engine answers: start one, or point DOCKER_HOST at its socket\n"
+    process = subprocess.run(IMAGE_SCRIPT, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr == "sluice: no Docker engine answers: start one, or point DOCKER_HOST at its socket\n"
 
 
 def test_the_same_files_give_the_same_image(image: str) -> None:
     if image != OWN_IMAGE:
-        pytest.skip(f"{image} is what the tests run on here: no {OWN_IMAGE} is left behind")
-    said = [subprocess.run(IMAGE_SCRIPT, capture_output=True, text=True, check=True).stdout for _ in range(2)]
-    assert said[0].startswith(f"{OWN_IMAGE} is built: ")
-    assert said[0].split()[-1] == said[1].split()[-1]
+        pytest.skip(f"the tests use {image} here, and must not leave {OWN_IMAGE} behind")
+    outputs = [subprocess.run(IMAGE_SCRIPT, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert outputs[0].startswith(f"{OWN_IMAGE} is built: ")
+    assert outputs[0].split()[-1] == outputs[1].split()[-1]
 
 
-def test_a_server_that_was_paused_or_killed_serves_again_with_its_data(image: str) -> None:
+def test_a_paused_or_killed_server_serves_again_with_its_data(image: str) -> None:
     with ContainerZooKeeper(image) as zookeeper:
         client = KazooClient(zookeeper.hosts)
         client.start()
@@ -92,20 +92,20 @@ def test_a_server_that_was_paused_or_killed_serves_again_with_its_data(image: st
         client.close()
 
 
-def test_a_leader_that_is_cut_off_is_replaced_and_follows_when_it_is_back(
+def test_a_leader_that_is_cut_off_is_replaced_and_follows_later(
     ensemble: ContainerZooKeeper, eventually: Callable[..., None]
 ) -> None:
-    cut = leader(ensemble)
-    cut.cut()
-    assert cut.command(b"srvr") == b""
+    old_leader = leader(ensemble)
+    old_leader.cut()
+    assert old_leader.command(b"srvr") == b""
     eventually(lambda: "leader" in modes(ensemble), within=60, what="another leader")
-    cut.mend()
+    old_leader.mend()
     eventually(lambda: sorted(modes(ensemble)) == ["follower", "follower", "leader"], within=60, what="three servers")
-    assert leader(ensemble) is not cut
+    assert leader(ensemble) is not old_leader
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_of_a_process_that_is_gone(
+def test_containers_are_removed_when_their_process_ends(
     image: str, number: signal.Signals, eventually: Callable[..., None]
 ) -> None:
     program = (
@@ -120,17 +120,17 @@ def test_nothing_is_left_of_a_process_that_is_gone(
     ) as process:  # fmt: skip
         assert process.stdout is not None
         label = f"{LABEL}={process.stdout.readline().strip()}"
-        assert len(left_of(label)) == 4
+        assert len(resources_with(label)) == 4
         process.send_signal(number)
-    eventually(lambda: not left_of(label), within=60, what="the removal of containers and network")
+    eventually(lambda: not resources_with(label), within=60, what="the removal of containers and network")
 
 
-def test_writers_go_on_when_the_leaders_network_is_cut(image: str, make_soak: Callable[..., Soak]) -> None:
+def test_writers_continue_when_the_network_of_the_leader_is_cut(image: str, make_soak: Callable[..., Soak]) -> None:
     name = "zookeeper-leader-cut"
     soak = make_soak(faults=(name,), session_seconds=3.0, zookeeper_image=image)
-    before = soak.progress.counts["acknowledged"]
+    acknowledged = soak.progress.counts["acknowledged"]
     soak.play(CLASSES[name].strike(soak.context, "writer-1", "data"))
-    assert soak.progress.counts["acknowledged"] > before
+    assert soak.progress.counts["acknowledged"] > acknowledged
     assert soak.progress.faults == {name: 1}
     soak.finish()
-    assert [f"{each.invariant}: {each.sentence}" for each in judge(soak.evidence())] == []
+    assert [str(violation) for violation in judge(soak.evidence())] == []
