@@ -132,7 +132,7 @@ class ContainerServer:
         self._container.kill()
 
     def pause(self) -> None:
-        """Stop all processes of the container."""
+        """Pause all processes of the container."""
         self._container.pause()
 
     def resume(self) -> None:

@@ -20,16 +20,16 @@ from soak.faults import CLASSES, FaultClass
 ONE_HOLD = "one hold"
 """Both faults strike the same hold: the first loses the hold, the second strikes its PUT."""
 NEXT_HOLD = "next hold"
-"""The first fault leaves an intent unfinished; the second strikes the hold that finds it."""
+"""The first fault leaves an unfinished intent; the second strikes the hold that finds it."""
 ALONE = "alone"
 """The first fault strikes alone."""
 
-_PERMITTED = ("checked", PUT)
+_AFTER_ANSWER = ("checked", PUT)
 _AT_DATA = ("data",)
 # Points at which these classes leave the intent of a version that may still be put.
 _LEAVES_INTENT: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("kill-python", "kill-jvm", "kill-both", "pause-python", "pause-both"), _PERMITTED),
-    **dict.fromkeys(("cut-zookeeper", "break-lock"), _PERMITTED),
+    **dict.fromkeys(("kill-python", "kill-jvm", "kill-both", "pause-python", "pause-both"), _AFTER_ANSWER),
+    **dict.fromkeys(("cut-zookeeper", "break-lock"), _AFTER_ANSWER),
     **dict.fromkeys(("s3-late", "s3-unavailable"), _AT_DATA),
 }
 # These classes lose the hold. The log store puts nevertheless if the guard has allowed it before.
@@ -111,14 +111,14 @@ def pair_kinds(names: Collection[str], points_of: Callable[[FaultClass], Collect
     classes = [CLASSES[name] for name in names]
     kinds = []
     for first in classes:
-        leaves = tuple(point for point in _LEAVES_INTENT.get(first.name, ()) if point in points_of(first))
-        loses = tuple(point for point in (_LOSS_POINT,) if first.name in _LOSES_HOLD and point in points_of(first))
+        intent_points = tuple(point for point in _LEAVES_INTENT.get(first.name, ()) if point in points_of(first))
+        loses_hold = first.name in _LOSES_HOLD and _LOSS_POINT in points_of(first)
         for second in classes:
-            after = tuple(point for point in _SECOND_POINTS if point in points_of(second))
-            if leaves and after:
-                kinds.append(PairKind(first, second, NEXT_HOLD, leaves, after))
-            if loses and second.name.startswith("s3-"):
-                kinds.append(PairKind(first, second, ONE_HOLD, loses, _AT_DATA))
+            second_points = tuple(point for point in _SECOND_POINTS if point in points_of(second))
+            if intent_points and second_points:
+                kinds.append(PairKind(first, second, NEXT_HOLD, intent_points, second_points))
+            if loses_hold and second.name.startswith("s3-"):
+                kinds.append(PairKind(first, second, ONE_HOLD, (_LOSS_POINT,), _AT_DATA))
     return kinds
 
 
@@ -146,14 +146,14 @@ def _under_one_hold(context: FaultContext, pair: Pair) -> _Meeting:
     """Prepare the fault of the PUT, then lose the hold between the guard's answer and that PUT."""
     assert pair.second is not None  # noqa: S101 (the kind of pair has one)
     start, first_started = len(context.history), False
-    running = _advanced([pair.second.strike(context, pair.writer, pair.second_point)], None)
+    running = _advance_all([pair.second.strike(context, pair.writer, pair.second_point)], None)
     while running:
         event = yield
         if not first_started and _is_stop(event, pair.second_point) and event["worker"] == pair.writer:
             # Before the second fault lets the writer continue.
             first_started = True
-            running += _advanced([pair.first.strike(context, pair.writer, pair.point)], None)
-        running = _advanced(running, event)
+            running += _advance_all([pair.first.strike(context, pair.writer, pair.point)], None)
+        running = _advance_all(running, event)
     return any(
         loss.get("token") == put.get("token") and not _has_ended(context, start, loss, put)
         for loss in _strikes(context, start, pair.first)
@@ -175,7 +175,7 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
             strikes.append({"token": -1, "table": None, **fields})
             _send(context, waiters, f"stop-at {_NEXT_POINT}")
 
-    running = _advanced([pair.first.strike(replace(context, record=record), pair.writer, pair.point)], None)
+    running = _advance_all([pair.first.strike(replace(context, record=record), pair.writer, pair.point)], None)
     holder_seconds = 3 * context.session_seconds + context.slack_seconds
     deadline: float | None = None
     while running or (strikes and not next_holder and (deadline is None or time.monotonic() < deadline)):
@@ -187,11 +187,11 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
             if event["table"] == strikes[0]["table"] and event["token"] > strikes[0]["token"]:
                 next_holder = name
                 _send(context, waiters, f"pass {_NEXT_POINT}")
-                running += _advanced([pair.second.strike(context, name, pair.second_point)], None)
+                running += _advance_all([pair.second.strike(context, name, pair.second_point)], None)
             else:
                 _send(context, [name], f"stop-at {_NEXT_POINT}")
             _send(context, [name], "go")
-        running = _advanced(running, event)
+        running = _advance_all(running, event)
     _send(context, waiters, f"pass {_NEXT_POINT}")
     return any(
         event["worker"] == next_holder and _found_unfinished(context, event)
@@ -199,7 +199,7 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
     )
 
 
-def _advanced(incidents: list[Incident], event: Event | None) -> list[Incident]:
+def _advance_all(incidents: list[Incident], event: Event | None) -> list[Incident]:
     return [incident for incident in incidents if advance(incident, event) is not None]
 
 
