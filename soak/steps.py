@@ -141,7 +141,7 @@ def _open_second_block(steps: Steps, context: StepContext) -> dict[str, Any]:
     return {"open": open_count, "left": len(intents.open), "version": version, "lost": context.hold.lost is not None}
 
 
-def _stall_a_listing(steps: Steps, context: StepContext) -> dict[str, Any]:
+def _stall_listing(steps: Steps, context: StepContext) -> dict[str, Any]:
     """Read the intent of a hold that stands as unfinished, on a separate table."""
     table = f"{context.hold.resource}-partitions/{steps.name}"
     return stall_a_listing(steps.second_manager, table, lambda hold: clear_intents(steps.without, hold))
@@ -157,7 +157,7 @@ _ALL = (
     Step("two-managers", "a second lock manager requests the table that is held, and then one that comes before it",
          ACQUIRED, _use_two_managers),
     Step("stalled-listing", "a listing of intents stalls while the holder of another partition stores its intent",
-         ACQUIRED, _stall_a_listing),
+         ACQUIRED, _stall_listing),
     Step("second-block", "after a transaction with an unknown outcome, the writer reads in another block of the hold",
          UNKNOWN, _open_second_block, share=1.0),
     Step("two-threads", "in one block on a separate table, one thread deletes by the writer, another inserts by Spark",

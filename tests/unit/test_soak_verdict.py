@@ -27,6 +27,12 @@ def violations_of(evidence: Evidence, invariant: str) -> list[Violation]:
     return list(INVARIANTS[invariant](evidence))
 
 
+def sentence_of(evidence: Evidence, invariant: str) -> str:
+    """Return the sentence of the only violation of an invariant."""
+    (violation,) = violations_of(evidence, invariant)
+    return violation.sentence
+
+
 def test_a_sound_history_violates_nothing() -> None:
     assert judge(sound()) == []
 
@@ -36,8 +42,7 @@ def test_i1_detects_a_lost_or_duplicated_row() -> None:
         (violation,) = violations_of(with_table(rows=rows), "I1")
         assert "rows are not there exactly once" in violation.sentence
         assert {event["event"] for event in violation.piece} >= {"attempting", "stored", "acknowledged"}
-    (violation,) = violations_of(with_table(read_error="broken"), "I1")
-    assert "cannot be read: broken" in violation.sentence
+    assert "cannot be read: broken" in sentence_of(with_table(read_error="broken"), "I1")
 
 
 def acknowledged(**changes: Any) -> dict[str, Any]:
@@ -51,14 +56,14 @@ def attempted(txn: str, *deletes: int) -> dict[str, Any]:
 
 
 def test_i1_detects_the_version_of_another_transaction() -> None:
-    (violation,) = violations_of(with_history(acknowledged(txn="t7")), "I1")
-    assert "acknowledged version 2, but that version belongs to another transaction (t2)" in violation.sentence
+    sentence = sentence_of(with_history(acknowledged(txn="t7")), "I1")
+    assert "acknowledged version 2, but that version belongs to another transaction (t2)" in sentence
 
 
 def test_i1_detects_rows_that_an_acknowledged_delete_left() -> None:
     deleted = acknowledged(deletes=[0, 1])
-    (violation,) = violations_of(with_history(attempted("t2", 0, 1), deleted), "I1")
-    assert "2 of the 2 rows that it deleted are in the table (row 0)" in violation.sentence
+    sentence = sentence_of(with_history(attempted("t2", 0, 1), deleted), "I1")
+    assert "2 of the 2 rows that it deleted are in the table (row 0)" in sentence
     without_two = with_table(rows=[10, 11, 20, 21])
     assert (
         violations_of(replace(without_two, history=[*without_two.history, attempted("t2", 0, 1), deleted]), "I1") == []
@@ -70,8 +75,8 @@ def test_i1_allows_a_delete_that_is_unknown_but_no_refused_one() -> None:
     unknown = [*without_two.history, attempted("t8", 0, 1)]
     assert violations_of(replace(without_two, history=unknown), "I1") == []
     refused = event("refused", 3.0, worker="writer-1", token=9, txn="t8", error="LockLostError")
-    (violation,) = violations_of(replace(without_two, history=[*unknown, refused]), "I1")
-    assert "2 of its 2 rows are not there exactly once (row 0: 0 times)" in violation.sentence
+    sentence = sentence_of(replace(without_two, history=[*unknown, refused]), "I1")
+    assert "2 of its 2 rows are not there exactly once (row 0: 0 times)" in sentence
 
 
 @pytest.mark.parametrize(("transactions", "count"), [({"writer-1": 7}, 0), ({"writer-1": 6}, 1), ({}, 1)])
@@ -106,8 +111,7 @@ def test_i12_detects_a_thread_that_reports_the_commit_of_another(step: dict[str,
 
 def test_i2_detects_refused_duplicate_and_unattempted_commits() -> None:
     refused = event("refused", 3.0, worker="writer-2", token=7, txn="t1", error="LockLostError")
-    (violation,) = violations_of(with_history(refused), "I2")
-    assert "not committed (LockLostError), but it is version 1" in violation.sentence
+    assert "not committed (LockLostError), but it is version 1" in sentence_of(with_history(refused), "I2")
     twice = with_table(commits=[commit(0, 5), commit(1, 7), commit(2, 9, "t1")])
     assert "is in s3a://lake/soak-0 2 times: versions [1, 2]" in violations_of(twice, "I2")[0].sentence
     assert "row 99 is in" in violations_of(with_table(rows=[99, 99]), "I2")[0].sentence
@@ -173,8 +177,7 @@ def test_i2_checks_the_commits_of_engines_that_record_attempts() -> None:
 def test_i3_detects_a_version_that_is_stored_twice_or_missing() -> None:
     evidence = sound()
     changed = replace(evidence, puts=[*evidence.puts, put(1, "changed", "t9")])
-    (violation,) = violations_of(changed, "I3")
-    assert "stored 2 times, its content changed" in violation.sentence
+    assert "stored 2 times, its content changed" in sentence_of(changed, "I3")
     same = replace(evidence, puts=[*evidence.puts, put(1, "d1", "t1")])
     assert "with the same content" in violations_of(same, "I3")[0].sentence
     assert "gaps" in violations_of(with_table(versions=[0, 2], history_versions=[0, 2]), "I3")[0].sentence
@@ -193,23 +196,21 @@ def test_i4_detects_tokens_out_of_order_in_stamps_and_history() -> None:
     assert any("fencing token" in violation.sentence for violation in violations_of(stamps, "I4"))
     unstamped = [replace(commit(0, 5), stamp=None), replace(commit(1, 0, "t2"), stamp=None),
                  replace(commit(2, 0, "t1"), stamp=None)]  # fmt: skip
-    (violation,) = violations_of(with_table(commits=unstamped), "I4")
-    assert "token 7, after version 1 of the later hold 9" in violation.sentence
+    assert "token 7, after version 1 of the later hold 9" in sentence_of(with_table(commits=unstamped), "I4")
 
 
 def test_i5_detects_a_commit_that_a_later_holder_did_not_read() -> None:
     evidence = sound()
     history = [{**event, "version": 0} if event["event"] == "read" and event["token"] == 9 else event
                for event in evidence.history]  # fmt: skip
-    (violation,) = violations_of(replace(evidence, history=history), "I5")
-    assert "version 1" in violation.sentence
-    assert "later hold 9 had read the table at version 0" in violation.sentence
+    sentence = sentence_of(replace(evidence, history=history), "I5")
+    assert "version 1" in sentence
+    assert "later hold 9 had read the table at version 0" in sentence
 
 
 def test_i6_detects_an_attempt_without_an_outcome() -> None:
     attempting = event("attempting", 3.0, worker="writer-3", incarnation=3, token=11, txn="t3", version=3)
-    (violation,) = violations_of(with_history(attempting), "I6")
-    assert "attempted version 3 and got no outcome" in violation.sentence
+    assert "attempted version 3 and got no outcome" in sentence_of(with_history(attempting), "I6")
     killed = event("killed", 3.1, worker="writer-3", incarnation=3)
     assert violations_of(with_history(attempting, killed), "I6") == []
     assert violations_of(with_history(attempting, {**killed, "late": True}), "I6")
@@ -227,8 +228,7 @@ def test_i6_a_version_of_another_writer_is_no_outcome() -> None:
     assert "attempted version 3 and got no outcome" in violation.sentence
     assert [event["event"] for event in violation.piece] == ["attempting", "taken"]
     next_attempt = event("attempting", 3.2, **hold, txn="t4", version=4)
-    (violation,) = violations_of(with_history(*outrun, next_attempt), "I6")
-    assert "attempted version 4" in violation.sentence
+    assert "attempted version 4" in sentence_of(with_history(*outrun, next_attempt), "I6")
     for outcome in ("refused", "unknown", "stored", "filled", "gave-up"):
         end = event(outcome, 3.2, **hold, txn="t3", version=4, error="E")
         assert violations_of(with_history(*outrun, end), "I6") == [], outcome
@@ -255,19 +255,16 @@ def test_i7_detects_a_late_takeover(seconds: float | None, late: bool) -> None: 
 
 
 def test_i8_detects_a_contender_that_is_left() -> None:
-    (violation,) = violations_of(with_history(event("queue", 60.0, left=["abc__lock__0000000001"])), "I8")
-    assert "contenders are left in the queue" in violation.sentence
-    (violation,) = violations_of(
-        with_history(event("queue", 60.0, worker="writer-2", left=["abc__lock__0000000001"])), "I8"
-    )
-    assert "contenders of writer-2 are left in the queue" in violation.sentence
+    sentence = sentence_of(with_history(event("queue", 60.0, left=["abc__lock__0000000001"])), "I8")
+    assert "contenders are left in the queue" in sentence
+    sentence = sentence_of(with_history(event("queue", 60.0, worker="writer-2", left=["abc__lock__0000000001"])), "I8")
+    assert "contenders of writer-2 are left in the queue" in sentence
 
 
 def test_i8_detects_a_queue_that_was_not_checked() -> None:
     evidence = sound()
     unchecked = [event for event in evidence.history if event["event"] != "queue"]
-    (violation,) = violations_of(replace(evidence, history=unchecked), "I8")
-    assert "was not checked" in violation.sentence
+    assert "was not checked" in sentence_of(replace(evidence, history=unchecked), "I8")
     cancelled_wait = event("queue", 60.0, worker="writer-2", left=[])
     assert violations_of(replace(evidence, history=[*unchecked, cancelled_wait]), "I8")
 
@@ -279,8 +276,7 @@ def test_i9_detects_a_run_without_acknowledged_commits() -> None:
     assert waiting in violation.piece
     evidence = sound()
     history = [event for event in evidence.history if event["event"] != "acknowledged"]
-    (violation,) = violations_of(replace(evidence, history=history), "I9")
-    assert violation.sentence == "nothing was acknowledged"
+    assert sentence_of(replace(evidence, history=history), "I9") == "nothing was acknowledged"
 
 
 def test_i9_detects_a_writer_that_ends_late_or_without_request() -> None:
@@ -289,8 +285,7 @@ def test_i9_detects_a_writer_that_ends_late_or_without_request() -> None:
     (violation,) = violations_of(with_history(holding, event("killed", 62.0, **writer, late=True), ended), "I9")
     assert "writer-2 did not end in time on request, and was killed" in violation.sentence
     assert violation.piece[0] == holding
-    (violation,) = violations_of(with_history(holding, ended), "I9")
-    assert "writer-2 ended without a request" in violation.sentence
+    assert "writer-2 ended without a request" in sentence_of(with_history(holding, ended), "I9")
     for reason in ("killed", "jvm-gone", "finished"):
         assert violations_of(with_history(holding, event(reason, 62.0, **writer), ended), "I9") == [], reason
 
