@@ -200,6 +200,6 @@ def _python_error(error: Py4JJavaError) -> VersionTakenError | StoreError:
             return VersionTakenError(message)
         if simple == "CommitRefusedException":
             return WriteError("refused", str(java.reason()), message)
-    except (Py4JError, OSError) as gone:
-        raise JvmGoneError(f"the JVM of the log store is gone: {gone}") from gone
+    except (Py4JError, OSError) as jvm_error:
+        raise JvmGoneError(f"the JVM of the log store is gone: {jvm_error}") from jvm_error
     return WriteError("unknown" if simple == "CommitUnknownException" else "failed", simple, message)

@@ -146,9 +146,9 @@ class SparkCycle(Cycle[SparkWorker]):
         except Exception as error:  # noqa: BLE001 (returned)
             try:
                 self._worker.check_jvm(error)
-            except JvmGoneError as gone:
+            except JvmGoneError as jvm_error:
                 if self._attempts:
-                    self._record("unknown", error=type(gone).__name__, message=str(gone), txn=self._attempts[-1].txn)
+                    self._record("unknown", error="JvmGoneError", message=str(jvm_error), txn=self._attempts[-1].txn)
                 raise
             return error
         return None

@@ -126,5 +126,5 @@ class SparkWorker(Worker):
         try:
             jvm: Any = self.spark._jvm  # noqa: SLF001
             jvm.java.lang.System.nanoTime()
-        except Exception as gone:
-            raise JvmGoneError(f"the driver's JVM is gone: {error}") from gone
+        except Exception as jvm_error:
+            raise JvmGoneError(f"the driver's JVM is gone: {error}") from jvm_error

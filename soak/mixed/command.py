@@ -95,7 +95,7 @@ def is_good(outcome: Outcome) -> bool:
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome of a run as JSON values."""
-    events = [event for job in outcome.jobs if job.name == MAINTAIN for event in (*job.commits, *job.done)]
+    events = [event for job in outcome.jobs if job.name == MAINTAIN for event in (*job.commits, *job.done_events)]
     vacuums = [event for event in events if event.get("action") == "vacuum"]
     compactions = [event for event in events if event.get("action") == "compact"]
     committed = [event for event in compactions if event["version"] is not None]

@@ -51,7 +51,7 @@ class Job:
         killed: Number of kills by the soak.
         failures: Exits that the soak did not cause, each with its error message.
         commits: Events of its commits.
-        done: Its ``done`` events without a commit.
+        done_events: Its ``done`` events without a commit.
         was_killed: Whether the soak has killed the current process.
         not_before: Monotonic time before which it must not be started.
 
@@ -63,7 +63,7 @@ class Job:
     killed: int = 0
     failures: list[str] = field(default_factory=list)
     commits: list[dict[str, Any]] = field(default_factory=list)
-    done: list[dict[str, Any]] = field(default_factory=list)
+    done_events: list[dict[str, Any]] = field(default_factory=list)
     was_killed: bool = False
     not_before: float = 0.0
 
@@ -272,7 +272,7 @@ class MixedRun:
             elif event.get("event") == "commit" or (event.get("event") == "done" and event["version"] is not None):
                 job.commits.append(event)
             elif event.get("event") == "done":
-                job.done.append(event)
+                job.done_events.append(event)
 
     def _handle_exit(self, job: Job, code: int) -> None:
         process, job.process = job.process, None
