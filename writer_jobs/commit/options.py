@@ -20,21 +20,22 @@ class WriteOptions(TypedDict, total=False):
 
     Attributes:
         lock: ``"table"`` (the default) locks the whole table. ``"partitions"`` locks the partitions that the operation
-            touches. To find them, the operation reads its rows once more before it asks for the lock; cache the rows if
-            they are expensive. A list of partitions by column, such as ``[{"year": 2013}]``, locks these: a commit that
-            touches another partition is refused. A table that is not partitioned, or does not exist, is locked as a
-            whole, unless ``lock`` is a list.
+            touches, or the whole table if it is not partitioned or does not exist. To find the partitions, the
+            operation reads its rows once more before it requests the lock; cache the rows if they are expensive. A list
+            of partitions by column, such as ``[{"year": 2013}]``, locks these: a commit that touches another partition
+            is refused.
         lock_during: ``"write"`` holds the lock over the whole write. ``"commit"`` prepares the write without the lock,
-            asks for the lock when the write is ready to commit, and releases it as soon as the commit is stored. If
-            another writer was faster, the write is repeated with the lock held over the whole write. Some writes need
-            the lock over the whole write with ``"commit"``, too: docs/gate.md lists them. The default is ``"commit"``
-            for :meth:`append`, :meth:`optimize`, :meth:`purge` and :meth:`rewrite`, and ``"write"`` for the others.
+            requests the lock when the write is ready to commit, and releases it as soon as the commit is stored. After
+            a conflict with another writer, the write is repeated with the lock held over the whole write. Some writes
+            need the lock over the whole write with ``"commit"``, too: docs/gate.md lists them. The default is
+            ``"commit"`` for :meth:`append`, :meth:`optimize`, :meth:`purge` and :meth:`rewrite`, and ``"write"`` for
+            the others.
         lock_timeout_seconds: Total seconds to wait for the lock; 0 takes the lock only if it is free now. By default
             the manager's ``timeout_seconds``.
         metadata: JSON values that the commit records in addition to its id, its hold and its token.
-        before_write: Function that is called under the lock before anything is written or, if the lock is held for the
-            commit alone, before the commit. An exception that it raises ends the write. It is called again if the write
-            is repeated with the lock held, unless it has committed: then a conflict raises WriteConflictError.
+        before_write: Called with the hold before anything is written or, if the lock is held for the commit alone,
+            before the commit. An exception that it raises ends the write. It is called again if the write is repeated
+            with the lock held, unless it has committed: then a conflict raises WriteConflictError.
         hold: Deprecated name of ``lock_during``; removed in the next release.
 
     """

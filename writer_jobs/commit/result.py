@@ -66,13 +66,14 @@ class CommitResult:
             commit: Its commit, with ``NO_VERSION`` if nothing changed; None if the table had this transaction already.
 
         """
-        is_committed, now = commit is not None and commit.version != NO_VERSION, time.time()
+        version = None if commit is None or commit.version == NO_VERSION else commit.version
+        now = time.time()
         return cls(
             table=table,
-            version=commit.version if commit is not None and is_committed else None,
+            version=version,
             rows=commit.rows if commit is not None else None,
             already_committed=commit is None,
-            commit_id=execution.write_id if is_committed else None,
+            commit_id=execution.write_id if version is not None else None,
             hold_id=hold.hold_id if hold is not None else None,
             token=hold.token if hold is not None else None,
             requested_at=hold.requested_at if hold is not None else now,
