@@ -71,7 +71,7 @@ def adopt_table(
     """
     from writer_jobs import DeltaTableLog, TableError, locate_table  # noqa: PLC0415 (needs PySpark)
     from writer_jobs.commit.guarded import guarded  # noqa: PLC0415
-    from writer_jobs.delta.adoption import commit_adoption, own_adoption  # noqa: PLC0415
+    from writer_jobs.delta.adoption import adoption_under, commit_adoption  # noqa: PLC0415
 
     if old_hosts is not None and not move:
         raise SettingsError("--from names the previous ensemble of a table that is moved; pass --move, too")
@@ -98,7 +98,7 @@ def adopt_table(
         previous = None if state is None else state.adoption
         if move and previous != adoption:
             raise TableError(f"the adoption of {uri} was changed concurrently, to {previous}; check it, and try again")
-        current = own_adoption(hold, log)
+        current = adoption_under(hold, log)
         version = None if previous == current else commit_adoption(spark, log, current)
     return AdoptResult(
         table=uri,

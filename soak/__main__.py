@@ -61,7 +61,8 @@ def soak(
     ] = Jobs.APPENDS,
     writers: Annotated[int, typer.Option(min=1, max=64, help="Number of writer processes.")] = 4,
     commits: Annotated[
-        int | None, typer.Option(min=1, help="Acknowledged commits after which the run ends.  [dim]default: 300[/]")
+        int | None,
+        typer.Option(min=1, help="Acknowledged commits after which the run ends.  [dim]default: 300[/]"),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="Minutes after which the run ends, instead of --commits.")
@@ -136,8 +137,10 @@ def soak(
                 raise typer.Exit(FAILED)
         return
     if list_faults:
-        for entry in (*CLASSES.values(), *STEPS.values()):
-            print(f"{entry.name:<26} {entry.description}")
+        descriptions = {name: fault.description for name, fault in CLASSES.items()}
+        descriptions |= {name: step.description for name, step in STEPS.items()}
+        for name, description in descriptions.items():
+            print(f"{name:<26} {description}")
         return
     if commits is not None and minutes is not None:
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")

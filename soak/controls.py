@@ -12,7 +12,7 @@ from typing import Any
 
 from lock_manager import Hold, LockManager, ZookeeperLockManager
 from soak.unprotected import (
-    HoldNamedGuard,
+    InnermostBlockGuard,
     IntentlessGuard,
     IsolatedManager,
     SharedIdentityGuard,
@@ -73,7 +73,7 @@ def make_guard(
         Protection.BINDING: UnboundGuard,
         Protection.INTENT: IntentlessGuard,
         Protection.IDENTITY: SharedIdentityGuard,
-        Protection.BLOCK: HoldNamedGuard,
+        Protection.BLOCK: InnermostBlockGuard,
     }
     return guards.get(without, WatchedGuard)(on_answer, on_request)
 

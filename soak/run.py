@@ -273,7 +273,8 @@ class Soak:
             zookeeper = ContainerZooKeeper(image, servers, tick_ms=tick_ms, max_session_timeout_ms=_MAX_SESSION_MS)
         else:
             zookeeper = EmbeddedZooKeeper(servers, tick_ms=tick_ms, max_session_timeout_ms=_MAX_SESSION_MS)
-        return self._stack.enter_context(zookeeper)
+        self._stack.enter_context(zookeeper)
+        return zookeeper
 
     def _next_table(self) -> None:
         # In a store that outlives the run, the names of its tables differ from those of earlier runs.

@@ -72,7 +72,7 @@ class UnboundGuard(WatchedGuard):
         return blocks[-1:]
 
 
-class HoldNamedGuard(WatchedGuard):
+class InnermostBlockGuard(WatchedGuard):
     """A guard that assigns each commit to the innermost block of the hold and to its operation."""
 
     def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:

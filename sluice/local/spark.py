@@ -76,12 +76,12 @@ def start_spark(name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         from writer_jobs import build_session  # noqa: PLC0415
-        from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence  # noqa: PLC0415
+        from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason  # noqa: PLC0415
 
         try:
             session = build_session(name, jars=jars, launch_conf={**driver_conf, **conf}, log_level="FATAL")
         except (*JVM_ERRORS, PySparkException) as error:
-            raise CommandError(f"Spark does not start: {one_sentence(error)}") from error
+            raise CommandError(f"Spark does not start: {error_reason(error)}") from error
     # py4j logs the stack trace of an interrupted call, to its own logger and to the root logger.
     logging.getLogger("py4j").propagate = False
     logging.getLogger().addFilter(_is_not_of_py4j)

@@ -76,9 +76,9 @@ class StackConfig:
 
     def spark_defaults(self) -> str:
         """Return the lines of ``spark-defaults.conf``."""
-        from writer_jobs.delta.session import defaults_for_everybody  # noqa: PLC0415 (PySpark takes 0.4 s)
+        from writer_jobs.delta.session import cluster_defaults  # noqa: PLC0415 (PySpark takes 0.4 s)
 
-        settings = {**defaults_for_everybody(), _S3A_REGION: self.region}
+        settings = {**cluster_defaults(), _S3A_REGION: self.region}
         return "".join(f"{key} {value}\n" for key, value in settings.items())
 
     def environment(self) -> str:

@@ -20,12 +20,12 @@ from pyspark.sql import SparkSession
 
 from lock_manager import EnsembleMismatchError, HeldLock, LockLostError, ZookeeperLockManager
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY
-from soak.unprotected import HoldNamedGuard, SharedIdentityGuard, WatchedGuard
+from soak.unprotected import InnermostBlockGuard, SharedIdentityGuard, WatchedGuard
 from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, LockedDeltaWriter, StorageError, WriteFailedError, apply_rows, locked
 from writer_jobs.commit.driver_guard import GUARD
-from writer_jobs.delta.adoption import commit_adoption, own_adoption
+from writer_jobs.delta.adoption import adoption_under, commit_adoption
 from writer_jobs.errors import WriteConflictError
 
 pytestmark = pytest.mark.spark
@@ -238,7 +238,7 @@ def test_negative_control_an_empty_commit_with_a_write_id_proves_an_operation(
 def test_negative_control_threads_that_are_known_by_their_hold_prove_each_other(
     table: Table, weaken: Callable[[type[WatchedGuard]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weaken(HoldNamedGuard)
+    weaken(InnermostBlockGuard)
     result = insert_during(table, "delete", monkeypatch)
     assert (result.version, table.ids()) == (1, [0, 1, 2, 5]), "acknowledged, with the row still there"
 
@@ -319,7 +319,7 @@ def test_a_table_that_was_moved_while_a_commit_waited_gets_no_empty_commit(
 @pytest.mark.full
 def test_the_adoption_is_restored_after_a_statement_in_before_write(table: Table) -> None:
     with locked(table.spark, str(table.path), manager=table.manager) as hold:
-        commit_adoption(table.spark, table.writer.log, own_adoption(hold, table.writer.log))
+        commit_adoption(table.spark, table.writer.log, adoption_under(hold, table.writer.log))
 
     def restore(_: HeldLock) -> None:
         if table.version() == 1:

@@ -22,9 +22,9 @@ from tests.support.another_thread import in_another_thread
 from tests.support.maintained import codes, keys_of, made_all_old, made_old, stream_of
 from writer_jobs import LockedDeltaWriter, TableError, locked, pinned_rows, take_pin, vacuum
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.listings import listed_files
+from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.table_log import DeltaTableLog
-from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.maintenance.exclusive_run import belongs_to_this_process, give_way
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.measure import measure
@@ -179,7 +179,7 @@ def test_only_what_delta_s_vacuum_would_look_at_is_listed(
     }
 
     def seen(table: str) -> set[str]:
-        found = listed_files(spark, DeltaTableLog(spark, table).snapshot()).collect()
+        found = list_files(spark, DeltaTableLog(spark, table).snapshot()).collect()
         return {row["path"] for row in found if not row["path"].endswith(".snappy.parquet")}
 
     local = str(tmp_path / "a b%20c")
@@ -310,7 +310,7 @@ def forget_removals(spark: SparkSession, table: Path, properties: Callable[..., 
     log, deadline = DeltaTableLog(spark, f"file:{table}"), time.monotonic() + 60
     for number in range(100):
         # Delta looks at the time once for each version.
-        if VersionFiles(spark, log.snapshot()).removed().isEmpty():
+        if DataFiles(spark, log.snapshot()).removed().isEmpty():
             return
         assert time.monotonic() < deadline
         properties(looked=str(number))

@@ -42,7 +42,7 @@ from writer_jobs import (
     vacuum,
 )
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.pins import take
 from writer_jobs.pins.pin_files import PinFiles
 from writer_jobs.pins.read import CHANGE, changed_before
@@ -794,7 +794,7 @@ def test_files_of_one_version_that_are_not_in_another(
     put(range(3))
     put(range(3, 6))
     log = LockedDeltaWriter(spark, manager, str(table)).log
-    first, second = (VersionFiles(spark, log.snapshot_at(version)) for version in (0, 1))
+    first, second = (DataFiles(spark, log.snapshot_at(version)) for version in (0, 1))
     assert (second.without(first).count(), first.without(second).count()) == (1, 0)
     assert keys_of(second.without(first).rows()) == [3, 4, 5]
     assert {row[0] for row in second.paths().collect()} == {

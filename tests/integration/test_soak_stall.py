@@ -8,7 +8,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.znodes import table_node
-from soak.stalls import stall_a_listing
+from soak.stalls import stall_listing
 
 
 def test_a_living_intent_is_met_and_stays_and_nothing_is_left(
@@ -16,7 +16,7 @@ def test_a_living_intent_is_met_and_stays_and_nothing_is_left(
 ) -> None:
     table = f"s3://lake/{uuid.uuid4().hex}"
     for _ in range(2):
-        said = stall_a_listing(manager, table, lambda late: late.intents.clear())
+        said = stall_listing(manager, table, lambda late: late.intents.clear())
         assert said == {"met": True, "stays": True, "error": None, "lost": False}
     with manager.acquire(table, timeout_seconds=0) as hold:
         assert hold.intents.unfinished == ()
@@ -34,6 +34,6 @@ def test_of_a_hold_that_is_lost_meanwhile_it_says_so_and_nothing_of_its_intent(
             if "lock__" in name:
                 ensemble_client.delete(f"{node}/{name}")
 
-    said = stall_a_listing(manager, table, clear_and_break)
+    said = stall_listing(manager, table, clear_and_break)
     assert said == {"met": True, "stays": None, "error": "LockLostError", "lost": True}
-    assert stall_a_listing(manager, table, lambda late: late.intents.clear())["stays"] is True
+    assert stall_listing(manager, table, lambda late: late.intents.clear())["stays"] is True

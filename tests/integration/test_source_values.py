@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from writer_jobs.delta.exact_cast import exact_cast
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import one_sentence
+from writer_jobs.delta.jvm_errors import error_reason
 from writer_jobs.errors import SourceError, WriteFailedError
 from writer_jobs.job.inputs import source_values
 from writer_jobs.job.inputs.source_files import find_sources
@@ -102,7 +102,7 @@ def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
             schema = reader.schema(None) if ddl is None else StructType.fromDDL(ddl)
             return [tuple(row) for row in reader.read(schema).collect()]
         except (WriteFailedError, SourceError, PySparkException) as error:
-            return one_sentence(error)
+            return error_reason(error)
 
     return run
 

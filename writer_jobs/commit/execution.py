@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.table_records.commit_stamp import note_as_user_metadata
 from writer_jobs.commit.operation import Operation
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.log_store import follow_transactions
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.log_store import track_transactions
 from writer_jobs.errors import WriteFailedError
 
 _T = TypeVar("_T")
@@ -192,7 +192,7 @@ class Execution:
         try:
             return query()
         except JVM_ERRORS as error:
-            raise WriteFailedError(table=table, reason=one_sentence(error)) from error
+            raise WriteFailedError(table=table, reason=error_reason(error)) from error
         finally:
             with suppress(*JVM_ERRORS):
                 self._context.removeJobTag(self._tag)
@@ -206,7 +206,7 @@ class Execution:
         self._context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
         if ticket is not None:
             self._context.setLocalProperty(_TICKET_PROPERTY, ticket)
-        follow_transactions(self._spark)
+        track_transactions(self._spark)
         self._context.addJobTag(self._tag)
         self.operation.run(location, note_as_user_metadata(self.attempt.note, self.operation.user_metadata))
         self._context.removeJobTag(self._tag)

@@ -30,7 +30,7 @@ from lock_manager.guard.ticket import Ticket
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit import driver_guard
 from writer_jobs.delta.adoption import refuse_other_ensemble, restore_adoption
-from writer_jobs.delta.log_store import follow_transactions, log_store
+from writer_jobs.delta.log_store import log_store, track_transactions
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import CommitUnknownError, StorageError, TableError
@@ -215,7 +215,7 @@ def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     try:
         context.setLocalProperty(_BLOCKS_PROPERTY, ",".join(filter(None, [outer_blocks, bound.name])))
         driver_guard.ask_for_this_thread(context)
-        follow_transactions(spark)
+        track_transactions(spark)
         yield
     finally:
         with _only_logged(bound.hold):

@@ -19,7 +19,7 @@ from writer_jobs.commit.execution import Execution
 from writer_jobs.commit.outcome import Outcome, failed_write
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.adoption import refuse_other_ensemble
-from writer_jobs.delta.jvm_errors import is_conflict, one_sentence
+from writer_jobs.delta.jvm_errors import error_reason, is_conflict
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import GuardMissingError, HeldTooLongError, UnprovenCommitError, WriteFailedError
@@ -151,7 +151,7 @@ class HeldWrite:
     def _error_of(self, failure: BaseException) -> WriteFailedError:
         if not self._was_cut_off:
             return failed_write(self._context, self._operation, failure)
-        return self._held_too_long(one_sentence(failure))
+        return self._held_too_long(error_reason(failure))
 
     def _held_too_long(self, problem: str) -> HeldTooLongError:
         return HeldTooLongError(

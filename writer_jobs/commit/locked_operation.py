@@ -149,7 +149,7 @@ class LockedOperation:
                     before_write(hold)
                     # It may have committed.
                     snapshot = context.log.snapshot()
-                if not snapshot.is_laid_out_as(planned_snapshot):
+                if not snapshot.has_same_partitioning(planned_snapshot):
                     execution.operation = self.operation_for(target, snapshot.state)
                 limit = self.options.get("held_at_most_seconds")
                 result = HeldWrite(context, execution, hold, table.hold, limit).run(snapshot)

@@ -14,7 +14,7 @@ from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.commit.operation import Read, delta_table
 from writer_jobs.commit.options import RewriteOptions, WriteOptions, check_options
 from writer_jobs.commit.result import CommitResult
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import TableError
 
@@ -95,7 +95,7 @@ class MergePlan:
             plan = joined._jdf.queryExecution().analyzed()  # noqa: SLF001
             equalities = {name.lower(): column for name, column in _equalities(spark, plan)}
         except JVM_ERRORS as error:
-            raise TableError(f"the merge condition cannot be analyzed: {one_sentence(error)}") from error
+            raise TableError(f"the merge condition cannot be analyzed: {error_reason(error)}") from error
         columns = takewhile(lambda name: name.lower() in equalities, state.partition_columns)
         expressions = {name: equalities[name.lower()] for name in columns}
         if not expressions:

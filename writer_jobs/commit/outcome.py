@@ -18,8 +18,8 @@ from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.execution import Execution
 from writer_jobs.commit.guarded import attempts
 from writer_jobs.commit.operation import Operation
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
-from writer_jobs.delta.partition_values import long_folder_name
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, is_caused_by, is_conflict
+from writer_jobs.delta.partition_values import long_folder_reason
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.table_log import Commit
@@ -86,7 +86,7 @@ class Outcome:
                 and self._context.log.head(txn[0]).last_transaction >= txn[1]
             )
         except (StorageError, TableError) as error:
-            reason = one_sentence(failure) if failure is not None else str(error)
+            reason = error_reason(failure) if failure is not None else str(error)
             raise CommitUnknownError(table=self._table, reason=reason, commit_id=write_id) from failure or error
         if commit is not None:
             if failure is not None:
@@ -111,7 +111,7 @@ class Outcome:
     ) -> NoReturn:
         if self._may_still_be_put(failure):
             # Also if the JVM answers again by now, as the log could be read: the put may still be running.
-            reason, write_id = one_sentence(failure), self._execution.write_id
+            reason, write_id = error_reason(failure), self._execution.write_id
             raise CommitUnknownError(table=self._table, reason=reason, commit_id=write_id) from failure
         if isinstance(failure, SluiceError):
             # The commit guard's refusal.
@@ -145,7 +145,7 @@ class Outcome:
             # With the guard off, the log store may not be ours. It reports an unknown outcome by no more than an
             # IOException.
             foreign = self._context.spark.sparkContext.getConf().get(LOG_STORE_SETTING, "") != LOG_STORE
-            return isinstance(failure, CommitUnknownError) or (foreign and is_java(failure, "java.io.IOException"))
+            return isinstance(failure, CommitUnknownError) or (foreign and is_caused_by(failure, "java.io.IOException"))
         try:
             return not all(map(is_definite, self._puts()))
         except JVM_ERRORS:
@@ -169,7 +169,7 @@ def failed_write(context: WriterContext, operation: Operation, failure: BaseExce
         reason = _misfit(failure, operation, context.log.state())
         if reason is not None:
             return SchemaMismatchError(table=context.table, reason=reason)
-    return WriteFailedError(table=context.table, reason=long_folder_name(failure) or one_sentence(failure))
+    return WriteFailedError(table=context.table, reason=long_folder_reason(failure) or error_reason(failure))
 
 
 def staging_error(context: WriterContext, operation: Operation, failure: BaseException) -> SluiceError:
@@ -198,7 +198,7 @@ def _misfit(failure: BaseException, operation: Operation, state: TableState | No
     if condition is None or not condition.startswith(_SCHEMA_CONDITIONS):
         return None
     if state is None:
-        return one_sentence(failure)
+        return error_reason(failure)
     # Delta shows both whole schemas, over many lines, or one column of several.
     differences = type_differences(state.schema, operation.schema())
-    return mismatch(field for field in differences if not field.is_appended) or one_sentence(failure)
+    return mismatch(field for field in differences if not field.is_appended) or error_reason(failure)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, Hold, canonical_table_uri
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.sql_names import property_list, quoted
 from writer_jobs.delta.table_log import DeltaTableLog
@@ -30,7 +30,7 @@ def refuse_other_ensemble(hold: Hold, snapshot: Snapshot) -> Adoption | None:
     return state.adoption
 
 
-def own_adoption(hold: Hold, table_log: DeltaTableLog) -> Adoption:
+def adoption_under(hold: Hold, table_log: DeltaTableLog) -> Adoption:
     """Return the adoption that names the lock of a hold."""
     return Adoption(hold.ensemble_id, canonical_table_uri(table_log.location))
 
@@ -55,7 +55,7 @@ def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, 
     state = table_log.state()
     if state is None or state.adoption == previous:
         return
-    hold_adoption = own_adoption(hold, table_log)
+    hold_adoption = adoption_under(hold, table_log)
     adoption = previous or hold_adoption
     if previous and previous.table is None and state.adoption and state.adoption.table is not None:
         # An earlier release adopted the table without a name. The name that it has now may be another table's.
@@ -87,5 +87,5 @@ def commit_adoption(spark: SparkSession, table_log: DeltaTableLog, adoption: Ado
     try:
         spark.sql(f"ALTER TABLE delta.{quoted(table_log.location)} SET TBLPROPERTIES ({pairs})")
     except JVM_ERRORS as error:
-        raise TableError(f"{table_log.location} was not adopted: {one_sentence(error)}") from error
+        raise TableError(f"{table_log.location} was not adopted: {error_reason(error)}") from error
     return table_log.head().version

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockManager, LockTimeoutError, SluiceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.log_store import log_store
 
 log = logging.getLogger(__name__)
@@ -56,4 +56,4 @@ def _write(checkpoints: Any, table: str, resource: str, due: Any, manager: LockM
     except (SluiceError, *JVM_ERRORS) as error:
         with suppress(*JVM_ERRORS):
             checkpoints.putBack(table, due)
-        log.warning("the checkpoint of %s is left to the next write: %s", table, one_sentence(error))
+        log.warning("the checkpoint of %s is left to the next write: %s", table, error_reason(error))

@@ -72,7 +72,7 @@ def from_text(value: Column, target: DataType, texts: tuple[type[DataType], ...]
         path: Name of the column, which ``cast`` gets.
 
     """
-    if not has_any(target, texts):
+    if not contains_type(target, texts):
         return value
     if isinstance(target, StructType):
         fields = [
@@ -98,12 +98,12 @@ def misfit_sentence(text: Column, target: DataType, path: str) -> Column:
     )
 
 
-def has_any(target: DataType, types: tuple[type[DataType], ...]) -> bool:
+def contains_type(target: DataType, types: tuple[type[DataType], ...]) -> bool:
     """Return whether a type is, or contains, one of some types."""
     if isinstance(target, StructType):
-        return any(has_any(field.dataType, types) for field in target)
+        return any(contains_type(field.dataType, types) for field in target)
     if isinstance(target, ArrayType):
-        return has_any(target.elementType, types)
+        return contains_type(target.elementType, types)
     if isinstance(target, MapType):
-        return has_any(target.valueType, types)
+        return contains_type(target.valueType, types)
     return isinstance(target, types)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_java, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason, is_caused_by
 from writer_jobs.errors import StorageError
 
 _T = TypeVar("_T")
@@ -211,9 +211,9 @@ class HadoopFiles:
             location = self._jvm.org.apache.hadoop.fs.Path(path)
             return operation(location.getFileSystem(self._configuration), location)
         except JVM_ERRORS as error:
-            if absent and is_java(error, _NOT_FOUND):
+            if absent and is_caused_by(error, _NOT_FOUND):
                 return absent["absent"]
-            raise StorageError(f"{path}: {one_sentence(error)}") from error
+            raise StorageError(f"{path}: {error_reason(error)}") from error
 
 
 def _status(entry: Any) -> FileStatus:

@@ -45,7 +45,7 @@ _CAUSES = 20
 _LONGEST = 300
 
 
-def is_java(error: BaseException, class_name: str) -> bool:
+def is_caused_by(error: BaseException, class_name: str) -> bool:
     """Return whether an error is, or was caused by, an instance of a Java class."""
     gateway = SparkContext._gateway  # noqa: SLF001 (py4j has no public way)
     return any(is_instance_of(gateway, layer, class_name) for layer in _layers(error))
@@ -69,7 +69,7 @@ def has_condition(error: BaseException, *prefixes: str) -> bool:
     )
 
 
-def one_sentence(error: BaseException) -> str:
+def error_reason(error: BaseException) -> str:
     """Return in one line why a call into the JVM failed: messages of the outermost and of the two innermost causes."""
     if isinstance(error, LOST_CONTACT):
         return f"the driver's JVM is gone or does not answer ({_innermost(error)})"

@@ -19,7 +19,7 @@ _SIDECARS = "_sidecars"
 _A_TASK_FOR_EACH_CORE = {"spark.sql.files.maxPartitionBytes": str(1 << 60)}
 
 
-def listed_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
+def list_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     """Return all current files below a table's location that Delta's VACUUM considers.
 
     The store is listed. No request is made for a single file.
@@ -32,16 +32,16 @@ def listed_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
         ``path`` below the location, not percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
 
     """
-    return _listed(spark, snapshot.location, own_folders(snapshot))
+    return _listed(spark, snapshot.location, table_folder_names(snapshot))
 
 
-def own_folders(snapshot: Snapshot) -> list[str]:
+def table_folder_names(snapshot: Snapshot) -> list[str]:
     """Return the names of a table's folders: the folder of change data, and each partition column with ``=``."""
     state = snapshot.state
     return [_CHANGE_DATA, *(f"{name}=" for name in (() if state is None else state.partition_folders))]
 
 
-def listed_log(spark: SparkSession, location: str) -> DataFrame:
+def list_log(spark: SparkSession, location: str) -> DataFrame:
     """Return the current files of a table's log.
 
     Returns:

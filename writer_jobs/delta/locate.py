@@ -9,7 +9,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import StorageError, TableError
 
@@ -59,7 +59,7 @@ def _catalog_location(spark: SparkSession, name: str, *, new: bool) -> str:
             raise TableError(f"table {name} does not exist in the catalog: create it, or name its location")
         rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE TABLE EXTENDED {full_name}").collect()]
     except JVM_ERRORS as error:
-        raise TableError(f"table {name} cannot be looked up in the catalog: {one_sentence(error)}") from error
+        raise TableError(f"table {name} cannot be looked up in the catalog: {error_reason(error)}") from error
     # The details follow the columns. A column may have the name of a detail. A temporary view has no details.
     titles = [title for title, _ in rows]
     details = dict(rows[titles.index(_DETAILS) :]) if _DETAILS in titles else {"Type": "VIEW"}

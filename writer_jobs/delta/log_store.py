@@ -21,7 +21,7 @@ def log_store(spark: SparkSession, name: str) -> Any:
     return JavaClass(f"{_PACKAGE}.{name}", jvm._gateway_client)  # noqa: SLF001
 
 
-def follow_transactions(spark: SparkSession) -> None:
+def track_transactions(spark: SparkSession) -> None:
     """Have the log store track this thread's transactions, also those of OPTIMIZE; without the log store do nothing."""
     with suppress(Py4JError):
         log_store(spark, "ActiveTransaction").track()

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.hadoop_files import escaped
-from writer_jobs.delta.listings import listed_log, session_for_many_files
+from writer_jobs.delta.listings import list_log, session_for_many_files
 from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE
 from writer_jobs.delta.version_files import own_paths
 
@@ -43,8 +43,8 @@ class LoggedFiles:
 
     @functools.cached_property
     def listed(self) -> Sequence[Row]:
-        """Files of the log at the first access; see :func:`.listings.listed_log`."""
-        rows: list[Row] = listed_log(self._spark, self._location).collect()
+        """Files of the log at the first access; see :func:`.listings.list_log`."""
+        rows: list[Row] = list_log(self._spark, self._location).collect()
         return rows
 
     @functools.cached_property

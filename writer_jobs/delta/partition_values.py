@@ -45,7 +45,7 @@ def partition_types(state: TableState | None, partition_by: Sequence[str], rows:
     return {field.name: stored.get(field.name.lower(), field.dataType) for field in rows if field.name.lower() in names}
 
 
-def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType], prefix: str = "") -> Column:
+def unstorable_row_reason(rows: StructType, partitions: Mapping[str, DataType], prefix: str = "") -> Column:
     """Return a text column: the reason why Delta cannot store a row's partition values unchanged; null if it can.
 
     Args:
@@ -55,7 +55,7 @@ def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType], pref
 
     """
     reasons = [
-        unstorable_text(name, F.col(prefix + quoted(name)))
+        unstorable_value_reason(name, F.col(prefix + quoted(name)))
         for name, stored_type in partitions.items()
         if _is_text(stored_type, rows[name].dataType)
     ]
@@ -67,7 +67,7 @@ def _is_text(stored_type: DataType, row_type: DataType) -> bool:
     return isinstance(stored_type, _TEXTS) and isinstance(row_type, _TEXTS)
 
 
-def unstorable_text(name: str, value: Column) -> Column:
+def unstorable_value_reason(name: str, value: Column) -> Column:
     """Return a text column: the reason why Delta cannot store a partition value unchanged; null if it can.
 
     Args:
@@ -108,7 +108,7 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
         # Delta refuses rows with two columns of one name.
         if not _is_text(stored_type, rows.schema[name].dataType) or names.count(name.lower()) > 1:
             continue
-        reason = unstorable_text(name, F.col(quoted(name)))
+        reason = unstorable_value_reason(name, F.col(quoted(name)))
         fails = reason.isNotNull() if where is None else reason.isNotNull() & where
         field = rows.schema[name]
         value = F.when(fails, F.raise_error(reason).cast(field.dataType)).otherwise(F.col(quoted(name)))
@@ -185,7 +185,7 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
             )
 
 
-def long_folder_name(error: BaseException) -> str | None:
+def long_folder_reason(error: BaseException) -> str | None:
     """Return why a write failed, if the name of a partition's folder is too long; None for any other failure."""
     for message in messages_of(error):
         for match in _FOLDER_FAILED.finditer(message):

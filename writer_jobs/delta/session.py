@@ -69,7 +69,7 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 
-def defaults_for_everybody() -> dict[str, str]:
+def cluster_defaults() -> dict[str, str]:
     """Return the ``spark-defaults.conf`` for programs that do not call :func:`build_session`.
 
     With it they commit through the guarded log store, and read and write with the settings of Sluice's jobs.

@@ -182,7 +182,7 @@ class Snapshot:
             feed=_text(properties.get(FEED_PROPERTY)),
         )
 
-    def is_laid_out_as(self, snapshot: Snapshot) -> bool:
+    def has_same_partitioning(self, snapshot: Snapshot) -> bool:
         """Return whether the table has the same partition columns, with the same types, as in another snapshot."""
         if self.loaded == snapshot.loaded:
             return True

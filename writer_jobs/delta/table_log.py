@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.commit_stamp import batch_of, is_commit_of, run_of
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, has_condition, is_caused_by
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import StorageError, TableError
@@ -115,7 +115,7 @@ class DeltaTableLog:
         except JVM_ERRORS as error:
             if not has_condition(error, _PATH_REFUSED):
                 self._refuse_unread(error)
-                raise TableError(f"{self.location} cannot be read as a Delta table: {one_sentence(error)}") from error
+                raise TableError(f"{self.location} cannot be read as a Delta table: {error_reason(error)}") from error
             is_catalog_managed = True
         if is_catalog_managed:
             raise TableError(
@@ -137,7 +137,7 @@ class DeltaTableLog:
             loaded = self._delta_log().getSnapshotAt(version, self._none, self._none, False)  # noqa: FBT003
         except JVM_ERRORS as error:
             self._refuse_unread(error)
-            raise TableError(f"version {version} of {self.location} is not there: {one_sentence(error)}") from error
+            raise TableError(f"version {version} of {self.location} is not there: {error_reason(error)}") from error
         return Snapshot(self._spark, self.location, loaded)
 
     def make_checkpoint(self, version: int) -> None:
@@ -244,7 +244,7 @@ class DeltaTableLog:
             return None, after
         version = newest
         while version > after and (line := self._first_line(version)) is not None:
-            info = commit_info_of(line)
+            info = parse_commit_info(line)
             if is_commit_of(info, write_id, guarded=guarded):
                 return Commit.of(version, info.get("operationMetrics", {})), version
             version -= 1
@@ -286,7 +286,7 @@ class DeltaTableLog:
         """
         version += 1
         while (line := self._first_line(version)) is not None:
-            yield version, commit_info_of(line)
+            yield version, parse_commit_info(line)
             version += 1
 
     def find_run(self, run_id: str, *, newest: int) -> tuple[Mapping[str, Any] | None, int]:
@@ -338,7 +338,7 @@ class DeltaTableLog:
         """Yield the versions before a version, newest first, with their notes of a run; empty without a note."""
         while version > 0 and (line := self._first_line(version - 1)) is not None:
             version -= 1
-            yield version, run_of(commit_info_of(line))
+            yield version, run_of(parse_commit_info(line))
 
     def commit_nothing(self) -> int:
         """Commit without actions, and return the version.
@@ -377,9 +377,9 @@ class DeltaTableLog:
 
     def _refuse_unread(self, error: BaseException) -> None:
         """Raise ``StorageError`` if the store refused or did not answer, which is no error of the table."""
-        damaged = is_java(error, _NOT_JSON) or has_condition(error, "DELTA_")
-        if isinstance(error, LOST_CONTACT) or (is_java(error, "java.io.IOException") and not damaged):
-            raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
+        damaged = is_caused_by(error, _NOT_JSON) or has_condition(error, "DELTA_")
+        if isinstance(error, LOST_CONTACT) or (is_caused_by(error, "java.io.IOException") and not damaged):
+            raise StorageError(f"the log of {self.location} cannot be read: {error_reason(error)}") from error
 
     def _first_line(self, version: int) -> str | None:
         return self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")
@@ -399,13 +399,13 @@ class DeltaTableLog:
         try:
             yield
         except JVM_ERRORS as error:
-            raise StorageError(f"{failure}: {one_sentence(error)}") from error
+            raise StorageError(f"{failure}: {error_reason(error)}") from error
 
     def _delta_log(self) -> Any:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
 
 
-def commit_info_of(line: str) -> dict[str, Any]:
+def parse_commit_info(line: str) -> dict[str, Any]:
     """Parse the ``commitInfo`` in a line of a version file; return an empty object if there is none."""
     try:
         action = json.loads(line)

@@ -20,7 +20,7 @@ _UUID_DIGITS = 20
 _WORD_DIGITS, _WORD_HEX_DIGITS = 5, 8
 
 
-class VersionFiles:
+class DataFiles:
     """Data files of one version of a table.
 
     Args:
@@ -35,9 +35,9 @@ class VersionFiles:
         self._snapshot = snapshot
         self._loaded = snapshot.loaded
         self._are_all = files is None
-        self._files = version_file_rows(spark, snapshot) if files is None else files
+        self._files = data_file_rows(spark, snapshot) if files is None else files
 
-    def within(self, condition: Column) -> VersionFiles:
+    def within(self, condition: Column) -> DataFiles:
         """Return the files that can have rows which match a condition, by their statistics and partition values.
 
         Args:
@@ -49,13 +49,13 @@ class VersionFiles:
         plan: Any = rows.load(self._snapshot.location).where(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001
         scan = self._loaded.filesForScan(self._sequence([plan.condition()]), False)  # noqa: FBT003 (keepNumRecords)
         files = self._spark._jsparkSession.createDataset(scan.files(), self._encoder())  # noqa: SLF001
-        return VersionFiles(self._spark, self._snapshot, DataFrame(files.toDF(), self._spark))
+        return DataFiles(self._spark, self._snapshot, DataFrame(files.toDF(), self._spark))
 
-    def without(self, version_files: VersionFiles) -> VersionFiles:
+    def without(self, version_files: DataFiles) -> DataFiles:
         """Return the files that other version files do not have with the same deleted rows."""
         files, other_files = self._files.alias("files"), version_files._files.alias("other_files")
         is_same = [F.col(f"files.{name}").eqNullSafe(F.col(f"other_files.{name}")) for name in _IDENTITY]
-        return VersionFiles(self._spark, self._snapshot, files.join(other_files, is_same, "left_anti"))
+        return DataFiles(self._spark, self._snapshot, files.join(other_files, is_same, "left_anti"))
 
     def count(self) -> int:
         """Return the number of files."""
@@ -115,7 +115,7 @@ class VersionFiles:
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(values).toSeq()
 
 
-def version_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
+def data_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     """Return a row with the fields of the log's ``add`` action for each data file of a version."""
     return DataFrame(snapshot.loaded.allFiles().toDF(), spark)
 

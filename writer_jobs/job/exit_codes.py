@@ -16,7 +16,7 @@ from lock_manager import (
     LockTimeoutError,
     SluiceError,
 )
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.errors import (
     CommitUnknownError,
     NothingAppliedError,
@@ -134,7 +134,7 @@ def sentence_of(error: BaseException) -> str:
     elif isinstance(error, SluiceError | JobStopped):
         text = str(error)
     elif isinstance(error, JVM_ERRORS):
-        text = f"unexpected: {one_sentence(error)}"
+        text = f"unexpected: {error_reason(error)}"
     else:
         text = f"unexpected {type(error).__name__}: {error} (--verbose shows where)"
     return " ".join(text.split())

@@ -22,8 +22,8 @@ from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.lock_target import Lock
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.listings import listed_log
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.listings import list_log
 from writer_jobs.delta.session import session_with
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import GuardMissingError, HeldTooLongError, TableError, WriteConflictError, WriteFailedError
@@ -165,7 +165,7 @@ class UnitExecutor:
         except SluiceError as error:
             result = replace(result, problem=str(error), failure=error)
         except (*JVM_ERRORS, PySparkException, ValueError) as error:
-            failure = WriteFailedError(table=self.table, reason=one_sentence(error))
+            failure = WriteFailedError(table=self.table, reason=error_reason(error))
             result = replace(result, problem=str(failure), failure=failure)
         return replace(result, seconds=time.monotonic() - start)
 
@@ -271,7 +271,7 @@ class UnitExecutor:
         return replace(result, removed=removed, held_seconds=_held_seconds(hold))
 
     def _log_total(self) -> FileTotals:
-        rows = listed_log(self.spark, self.log.location).select("length").collect()
+        rows = list_log(self.spark, self.log.location).select("length").collect()
         return FileTotals(len(rows), sum(row[0] for row in rows))
 
 

@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
-from writer_jobs.delta.listings import listed_files, own_folders
+from writer_jobs.delta.listings import list_files, table_folder_names
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.source_streams import SourceStream
 from writer_jobs.delta.table_log import LOG_FOLDER
-from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.pins_and_streams import KeepReason, PinsAndStreams, pinned_versions, stream_version
 from writer_jobs.pins.retention import seconds_without_pins
@@ -90,7 +90,7 @@ def classify_files(
     retention_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * _MS
     # A write may commit a file for that long: the gate uses the table's own retention, not `retain`.
     orphan_age_ms = max(retention_ms, snapshot.file_retention_seconds * _MS, MIN_ORPHAN_AGE.total_seconds() * _MS)
-    version_files = VersionFiles(spark, snapshot)
+    version_files = DataFiles(spark, snapshot)
     logged = logged or LoggedFiles(spark, snapshot.location)
     oldest_version, log_start_ms = logged.oldest
     # A removal whose version file is gone was committed before the oldest version of the log. No earlier time is
@@ -103,7 +103,7 @@ def classify_files(
         _marked(version_files.paths(), "live"),
         _marked(logged.paths.select("path", "removed_ms"), "named"),
         _marked(tombstones, "named"),
-        *(_marked(VersionFiles(spark, version).paths(), "pinned") for version in pinned),
+        *(_marked(DataFiles(spark, version).paths(), "pinned") for version in pinned),
         *(_marked(paths, "streamed") for paths in stream_paths or ()),
     ]
     listed = _table_files(spark, snapshot, version_files)
@@ -159,14 +159,14 @@ def _join_facts(listed: DataFrame, facts: Sequence[DataFrame]) -> DataFrame:
     return rows.groupBy("path").agg(*(F.max(name).alias(name) for name in columns)).where("length IS NOT NULL")
 
 
-def _table_files(spark: SparkSession, snapshot: Snapshot, live: VersionFiles) -> DataFrame:
+def _table_files(spark: SparkSession, snapshot: Snapshot, live: DataFiles) -> DataFrame:
     """Return the files below a table's location, without those of nested Delta tables and of Iceberg's metadata.
 
     Delta's VACUUM treats the files of a nested table as this table's. A folder belongs to this table if it has files of
     the newest version or the name of a partition. Every other folder is checked for a log of its own.
     """
-    listed = listed_files(spark, snapshot)
-    own_prefixes = own_folders(snapshot)
+    listed = list_files(spark, snapshot)
+    own_prefixes = table_folder_names(snapshot)
     own_path = f"^(({'|'.join(map(re.escape, own_prefixes))})[^/]*(/|$))*$"
     folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
     foreign_folders = listed.select(folder).distinct().where(~F.col("folder").rlike(own_path))
@@ -220,4 +220,4 @@ def _stream_paths(
     version, stream = min(behind, key=lambda entry: entry[0])
     oldest = stream_version(spark, snapshot.location, stream, version)
     later = logged.paths.where(F.col("version") >= oldest.version).select("path")
-    return [VersionFiles(spark, oldest).paths(), later]
+    return [DataFiles(spark, oldest).paths(), later]

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot, TableState
@@ -88,7 +88,7 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
         growth_per_day, commits_per_day = measured_log.per_day(log)
         remembered_rows, expired_rows = _count_side_rows(spark, snapshot.location, SideTableRetention.of(state, policy))
     except (*JVM_ERRORS, PySparkException) as error:
-        raise StorageError(f"{log.location} cannot be read: {one_sentence(error)}") from error
+        raise StorageError(f"{log.location} cannot be read: {error_reason(error)}") from error
     health = TableHealth(
         table=uri,
         table_id=snapshot.table_id,

@@ -13,8 +13,8 @@ from lock_manager.table_records.commit_stamp import MAINTENANCE, maintenance_of
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.listings import session_for_many_files
 from writer_jobs.delta.snapshot import PHYSICAL_NAME, Snapshot, TableState
-from writer_jobs.delta.table_log import LOG_FOLDER, commit_info_of
-from writer_jobs.delta.version_files import version_file_rows
+from writer_jobs.delta.table_log import LOG_FOLDER, parse_commit_info
+from writer_jobs.delta.version_files import data_file_rows
 from writer_jobs.maintenance.health import SIZE_BOUNDS, FileTotals, PartitionHealth
 from writer_jobs.maintenance.policy import Policy
 
@@ -37,7 +37,7 @@ def measure_partitions(
         is_clustered: Whether the table has clustering columns.
 
     """
-    files = version_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
+    files = data_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
     unordered = F.expr(_FALSE)
     if policy.zorder_by:
         files = _with_zorder_times(spark, snapshot, policy, files)
@@ -145,4 +145,4 @@ def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, 
 def _maintenance_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
     lines = session_for_many_files(spark).read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
     commits = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains(MAINTENANCE))
-    return [commit_info_of(row[0]) for row in commits.select("value").collect()]
+    return [parse_commit_info(row[0]) for row in commits.select("value").collect()]

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import SluiceError
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import StorageError, TableError
@@ -79,7 +79,7 @@ def _list_database(spark: SparkSession, database: str) -> list[str]:
     try:
         rows = spark.sql(f"SHOW TABLES IN {quoted_database}").where("NOT isTemporary").collect()
     except (*JVM_ERRORS, PySparkException) as error:
-        raise TableError(f"the tables of {database} cannot be listed: {one_sentence(error)}") from error
+        raise TableError(f"the tables of {database} cannot be listed: {error_reason(error)}") from error
     names = (f"{quoted_database}.{quoted(row['tableName'])}" for row in rows)
     if not (tables := [name for name in names if _may_be_delta(spark, name)]):
         raise TableError(f"{database} has no Delta tables")

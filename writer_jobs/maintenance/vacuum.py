@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockManager, canonical_table_uri
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.listings import listed_files
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.session import session_with
 from writer_jobs.delta.snapshot import Snapshot
@@ -135,7 +135,7 @@ def vacuum(
             )
             files = stack.enter_context(closing(MaterializedRows(removable))).rows
         except (*JVM_ERRORS, PySparkException) as error:
-            raise StorageError(f"the files of {log.location} cannot be listed: {one_sentence(error)}") from error
+            raise StorageError(f"the files of {log.location} cannot be listed: {error_reason(error)}") from error
         totals = totals_by_state(files)
         unneeded = sum_totals(total for (_, kept_by), total in totals.items() if kept_by is None)
         if unneeded.files and not dry_run:
@@ -190,10 +190,10 @@ def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:
         with _silent_console(spark):
             session.sql(f"VACUUM delta.{quoted(location)} USING INVENTORY (TABLE {_VIEW}) RETAIN 0 HOURS")
         # Delta skips a file that the store does not let it remove.
-        remaining = listed_files(spark, snapshot).join(files.select("path"), "path", "left_semi")
+        remaining = list_files(spark, snapshot).join(files.select("path"), "path", "left_semi")
         examples = remaining.limit(_SHOWN).collect()
     except (*JVM_ERRORS, PySparkException) as error:
-        raise WriteFailedError(table=table, reason=one_sentence(error)) from error
+        raise WriteFailedError(table=table, reason=error_reason(error)) from error
     if examples:
         paths = ", ".join(row["path"] for row in examples)
         raise WriteFailedError(table=table, reason=f"the store has not removed all files, such as {paths}")

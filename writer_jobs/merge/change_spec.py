@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BooleanType, DataType, MapType, StringType, VariantType
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, has_condition, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, error_reason, has_condition
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import ChangesError, WriteFailedError
 
@@ -159,7 +159,7 @@ class ChangeSpec:
             )
             types = {field.name: field.dataType for field in prepared.schema}
         except (*JVM_ERRORS, PySparkException) as error:
-            raise self.misfit(f"sequence_by or apply_as_deletes cannot be used: {one_sentence(error)}") from error
+            raise self.misfit(f"sequence_by or apply_as_deletes cannot be used: {error_reason(error)}") from error
         if not isinstance(types[DELETED], BooleanType):
             raise self.misfit(f"apply_as_deletes must be a boolean expression, got {types[DELETED].simpleString()}")
         if isinstance(types[SEQ], MapType | VariantType):

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, has_condition, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, error_reason, has_condition
 from writer_jobs.errors import ChangesError
 
 
@@ -44,7 +44,7 @@ class MaterializedRows:
         except (*JVM_ERRORS, PySparkException) as error:
             # If raise_error refused a value, the message describes the value, not the reader.
             prefix = "" if has_condition(error, RAISED) else f"the {source} cannot be read: "
-            raise ChangesError(table=table, reason=f"{prefix}{one_sentence(error)}") from error
+            raise ChangesError(table=table, reason=f"{prefix}{error_reason(error)}") from error
 
     def close(self) -> None:
         """Release the local checkpoint."""

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.commit.merge import LockedMerge
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import WriteFailedError
 from writer_jobs.merge.change_spec import DELETED, SEQ, SEQUENCE, ChangeSpec
@@ -85,7 +85,7 @@ class NewestRows(ScdRows):
         try:
             return not matches.where(F.col(SEQ) <= F.col(_STORED)).isEmpty()
         except (*JVM_ERRORS, PySparkException) as error:
-            reason = f"the rows of the table cannot be read: {one_sentence(error)}"
+            reason = f"the rows of the table cannot be read: {error_reason(error)}"
             raise WriteFailedError(table=self._spec.table, reason=reason) from error
 
     def without_repetitions(self, rows: DataFrame, table: DataFrame) -> DataFrame:

@@ -14,7 +14,7 @@ from lock_manager import Hold
 from lock_manager.deadline import Deadline
 from lock_manager.partitions import MAX_PARTITIONS
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, refuse_clock_changes, with_storable_values
 from writer_jobs.delta.session import refuse_lenient_casts
 from writer_jobs.delta.snapshot import TableState
@@ -224,7 +224,7 @@ def alter_if_needed(
             try:
                 spark.sql(f"ALTER TABLE delta.{quoted(writer.location)} {clause}")
             except JVM_ERRORS as error:
-                raise SchemaMismatchError(table=writer.table, reason=one_sentence(error)) from error
+                raise SchemaMismatchError(table=writer.table, reason=error_reason(error)) from error
     return _existing(writer, writer.log.state())
 
 

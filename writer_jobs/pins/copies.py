@@ -11,7 +11,7 @@ from lock_manager import LockManager
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
 from writer_jobs.commit.result import CommitResult
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import TableError
 from writer_jobs.pins.moment import up_to_sql
@@ -107,5 +107,5 @@ def make_view(spark: SparkSession, pin: Pin, pinned_table: PinnedTable, database
     try:
         spark.sql(f"CREATE OR REPLACE VIEW {quoted_name} AS SELECT * FROM {source}{condition}")  # noqa: S608 (names are quoted)
     except (*JVM_ERRORS, PySparkException) as error:
-        raise TableError(f"the view {database}.{name} cannot be created: {one_sentence(error)}") from error
+        raise TableError(f"the view {database}.{name} cannot be created: {error_reason(error)}") from error
     return f"{database}.{name}"

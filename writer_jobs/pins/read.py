@@ -13,13 +13,13 @@ from pyspark.sql.types import StructType
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.listings import listed_files
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog
-from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.merge.merge_sql import comparable
 from writer_jobs.pins.moment import up_to
@@ -157,14 +157,14 @@ def _count_changes(
     spark: SparkSession, pin: Pin, pinned_table: PinnedTable, earlier: Snapshot, later: Snapshot
 ) -> ChangedSince:
     if earlier.version == later.version:
-        files, files_read, rows_new, rows_gone = 2 * VersionFiles(spark, earlier).count(), 0, 0, 0
+        files, files_read, rows_new, rows_gone = 2 * DataFiles(spark, earlier).count(), 0, 0, 0
     else:
         difference = _Difference(spark, pin, pinned_table, earlier, later)
         files, files_read = difference.file_count, difference.files_new.count() + difference.files_gone.count()
         try:
             rows_new, rows_gone = difference.count_rows() if files_read else (0, 0)
         except (*JVM_ERRORS, PySparkException) as error:
-            reason = one_sentence(error)
+            reason = error_reason(error)
             raise PinError(f"{pinned_table.table} cannot be compared with pin {pin.name}: {reason}") from error
     return ChangedSince(
         table=pinned_table.table,
@@ -224,12 +224,12 @@ class _MomentFiles:
             raise TableError(f"there is no Delta table at {pinned_table.location} any more")
         self.schema = state.schema
         condition = _condition(pin, pinned_table, state.schema)
-        files = VersionFiles(spark, snapshot)
+        files = DataFiles(spark, snapshot)
         self.file_count = files.count()
         try:
             self.files = files if condition is None else files.within(condition)
         except (*JVM_ERRORS, PySparkException) as error:
-            reason = one_sentence(error)
+            reason = error_reason(error)
             raise PinError(f"version {snapshot.version} of {pinned_table.table} cannot be read: {reason}") from error
         self.condition = F.expr("true") if condition is None else condition
 
@@ -244,10 +244,10 @@ def refuse_missing_files(spark: SparkSession, pin: Pin, pinned_table: PinnedTabl
     """
     version = pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table)
     try:
-        paths = VersionFiles(spark, version).paths()
-        missing = paths.join(listed_files(spark, version), "path", "left_anti").limit(_SHOWN).collect()
+        paths = DataFiles(spark, version).paths()
+        missing = paths.join(list_files(spark, version), "path", "left_anti").limit(_SHOWN).collect()
     except (*JVM_ERRORS, PySparkException) as error:
-        raise StorageError(f"the files of {pinned_table.location} cannot be listed: {one_sentence(error)}") from error
+        raise StorageError(f"the files of {pinned_table.location} cannot be listed: {error_reason(error)}") from error
     if missing:
         examples = ", ".join(row["path"] for row in missing)
         table = pinned_table.table

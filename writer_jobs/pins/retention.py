@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
 from writer_jobs.delta.table_log import DeltaTableLog
@@ -116,7 +116,7 @@ class Retention:
         try:
             self._spark.sql(f"ALTER TABLE delta.{quoted(self._log.location)} {clause}")
         except JVM_ERRORS as error:
-            raise TableError(f"the retention of {self._log.location} was not set: {one_sentence(error)}") from error
+            raise TableError(f"the retention of {self._log.location} was not set: {error_reason(error)}") from error
 
 
 def seconds_without_pins(snapshot: Snapshot) -> float:

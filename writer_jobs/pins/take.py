@@ -18,7 +18,7 @@ from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.table_log import DeltaTableLog
-from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.locking import locked_all
 from writer_jobs.pins.moment import up_to
@@ -304,7 +304,7 @@ def _open(spark: SparkSession, files: HadoopFiles, table: str, event_time: str |
     snapshot = log.snapshot()
     if snapshot.state is None:
         raise TableError(f"there is no Delta table at {log.location}")
-    if VersionFiles(spark, snapshot).has_files_elsewhere():
+    if DataFiles(spark, snapshot).has_files_elsewhere():
         raise PinError(f"{uri} is a shallow clone, whose files belong to another table: pin that table")
     watermarks = None
     if event_time is not None and at is not None:

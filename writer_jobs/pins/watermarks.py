@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager.errors import PinError
 from lock_manager.table_records.commit_stamp import WATERMARK, watermark_of
 from writer_jobs.delta.hadoop_files import escaped
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, commit_info_of
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, parse_commit_info
 from writer_jobs.errors import StorageError
 
 _RESTORE = "RESTORE"
@@ -50,7 +50,7 @@ class Watermarks:
         self._watermarks: list[_StreamWatermark] = []
         for version, line in _relevant_commits(spark, log.location):
             if version <= self._version:
-                self._add(version, commit_info_of(line))
+                self._add(version, parse_commit_info(line))
 
     def refresh(self) -> None:
         """Read the commits that were made since the last read.
@@ -124,5 +124,5 @@ def _relevant_commits(spark: SparkSession, location: str) -> list[tuple[int, str
     try:
         rows = commits.select("_metadata.file_name", "value").collect()
     except JVM_ERRORS as error:
-        raise StorageError(f"the log of {location} cannot be read: {one_sentence(error)}") from error
+        raise StorageError(f"the log of {location} cannot be read: {error_reason(error)}") from error
     return sorted((int(name[1]), row[1]) for row in rows if (name := VERSION_FILE.fullmatch(row[0])))

@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from lock_manager import Hold, LockCancelledError
 from writer_jobs.commit.result import CommitResult
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.errors import StreamError
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -112,7 +112,7 @@ class BatchQuery:
             query = stream.trigger(**schedule).start()
         except (*JVM_ERRORS, PySparkException) as error:
             self._query.set_exception(error)
-            raise StreamError(table=self._writer.table, reason=one_sentence(error)) from error
+            raise StreamError(table=self._writer.table, reason=error_reason(error)) from error
         self._query.set_result(query)
         query_error = None
         try:
@@ -123,7 +123,7 @@ class BatchQuery:
             # Spark's error has only the text of this one.
             raise self._failure
         if query_error is not None:
-            raise StreamError(table=self._writer.table, reason=one_sentence(query_error)) from query_error
+            raise StreamError(table=self._writer.table, reason=error_reason(query_error)) from query_error
 
     def stop(self) -> None:
         """Stop the query after the batch that has its lock or is in the table; cancel a batch that has no lock yet.

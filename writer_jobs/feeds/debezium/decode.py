@@ -20,8 +20,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.partition_values import partition_types, unstorable_reason
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, DecodedBatch
@@ -103,7 +103,7 @@ def decode(
                 on_failure.pop_all()
             return result
     except (*JVM_ERRORS, PySparkException) as error:
-        raise FeedError(f"the messages cannot be decoded: {one_sentence(error)}") from error
+        raise FeedError(f"the messages cannot be decoded: {error_reason(error)}") from error
 
 
 class _Batch:
@@ -164,7 +164,7 @@ class _Batch:
         reason = F.coalesce(
             F.col("reason"),
             undecodable_reason(columns, texts, messages.schema[ORDER].dataType, unavailable),
-            unstorable_reason(columns.schema, self._partitions, "row."),
+            unstorable_row_reason(columns.schema, self._partitions, "row."),
         )
         messages = messages.withColumn("reason", reason).drop("texts", "group")
         is_dead = F.col("reason").isNotNull()
@@ -259,7 +259,7 @@ class _Batch:
         differs = [F.col("key_before").getField(name) != F.col("row").getField(name) for name in keys]
         # The table has no row with a key that Delta stores as a different value.
         partitions = {name: data_type for name, data_type in self._partitions.items() if name in keys}
-        is_storable = unstorable_reason(self._columns.schema, partitions, "key_before.").isNull()
+        is_storable = unstorable_row_reason(self._columns.schema, partitions, "key_before.").isNull()
         return F.when(reduce(or_, differs) & is_storable, F.col("key_before"))
 
     def _with_order(self, messages: DataFrame) -> DataFrame:
@@ -276,7 +276,7 @@ class _Batch:
             ordered = messages.withColumns(envelope).withColumn(ORDER, F.expr(self._sequence_by))
             data_type = ordered.schema[ORDER].dataType
         except (*JVM_ERRORS, PySparkException) as error:
-            raise FeedError(f"sequence_by cannot be used: {one_sentence(error)}") from error
+            raise FeedError(f"sequence_by cannot be used: {error_reason(error)}") from error
         if (reason := text_sequence_error(self._sequence_by, data_type)) is not None:
             raise FeedError(reason)
         return ordered

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
 
-from writer_jobs.delta.partition_values import unstorable_text
+from writer_jobs.delta.partition_values import unstorable_value_reason
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.message_values import parse_single_value
@@ -169,7 +169,7 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
         *(F.when(~F.is_valid_utf8(text), f"{name} is not UTF-8") for name, text in texts.items()),
         F.when(is_put & F.col("value").isNull(), "no value"),
         *(F.when(key.isNull(), f"the row key does not fit the mapping: {name}") for name, key in keys.items()),
-        *(unstorable_text(name, key) for name, key in keys.items() if name.lower() in partitions),
+        *(unstorable_value_reason(name, key) for name, key in keys.items() if name.lower() in partitions),
         F.when(
             is_put & mapping.undecodable(column, F.col("value")),
             F.concat(F.lit("the value does not fit the type of "), column),
@@ -177,7 +177,7 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
         *(
             F.when(
                 is_put & (F.lower(column) == name.lower()),
-                unstorable_text(name, mapping.type_of(name).decode(F.col("value"))),
+                unstorable_value_reason(name, mapping.type_of(name).decode(F.col("value"))),
             )
             for name in partition_columns
             if name.lower() not in key_names

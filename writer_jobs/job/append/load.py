@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from lock_manager import Hold
 from lock_manager.table_records.commit_stamp import run_note
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import RunError, SourceError, TableError, WriteFailedError
 from writer_jobs.job.append.arguments import AppendArguments
@@ -155,7 +155,7 @@ class AppendLoad:
                 split = SplitRows(rows, commits, columns)
                 split.count()
         except JVM_ERRORS as error:
-            raise WriteFailedError(table=self._writer.table, reason=one_sentence(error)) from error
+            raise WriteFailedError(table=self._writer.table, reason=error_reason(error)) from error
         try:
             for commit in range(plan.committed + 1, commits + 1):
                 # Checked for each commit: Spark reads rows that its cache evicted from the files again.

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import is_java
+from writer_jobs.delta.jvm_errors import is_caused_by
 from writer_jobs.delta.table_log import DeltaTableLog, Head
 from writer_jobs.errors import RunError, StorageError
 from writer_jobs.job.append.split import SPLIT_RULE
@@ -155,7 +155,7 @@ class RunRecords:
             return self._files.read_text(path)
         except StorageError as error:
             # On a disk Hadoop stores a checksum, which an incomplete file does not match.
-            if error.__cause__ is not None and is_java(error.__cause__, _CHECKSUM_ERROR):
+            if error.__cause__ is not None and is_caused_by(error.__cause__, _CHECKSUM_ERROR):
                 return None
             raise
 

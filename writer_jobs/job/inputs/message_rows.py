@@ -25,9 +25,9 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.delta.exact_cast import EXACT_DIGITS, exact_cast
-from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, from_text, has_any, misfit_sentence
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.partition_values import partition_types, unstorable_reason
+from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, contains_type, from_text, misfit_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.message_values import has_long_number, parse_single_value, variant_path
@@ -68,8 +68,8 @@ class JsonMessages:
         try:
             parsed = StructType.fromDDL(schema)
         except (*JVM_ERRORS, PySparkException) as error:
-            raise SourceError(f"--value-schema {schema!r}: {one_sentence(error)}") from error
-        if has_any(parsed, (CharType, VarcharType)):
+            raise SourceError(f"--value-schema {schema!r}: {error_reason(error)}") from error
+        if contains_type(parsed, (CharType, VarcharType)):
             raise SourceError(f"--value-schema {schema!r}: write string for char(n) and varchar(n)")
         self._schema = parsed
 
@@ -106,7 +106,7 @@ class JsonMessages:
             row = from_text(F.col(ROW), self._schema, _TEXTS, lambda item, data_type, _: _value(item, data_type), "")
             parsed = parsed.select("key", "value", "origin", row.alias(ROW), _REASON)
         except PySparkException as error:
-            raise SourceError(f"--value-schema: {one_sentence(error)}") from error
+            raise SourceError(f"--value-schema: {error_reason(error)}") from error
         with closing(MaterializedRows.of(self._writer.table, parsed, "messages")) as materialized:
             yield separate_dead_letters(materialized.rows, self._writer, self._arguments)
 
@@ -192,7 +192,7 @@ def separate_dead_letters(messages: DataFrame, writer: LockedDeltaWriter, argume
     schema = StructType(list(fields.values()))
     reasons = [
         F.when(nulls != "", F.concat(F.lit("null in "), nulls)),
-        unstorable_reason(schema, partition_types(state, arguments.partition_by, schema), f"{ROW}."),
+        unstorable_row_reason(schema, partition_types(state, arguments.partition_by, schema), f"{ROW}."),
     ]
     if (event_time := fields.get(arguments.event_time.lower())) is not None:
         reasons += _event_time_reasons(values[event_time.name], event_time.dataType)

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.errors import SourceError
 from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.inputs.sources import LINES, SourceReader
@@ -54,7 +54,7 @@ def messages_of_topic(
     try:
         records = reader.options(**{**options, "kafka.bootstrap.servers": servers, "subscribe": topic}).load()
     except (*JVM_ERRORS, PySparkException) as error:
-        reason = one_sentence(error)
+        reason = error_reason(error)
         if "kafka" in reason and "find" in reason:
             reason = (
                 "Spark's source for Kafka is not on the class path: give spark-submit --packages "
@@ -98,7 +98,7 @@ def _from_records(records: DataFrame) -> DataFrame:
         return records.select(key.cast("binary").alias("key"), F.col("value").cast("binary"), origin.alias("origin"))
     except PySparkException as error:
         raise SourceError(
-            f"the files do not have the types of Spark's source for Kafka: {one_sentence(error)}"
+            f"the files do not have the types of Spark's source for Kafka: {error_reason(error)}"
         ) from error
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from writer_jobs.delta.hadoop_files import escaped
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason, has_condition
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import merged_schema, mismatch, type_differences, type_to_read
@@ -180,7 +180,7 @@ class SourceReader:
         except LinesError as error:
             raise WriteFailedError(table=self._table, reason=str(error)) from error
         except (*JVM_ERRORS, PySparkException) as error:
-            reason = one_sentence(error)
+            reason = error_reason(error)
             if has_condition(error, "MALFORMED_RECORD"):
                 raise WriteFailedError(table=self._table, reason=reason) from error
             raise SourceError(f"the source cannot be read as {self._format}: {reason}") from error
@@ -229,7 +229,7 @@ class SourceReader:
         try:
             row = texts.agg(*has_change).collect()[0]
         except (*JVM_ERRORS, PySparkException) as error:
-            raise WriteFailedError(table=self._table, reason=one_sentence(error)) from error
+            raise WriteFailedError(table=self._table, reason=error_reason(error)) from error
         return _with_strings(schema, {name for name, is_changed in row.asDict().items() if is_changed})
 
     def _reader(self) -> DataFrameReader:

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from lock_manager import Hold
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.errors import ArgumentsError, WriteConflictError
 from writer_jobs.job.append.load import refuse_other_partitioning
 from writer_jobs.job.inputs.source_files import find_sources
@@ -101,7 +101,7 @@ def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructTyp
     try:
         spark.createDataFrame([], schema).where(predicate)
     except (*JVM_ERRORS, PySparkException) as error:
-        raise ArgumentsError(f"--replace-where {predicate!r}: {one_sentence(error)}") from error
+        raise ArgumentsError(f"--replace-where {predicate!r}: {error_reason(error)}") from error
 
 
 #: The job that ``spark-submit`` runs.

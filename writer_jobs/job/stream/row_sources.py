@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import SluiceError
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.errors import SourceError
 from writer_jobs.job.inputs.file_stream import FileBatches
@@ -76,7 +76,7 @@ def _table_source(
         location = locate_table(spark, table)
         frame = spark.readStream.format("delta").options(**{**arguments.options, **limit}).load(location)
     except (*JVM_ERRORS, PySparkException) as error:
-        raise SourceError(f"source table {table} cannot be read: {one_sentence(error)}") from error
+        raise SourceError(f"source table {table} cannot be read: {error_reason(error)}") from error
     except SluiceError as error:
         raise SourceError(f"source table {table}: {error}") from error
 
