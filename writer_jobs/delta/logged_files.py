@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.listings import list_log, session_for_many_files
 from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE
-from writer_jobs.delta.version_files import own_paths
+from writer_jobs.delta.version_files import local_paths
 
 _VECTOR = "deletionVector struct<storageType: string, pathOrInlineDv: string>"
 _ACTIONS = (
@@ -78,7 +78,7 @@ class LoggedFiles:
         committed_ms = F.unix_millis("_metadata.file_modification_time")
         removed_ms = F.greatest("remove.deletionTimestamp", committed_ms)
         return lines.select(
-            own_paths(path, vector).alias("path"),
+            local_paths(path, vector).alias("path"),
             F.substring("_metadata.file_name", 1, _DIGITS).cast("long").alias("version"),
             F.when(F.col("remove").isNotNull() | F.col("cdc").isNotNull(), removed_ms).alias("removed_ms"),
         )

@@ -47,7 +47,8 @@ class DataFiles:
         """
         rows = self._spark.read.format("delta").option("versionAsOf", self._snapshot.version)
         plan: Any = rows.load(self._snapshot.location).where(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001
-        scan = self._loaded.filesForScan(self._sequence([plan.condition()]), False)  # noqa: FBT003 (keepNumRecords)
+        filters = self._scala(self._jvm.java.util.Collections.singletonList(plan.condition()))
+        scan = self._loaded.filesForScan(filters, False)  # noqa: FBT003 (keepNumRecords)
         files = self._spark._jsparkSession.createDataset(scan.files(), self._encoder())  # noqa: SLF001
         return DataFiles(self._spark, self._snapshot, DataFrame(files.toDF(), self._spark))
 
@@ -75,7 +76,7 @@ class DataFiles:
             clone's source) are left out. A file with the deletion vectors of several data files has several rows.
 
         """
-        return self._files.select(own_paths(F.col("path"), "deletionVector").alias("path"))
+        return self._files.select(local_paths(F.col("path"), "deletionVector").alias("path"))
 
     def removed(self) -> DataFrame:
         """Return the removed files that the snapshot still has.
@@ -86,7 +87,7 @@ class DataFiles:
 
         """
         tombstones = DataFrame(self._loaded.tombstones().toDF(), self._spark).where(~is_elsewhere(F.col("path")))
-        return tombstones.select(decoded(F.col("path")).alias("path"), "deletionTimestamp")
+        return tombstones.select(decode_path(F.col("path")).alias("path"), "deletionTimestamp")
 
     def has_files_elsewhere(self) -> bool:
         """Return whether files are outside the table's location: the table is a shallow clone."""
@@ -105,14 +106,8 @@ class DataFiles:
     def _encoder(self) -> Any:
         return self._loaded.allFiles().encoder()
 
-    def _sequence(self, items: list[Any]) -> Any:
-        values = self._jvm.java.util.ArrayList()
-        for item in items:
-            values.add(item)
-        return self._scala(values)
-
-    def _scala(self, values: Any) -> Any:
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(values).toSeq()
+    def _scala(self, java_list: Any) -> Any:
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_list).toSeq()
 
 
 def data_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
@@ -120,7 +115,7 @@ def data_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     return DataFrame(snapshot.loaded.allFiles().toDF(), spark)
 
 
-def own_paths(path: Column, vector: str) -> Column:
+def local_paths(path: Column, vector: str) -> Column:
     """Return a row for each path of a data file and its deletion vector that is below the table's location.
 
     Args:
@@ -131,7 +126,7 @@ def own_paths(path: Column, vector: str) -> Column:
         Paths below the table's location, not percent-encoded.
 
     """
-    file = F.when(~is_elsewhere(path), decoded(path))
+    file = F.when(~is_elsewhere(path), decode_path(path))
     # A shallow clone stores new deletion vectors in its own folder, also vectors of its source's files.
     vector_path = deletion_vector_path(f"{vector}.pathOrInlineDv")
     vector_file = F.expr(f"if({vector}.storageType = 'u', {vector_path}, NULL)")
@@ -143,7 +138,7 @@ def is_elsewhere(path: Column) -> Column:
     return path.rlike("^([A-Za-z][A-Za-z0-9+.-]*:|/)")
 
 
-def decoded(path: Column) -> Column:
+def decode_path(path: Column) -> Column:
     """Decode a percent-encoded path of the log."""
     # url_decode would turn "+" into a blank.
     return F.url_decode(F.replace(path, F.lit("+"), F.lit("%2B")))
@@ -162,13 +157,13 @@ def deletion_vector_path(encoded: str) -> str:
     """
     last = f"[{re.escape(_DIGITS)}]{{{_UUID_DIGITS}}}$"
     # A name that cannot be decoded must not become the path of another file.
-    unknown = f"raise_error(concat('no name of a deletion vector: ', {encoded}))"
+    unknown = f"raise_error(concat('not the name of a deletion vector: ', {encoded}))"
     name = f"if({encoded} RLIKE r'{last}', right({encoded}, {_UUID_DIGITS}), {unknown})"
     words = []
     for start in range(1, _UUID_DIGITS + 1, _WORD_DIGITS):
         value = "0L"
-        for at in range(start, start + _WORD_DIGITS):
-            value = f"(({value}) * {len(_DIGITS)} + position(substring(name, {at}, 1), '{_DIGITS}') - 1)"
+        for position in range(start, start + _WORD_DIGITS):
+            value = f"(({value}) * {len(_DIGITS)} + position(substring(name, {position}, 1), '{_DIGITS}') - 1)"
         words.append(f"lpad(hex({value}), {_WORD_HEX_DIGITS}, '0')")
     # The lambda gives the expression a name, which would otherwise be repeated twenty times.
     digits = f"element_at(transform(array({name}), name -> lower(concat({', '.join(words)}))), 1)"

@@ -15,10 +15,10 @@ final class FileIdentity {
   private FileIdentity() {}
 
   /** Returns whether a file exists with the same modification time, length and, where the store has them, ETag. */
-  static boolean isUnchanged(Path file, FileStatus known, Configuration conf) throws IOException {
+  static boolean isUnchanged(Path file, FileStatus expected, Configuration conf) throws IOException {
     FileStatus current = statusOf(file, conf);
-    return isModifiedAt(current, known.getModificationTime()) && current.getLen() == known.getLen()
-        && hasSameTag(current, known);
+    return isModifiedAt(current, expected.getModificationTime()) && current.getLen() == expected.getLen()
+        && hasSameTag(current, expected);
   }
 
   /** Returns whether a file exists with the same modification time, in milliseconds since the epoch. */
@@ -38,9 +38,9 @@ final class FileIdentity {
     return current != null && current.getModificationTime() / RESOLUTION_MILLIS == modified / RESOLUTION_MILLIS;
   }
 
-  private static boolean hasSameTag(FileStatus current, FileStatus known) {
+  private static boolean hasSameTag(FileStatus current, FileStatus expected) {
     String tag = current instanceof EtagSource source ? source.getEtag() : null;
-    String knownTag = known instanceof EtagSource source ? source.getEtag() : null;
-    return tag == null || knownTag == null || tag.equals(knownTag);
+    String expectedTag = expected instanceof EtagSource source ? source.getEtag() : null;
+    return tag == null || expectedTag == null || tag.equals(expectedTag);
   }
 }

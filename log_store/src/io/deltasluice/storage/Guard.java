@@ -77,9 +77,9 @@ public final class Guard {
    * Installs the guard of a Python process. It decides on the commits of the threads that are bound to it.
    *
    * @param name name of the guard
-   * @param port port on 127.0.0.1 on which the process listens
-   * @param questionKey secret with which this JVM proves itself
-   * @param answerKey secret with which the process proves itself
+   * @param port port of the process on 127.0.0.1
+   * @param questionKey secret that authenticates this JVM
+   * @param answerKey secret that authenticates the process
    * @param timeoutMillis milliseconds to wait for an answer; no answer is a refusal
    * @throws IOException the process cannot be reached
    */
@@ -270,13 +270,13 @@ public final class Guard {
 
   /** Returns the guard of this thread, and then the other guards, the newest first. */
   private static List<Map.Entry<String, PythonGuard>> guards(String ownGuard) {
-    List<Map.Entry<String, PythonGuard>> all;
+    List<Map.Entry<String, PythonGuard>> entries;
     synchronized (GUARDS) {
-      all = new ArrayList<>(GUARDS.entrySet());
+      entries = new ArrayList<>(GUARDS.entrySet());
     }
-    Collections.reverse(all);
-    all.sort(Comparator.comparing(entry -> !entry.getKey().equals(ownGuard)));
-    return all;
+    Collections.reverse(entries);
+    entries.sort(Comparator.comparing(entry -> !entry.getKey().equals(ownGuard)));
+    return entries;
   }
 
   private static String blocks() {

@@ -21,8 +21,8 @@ final class PythonGuard implements CommitGuard {
 
   /**
    * @param port port on 127.0.0.1
-   * @param questionKey secret with which this JVM proves itself
-   * @param answerKey secret with which Python proves itself
+   * @param questionKey secret that authenticates this JVM
+   * @param answerKey secret that authenticates Python
    * @param timeoutMillis milliseconds to wait for an answer
    */
   PythonGuard(int port, String questionKey, String answerKey, long timeoutMillis) {

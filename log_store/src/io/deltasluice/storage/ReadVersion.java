@@ -65,8 +65,8 @@ final class ReadVersion {
     ObjectNode properties = json.putObject("properties");
     // Without a table, Delta's snapshot has the session's default properties for new tables.
     if (version != NO_TABLE) {
-      Map<String, String> all = snapshot.metadata().configuration();
-      all.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
+      Map<String, String> configuration = snapshot.metadata().configuration();
+      configuration.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
     }
     return json;
   }
