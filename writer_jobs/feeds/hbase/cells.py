@@ -131,12 +131,12 @@ class CellRows:
         """Return all rows of the batch for the side table."""
         return batch.rows
 
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
         """Return the rows that the batch touches, each with its new values and whether it is deleted."""
         touched = rows.select(*self._keys).distinct()
         cells = rows.drop(DELETED)
-        if remembered is not None:
-            cells = cells.unionByName(remembered.join(touched, list(self._spec.keys), "left_semi"))
+        if side_rows is not None:
+            cells = cells.unionByName(side_rows.join(touched, list(self._spec.keys), "left_semi"))
         cells = _with_visibility(self._fold_repetitions(cells), self._keys)
         column = F.lower(self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)))
         newest = (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import JobParser, build_arguments, column_names, nonblank
+from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, nonblank
 from writer_jobs.job.inputs.file_arguments import (
     FileJobArguments,
     add_new_table,
@@ -104,12 +104,12 @@ class StreamJobArguments(FileJobArguments):
     kafka: str | None
     topic: str | None
     value_schema: str | None
-    keys: tuple[str, ...]
-    event_time: str
-    sequence_by: str | None
-    watermark_delay: timedelta
-    allowed_lateness: timedelta | None
-    schema_evolution: bool
+    keys: tuple[str, ...] = field(metadata=APPLIED)
+    event_time: str = field(metadata=APPLIED)
+    sequence_by: str | None = field(metadata=APPLIED)
+    watermark_delay: timedelta = field(metadata=APPLIED)
+    allowed_lateness: timedelta | None = field(metadata=APPLIED)
+    schema_evolution: bool = field(metadata=APPLIED)
     stream: StreamArguments
     max_files_per_batch: int | None
 
@@ -121,15 +121,7 @@ class StreamJobArguments(FileJobArguments):
     @property
     def row_options(self) -> RowOptions:
         """Arguments of :func:`writer_jobs.apply_rows` that all batches share."""
-        return {
-            "keys": self.keys,
-            "event_time": self.event_time,
-            "sequence_by": self.sequence_by,
-            "watermark_delay": self.watermark_delay,
-            "allowed_lateness": self.allowed_lateness,
-            "schema_evolution": self.schema_evolution,
-            "partition_by": self.partition_by,
-        }
+        return cast("RowOptions", self.apply_options)
 
     @property
     def report_fields(self) -> dict[str, Any]:

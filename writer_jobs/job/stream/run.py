@@ -26,11 +26,11 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     context.report(table=writer.table)
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
     source, totals = row_source(spark, writer, arguments), AppliedTotals(writer)
-    into = RowStream(writer, files, checkpoint, arguments.row_options)
-    claim_checkpoint(files, checkpoint, {**into.query, **source.name})
+    stream = RowStream(writer, files, checkpoint, arguments.row_options)
+    claim_checkpoint(files, checkpoint, {**stream.query, **source.name})
 
     def apply(frame: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        result = into.apply(partial(source.batch, frame, txn[1]), txn, holding)
+        result = stream.apply(partial(source.batch, frame, txn[1]), txn, holding)
         is_applied = result.arrived > 0 or result.already_applied
         totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
         return result
