@@ -61,15 +61,15 @@ class CommitGuard:
         self._handlers = {"turn": self._answer_turn, "outcome": self._record_outcome, "commit": self._allow_commit}
         self.observed = 0
 
-    def add(self, guarded: GuardedHold) -> None:
+    def add(self, block: GuardedHold) -> None:
         """Allow the commits of threads that are bound to this block, as long as the ensemble confirms its hold."""
         with self._lock:
-            self._blocks[guarded.block_id] = guarded
+            self._blocks[block.block_id] = block
 
-    def remove(self, guarded: GuardedHold) -> None:
+    def remove(self, block: GuardedHold) -> None:
         """Refuse the later commits of the block."""
         with self._lock:
-            self._blocks.pop(guarded.block_id, None)
+            self._blocks.pop(block.block_id, None)
 
     def open(self, ticket: Ticket) -> None:
         """Let the commit of this ticket wait until the ticket is granted or refused."""
@@ -81,12 +81,12 @@ class CommitGuard:
         with self._lock:
             self._tickets.pop(ticket.name, None)
 
-    def sibling_blocks(self, guarded: GuardedHold) -> list[GuardedHold]:
+    def sibling_blocks(self, block: GuardedHold) -> list[GuardedHold]:
         """Return the other open blocks under the same hold: of other tables or threads, or nested with this one."""
-        hold_id = guarded.hold.hold_id
+        hold_id = block.hold.hold_id
         with self._lock:
             blocks = list(self._blocks.values())
-        return [block for block in blocks if block is not guarded and block.hold.hold_id == hold_id]
+        return [sibling for sibling in blocks if sibling is not block and sibling.hold.hold_id == hold_id]
 
     def refusal(self, attempt: str) -> SluiceError | None:
         """Return the error with which a recent attempt was refused; None if there was none."""
