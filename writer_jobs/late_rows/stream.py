@@ -57,7 +57,7 @@ class RowStream:
 
     def __init__(self, writer: LockedDeltaWriter, files: HadoopFiles, checkpoint: str, options: RowOptions) -> None:
         self._writer = writer
-        self._clock = StreamProgress(files, checkpoint)
+        self._progress = StreamProgress(files, checkpoint)
         self._options = with_defaults(options)
 
     @property
@@ -88,12 +88,12 @@ class RowStream:
             SluiceError: See :func:`writer_jobs.apply_rows`.
 
         """
-        table, clock, options = self._writer.table, self._clock, self._options
+        table, progress, options = self._writer.table, self._progress, self._options
         limits = LatenessLimits(watermark_delay=options["watermark_delay"], allowed=options["allowed_lateness"])
-        if clock.is_finished(txn):
-            return RowsResult.of_nothing(table, clock.newest_before(txn[1] + 1), limits, already_applied=True)
-        newest_before = clock.newest_before(txn[1])
-        limits = _parse_limits(clock.start(txn, _limits_json(limits)))
+        if progress.is_finished(txn):
+            return RowsResult.of_nothing(table, progress.newest_before(txn[1] + 1), limits, already_applied=True)
+        newest_before = progress.newest_before(txn[1])
+        limits = _parse_limits(progress.start(txn, _limits_json(limits)))
         options = {**options, "watermark_delay": limits.watermark_delay, "allowed_lateness": limits.allowed}
         with read() as batch:
             result = RowsResult.of_nothing(table, newest_before, limits)
@@ -108,7 +108,7 @@ class RowStream:
                 )
             if batch.dead_letters is not None:
                 result = self._append_dead_letters(batch.dead_letters, txn, result)
-        clock.finish(txn, result.newest)
+        progress.finish(txn, result.newest)
         return replace(result, missing_files=batch.missing_files)
 
     def _append_dead_letters(self, dead_letters: DataFrame, txn: tuple[str, int], result: RowsResult) -> RowsResult:
