@@ -102,7 +102,7 @@ def _figures(health: TableHealth) -> list[tuple[str, str]]:
         ("rows", "unknown" if total.rows is None else f"{total.rows:,}"),
         ("  deleted, still in the files", f"{total.deleted_rows:,}, {total.deleted_share:.1%}"),
         (f"removed, kept for {folder.retention_seconds / _DAY_SECONDS:.1f} days", text(folder.removed)),
-        ("removed and expired: VACUUM deletes them", text(folder.expired)),
+        ("removed, expired (for VACUUM)", text(folder.expired)),
         ("kept for pins", text(folder.kept_for_pins)),
         ("kept for streams", text(folder.kept_for_streams)),
         ("in no version, recent", text(folder.uncommitted)),

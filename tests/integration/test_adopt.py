@@ -161,7 +161,7 @@ def test_a_table_moves_only_if_it_is_told_to(
     assert describe(again).endswith("already; nothing was committed")
     with pytest.raises(EnsembleMismatchError):
         adopt(spark, table, ensemble_b)
-    with pytest.raises(SettingsError, match="give --move, too"):
+    with pytest.raises(SettingsError, match="pass --move, too"):
         adopt(spark, table, ensemble_b, old_hosts=ensemble_a)
     assert len(version_files(table)) == 2
 

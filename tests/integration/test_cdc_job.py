@@ -218,7 +218,7 @@ BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", (*HBASE, "--source-table", "a"), 2, "--source-table"),
     ("hbase", ("--mapping", "{mapping}"), 2, "--source"),
     ("hbase", ("--mapping", "/nowhere.json", "--source", "{cells}"), 2, "does not exist"),
-    ("hbase", ("--mapping", "{cells}", "--source", "{cells}"), 2, "has no family, row"),
+    ("hbase", ("--mapping", "{cells}", "--source", "{cells}"), 2, "unknown fields: family, row"),
     ("hbase", ("--mapping", "{mapping}", "--source", "/nowhere"), 2, "does not exist"),
     ("hbase-proxy", HBASE, 2, "lines"),
     ("hbase", ("--mapping", "{mapping}", *BELOW), 2, "in the folder of the table"),

@@ -72,7 +72,7 @@ def test_the_command_starts_its_own_spark_prints_figures_and_findings_and_writes
     assert (figures["version"], figures["rows"]) == ("1", "10")
     assert figures["data files"].startswith("5 files, ")
     assert figures["removed, kept for 7.0 days"].startswith("1 files, ")
-    assert figures["removed and expired: VACUUM deletes them"] == figures["kept for pins"] == "0 files, 0 B"
+    assert figures["removed, expired (for VACUUM)"] == figures["kept for pins"] == "0 files, 0 B"
     assert re.search(r"^ *place=a +5 ", done.stdout, re.MULTILINE)
     assert "small-files: 5 files of " in done.stdout
     assert "(maintain.py --compact)" in done.stdout

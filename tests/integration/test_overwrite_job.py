@@ -203,9 +203,9 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
     ("arguments", "words"),
     [
         (("--dynamic", "--replace-where", "id = 1"), "not both"),
-        (("--dynamic", "--overwrite-schema"), "of the whole table"),
+        (("--dynamic", "--overwrite-schema"), "replaces the whole table"),
         (("--partition-by", "id"), "is partitioned by part, and not by id"),
-        (("--hold", "commit", "--replace-where", "part = 'a'"), "the lock is held over the whole write"),
+        (("--hold", "commit", "--replace-where", "part = 'a'"), "holds the lock for the whole write"),
         (("--replace-where", "part = "), "--replace-where 'part = ': Syntax error"),
     ],
 )
