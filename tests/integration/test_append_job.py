@@ -215,7 +215,7 @@ def test_an_s3_table_from_s3_files_with_a_report_on_s3(
         (["--source", "{source}", "--partition-by", "nothing"], "partitioned not, and not by nothing"),
         (["--source", "{source}", "--option", "sep"], "expected KEY=VALUE"),
         (["--source", "{source}", "--format", "excel"], "invalid choice"),
-        (["--source", "{source}", "--run-id", ""], "run id '' is no name"),
+        (["--source", "{source}", "--run-id", ""], "run id '' must have 1 to 128 printable characters"),
         (["--source", "{source}", "--report", "nowhere://x/y"], "No FileSystem for scheme"),
         (["--source", "{source}", "--surplus"], "unrecognized arguments"),
         ([], "required: --source"),

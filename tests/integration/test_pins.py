@@ -823,7 +823,7 @@ def test_the_command_lists_adds_and_removes(
     next(table.glob("place=*/*.parquet")).unlink()
     code, said, _ = run()
     assert (code, said["ok"]) == (1, False)
-    assert "pin audit is broken: 1 of the 1 data files of version 1 are gone" in said["pins"][0]["problem"]
+    assert "pin audit is broken: 1 of the 1 data files of version 1 are missing" in said["pins"][0]["problem"]
     assert said["pins"][0]["problem"] in verify_table(table).problems
     code, said, error = run("--zookeeper", zookeeper.hosts, "--remove", "audit")
     assert (code, said["pins"]) == (0, []), error
