@@ -184,4 +184,4 @@ def test_what_is_no_table_and_a_page_that_cannot_be_written_are_one_sentence(
     assert not (tmp_path / "health.html").exists()
     done = health(sick, "--page", page)
     assert (done.exit_code, figures_in(done.stdout)["version"]) == (1, "1")
-    assert done.stderr == f"sluice: {page} cannot be written: No such file or directory\n"
+    assert done.stderr == f"sluice: {page} cannot be written: No such file or directory; choose another --page\n"
