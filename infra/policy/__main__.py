@@ -3,5 +3,5 @@
 from pulumi_policy import EnforcementLevel, PolicyPack
 from rules import RULES
 
-# Serves for ever, once it is made: what can be tried without it is in rules/.
+# The constructor starts a server that never returns. Tests import rules/ instead.
 PolicyPack("sluice", [rule.policy for rule in RULES], enforcement_level=EnforcementLevel.MANDATORY)

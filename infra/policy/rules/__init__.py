@@ -1,7 +1,7 @@
-"""What no stack of Sluice goes without, whatever becomes of the program that makes it.
+"""The rules that every Sluice stack must satisfy.
 
-Pulumi calls these rules, one by one, for each resource and for each stack: see :mod:`rules.rule`. They know AWS and
-not the program, so that a mistake in it is none here.
+Pulumi calls each rule for each resource and for each stack; see :mod:`rules.rule`. The rules import nothing of the
+program, so a bug in the program does not weaken a rule.
 """
 
 from . import (

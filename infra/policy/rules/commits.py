@@ -1,6 +1,6 @@
-"""The commit policy: S3 itself refuses a commit that could overwrite another, or vacate a version's name.
+"""The commit policy: S3 refuses requests that overwrite or delete the version file of a commit.
 
-A bucket is one of tables unless it is known to be something else, so that a new name does not part it from its rule.
+A bucket counts as a bucket of tables unless ``WITHOUT_TABLES`` names it, so a renamed bucket keeps its rule.
 """
 
 from __future__ import annotations
@@ -18,39 +18,38 @@ from .storage import POLICY, WITHOUT_TABLES
 VERSION_FILE = "_delta_log/" + 20 * "?" + ".json"
 
 _UNCONDITIONAL = {("null", "s3:if-none-match"): ("true",), ("bool", "s3:objectcreationoperation"): ("true",)}
-_BUT_FOR = ("arnnotequals", "aws:principalarn")
+_EXCEPT = ("arnnotequals", "aws:principalarn")
 
 
-def _conditional(args: ResourceValidationArgs) -> Iterator[str]:
-    for missing in _uncovered(args, ("s3:PutObject",), _denies_unconditional):
-        yield f"{missing} can be overwritten: no statement denies PUTs without If-None-Match."
+def _check_put(args: ResourceValidationArgs) -> Iterator[str]:
+    for file in _uncovered(args, ("s3:PutObject",), _denies_unconditional):
+        yield f"{file} can be overwritten: no statement denies PUTs without If-None-Match."
 
 
-def _kept(args: ResourceValidationArgs) -> Iterator[str]:
-    for missing in _uncovered(args, ("s3:DeleteObject", "s3:DeleteObjectVersion"), _denies_but_maintenance):
-        yield f"{missing} can be deleted, and then be put anew, by others than the maintenance role."
+def _check_delete(args: ResourceValidationArgs) -> Iterator[str]:
+    for file in _uncovered(args, ("s3:DeleteObject", "s3:DeleteObjectVersion"), _denies_except_maintenance):
+        yield f"{file} can be deleted, and then written again, by principals other than the maintenance role."
 
 
 def _uncovered(
     args: ResourceValidationArgs, actions: tuple[str, ...], denies: Callable[[Statement], bool]
 ) -> Iterator[str]:
-    """Yield the version files about which no statement denies all these actions."""
+    """Yield the version files for which no statement denies all these actions."""
     if args.name in WITHOUT_TABLES or stack_config.commit_policy() == "off":
         return
-    found = [
-        each
-        for each in statements(args.props.get("policy"))
-        if each.effect == DENY and each.is_for_everybody and not each.inverted and denies(each)
+    denials = [
+        statement
+        for statement in statements(args.props.get("policy"))
+        if statement.effect == DENY and statement.is_for_everybody and not statement.inverted and denies(statement)
     ]
     for file in _version_files(args.props["bucket"]):
-        for action in actions:
-            if not any(each.names_action(action) and _covers(each, file) for each in found):
-                yield file
-                break
+        covering = [statement for statement in denials if _covers(statement, file)]
+        if not all(any(statement.names_action(action) for statement in covering) for action in actions):
+            yield file
 
 
 def _version_files(bucket: str) -> Iterator[str]:
-    """Yield the names of version files, of tables at the root of the bucket or of a prefix too."""
+    """Yield the patterns of version files, for tables at the root of the bucket or prefix and for nested tables."""
     prefixes = stack_config.table_prefixes() if stack_config.commit_policy() == "prefixes" else []
     for base in [f"{bucket}/{prefix}" for prefix in prefixes] or [bucket]:
         for between in ("", "*/"):
@@ -62,68 +61,75 @@ def _covers(statement: Statement, file: str) -> bool:
 
 
 def _denies_unconditional(statement: Statement) -> bool:
-    others = {key: values for key, values in statement.conditions.items() if _UNCONDITIONAL.get(key) != values}
-    exempt = set(others.pop(_BUT_FOR, ()))
-    kept = all(key in statement.conditions for key in _UNCONDITIONAL)
-    return kept and not others and exempt <= set(stack_config.exempt_principals())
+    extra = {key: values for key, values in statement.conditions.items() if _UNCONDITIONAL.get(key) != values}
+    exempt = set(extra.pop(_EXCEPT, ()))
+    complete = all(key in statement.conditions for key in _UNCONDITIONAL)
+    return complete and not extra and exempt <= set(stack_config.exempt_principals())
 
 
-def _denies_but_maintenance(statement: Statement) -> bool:
-    if set(statement.conditions) != {_BUT_FOR}:
+def _denies_except_maintenance(statement: Statement) -> bool:
+    if set(statement.conditions) != {_EXCEPT}:
         return False
-    others = set(statement.conditions[_BUT_FOR]) - set(stack_config.exempt_principals())
-    return len(others) <= 1 and all(":role/" in each and "*" not in each and "?" not in each for each in others)
+    arns = set(statement.conditions[_EXCEPT]) - set(stack_config.exempt_principals())
+    return len(arns) <= 1 and all(":role/" in arn and "*" not in arn and "?" not in arn for arn in arns)
 
 
-def _bound(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_writer(args: ResourceValidationArgs) -> Iterator[str]:
     document = args.props.get("policy")
-    if any(each.names_action("s3:PutObject") for each in allowed(document)):
+    if any(statement.names_action("s3:PutObject") for statement in allowed(document)):
         denied = [
             resource
-            for each in statements(document)
-            if each.effect == DENY and each.names_action("s3:PutObject") and _denies_unconditional(each)
-            for resource in each.resources
+            for statement in statements(document)
+            if statement.effect == DENY and statement.names_action("s3:PutObject") and _denies_unconditional(statement)
+            for resource in statement.resources
         ]
         for nested in (False, True):
-            if not any(each.endswith("/" + VERSION_FILE) and ("/*/" in each) is nested for each in denied):
-                where = "below another folder" if nested else "at the root"
-                yield f"It may overwrite the version files of tables {where}, in a bucket whose own policy lets it."
+            if not any(resource.endswith("/" + VERSION_FILE) and ("/*/" in resource) is nested for resource in denied):
+                location = "below another folder" if nested else "at the root"
+                yield (
+                    f"The policy allows overwriting the version files of tables {location} if the bucket's policy"
+                    " does not deny it."
+                )
 
 
-def _removes_logs(policy: PolicyResource, stack: Stack) -> Iterator[str]:
-    if len([each for each in stack.of(ROLE_POLICY) if _may_remove_logs(each)]) > 1 and _may_remove_logs(policy):
-        yield "It may delete what is in a table's log, and another policy may, too: only who maintains it does."
+def _check_log_deletion(policy: PolicyResource, stack: Stack) -> Iterator[str]:
+    if _may_delete_logs(policy) and sum(map(_may_delete_logs, stack.of(ROLE_POLICY))) > 1:
+        yield "More than one policy allows deleting objects of table logs. Only the maintenance policy may."
 
 
-def _may_remove_logs(policy: PolicyResource) -> bool:
-    found = [each for each in statements(policy.props.get("policy")) if each.names_action("s3:DeleteObject")]
-    kept = [each for each in found if each.effect == DENY and any("_delta_log/*" in one for one in each.resources)]
-    return bool(found) and not kept
+def _may_delete_logs(policy: PolicyResource) -> bool:
+    deletions = [
+        statement for statement in statements(policy.props.get("policy")) if statement.names_action("s3:DeleteObject")
+    ]
+    return bool(deletions) and not any(
+        statement.effect == DENY and any("_delta_log/*" in resource for resource in statement.resources)
+        for statement in deletions
+    )
 
 
 RULES: tuple[Rule, ...] = (
     resource_rule(
         "commits-are-conditional",
-        "The bucket of the tables refuses version files whose PUT would overwrite, where commitPolicy says so.",
+        "Buckets of tables refuse PUTs that would overwrite a version file, where commitPolicy demands it.",
         (POLICY,),
-        _conditional,
+        _check_put,
     ),
     resource_rule(
         "versions-are-kept",
-        "The bucket of the tables lets nobody but the maintenance role delete version files.",
+        "Only the maintenance role may delete version files from a bucket of tables.",
         (POLICY,),
-        _kept,
+        _check_delete,
     ),
     resource_rule(
         "writers-commit-conditionally",
-        "Roles that write tables are denied what would overwrite a version, whatever the bucket says.",
+        "Policies of roles that write tables deny overwriting a version file, whatever the bucket's policy is.",
         (ROLE_POLICY,),
-        _bound,
+        _check_writer,
     ),
     stack_rule(
         "one-role-removes-logs",
-        "No more than one role, which maintains, may delete what is in a table's log.",
+        "At most one role, the maintenance role, may delete objects of table logs.",
         (ROLE_POLICY,),
-        _removes_logs,
+        _check_log_deletion,
     ),
 )

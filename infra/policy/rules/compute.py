@@ -1,4 +1,4 @@
-"""Machines and volumes: nobody logs in but through Session Manager, disks are encrypted, machines end on purpose."""
+"""Machines and volumes: login through Session Manager only, encrypted disks, no unintended replacement."""
 
 from __future__ import annotations
 
@@ -15,125 +15,127 @@ ATTACHMENT = "aws:ec2/volumeAttachment:VolumeAttachment"
 INTERFACE_ATTACHMENT = "aws:ec2/networkInterfaceAttachment:NetworkInterfaceAttachment"
 ADDRESS = "aws:ec2/eip:Eip"
 ASSOCIATION = "aws:ec2/eipAssociation:EipAssociation"
-#: What would replace a machine, or stop it, when it changes.
-EXPLICIT = {"ami", "instanceType", "userData", "rootBlockDevice"}
+#: Properties whose change replaces or stops a machine.
+REPLACING_PROPERTIES = {"ami", "instanceType", "userData", "rootBlockDevice"}
 
 
-def _metadata(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_metadata(args: ResourceValidationArgs) -> Iterator[str]:
     options = args.props.get("metadataOptions") or {}
     if options.get("httpTokens") != "required":
-        yield "Version 1 of the metadata service answers: set httpTokens to required."
+        yield "Version 1 of the metadata service is enabled: set httpTokens to required."
     if options.get("httpPutResponseHopLimit") != 1:
-        yield "What runs behind another hop gets the machine's credentials: set httpPutResponseHopLimit to 1."
+        yield "Containers on the machine can get its credentials: set httpPutResponseHopLimit to 1."
 
 
-def _no_key_pair(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_key_pair(args: ResourceValidationArgs) -> Iterator[str]:
     if args.props.get("keyName"):
-        yield "It has a key pair: operators come in through Session Manager, which says who did."
+        yield "The machine has a key pair: log in through Session Manager, which records the user."
 
 
-def _no_public_address(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_public_address(args: ResourceValidationArgs) -> Iterator[str]:
     keys = ("associatePublicIpAddress", "ipv6AddressCount", "ipv6Addresses", "instance", "networkInterface")
-    found = [key for key in keys if args.props.get(key)]
+    public_keys = [key for key in keys if args.props.get(key)]
     if args.resource_type == ASSOCIATION:
-        yield "A public address is given to a machine: only a NAT gateway has one."
-    elif found:
-        yield f"A machine has a public address, by {', '.join(found)}: only a NAT gateway has one."
+        yield "A public address is associated with a machine: only a NAT gateway may have one."
+    elif public_keys:
+        yield f"{', '.join(public_keys)} gives a machine a public address: only a NAT gateway may have one."
 
 
-def _one_interface(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_interfaces(args: ResourceValidationArgs) -> Iterator[str]:
     if args.resource_type == INTERFACE_ATTACHMENT:
         yield "A second interface is attached to a machine."
     elif not args.props.get("primaryNetworkInterface"):
-        yield "Its interface is not a resource of its own: its address would be gone with the machine."
+        yield "The machine has no primaryNetworkInterface: its address would be lost with the machine."
     elif args.props.get("networkInterfaces") or args.props.get("secondaryNetworkInterfaces"):
-        yield "It has interfaces beside its primary one."
+        yield "The machine has more than one interface."
 
 
-def _root_encrypted(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_root_encryption(args: ResourceValidationArgs) -> Iterator[str]:
     if (args.props.get("rootBlockDevice") or {}).get("encrypted") is not True:
-        yield "Its root volume is not encrypted."
-    if any(each.get("encrypted") is not True for each in args.props.get("ebsBlockDevices") or ()):
-        yield "A volume that it brings with it is not encrypted."
+        yield "The root volume is not encrypted."
+    if any(device.get("encrypted") is not True for device in args.props.get("ebsBlockDevices") or ()):
+        yield "A volume of ebsBlockDevices is not encrypted."
 
 
-def _volume_encrypted(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_encryption(args: ResourceValidationArgs) -> Iterator[str]:
     if args.props.get("encrypted") is not True:
-        yield "It is not encrypted."
+        yield "The volume is not encrypted."
 
 
-def _managed(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_profile(args: ResourceValidationArgs) -> Iterator[str]:
     if not args.props.get("iamInstanceProfile"):
-        yield "It has no instance profile: Session Manager does not know it, and it cannot read its secret."
+        yield "The machine has no instance profile: it cannot register with Session Manager or read its secret."
 
 
-def _makes_room(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_replacement_order(args: ResourceValidationArgs) -> Iterator[str]:
     if not args.opts.delete_before_replace:
-        yield "deleteBeforeReplace is not set: its successor would wait for what it still holds."
+        yield "deleteBeforeReplace is not set: the replacement needs the interface and volumes of the old machine."
 
 
-def _replaced_on_purpose(instance: PolicyResource, stack: Stack) -> Iterator[str]:
-    open_ones = [each for each in stack.of(INSTANCE) if not set(each.opts.ignore_changes) >= EXPLICIT]
+def _check_ignored_changes(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+    replaceable = [
+        machine for machine in stack.of(INSTANCE) if not set(machine.opts.ignore_changes) >= REPLACING_PROPERTIES
+    ]
     permitted = 1 if stack_config.replaced_node() else 0
-    if instance in open_ones and len(open_ones) > permitted:
-        missing = ", ".join(sorted(EXPLICIT - set(instance.opts.ignore_changes)))
+    if instance in replaceable and len(replaceable) > permitted:
+        missing = ", ".join(sorted(REPLACING_PROPERTIES - set(instance.opts.ignore_changes)))
         yield f"ignoreChanges lacks {missing}: a new image would replace several members at once. Set replaceNode."
 
 
-def _stays(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_zone(args: ResourceValidationArgs) -> Iterator[str]:
     if "availabilityZone" not in args.opts.ignore_changes:
-        yield "ignoreChanges lacks availabilityZone: zones that come in another order would replace it, and its data."
+        yield "ignoreChanges lacks availabilityZone: a new order of zones would replace the volume and lose its data."
 
 
 RULES: tuple[Rule, ...] = (
     resource_rule(
         "metadata-needs-a-token",
-        "Machines have version 2 of the metadata service alone, and for themselves.",
+        "Machines allow only version 2 of the metadata service, and only from the machine itself.",
         (INSTANCE,),
-        _metadata,
+        _check_metadata,
         ("EC2.8",),
     ),
-    resource_rule("no-key-pair", "No machine has a key pair.", (INSTANCE,), _no_key_pair),
+    resource_rule("no-key-pair", "No machine has a key pair.", (INSTANCE,), _check_key_pair),
     resource_rule(
         "no-public-address",
         "No machine has a public address.",
         (INSTANCE, ADDRESS, ASSOCIATION),
-        _no_public_address,
+        _check_public_address,
         ("EC2.9",),
     ),
     resource_rule(
         "one-interface",
-        "Each machine has one interface, which outlives it.",
+        "Each machine has one interface, which survives a replacement of the machine.",
         (INSTANCE, INTERFACE_ATTACHMENT),
-        _one_interface,
+        _check_interfaces,
         ("EC2.17",),
     ),
     resource_rule(
         "root-volume-is-encrypted",
-        "Machines' own volumes are encrypted.",
+        "Root volumes of machines are encrypted.",
         (INSTANCE,),
-        _root_encrypted,
+        _check_root_encryption,
         ("EC2.3",),
     ),
-    resource_rule("volumes-are-encrypted", "Volumes are encrypted.", (VOLUME,), _volume_encrypted, ("EC2.3",)),
+    resource_rule("volumes-are-encrypted", "Volumes are encrypted.", (VOLUME,), _check_encryption, ("EC2.3",)),
     resource_rule(
         "machines-are-managed",
-        "Each machine has a role, by which Systems Manager knows it.",
+        "Each machine has an instance profile, which Systems Manager needs.",
         (INSTANCE,),
-        _managed,
+        _check_profile,
         ("SSM.1",),
     ),
     resource_rule(
         "machines-make-room",
-        "A machine, and what ties a volume to it, goes before its successor comes.",
+        "Machines and volume attachments are deleted before their replacement is created.",
         (INSTANCE, ATTACHMENT),
-        _makes_room,
+        _check_replacement_order,
     ),
     stack_rule(
         "machines-are-replaced-on-purpose",
-        "No machine is replaced, or stopped, but the one that replaceNode names.",
+        "Only the machine that replaceNode names may be replaced or stopped.",
         (INSTANCE,),
-        _replaced_on_purpose,
+        _check_ignored_changes,
     ),
-    resource_rule("volumes-stay", "A volume stays in its zone.", (VOLUME,), _stays),
+    resource_rule("volumes-stay", "Volumes stay in their zone.", (VOLUME,), _check_zone),
 )

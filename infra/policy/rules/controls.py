@@ -1,13 +1,13 @@
-"""The controls of AWS Security Hub that are about what the program makes: met, or why not.
+"""The AWS Security Hub controls that apply to the program's resources, each with the reason why it is met or not.
 
-The standard is AWS Foundational Security Best Practices v1.0.0; controls that only other standards have are told
-apart. What is an account's or an organization's business, such as CloudTrail, is not among them unless the program
-could be taken to do it.
+The standard is AWS Foundational Security Best Practices v1.0.0. Controls of other standards are marked. Controls for
+an account or an organization, such as those for CloudTrail, are left out unless a reader could expect the program to
+meet them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,7 +15,7 @@ from .rule import Rule
 
 
 class Verdict(Enum):
-    """What becomes of a control in a stack as it comes."""
+    """How a stack with the default configuration meets a control."""
 
     MET = "met"
     SETTING = "by a setting"
@@ -26,14 +26,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Control:
-    """A control.
+    """A Security Hub control.
 
     Attributes:
-        id: in Security Hub.
-        demand: what it demands, in short.
-        verdict: what becomes of it.
-        why: what has to be set or done, or why it is not met; empty when a rule says all.
-        fsbp: whether it is in AWS Foundational Security Best Practices, and not in other standards alone.
+        id: Id in Security Hub.
+        demand: Requirement in a few words.
+        verdict: How the program meets it.
+        why: Required setting or action, or the reason why it is not met; empty if its rules need no comment.
+        fsbp: Whether AWS Foundational Security Best Practices contains it.
 
     """
 
@@ -44,59 +44,57 @@ class Control:
     fsbp: bool = True
 
 
-_NO_CONTAINERS = "Nothing here pulls images of containers, and an endpoint has its price in each zone."
-_NOT_USED = "The nodes do not use it, and an endpoint has its price in each zone."
-_PROGRAM_RENEWS = "Certificates live for 365 days, and `pulumi up --refresh` renews them 90 days before their end."
-_PEOPLE = "The program makes neither users nor access keys."
+_NO_CONTAINERS = "The stack pulls no container images, and AWS charges for an endpoint in each zone."
+_NOT_USED = "The nodes do not use it, and AWS charges for an endpoint in each zone."
+_PROGRAM_RENEWS = "Certificates are valid for 365 days. `pulumi up --refresh` renews them in the last 90 days."
+_PEOPLE = "The program creates neither users nor access keys."
+_NEW_VPC = "In a VPC that the program creates."
+_WITH_KMS = "With `kms: true`. Without it there is no key."
 
 CONTROLS: tuple[Control, ...] = (
-    Control(
-        "CloudWatch.15", "Alarms have actions", Verdict.SETTING, "`alarmTopicArns` names who hears them.", fsbp=False
-    ),
+    Control("CloudWatch.15", "Alarms have actions", Verdict.SETTING, "`alarmTopicArns` names the topics.", fsbp=False),
     Control(
         "CloudWatch.16",
         "Log groups are kept for at least 365 days",
         Verdict.SETTING,
-        "`logRetentionDays: 365`; 90 as it comes. A rule sees that there is a retention.",
+        "`logRetentionDays: 365`; the default is 90. The rule checks that a retention is set.",
         fsbp=False,
     ),
     Control("CloudWatch.17", "Alarms' actions are activated", Verdict.MET, fsbp=False),
-    Control(
-        "EC2.2", "Default security groups allow nothing in or out", Verdict.MET, "In a VPC that the program makes."
-    ),
+    Control("EC2.2", "Default security groups allow no traffic", Verdict.MET, _NEW_VPC),
     Control("EC2.3", "Attached EBS volumes are encrypted", Verdict.MET),
     Control("EC2.4", "Stopped instances are removed after a time", Verdict.OPERATION),
-    Control("EC2.6", "VPCs have flow logs", Verdict.MET, "In a VPC that the program makes."),
-    Control("EC2.7", "EBS encrypts by default", Verdict.ACCOUNT, "The volumes made here are encrypted without it."),
+    Control("EC2.6", "VPCs have flow logs", Verdict.MET, _NEW_VPC),
+    Control("EC2.7", "EBS encrypts by default", Verdict.ACCOUNT, "The program encrypts its volumes explicitly."),
     Control("EC2.8", "Instances use IMDSv2", Verdict.MET),
     Control("EC2.9", "Instances have no public IPv4 address", Verdict.MET),
     Control("EC2.10", "VPCs have an endpoint of EC2's API", Verdict.NOT_MET, _NOT_USED),
     Control("EC2.13", "No ingress from anywhere to port 22", Verdict.MET, fsbp=False),
     Control("EC2.14", "No ingress from anywhere to port 3389", Verdict.MET, fsbp=False),
-    Control("EC2.15", "Subnets assign no public addresses by themselves", Verdict.MET),
-    Control("EC2.16", "Unused network ACLs are removed", Verdict.OPERATION, "The program makes none."),
+    Control("EC2.15", "Subnets assign no public addresses automatically", Verdict.MET),
+    Control("EC2.16", "Unused network ACLs are removed", Verdict.OPERATION, "The program creates none."),
     Control("EC2.17", "Instances have one network interface", Verdict.MET),
-    Control("EC2.18", "Unrestricted ingress to authorized ports alone", Verdict.MET, "There is none to any port."),
+    Control("EC2.18", "Unrestricted ingress to authorized ports only", Verdict.MET, "No port allows it."),
     Control("EC2.19", "No unrestricted ingress to ports with high risk", Verdict.MET),
     Control(
         "EC2.21",
-        "Network ACLs let nobody in from anywhere to ports 22 and 3389",
+        "Network ACLs allow no ingress from anywhere to ports 22 and 3389",
         Verdict.OPERATION,
-        "The program makes none, and a VPC's default one, which lets all pass, is not looked at.",
+        "The program creates none. No rule checks a VPC's default ACL, which allows all traffic.",
     ),
-    Control("EC2.24", "No paravirtual instance types", Verdict.SETTING, "`instanceType`: no type of today is one."),
+    Control("EC2.24", "No paravirtual instance types", Verdict.SETTING, "`instanceType`: no current type is one."),
     Control(
         "EC2.28",
         "EBS volumes have a backup plan",
         Verdict.NOT_MET,
-        "They hold locks, on a majority of the members. A backup would bring locks back that nobody holds.",
+        "The volumes hold locks, replicated to a majority. A backup would restore locks whose holders are gone.",
         fsbp=False,
     ),
-    Control("EC2.53", "No ingress from 0.0.0.0/0 to ports of administration", Verdict.MET, fsbp=False),
-    Control("EC2.54", "No ingress from ::/0 to ports of administration", Verdict.MET, fsbp=False),
+    Control("EC2.53", "No ingress from 0.0.0.0/0 to administration ports", Verdict.MET, fsbp=False),
+    Control("EC2.54", "No ingress from ::/0 to administration ports", Verdict.MET, fsbp=False),
     Control("EC2.55", "VPCs have an endpoint of ECR's API", Verdict.NOT_MET, _NO_CONTAINERS),
     Control("EC2.56", "VPCs have an endpoint of Docker Registry", Verdict.NOT_MET, _NO_CONTAINERS),
-    Control("EC2.57", "VPCs have an endpoint of Systems Manager", Verdict.SETTING, "`egress: endpoints`, as it comes."),
+    Control("EC2.57", "VPCs have an endpoint of Systems Manager", Verdict.SETTING, "`egress: endpoints`, the default."),
     Control("EC2.58", "VPCs have an endpoint of Incident Manager Contacts", Verdict.NOT_MET, _NOT_USED),
     Control("EC2.60", "VPCs have an endpoint of Incident Manager", Verdict.NOT_MET, _NOT_USED),
     Control(
@@ -106,22 +104,22 @@ CONTROLS: tuple[Control, ...] = (
     Control("IAM.1", "Policies allow no full administration", Verdict.MET),
     Control("IAM.2", "Users have no policies attached", Verdict.MET, _PEOPLE),
     Control("IAM.3", "Users' access keys are rotated", Verdict.MET, _PEOPLE),
-    Control("IAM.21", "Customer managed policies allow no service's every action", Verdict.MET),
+    Control("IAM.21", "Customer managed policies do not allow all actions of a service", Verdict.MET),
     Control("KMS.1", "Customer managed policies do not decrypt with all keys", Verdict.MET),
     Control("KMS.2", "Inline policies do not decrypt with all keys", Verdict.MET),
-    Control("KMS.3", "Keys are not deleted by mistake", Verdict.MET, "With `kms: true`; without, there is no key."),
-    Control("KMS.4", "Keys are rotated", Verdict.MET, "With `kms: true`; without, there is no key.", fsbp=False),
-    Control("KMS.5", "Keys are not publicly accessible", Verdict.MET, "With `kms: true`; without, there is no key."),
-    Control("S3.1", "The account blocks public access", Verdict.ACCOUNT, "Each bucket made here does, without it."),
+    Control("KMS.3", "Keys are not deleted by mistake", Verdict.MET, _WITH_KMS),
+    Control("KMS.4", "Keys are rotated", Verdict.MET, _WITH_KMS, fsbp=False),
+    Control("KMS.5", "Keys are not publicly accessible", Verdict.MET, _WITH_KMS),
+    Control("S3.1", "The account blocks public access", Verdict.ACCOUNT, "Each bucket of the program blocks it."),
     Control("S3.2", "Buckets block public read access", Verdict.MET),
     Control("S3.3", "Buckets block public write access", Verdict.MET),
     Control("S3.5", "Buckets require TLS", Verdict.MET),
-    Control("S3.6", "Bucket policies restrict other accounts", Verdict.MET, "They allow nothing to anybody."),
+    Control("S3.6", "Bucket policies restrict other accounts", Verdict.MET, "They only deny."),
     Control(
         "S3.7",
         "Buckets are replicated to another region",
         Verdict.NOT_MET,
-        "Copies come in any order: a copied log may name files that are not there yet.",
+        "S3 copies objects in any order: a copied log may name files that are not copied yet.",
         fsbp=False,
     ),
     Control("S3.8", "Buckets block public access", Verdict.MET),
@@ -129,10 +127,10 @@ CONTROLS: tuple[Control, ...] = (
         "S3.9",
         "Buckets have server access logging",
         Verdict.NOT_MET,
-        "It needs a bucket for logs. CloudTrail's data events say more, and are the account's.",
+        "It needs a bucket for logs. CloudTrail's data events contain more; the account configures them.",
     ),
     Control("S3.10", "Versioned buckets have lifecycle rules", Verdict.MET, fsbp=False),
-    Control("S3.11", "Buckets have event notifications", Verdict.NOT_MET, "Nobody here would hear them.", fsbp=False),
+    Control("S3.11", "Buckets have event notifications", Verdict.NOT_MET, "Sluice uses no events.", fsbp=False),
     Control("S3.12", "Buckets use no access control lists", Verdict.MET),
     Control("S3.13", "Buckets have lifecycle rules", Verdict.MET),
     Control("S3.14", "Buckets are versioned", Verdict.MET, fsbp=False),
@@ -140,48 +138,39 @@ CONTROLS: tuple[Control, ...] = (
         "S3.15",
         "Buckets have Object Lock",
         Verdict.NOT_MET,
-        "It would keep VACUUM, and the clean-up of a log, from ending what they have to end.",
+        "VACUUM and log cleanup could not delete expired files.",
         fsbp=False,
     ),
     Control("S3.17", "Buckets are encrypted with KMS", Verdict.SETTING, "`kms: true`, for the lake.", fsbp=False),
-    Control("S3.20", "Buckets have MFA delete", Verdict.NOT_MET, "Only the root user can switch it on.", fsbp=False),
-    Control("SecretsManager.1", "Secrets rotate by themselves", Verdict.NOT_MET, _PROGRAM_RENEWS),
+    Control("S3.20", "Buckets have MFA delete", Verdict.NOT_MET, "Only the root user can enable it.", fsbp=False),
+    Control("SecretsManager.1", "Secrets rotate automatically", Verdict.NOT_MET, _PROGRAM_RENEWS),
     Control("SecretsManager.2", "Rotation of secrets succeeds", Verdict.OPERATION, "No rotation is configured."),
-    Control(
-        "SecretsManager.3", "Secrets that nobody reads are removed", Verdict.OPERATION, "There is one for each role."
-    ),
+    Control("SecretsManager.3", "Unused secrets are removed", Verdict.OPERATION, "Each node and each role has one."),
     Control("SecretsManager.4", "Secrets are rotated within 90 days", Verdict.NOT_MET, _PROGRAM_RENEWS),
     Control("SSM.1", "Instances are managed by Systems Manager", Verdict.MET),
     Control(
         "SSM.2",
-        "Instances have their patches",
+        "Instances have all patches",
         Verdict.OPERATION,
-        "`replaceNode` brings one node at a time to today's image; no patch is installed in between.",
+        "`replaceNode` moves one node at a time to the current image. Running nodes get no patches.",
     ),
-    Control("SSM.3", "Associations of Systems Manager are compliant", Verdict.OPERATION, "The program makes none."),
+    Control("SSM.3", "Associations of Systems Manager are compliant", Verdict.OPERATION, "The program creates none."),
 )
 
 
 def table(rules: Iterable[Rule]) -> str:
-    """Return the controls as Markdown: the standard's, and those that only other standards have."""
-    every = list(rules)
-    parts = [_rows([each for each in CONTROLS if each.fsbp], every)]
-    parts += [
-        "Security Hub has these too, in other standards:",
-        _rows([each for each in CONTROLS if not each.fsbp], every),
-    ]
-    return "\n\n".join(parts)
+    """Return two Markdown tables: the controls of the standard, and those that only other standards contain."""
+    rule_list = list(rules)
+    standard = _rows([control for control in CONTROLS if control.fsbp], rule_list)
+    further = _rows([control for control in CONTROLS if not control.fsbp], rule_list)
+    return f"{standard}\n\nControls of other Security Hub standards:\n\n{further}"
 
 
 def _rows(controls: list[Control], rules: list[Rule]) -> str:
-    head = ["| Control | Demands | Here | Rules | |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *(_row(each, rules) for each in controls)])
+    head = ["| Control | Requirement | Here | Rules | |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(_row(control, rules) for control in controls)])
 
 
 def _row(control: Control, rules: list[Rule]) -> str:
-    names = ", ".join(f"`{name}`" for name in _checking(control, rules))
+    names = ", ".join(f"`{rule.name}`" for rule in rules if control.id in rule.controls)
     return f"| {control.id} | {control.demand} | {control.verdict.value} | {names} | {control.why} |"
-
-
-def _checking(control: Control, rules: list[Rule]) -> Iterator[str]:
-    yield from (rule.name for rule in rules if control.id in rule.controls)

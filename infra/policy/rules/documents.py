@@ -1,4 +1,4 @@
-"""Policy documents of AWS, as the rules read them."""
+"""A parser for AWS policy documents."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ALLOW, DENY = "Allow", "Deny"
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement, whose elements are lists wherever AWS takes one or many.
+    """A statement of a policy document. Elements for which AWS accepts one value or many are tuples.
 
     Attributes:
         effect: ``Allow`` or ``Deny``.
-        principals: kind and value, such as ``("Service", "ec2.amazonaws.com")``; ``("*", "*")`` for everybody.
-        conditions: values by operator and key, both in lower case, as AWS reads them.
-        inverted: names of the elements that say what is left out, such as ``NotAction``.
+        principals: Kind and value, such as ``("Service", "ec2.amazonaws.com")``; ``("*", "*")`` for everybody.
+        conditions: Values by operator and key. Both are in lower case, because AWS ignores case.
+        inverted: Names of the elements that exclude, such as ``NotAction``.
 
     """
 
@@ -31,27 +31,27 @@ class Statement:
     inverted: tuple[str, ...]
 
     def names_action(self, action: str) -> bool:
-        """Return whether the statement is about this action."""
+        """Return whether the statement covers this action."""
         return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in self.actions)
 
     @property
     def is_for_everybody(self) -> bool:
-        """Whether its principal is anybody at all."""
+        """Whether the statement applies to every principal."""
         return any(value == "*" for _, value in self.principals)
 
 
 def statements(document: Any) -> list[Statement]:
-    """Return the statements of a document, which is JSON text or what it parses to; none when there is none."""
+    """Return the statements of a document, which is JSON text or parsed JSON; an empty list for None."""
     if document is None:
         return []
     parsed = json.loads(document) if isinstance(document, str) else document
-    found = parsed["Statement"]
-    return [_statement(each) for each in ([found] if isinstance(found, Mapping) else found)]
+    raw = parsed["Statement"]
+    return [_statement(element) for element in ([raw] if isinstance(raw, Mapping) else raw)]
 
 
 def allowed(document: Any) -> list[Statement]:
     """Return the statements that allow something."""
-    return [each for each in statements(document) if each.effect == ALLOW]
+    return [statement for statement in statements(document) if statement.effect == ALLOW]
 
 
 def _statement(raw: Mapping[str, Any]) -> Statement:
@@ -65,7 +65,7 @@ def _statement(raw: Mapping[str, Any]) -> Statement:
             for operator, tests in (raw.get("Condition") or {}).items()
             for key, values in tests.items()
         },
-        inverted=tuple(each for each in raw if each.startswith("Not")),
+        inverted=tuple(name for name in raw if name.startswith("Not")),
     )
 
 
@@ -83,4 +83,4 @@ def _texts(raw: Any) -> tuple[str, ...]:
         return ()
     if isinstance(raw, str | bool | int):
         return (str(raw).lower() if isinstance(raw, bool) else str(raw),)
-    return tuple(str(each) for each in raw)
+    return tuple(str(text) for text in raw)

@@ -1,4 +1,4 @@
-"""The ensemble as a whole: each member is one, they are odd in number, and no zone holds a majority."""
+"""The ensemble as a whole: members have distinct ids and resources, an odd number, and no majority in one zone."""
 
 from __future__ import annotations
 
@@ -15,65 +15,67 @@ _NODE = re.compile(r"^SLUICE_NODE=(\d+)$", re.MULTILINE)
 _GROWING = "growing"
 
 
-def _own_id(instance: PolicyResource, stack: Stack) -> Iterator[str]:
-    ids = [_id_of(each) for each in stack.of(INSTANCE)]
-    own = _id_of(instance)
-    if own is None:
-        yield "Its user data does not say which member it is (SLUICE_NODE)."
-    elif ids.count(own) > 1:
-        yield f"It is member {own}, and so is another: both would vote, and log, as one."
-    elif own > len(ids):
-        yield f"It is member {own} of {len(ids)}: ids are counted from 1."
+def _check_ids(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+    ids = [_member_id(member) for member in stack.of(INSTANCE)]
+    member_id = _member_id(instance)
+    if member_id is None:
+        yield "The user data does not set the member's id (SLUICE_NODE)."
+    elif ids.count(member_id) > 1:
+        yield f"Two machines have the member id {member_id}: both would vote and log as one member."
+    elif member_id > len(ids):
+        yield f"The member id is {member_id}, and there are {len(ids)} members: ids are counted from 1."
 
 
-def _id_of(instance: PolicyResource) -> int | None:
-    found = _NODE.search(str(instance.props.get("userData")))
-    return int(found[1]) if found else None
+def _member_id(instance: PolicyResource) -> int | None:
+    match = _NODE.search(str(instance.props.get("userData")))
+    return int(match[1]) if match else None
 
 
-def _own_interface(instance: PolicyResource, stack: Stack) -> Iterator[str]:
-    key = "primaryNetworkInterface"
-    own = identity(instance, key)
-    if sum(identity(each, key) == own for each in stack.of(INSTANCE)) > 1:
-        yield "It has the interface of another member."
+def _check_interfaces(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+    if len(_sharing(instance, "primaryNetworkInterface", stack.of(INSTANCE))) > 1:
+        yield "The machine has the interface of another member."
 
 
-def _own_volumes(attachment: PolicyResource, stack: Stack) -> Iterator[str]:
-    own = identity(attachment, "volumeId")
-    if sum(identity(each, "volumeId") == own for each in stack.of(ATTACHMENT)) > 1:
-        yield "Its volume is attached to another machine, too."
+def _check_volumes(attachment: PolicyResource, stack: Stack) -> Iterator[str]:
+    if len(_sharing(attachment, "volumeId", stack.of(ATTACHMENT))) > 1:
+        yield "The volume is also attached to another machine."
 
 
-def _odd(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+def _sharing(resource: PolicyResource, key: str, resources: list[PolicyResource]) -> list[PolicyResource]:
+    """Return the resources whose input ``key`` refers to the same resource or value."""
+    target = identity(resource, key)
+    return [candidate for candidate in resources if identity(candidate, key) == target]
+
+
+def _check_count(instance: PolicyResource, stack: Stack) -> Iterator[str]:
     members = stack.of(INSTANCE)
-    if len(members) % 2 == 0 and instance.urn == max(each.urn for each in members) and not stack.config.get(_GROWING):
+    is_reported = instance.urn == max(member.urn for member in members)
+    if len(members) % 2 == 0 and is_reported and not stack.config.get(_GROWING):
         yield (
-            f"{len(members)} members survive no more losses than {len(members) - 1}. On the way from 3 to 5, or to 7,"
-            f" say so in --policy-pack-config: odd-ensemble has {_GROWING}."
+            f"{len(members)} members survive no more losses than {len(members) - 1}. While the ensemble grows to 5 or"
+            f" 7 members, set {_GROWING} of odd-ensemble in --policy-pack-config."
         )
 
 
-def _spread(interface: PolicyResource, stack: Stack) -> Iterator[str]:
-    key = "subnetId"
-    own = identity(interface, key)
-    every = stack.of(INTERFACE)
-    here = [each for each in every if identity(each, key) == own]
-    if 2 * len(here) > len(every):
-        yield f"{len(here)} of {len(every)} members are in its subnet: with its zone the majority is gone."
+def _check_subnets(interface: PolicyResource, stack: Stack) -> Iterator[str]:
+    interfaces = stack.of(INTERFACE)
+    neighbours = _sharing(interface, "subnetId", interfaces)
+    if 2 * len(neighbours) > len(interfaces):
+        yield f"{len(neighbours)} of {len(interfaces)} members are in one subnet: losing its zone loses the majority."
 
 
 RULES: tuple[Rule, ...] = (
-    stack_rule("members-have-ids", "Members have ids of their own, counted from 1.", (INSTANCE,), _own_id),
-    stack_rule("members-have-interfaces", "Members have interfaces of their own.", (INSTANCE,), _own_interface),
-    stack_rule("members-have-volumes", "Members have volumes of their own.", (ATTACHMENT,), _own_volumes),
+    stack_rule("members-have-ids", "Members have distinct ids, counted from 1.", (INSTANCE,), _check_ids),
+    stack_rule("members-have-interfaces", "Members have distinct interfaces.", (INSTANCE,), _check_interfaces),
+    stack_rule("members-have-volumes", "Members have distinct volumes.", (ATTACHMENT,), _check_volumes),
     stack_rule(
         "odd-ensemble",
         "An ensemble has an odd number of members.",
         (INSTANCE,),
-        _odd,
+        _check_count,
         config_schema=PolicyConfigSchema(
-            {_GROWING: {"type": "boolean", "default": False, "description": "4 and 6 are steps on the way."}}
+            {_GROWING: {"type": "boolean", "default": False, "description": "Allow 4 and 6 members."}}
         ),
     ),
-    stack_rule("members-are-spread", "No subnet holds a majority of the members.", (INTERFACE,), _spread),
+    stack_rule("members-are-spread", "No subnet holds a majority of the members.", (INTERFACE,), _check_subnets),
 )

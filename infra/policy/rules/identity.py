@@ -1,4 +1,4 @@
-"""Roles and their policies: no more than is needed, and assumed by those who are named."""
+"""Roles and their policies: least privilege, and named principals that may assume a role."""
 
 from __future__ import annotations
 
@@ -23,92 +23,94 @@ DOCUMENTS = (POLICY, *INLINE, ROLE)
 
 _DECRYPTION = ("kms:Decrypt", "kms:ReEncryptFrom")
 _DATA = ("s3:", "secretsmanager:", "kms:", "iam:", "sts:", "dynamodb:")
-#: Services whose call to assume a role says nothing about a source.
+#: Services that send no source account or ARN when they assume a role.
 _WITHOUT_SOURCE = ("ec2.",)
 _SOURCES = ("aws:sourceaccount", "aws:sourcearn", "aws:sourceorgid")
 
 
 def _allowed(args: ResourceValidationArgs) -> Iterator[Statement]:
     yield from allowed(args.props.get("policy"))
-    for each in args.props.get("inlinePolicies") or ():
-        yield from allowed(each.get("policy"))
+    for inline in args.props.get("inlinePolicies") or ():
+        yield from allowed(inline.get("policy"))
 
 
-def _not_everything(args: ResourceValidationArgs) -> Iterator[str]:
-    if any("*" in each.actions and "*" in each.resources for each in _allowed(args)):
+def _check_administration(args: ResourceValidationArgs) -> Iterator[str]:
+    if any("*" in statement.actions and "*" in statement.resources for statement in _allowed(args)):
         yield "A statement allows everything on everything."
 
 
-def _no_wildcards(args: ResourceValidationArgs) -> Iterator[str]:
-    for each in _allowed(args):
-        for action in each.actions:
+def _check_actions(args: ResourceValidationArgs) -> Iterator[str]:
+    for statement in _allowed(args):
+        for action in statement.actions:
             if action == "*" or action.endswith(":*"):
-                yield f"A statement allows {action}: name what is needed."
+                yield f"A statement allows {action}: name the actions that are needed."
 
 
-def _says_what(args: ResourceValidationArgs) -> Iterator[str]:
-    for each in _allowed(args):
-        if each.inverted:
-            yield f"A statement allows all but what it names ({', '.join(each.inverted)})."
+def _check_inversion(args: ResourceValidationArgs) -> Iterator[str]:
+    for statement in _allowed(args):
+        if statement.inverted:
+            yield f"A statement allows everything except the elements that it names ({', '.join(statement.inverted)})."
 
 
-def _own_keys(args: ResourceValidationArgs) -> Iterator[str]:
-    for each in _allowed(args):
-        if any(each.names_action(action) for action in _DECRYPTION) and _is_every_key(each):
-            yield "A statement allows to decrypt with every key there is."
+def _check_decryption(args: ResourceValidationArgs) -> Iterator[str]:
+    for statement in _allowed(args):
+        if any(statement.names_action(action) for action in _DECRYPTION) and _is_every_key(statement):
+            yield "A statement allows decryption with every key."
 
 
 def _is_every_key(statement: Statement) -> bool:
-    return any(each == "*" or each.endswith((":key/*", ":alias/*")) for each in statement.resources)
+    return any(arn == "*" or arn.endswith((":key/*", ":alias/*")) for arn in statement.resources)
 
 
-def _own_data(args: ResourceValidationArgs) -> Iterator[str]:
-    for each in _allowed(args):
-        for action in each.actions:
-            if action.lower().startswith(_DATA) and "*" in each.resources:
-                yield f"A statement allows {action} on every resource: name them."
+def _check_resources(args: ResourceValidationArgs) -> Iterator[str]:
+    for statement in _allowed(args):
+        for action in statement.actions:
+            if action.lower().startswith(_DATA) and "*" in statement.resources:
+                yield f"A statement allows {action} on every resource: name the resources."
 
 
-def _trusts(args: ResourceValidationArgs) -> Iterator[str]:
-    for each in allowed(args.props.get("assumeRolePolicy")):
-        if each.is_for_everybody or each.inverted:
-            yield "Anybody may assume it."
-        for kind, service in each.principals:
-            named = any(key in _SOURCES for _, key in each.conditions)
-            if kind == "Service" and not service.startswith(_WITHOUT_SOURCE) and not named:
-                yield f"{service} may assume it for anybody: it has no condition on aws:SourceAccount."
+def _check_trust(args: ResourceValidationArgs) -> Iterator[str]:
+    for statement in allowed(args.props.get("assumeRolePolicy")):
+        if statement.is_for_everybody or statement.inverted:
+            yield "Any principal may assume the role."
+        for kind, service in statement.principals:
+            has_source = any(key in _SOURCES for _, key in statement.conditions)
+            if kind == "Service" and not service.startswith(_WITHOUT_SOURCE) and not has_source:
+                yield f"{service} may assume the role for any account: add a condition on aws:SourceAccount."
 
 
-def _own_policies(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_policy_owner(args: ResourceValidationArgs) -> Iterator[str]:
     for arn in (args.props.get("policyArn"), *(args.props.get("managedPolicyArns") or ())):
         if arn and ":iam::aws:policy/" in arn:
-            yield f"{arn} is AWS's to change, and broader than what is needed."
+            yield f"{arn} is a policy of AWS: AWS can change it, and it allows more than is needed."
 
 
-def _nobody(args: ResourceValidationArgs) -> Iterator[str]:
-    yield f"{args.resource_type.rpartition(':')[2]} is for people, or for keys that do not end: use roles."
+def _refuse(args: ResourceValidationArgs) -> Iterator[str]:
+    yield f"{args.resource_type.rpartition(':')[2]} is for users or permanent keys: use roles."
 
 
 RULES: tuple[Rule, ...] = (
-    resource_rule("no-administrators", "No policy allows everything.", DOCUMENTS, _not_everything, ("IAM.1",)),
-    resource_rule("actions-are-named", "No policy allows all of a service.", DOCUMENTS, _no_wildcards, ("IAM.21",)),
-    resource_rule("nothing-by-omission", "No policy allows all but what it names.", DOCUMENTS, _says_what),
+    resource_rule("no-administrators", "No policy allows everything.", DOCUMENTS, _check_administration, ("IAM.1",)),
+    resource_rule(
+        "actions-are-named", "No policy allows all actions of a service.", DOCUMENTS, _check_actions, ("IAM.21",)
+    ),
+    resource_rule(
+        "nothing-by-omission", "No policy allows everything except what it names.", DOCUMENTS, _check_inversion
+    ),
     resource_rule(
         "keys-are-named",
-        "No policy allows to decrypt with every key.",
+        "No policy allows decryption with every key.",
         DOCUMENTS,
-        _own_keys,
+        _check_decryption,
         ("KMS.1", "KMS.2"),
     ),
-    resource_rule("data-is-named", "What is about data, keys and roles names them.", DOCUMENTS, _own_data),
+    resource_rule("data-is-named", "Statements about data, keys and roles name them.", DOCUMENTS, _check_resources),
     resource_rule(
         "trust-is-named",
-        "Roles are assumed by those whom they name, and by services for this account alone.",
+        "Named principals may assume a role, and services only for this account.",
         (ROLE,),
-        _trusts,
+        _check_trust,
     ),
-    resource_rule("own-policies", "Roles have policies of this stack.", (ROLE, ATTACHMENT), _own_policies),
-    resource_rule(
-        "roles-only", "There are roles, and neither users nor access keys.", PEOPLE, _nobody, ("IAM.2", "IAM.3")
-    ),
+    resource_rule("own-policies", "Roles have only policies of this stack.", (ROLE, ATTACHMENT), _check_policy_owner),
+    resource_rule("roles-only", "The stack has neither users nor access keys.", PEOPLE, _refuse, ("IAM.2", "IAM.3")),
 )

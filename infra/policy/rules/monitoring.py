@@ -1,4 +1,4 @@
-"""Logs and alarms: logs are kept for a while and not for ever, and silence is a fault."""
+"""Logs and alarms: logs have a retention, and missing data raises an alarm."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ LOG_GROUP = "aws:cloudwatch/logGroup:LogGroup"
 ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
 
 
-def _retention(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_retention(args: ResourceValidationArgs) -> Iterator[str]:
     if not args.props.get("retentionInDays"):
-        yield "It has no retention: what it holds is kept, and paid for, for ever."
+        yield "The log group has no retention: AWS keeps and charges for its logs without end."
 
 
-def _silence(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_missing_data(args: ResourceValidationArgs) -> Iterator[str]:
     if args.props.get("treatMissingData") != "breaching":
-        yield "Missing data does not raise it: a node that is down says nothing."
+        yield "Missing data does not raise the alarm: a node that is down sends no data."
 
 
-def _acts(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_actions(args: ResourceValidationArgs) -> Iterator[str]:
     if args.props.get("actionsEnabled") is False:
-        yield "Its actions are switched off."
+        yield "The alarm's actions are disabled."
 
 
 RULES: tuple[Rule, ...] = (
-    resource_rule("logs-end", "Log groups have a retention.", (LOG_GROUP,), _retention, ("CloudWatch.16",)),
-    resource_rule("silence-is-a-fault", "Alarms take missing data for a fault.", (ALARM,), _silence),
-    resource_rule("alarms-act", "Alarms' actions are switched on.", (ALARM,), _acts, ("CloudWatch.17",)),
+    resource_rule("logs-end", "Log groups have a retention.", (LOG_GROUP,), _check_retention, ("CloudWatch.16",)),
+    resource_rule("silence-is-a-fault", "Alarms treat missing data as a fault.", (ALARM,), _check_missing_data),
+    resource_rule("alarms-act", "The actions of alarms are enabled.", (ALARM,), _check_actions, ("CloudWatch.17",)),
 )

@@ -1,4 +1,4 @@
-"""The network: what a VPC needs to be closed, to be watched, and to be left for AWS's services alone."""
+"""The network: VPCs are closed, have flow logs, and lead only to AWS services."""
 
 from __future__ import annotations
 
@@ -18,94 +18,96 @@ FLOW_LOG = "aws:ec2/flowLog:FlowLog"
 ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
 NAT = "aws:ec2/natGateway:NatGateway"
 
-#: Without these a node that has no other way out does not come up.
+#: A node without a NAT gateway needs endpoints of these services to start.
 SERVICES = ("s3", "ssm", "ssmmessages", "secretsmanager", "logs", "monitoring")
-#: What the nodes of anybody may do with buckets that are named, for Amazon Linux's are not this account's.
-_READING = {"s3:GetObject"}
-_OWN = ("aws:principalaccount", "aws:principalorgid")
+#: Actions that need no condition on the account: the bucket of Amazon Linux's packages belongs to AWS.
+_UNCONDITIONAL_ACTIONS = {"s3:GetObject"}
+_ACCOUNT_KEYS = ("aws:principalaccount", "aws:principalorgid")
 
 
-def _taken_over(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
-    if not stack.about(vpc, "vpcId", "id", DEFAULT_GROUP):
-        yield "Its default security group is as AWS makes it: members reach each other, and everybody outside."
+def _check_default_group(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+    if not stack.referring_to(vpc, "vpcId", "id", DEFAULT_GROUP):
+        yield "The stack does not manage the default security group, whose default rules allow all egress."
 
 
-def _no_public_addresses(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_public_addresses(args: ResourceValidationArgs) -> Iterator[str]:
     for key in ("mapPublicIpOnLaunch", "assignIpv6AddressOnCreation"):
         if args.props.get(key):
-            yield f"{key} is true: what starts in this subnet can be reached from outside."
+            yield f"{key} is true: machines in this subnet would have public addresses."
 
 
-def _watched(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
-    logs = stack.about(vpc, "vpcId", "id", FLOW_LOG)
-    if not any(each.props.get("trafficType") == "ALL" for each in logs):
-        yield "It has no flow log of ALL its traffic."
+def _check_flow_logs(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+    logs = stack.referring_to(vpc, "vpcId", "id", FLOW_LOG)
+    if not any(log.props.get("trafficType") == "ALL" for log in logs):
+        yield "The VPC has no flow log with trafficType ALL."
 
 
-def _limited(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_endpoint_policy(args: ResourceValidationArgs) -> Iterator[str]:
     document = args.props.get("policy")
     if document is None:
-        yield "It has no policy of its own: AWS's default lets everybody do everything through it."
+        yield "The endpoint has no policy: AWS's default policy allows everything to everybody."
     is_gateway = args.props.get("vpcEndpointType", "Gateway") == "Gateway"
-    for each in allowed(document):
-        everything = any(resource == "*" or resource.endswith(":s3:::*") for resource in each.resources)
-        ours = any(key in _OWN and operator.startswith("string") for operator, key in each.conditions)
-        if each.inverted:
-            yield f"A statement allows all but what it names ({', '.join(each.inverted)})."
-        elif everything and is_gateway:
-            yield "A statement is about every bucket there is: rows can be copied to anybody's."
-        elif not ours and (everything or set(each.actions) - _READING):
-            yield "A statement lets principals of any account pass: it has no condition on aws:PrincipalAccount."
+    for statement in allowed(document):
+        all_resources = any(arn == "*" or arn.endswith(":s3:::*") for arn in statement.resources)
+        own_account = any(
+            key in _ACCOUNT_KEYS and operator.startswith("string") for operator, key in statement.conditions
+        )
+        if statement.inverted:
+            yield f"A statement allows everything except the elements that it names ({', '.join(statement.inverted)})."
+        elif all_resources and is_gateway:
+            yield "A statement allows every bucket: data can be copied to buckets of other accounts."
+        elif not own_account and (all_resources or set(statement.actions) - _UNCONDITIONAL_ACTIONS):
+            yield "A statement allows principals of any account: add a condition on aws:PrincipalAccount."
 
 
-def _reaches_aws(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+def _check_endpoints(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
     if stack.of(NAT):
         return
-    names = [str(each.props.get("serviceName")) for each in stack.about(vpc, "vpcId", "id", ENDPOINT)]
+    names = [str(endpoint.props.get("serviceName")) for endpoint in stack.referring_to(vpc, "vpcId", "id", ENDPOINT)]
     missing = [service for service in SERVICES if not any(name.endswith(f".{service}") for name in names)]
     if missing:
-        yield f"It has neither a NAT gateway nor endpoints of {', '.join(missing)}: its nodes cannot come up."
+        yield f"The VPC has neither a NAT gateway nor endpoints of {', '.join(missing)}: nodes cannot start."
 
 
-def _checks_source(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_forwarding(args: ResourceValidationArgs) -> Iterator[str]:
     if args.props.get("sourceDestCheck") is False:
-        yield "sourceDestCheck is false: it may pass on what is not its own."
+        yield "sourceDestCheck is false: the interface may forward packets of other machines."
 
 
 RULES: tuple[Rule, ...] = (
     stack_rule(
         "default-group-is-ours",
-        "The stack has each VPC's default security group in hand, and so without rules.",
+        "The stack manages the default security group of each VPC.",
         (VPC,),
-        _taken_over,
+        _check_default_group,
         ("EC2.2",),
     ),
     resource_rule(
         "subnets-give-no-public-addresses",
-        "No subnet gives public addresses by itself, a NAT gateway's neither.",
+        "No subnet assigns public addresses automatically.",
         (SUBNET,),
-        _no_public_addresses,
+        _check_public_addresses,
         ("EC2.15",),
     ),
-    stack_rule("flow-logs", "Each VPC has a flow log of all its traffic.", (VPC,), _watched, ("EC2.6",)),
+    stack_rule("flow-logs", "Each VPC has a flow log of all its traffic.", (VPC,), _check_flow_logs, ("EC2.6",)),
     resource_rule(
         "endpoints-are-limited",
-        "Each endpoint has a policy: S3's names buckets, and the others let this account's principals pass.",
+        "Each endpoint has a policy: S3's names buckets, and the others allow only principals of this account.",
         (ENDPOINT,),
-        _limited,
+        _check_endpoint_policy,
     ),
     stack_rule(
         "nodes-reach-aws",
         "A VPC without a NAT gateway has the endpoints that a node needs.",
         (VPC,),
-        _reaches_aws,
+        _check_endpoints,
         ("EC2.57",),
     ),
     resource_rule(
         "source-is-checked",
-        "No interface passes on packets of others.",
+        "No interface forwards packets of other machines.",
         (INTERFACE, INSTANCE),
-        _checks_source,
+        _check_forwarding,
         ("EC2.180",),
     ),
 )

@@ -1,4 +1,4 @@
-"""What holds data, or an address that clients know, is not deleted by a mistake."""
+"""Protection against deletion of data and of addresses that clients use."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from .secrets import KEY
 from .storage import BUCKET
 
 
-def _protected(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_protection(args: ResourceValidationArgs) -> Iterator[str]:
     if stack_config.protected() and not args.opts.protect:
-        yield "It is not protected, and the stack's configuration does not say protect: false."
+        yield "The resource is not protected, and the stack's configuration does not have protect: false."
 
 
-def _not_emptied(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_force_destroy(args: ResourceValidationArgs) -> Iterator[str]:
     if stack_config.protected() and args.props.get("forceDestroy"):
-        yield "forceDestroy is set: it would be emptied when it is deleted."
+        yield "forceDestroy is set: a deletion would delete all objects of the bucket."
 
 
 RULES: tuple[Rule, ...] = (
     resource_rule(
         "protected",
-        "Pulumi refuses to delete buckets, volumes, keys and interfaces, unless the stack says protect: false.",
+        "Pulumi refuses to delete buckets, volumes, keys and interfaces unless the stack has protect: false.",
         (BUCKET, VOLUME, KEY, INTERFACE),
-        _protected,
+        _check_protection,
         ("KMS.3",),
     ),
     resource_rule(
         "buckets-are-not-emptied",
-        "Buckets with something in them are not deleted, unless the stack says protect: false.",
+        "AWS refuses to delete buckets with objects unless the stack has protect: false.",
         (BUCKET,),
-        _not_emptied,
+        _check_force_destroy,
     ),
 )

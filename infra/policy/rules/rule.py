@@ -1,9 +1,9 @@
-"""What a rule is: a policy of Pulumi's, and the controls of AWS that it answers.
+"""A rule: a policy of Pulumi, and the Security Hub controls that it checks.
 
-A rule of resources sees what a resource is to be before it is made. A rule of stacks sees all of them, once the
-program has run: in a preview, and again when all is made. In a preview some values are not known yet. A rule passes
-over those: what a resource says is looked at again by ``up``, before AWS hears of it, and which resource belongs to
-which is told by what Pulumi knows of their dependencies.
+A resource rule checks the inputs of one resource before Pulumi creates it. A stack rule checks all resources after the
+program has run: in a preview, and again after all resources exist. A preview does not know some values, and rules skip
+these. ``up`` checks the inputs again before it sends a request to AWS. References between resources are known in a
+preview through Pulumi's property dependencies.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pulumi_policy import (
 )
 from pulumi_policy.proxy import UnknownValueError
 
-#: Types that are all of a provider's, when a rule is about them.
+#: Matches all resource types of the AWS provider.
 EVERYTHING = ("aws:",)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule.
+    """A rule of the policy pack.
 
     Attributes:
-        policy: what Pulumi calls.
-        controls: IDs in AWS Security Hub of what it checks in time.
+        policy: Policy that Pulumi calls.
+        controls: Ids of the AWS Security Hub controls that the rule checks before deployment.
 
     """
 
@@ -44,12 +44,12 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """What it is called in a violation."""
+        """Name in violations."""
         return self.policy.name
 
     @property
     def why(self) -> str:
-        """What it demands."""
+        """Requirement in one sentence."""
         return self.policy.description
 
 
@@ -58,8 +58,8 @@ class Stack:
     """All resources of a stack.
 
     Attributes:
-        resources: with their outputs, as far as they are known.
-        config: of the rule, from ``--policy-pack-config``.
+        resources: Resources with their known outputs.
+        config: Configuration of the rule from ``--policy-pack-config``.
 
     """
 
@@ -68,28 +68,28 @@ class Stack:
 
     def of(self, *types: str) -> list[PolicyResource]:
         """Return the resources of these types."""
-        return [each for each in self.resources if is_of(each.resource_type, types)]
+        return [resource for resource in self.resources if matches(resource.resource_type, types)]
 
-    def about(self, target: PolicyResource, key: str, output: str, *types: str) -> list[PolicyResource]:
+    def referring_to(self, target: PolicyResource, key: str, output: str, *types: str) -> list[PolicyResource]:
         """Return the resources of these types whose input ``key`` is the target's ``output``."""
-        return [each for each in self.of(*types) if _refers(each, key, target, output)]
+        return [resource for resource in self.of(*types) if _refers(resource, key, target, output)]
 
 
-def is_of(resource_type: str, types: tuple[str, ...]) -> bool:
-    """Return whether a type is one of these, or of a provider among them."""
-    return any(resource_type == each or (each.endswith(":") and resource_type.startswith(each)) for each in types)
+def matches(resource_type: str, types: tuple[str, ...]) -> bool:
+    """Return whether a type is one of these, or belongs to a provider among them (``aws:``)."""
+    return any(resource_type == name or (name.endswith(":") and resource_type.startswith(name)) for name in types)
 
 
 def identity(resource: PolicyResource, key: str) -> object:
-    """Return what tells whether two resources name the same thing: the resource that it comes from, or the value."""
-    makers = resource.property_dependencies.get(key)
-    return frozenset(each.urn for each in makers) if makers else resource.props.get(key)
+    """Return a comparable form of an input: the URNs of the resources that it depends on, else its value."""
+    dependencies = resource.property_dependencies.get(key)
+    return frozenset(dependency.urn for dependency in dependencies) if dependencies else resource.props.get(key)
 
 
 def _refers(resource: PolicyResource, key: str, target: PolicyResource, output: str) -> bool:
-    makers = resource.property_dependencies.get(key)
-    if makers:
-        return any(each.urn == target.urn for each in makers)
+    dependencies = resource.property_dependencies.get(key)
+    if dependencies:
+        return any(dependency.urn == target.urn for dependency in dependencies)
     value = resource.props.get(key)
     return value is not None and value == target.props.get(output)
 
@@ -101,19 +101,19 @@ def resource_rule(
     check: Callable[[ResourceValidationArgs], Iterator[str]],
     controls: tuple[str, ...] = (),
 ) -> Rule:
-    """Return a rule that looks at each resource by itself.
+    """Return a rule that checks each resource by itself.
 
     Args:
-        name: of the rule.
-        why: what it demands.
-        types: of the resources.
-        check: yields what is wrong with one.
-        controls: see :class:`Rule`.
+        name: Name of the rule.
+        why: Requirement in one sentence.
+        types: Types of the resources to check.
+        check: Yields one message for each violation of a resource.
+        controls: Ids of the AWS Security Hub controls that the rule checks.
 
     """
 
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        if is_of(args.resource_type, types):
+        if matches(args.resource_type, types):
             with suppress(UnknownValueError):
                 for message in check(args):
                     report(message, None)
@@ -129,7 +129,17 @@ def stack_rule(
     controls: tuple[str, ...] = (),
     config_schema: PolicyConfigSchema | None = None,
 ) -> Rule:
-    """Return a rule that looks at each resource in the company of all; the arguments are :func:`resource_rule`'s."""
+    """Return a rule that checks each resource together with all others.
+
+    Args:
+        name: Name of the rule.
+        why: Requirement in one sentence.
+        types: Types of the resources to check.
+        check: Yields one message for each violation of a resource.
+        controls: Ids of the AWS Security Hub controls that the rule checks.
+        config_schema: Options that ``--policy-pack-config`` accepts for the rule.
+
+    """
 
     def validate(args: StackValidationArgs, report: ReportViolation) -> None:
         stack = Stack(args.resources, args.get_config())

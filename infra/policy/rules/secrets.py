@@ -1,4 +1,4 @@
-"""Keys and secrets: keys are in Secrets Manager alone, what is encrypted stays readable, parameters are ours."""
+"""Keys and secrets: only Secrets Manager stores keys, KMS keys are recoverable, parameter names belong to the stack."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PARAMETER = "aws:ssm/parameter:Parameter"
 
 _KEY_TEXT = re.compile(r"PRIVATE KEY-----|\b(AKIA|ASIA)[A-Z0-9]{16}\b")
 _PARAMETER_NAME = re.compile(r"/sluice-[\w.-]+/zookeeper/\S+")
-_DAYS = 7
-_LONGEST = 30
+_RECOVERY_DAYS = 7
+_WINDOW_DAYS = 30
 
 
-def _in_secrets_only(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_plain_keys(args: ResourceValidationArgs) -> Iterator[str]:
     if args.resource_type != SECRET_VERSION:
         for key in args.props:
             if any(_KEY_TEXT.search(text) for text in _texts(args.props[key])):
-                yield f"{key} has a key in it, where more than its owner can read it: keys are in Secrets Manager."
+                yield f"{key} contains a private key or an access key: store keys in Secrets Manager."
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -36,54 +36,56 @@ def _texts(value: object) -> Iterator[str]:
         for key in value:
             yield from _texts(value[key])
     elif isinstance(value, Sequence):
-        for each in value:
-            yield from _texts(each)
+        for element in value:
+            yield from _texts(element)
 
 
-def _brought_back(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_recovery(args: ResourceValidationArgs) -> Iterator[str]:
     days = args.props.get("recoveryWindowInDays")
-    if days is not None and days < _DAYS:
-        yield "It cannot be brought back: recoveryWindowInDays is 0."
+    if days is not None and days < _RECOVERY_DAYS:
+        yield f"The secret cannot be restored after a deletion: set recoveryWindowInDays to {_RECOVERY_DAYS} or more."
 
 
-def _for_nobody_else(args: ResourceValidationArgs) -> Iterator[str]:
-    if any(each.is_for_everybody or each.inverted for each in allowed(args.props.get("policy"))):
-        yield "Anybody may use it."
+def _check_principals(args: ResourceValidationArgs) -> Iterator[str]:
+    if any(statement.is_for_everybody or statement.inverted for statement in allowed(args.props.get("policy"))):
+        yield "The policy allows every principal."
 
 
-def _rotated(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_rotation(args: ResourceValidationArgs) -> Iterator[str]:
     if args.props.get("enableKeyRotation") is not True:
-        yield "It is not rotated: set enableKeyRotation."
+        yield "The key is not rotated: set enableKeyRotation."
 
 
-def _not_deleted(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_deletion_window(args: ResourceValidationArgs) -> Iterator[str]:
     days = args.props.get("deletionWindowInDays")
-    if days is not None and days < _LONGEST:
-        yield f"It can be gone after {days:.0f} days, and with it all that it encrypts: {_LONGEST} is what AWS gives."
+    if days is not None and days < _WINDOW_DAYS:
+        yield f"AWS deletes the key {days:.0f} days after a request: set deletionWindowInDays to {_WINDOW_DAYS}."
 
 
-def _ours(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_name(args: ResourceValidationArgs) -> Iterator[str]:
     name = args.props.get("name")
     if not isinstance(name, str) or not _PARAMETER_NAME.fullmatch(name):
-        yield f"Its name {name!r} is not below /sluice-STACK/zookeeper/: roles are given parameters by that name."
+        yield f"The name {name!r} is not below /sluice-STACK/zookeeper/, which the policies of roles name."
 
 
 RULES: tuple[Rule, ...] = (
     resource_rule(
         "keys-are-in-secrets",
-        "Private keys and access keys are in Secrets Manager: in no user data, parameter, tag, or anything else.",
+        "Private keys and access keys are only in Secrets Manager, not in user data, parameters or tags.",
         EVERYTHING,
-        _in_secrets_only,
+        _check_plain_keys,
     ),
-    resource_rule("secrets-come-back", "Secrets can be brought back for a week.", (SECRET,), _brought_back),
+    resource_rule("secrets-come-back", "Deleted secrets can be restored for a week.", (SECRET,), _check_recovery),
     resource_rule(
         "secrets-are-for-somebody",
-        "Neither a secret nor a key is for everybody.",
+        "No policy of a secret or key allows every principal.",
         (SECRET, SECRET_POLICY, KEY),
-        _for_nobody_else,
+        _check_principals,
         ("KMS.5",),
     ),
-    resource_rule("keys-are-rotated", "KMS rotates its keys.", (KEY,), _rotated, ("KMS.4",)),
-    resource_rule("keys-come-back", "A key can be brought back for a month.", (KEY,), _not_deleted, ("KMS.3",)),
-    resource_rule("parameters-are-ours", "Parameters have names of this stack.", (PARAMETER,), _ours),
+    resource_rule("keys-are-rotated", "KMS rotates its keys.", (KEY,), _check_rotation, ("KMS.4",)),
+    resource_rule(
+        "keys-come-back", "Deleted keys can be restored for a month.", (KEY,), _check_deletion_window, ("KMS.3",)
+    ),
+    resource_rule("parameters-are-ours", "Parameter names belong to the stack.", (PARAMETER,), _check_name),
 )

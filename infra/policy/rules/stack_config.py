@@ -1,8 +1,7 @@
-"""What the stack's own configuration permits.
+"""The exceptions that the stack's configuration permits.
 
-Pulumi tells a policy pack the configuration of the stack. The rules look there, and not at a tag or at a setting of
-the pack: a tag is the program's to change, and a setting of the pack would be said twice. Where nothing is said, the
-strict answer holds.
+Pulumi passes the stack's configuration to a policy pack. The rules read exceptions from there: the program could change
+a tag, and an option of the pack would repeat the configuration. Without a configured value the strict rule applies.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Any
 
 import pulumi
 
-#: As ``Pulumi.yaml`` names it.
+#: Name of the project in ``Pulumi.yaml``.
 PROJECT = "sluice"
 
 
 def protected() -> bool:
-    """Return whether what holds data must stay: unless ``protect`` is false, which is for stacks to play with."""
+    """Return whether resources with data must be protected; false only for trial stacks with ``protect: false``."""
     return _config().get_bool("protect") is not False
 
 
@@ -27,21 +26,21 @@ def commit_policy() -> str:
 
 def table_prefixes() -> list[str]:
     """Return the folders that hold tables, without a slash at either end."""
-    return [str(each).strip("/") for each in _array("tablePrefixes")]
+    return [str(prefix).strip("/") for prefix in _array("tablePrefixes")]
 
 
 def exempt_principals() -> list[str]:
-    """Return the ARNs of those whom the commit policy lets pass."""
-    return [str(each) for each in _array("exemptPrincipalArns")]
+    """Return the ARNs of the principals that are exempt from the commit policy."""
+    return [str(arn) for arn in _array("exemptPrincipalArns")]
 
 
 def kms() -> bool:
-    """Return whether the lake is encrypted with a key of its own."""
+    """Return whether a KMS key of the stack encrypts the lake."""
     return bool(_config().get_bool("kms"))
 
 
 def replaced_node() -> int:
-    """Return the one node whose machine may be replaced; 0 for none."""
+    """Return the id of the node whose machine may be replaced; 0 for none."""
     return _config().get_int("replaceNode") or 0
 
 

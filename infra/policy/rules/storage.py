@@ -1,4 +1,4 @@
-"""Buckets: private, encrypted, versioned, by TLS only, and nothing but Delta ends an object of a table."""
+"""Buckets: private, encrypted, versioned, TLS only, and no lifecycle rule that deletes current objects."""
 
 from __future__ import annotations
 
@@ -19,126 +19,119 @@ VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
 ENCRYPTION = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
 LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 POLICY = "aws:s3/bucketPolicy:BucketPolicy"
-#: What each bucket has, as a resource of its own.
+#: Types of the resources that each bucket needs.
 PARTS = (ACCESS_BLOCK, OWNERSHIP, VERSIONING, ENCRYPTION, LIFECYCLE, POLICY)
 
-#: Names, in the program, of buckets without tables.
+#: Pulumi names of buckets without tables.
 WITHOUT_TABLES = ("artifacts",)
 
 _BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+_NO_ACLS = "BucketOwnerEnforced"
 _PLAIN_HTTP = {("bool", "aws:securetransport"): ("false",)}
 
 
-def _complete(bucket: PolicyResource, stack: Stack) -> Iterator[str]:
+def _check_parts(bucket: PolicyResource, stack: Stack) -> Iterator[str]:
     for part in PARTS:
-        if not stack.about(bucket, "bucket", "bucket", part):
-            yield f"It has no {part.rpartition(':')[2]}."
+        if not stack.referring_to(bucket, "bucket", "bucket", part):
+            yield f"The bucket has no {part.rpartition(':')[2]}."
 
 
-def _blocked(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_access_block(args: ResourceValidationArgs) -> Iterator[str]:
     for key in _BLOCKS:
         if args.props.get(key) is not True:
             yield f"{key} is not true."
 
 
-def _owned(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_access_lists(args: ResourceValidationArgs) -> Iterator[str]:
     if args.resource_type == ACL or args.props.get("acl") or args.props.get("grants"):
-        yield "It has an access control list: policies say who may do what."
-    elif args.resource_type == OWNERSHIP and not _enforced(args.props.get("rule") or {}):
-        yield "Access control lists are not switched off: objectOwnership is not BucketOwnerEnforced."
+        yield "The bucket has an access control list: use policies."
+    elif args.resource_type == OWNERSHIP and (args.props.get("rule") or {}).get("objectOwnership") != _NO_ACLS:
+        yield "Access control lists are not disabled: set objectOwnership to BucketOwnerEnforced."
 
 
-def _enforced(rule: Mapping[str, Any]) -> bool:
-    return rule.get("objectOwnership") == "BucketOwnerEnforced"
-
-
-def _versioned(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_versioning(args: ResourceValidationArgs) -> Iterator[str]:
     if (args.props.get("versioningConfiguration") or {}).get("status") != "Enabled":
-        yield "Versioning is not enabled: what is deleted or replaced is gone."
+        yield "Versioning is not enabled: deleted and replaced objects are lost."
 
 
-def _encrypted(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_encryption(args: ResourceValidationArgs) -> Iterator[str]:
     rules: Sequence[Mapping[str, Any]] = args.props.get("rules") or [{}]
-    for each in rules:
-        default = each.get("applyServerSideEncryptionByDefault") or {}
+    for rule in rules:
+        default = rule.get("applyServerSideEncryptionByDefault") or {}
         if default.get("sseAlgorithm") not in ("AES256", "aws:kms", "aws:kms:dsse"):
-            yield "It has no algorithm that encrypts what is put."
+            yield "No sseAlgorithm encrypts new objects."
         elif stack_config.kms() and args.name not in WITHOUT_TABLES and not default.get("kmsMasterKeyId"):
-            yield "It has no key of its own, and the stack's configuration says kms: true."
+            yield "kmsMasterKeyId is not set, and the stack's configuration has kms: true."
 
 
-def _kept(args: ResourceValidationArgs) -> Iterator[str]:
-    for each in args.props.get("rules") or args.props.get("lifecycleRules") or ():
-        if _ends_current(each):
-            yield f"Rule {each.get('id')!r} ends or moves current objects: readers of the table need them."
+def _check_lifecycle(args: ResourceValidationArgs) -> Iterator[str]:
+    for rule in args.props.get("rules") or args.props.get("lifecycleRules") or ():
+        expiration = rule.get("expiration") or {}
+        if expiration.get("days") or expiration.get("date") or rule.get("transitions"):
+            yield f"Rule {rule.get('id')!r} deletes or moves current objects: readers of the table need them."
 
 
-def _ends_current(rule: Mapping[str, Any]) -> bool:
-    expiration = rule.get("expiration") or {}
-    return bool(expiration.get("days") or expiration.get("date") or rule.get("transitions"))
-
-
-def _tls_only(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_tls(args: ResourceValidationArgs) -> Iterator[str]:
     bucket = args.props.get("bucket")
-    for what in (f":::{bucket}", f":::{bucket}/*"):
+    for suffix in (f":::{bucket}", f":::{bucket}/*"):
         if not any(
-            each.effect == DENY
-            and each.is_for_everybody
-            and each.conditions == _PLAIN_HTTP
-            and "s3:*" in each.actions
-            and any(resource.endswith(what) for resource in each.resources)
-            for each in statements(args.props.get("policy"))
+            statement.effect == DENY
+            and statement.is_for_everybody
+            and statement.conditions == _PLAIN_HTTP
+            and "s3:*" in statement.actions
+            and any(resource.endswith(suffix) for resource in statement.resources)
+            for statement in statements(args.props.get("policy"))
         ):
-            yield f"It lets requests without TLS pass to arn:aws:s3{what}."
+            yield f"The policy does not deny requests without TLS to arn:aws:s3{suffix}."
 
 
-def _allows_nobody(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_allow(args: ResourceValidationArgs) -> Iterator[str]:
     if allowed(args.props.get("policy")):
-        yield "It allows something: what the policies of IAM roles say would no longer be all."
+        yield "The bucket's policy has an Allow statement: only policies of IAM roles may allow access."
 
 
 RULES: tuple[Rule, ...] = (
     stack_rule(
         "buckets-are-complete",
-        "Each bucket has all that makes it private, encrypted, versioned, and reached by TLS only.",
+        "Each bucket has the resources that make it private, encrypted, versioned and TLS only.",
         (BUCKET,),
-        _complete,
+        _check_parts,
         ("S3.2", "S3.3", "S3.5", "S3.8", "S3.10", "S3.12", "S3.13", "S3.14"),
     ),
     resource_rule(
         "buckets-are-private",
-        "S3 blocks whatever would make a bucket public.",
+        "S3 blocks public access to buckets.",
         (ACCESS_BLOCK,),
-        _blocked,
+        _check_access_block,
         ("S3.2", "S3.3", "S3.8"),
     ),
     resource_rule(
         "no-access-control-lists",
         "Buckets have no access control lists.",
         (BUCKET, ACL, OWNERSHIP),
-        _owned,
+        _check_access_lists,
         ("S3.12",),
     ),
-    resource_rule("buckets-are-versioned", "Buckets are versioned.", (VERSIONING,), _versioned, ("S3.14",)),
+    resource_rule("buckets-are-versioned", "Buckets are versioned.", (VERSIONING,), _check_versioning, ("S3.14",)),
     resource_rule(
         "buckets-are-encrypted",
-        "Buckets encrypt what is put: with S3's keys, or the lake's own where kms says so.",
+        "Buckets encrypt objects with S3's keys, or with the lake's key where kms is true.",
         (ENCRYPTION,),
-        _encrypted,
+        _check_encryption,
         ("S3.17",),
     ),
     resource_rule(
         "current-objects-stay",
-        "Buckets' lifecycle rules leave current objects alone.",
+        "Lifecycle rules neither delete nor move current objects.",
         (BUCKET, LIFECYCLE),
-        _kept,
+        _check_lifecycle,
     ),
-    resource_rule("buckets-by-tls-only", "Buckets refuse plain HTTP.", (POLICY,), _tls_only, ("S3.5",)),
+    resource_rule("buckets-by-tls-only", "Buckets refuse plain HTTP.", (POLICY,), _check_tls, ("S3.5",)),
     resource_rule(
         "bucket-policies-allow-nobody",
-        "Buckets' policies only deny.",
+        "Policies of buckets only deny.",
         (POLICY,),
-        _allows_nobody,
+        _check_allow,
         ("S3.2", "S3.3", "S3.6"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Tags: whose a resource is, and of which stack, is said by every resource that can say it."""
+"""Tags: every resource that can have tags names its project and its stack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pulumi_policy import ResourceValidationArgs
 from .rule import EVERYTHING, Rule, resource_rule
 
 NEEDED = ("Project", "Stack")
-#: Types that take no tags. Any other has to have them, those that the program does not make yet among them.
+#: Types that cannot have tags. Every other type needs them, also types that the program does not use yet.
 UNTAGGABLE = frozenset(
     {
         "aws:ec2/route:Route",
@@ -29,13 +29,13 @@ UNTAGGABLE = frozenset(
 )
 
 
-def _tagged(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_tags(args: ResourceValidationArgs) -> Iterator[str]:
     tags = args.props.get("tags") or {}
-    missing = [each for each in NEEDED if not tags.get(each)]
+    missing = [tag for tag in NEEDED if not tags.get(tag)]
     if args.resource_type not in UNTAGGABLE and missing:
-        yield f"It has no tag {' and no tag '.join(missing)}. If its type takes none, UNTAGGABLE has to name it."
+        yield f"The tags {' and '.join(missing)} are missing. If the type cannot have tags, add it to UNTAGGABLE."
 
 
 RULES: tuple[Rule, ...] = (
-    resource_rule("tagged", "Whatever takes tags says whose it is, and of which stack.", EVERYTHING, _tagged),
+    resource_rule("tagged", "Resources name their project and stack in tags.", EVERYTHING, _check_tags),
 )

@@ -1,4 +1,4 @@
-"""What a member is told, its zoo.cfg and its user data: TLS and certificates for all, and every member knows all."""
+"""The zoo.cfg and the user data of members: TLS and certificates for every connection, and a complete member list."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from .compute import INSTANCE
 from .rule import Rule, Stack, resource_rule, stack_rule
 from .secrets import PARAMETER
 
-#: Settings that a later change must not part with, and whom each keeps out.
+#: Required settings, each with its value and with the clients or members that it excludes.
 NEEDED: Mapping[str, tuple[str, str]] = {
     "secureClientPort": ("2281", "clients in clear text"),
     "ssl.clientAuth": ("need", "clients without a certificate"),
-    "enforce.auth.enabled": ("true", "clients whose certificate was not looked at"),
-    "enforce.auth.schemes": ("x509", "clients whose certificate was not looked at"),
+    "enforce.auth.enabled": ("true", "clients without authentication"),
+    "enforce.auth.schemes": ("x509", "clients without authentication by certificate"),
     "sslQuorum": ("true", "members in clear text"),
     "ssl.quorum.clientAuth": ("need", "members without a certificate"),
-    "admin.enableServer": ("false", "whoever reaches the admin server"),
-    "reconfigEnabled": ("false", "members that a client names"),
-    "audit.enable": ("true", "those of whom nobody is told afterwards"),
-    "metricsProvider.httpHost": ("127.0.0.1", "whoever reaches the metrics"),
+    "admin.enableServer": ("false", "users of the admin server"),
+    "reconfigEnabled": ("false", "members that a client adds"),
+    "audit.enable": ("true", "clients that no audit log records"),
+    "metricsProvider.httpHost": ("127.0.0.1", "remote readers of the metrics"),
 }
 _CONFIG = "/zoo.cfg"
-_LOCK_ROOT = re.compile(r"^SLUICE_(?:LOCK_ROOT|PARENT)_ACL=(.*)$", re.MULTILINE)
+_ACLS = re.compile(r"^SLUICE_(?:LOCK_ROOT|PARENT)_ACL=(.*)$", re.MULTILINE)
 
 
-def _closed(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_security(args: ResourceValidationArgs) -> Iterator[str]:
     if not str(args.props.get("name")).endswith(_CONFIG):
         return
-    told = _settings(args.props["value"])
-    for key, (value, whom) in NEEDED.items():
-        if told.get(key) != value:
-            yield f"It lets in {whom}: {key} is not {value}."
-    if "clientPort" in told:
-        yield "It lets in clients in clear text: clientPort is set."
-    if told.get("ssl.trustStore.location") == told.get("ssl.quorum.trustStore.location"):
-        yield "Members and clients are vouched for by the same authority: a client could be a member."
-    if int(told.get("autopurge.purgeInterval", "0")) < 1:
-        yield "Snapshots are never purged: its volumes fill up."
+    settings = _settings(args.props["value"])
+    for key, (value, excluded) in NEEDED.items():
+        if settings.get(key) != value:
+            yield f"The member admits {excluded}: set {key} to {value}."
+    if "clientPort" in settings:
+        yield "The member admits clients in clear text: remove clientPort."
+    if settings.get("ssl.trustStore.location") == settings.get("ssl.quorum.trustStore.location"):
+        yield "Members and clients have the same certificate authority: a client could act as a member."
+    if int(settings.get("autopurge.purgeInterval", "0")) < 1:
+        yield "Snapshots are never purged: set autopurge.purgeInterval, or the volumes fill up."
 
 
-def _waits(args: ResourceValidationArgs) -> Iterator[str]:
+def _check_autocreate(args: ResourceValidationArgs) -> Iterator[str]:
     if str(args.props.get("name")).endswith(_CONFIG) and _settings(args.props["value"]).get("db.autocreate") != "false":
-        yield "A majority of members without data would serve an empty tree: db.autocreate is not false."
+        yield "A majority of members without data would serve an empty tree: set db.autocreate to false."
 
 
 def _settings(text: str) -> dict[str, str]:
@@ -53,42 +53,44 @@ def _settings(text: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _knows_all(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
+def _check_members(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
     if not str(parameter.props.get("name")).endswith(_CONFIG):
         return
-    told = {key for key in _settings(parameter.props["value"]) if key.startswith("server.")}
-    wanted = {f"server.{number}" for number in range(1, len(stack.of(INSTANCE)) + 1)}
-    if told != wanted:
-        yield f"It names {len(told)} members, and {len(wanted)} are made: a majority of one is none of the other."
+    listed = {key for key in _settings(parameter.props["value"]) if key.startswith("server.")}
+    members = {f"server.{number}" for number in range(1, len(stack.of(INSTANCE)) + 1)}
+    if listed != members:
+        yield f"zoo.cfg lists {len(listed)} members, and the stack has {len(members)}: their majorities differ."
 
 
-def _locks_for_ours(args: ResourceValidationArgs) -> Iterator[str]:
-    found = _LOCK_ROOT.findall(str(args.props.get("userData")))
-    if not found:
-        yield "Its user data does not say who may lock (SLUICE_LOCK_ROOT_ACL)."
-    for acl in found:
+def _check_acls(args: ResourceValidationArgs) -> Iterator[str]:
+    acls = _ACLS.findall(str(args.props.get("userData")))
+    if not acls:
+        yield "The user data has no ACL of the lock root (SLUICE_LOCK_ROOT_ACL)."
+    for acl in acls:
         if any(not entry.strip("'").startswith("x509:CN=") for entry in acl.split(",")):
-            yield f"{acl} names others than holders of certificates."
+            yield f"{acl} grants rights to clients without a certificate."
 
 
 RULES: tuple[Rule, ...] = (
     resource_rule(
         "members-speak-tls",
-        "Members speak TLS alone, with those who have a certificate, and keep an audit log.",
+        "Members accept only TLS connections with a certificate, and write an audit log.",
         (PARAMETER,),
-        _closed,
+        _check_security,
     ),
     resource_rule(
         "empty-members-wait",
         "A member without data waits for a leader that has data.",
         (PARAMETER,),
-        _waits,
+        _check_autocreate,
     ),
-    stack_rule("members-know-each-other", "Each member knows all members.", (PARAMETER,), _knows_all),
+    stack_rule(
+        "members-know-each-other", "The zoo.cfg of each member lists all members.", (PARAMETER,), _check_members
+    ),
     resource_rule(
         "locks-are-for-ours",
-        "Only holders of certificates have rights at the lock root, and above it.",
+        "Only holders of certificates have rights on the lock root and its parents.",
         (INSTANCE,),
-        _locks_for_ours,
+        _check_acls,
     ),
 )
