@@ -1,23 +1,23 @@
-# The one list of commands. `make help` prints it.
+# All commands of the project. `make help` lists them.
 
 VENV := .venv
 READY := $(VENV)/.ready
 LOG_STORE := sluice/sluice-log-store.jar
-# Classes of ZooKeeper, Spark and a soak's writers that are parsed already: see lock_manager/testing/class_archives.py.
+# Class archives, which shorten the start of JVMs: see lock_manager/testing/class_archives.py.
 ARCHIVES := $(VENV)/share/sluice/zookeeper.jsa $(VENV)/share/sluice/spark.jsa $(VENV)/share/sluice/store.jsa
 UV := $(VENV)/bin/uv
 PY := $(VENV)/bin/python
-# uv installs the pinned set in a third of pip's time: PySpark comes as a 450 MB source archive.
+# uv installs the pinned set in a third of pip's time; PySpark is a 450 MB source archive.
 UV_VERSION := 0.13.9
 ARGS ?=
-# Tests wait for other processes more than they compute: more of them than processors. A driver takes 1 GB.
+# Tests mostly wait for other processes, so more workers than processors are useful. A driver needs 1 GB of memory.
 WORKERS ?= 5
 
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
-# What points at another Spark or another Python on the user's machine is not for this one.
+# These variables would select another Spark or another Python of the user's machine.
 unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR SPARK_REMOTE
 unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
-# With it every process compiles its imports anew: a second of processor time for each driver.
+# With it every process compiles its imports again, which costs each driver one second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -38,16 +38,16 @@ $(READY): requirements.txt pyproject.toml sluice/jars.lock
 	@$(VENV)/bin/sluice jars
 	@touch $@
 
-# Our own Java, against the jars that it will run beside.
+# The log store is compiled against the jars with which it runs.
 $(LOG_STORE): $(shell find log_store -name '*.java') scripts/build_log_store.sh $(READY)
 	@scripts/build_log_store.sh $@ "$$(echo $(VENV)/lib/python3.*/site-packages/pyspark/jars/*.jar $(VENV)/share/sluice/jars/*.jar | tr ' ' :)"
 
-# A Java that cannot make one gets an empty one, and does without.
+# If Java cannot create an archive, an empty file takes its place, and JVMs start without it.
 $(ARCHIVES): $(VENV)/share/sluice/%.jsa: scripts/archive_classes.py $(READY) | $(LOG_STORE)
 	@$(PY) $< $* > $(VENV)/archive-$*.log 2>&1 || { touch $@; \
 	echo "the classes of $* could not be archived, so drivers start slower: see $(VENV)/archive-$*.log" >&2; }
 
-# It is in the soak's class path, which an archive has to match.
+# An archive must match the class path of its JVM, and the soak's class path contains the log store.
 $(VENV)/share/sluice/store.jsa: $(LOG_STORE)
 
 demo: $(LOG_STORE) $(ARCHIVES) ## Five locked Spark writers load real flights into one table on an embedded S3 (ARGS="--compare")

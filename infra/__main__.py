@@ -1,4 +1,4 @@
-"""The lake and its lock: ``pulumi up`` makes what the configuration says; see docs/deploy.md."""
+"""The Pulumi program for the lake and its ZooKeeper ensemble; docs/deploy.md describes its configuration."""
 
 import pulumi
 import pulumi_aws as aws
@@ -8,12 +8,12 @@ from components.certificates import Authority, AuthorityArgs
 from components.ensemble import Ensemble, EnsembleArgs
 from components.lake import CommitStatements, PrivateBucket, PrivateBucketArgs, lake_key
 from components.monitoring import Monitoring, MonitoringArgs
-from components.network import Network, NetworkArgs, WayToAws, in_zones_of_their_own
+from components.network import AwsEgress, Network, NetworkArgs, in_distinct_zones
 from components.node_config import LOCK_ROOT
 from components.settings import Settings
 from components.tags import tag_everything
 
-settings = Settings.of_stack()
+settings = Settings.from_stack()
 tag_everything({"Project": "sluice", "Stack": settings.stack, "ManagedBy": "pulumi"})
 account_id = aws.get_caller_identity_output().account_id
 partition = aws.get_partition_output().partition
@@ -32,7 +32,7 @@ if settings.existing_bucket:
     lake_name = pulumi.Output.from_input(settings.existing_bucket)
     lake_arn = pulumi.Output.format("arn:{}:s3:::{}", partition, settings.existing_bucket)
 else:
-    made = PrivateBucket(
+    lake_bucket = PrivateBucket(
         "lake",
         PrivateBucketArgs(
             name=settings.name,
@@ -42,12 +42,12 @@ else:
             statements=commit_statements,
         ),
     )
-    lake_name, lake_arn = made.bucket, made.arn
+    lake_name, lake_arn = lake_bucket.bucket, lake_bucket.arn
 
-# -- the network, and the ensemble in it
+# -- the network and the ensemble
 zookeeper: Ensemble | None = None
 network: Network | None = None
-way_to_aws = WayToAws()
+aws_egress = AwsEgress()
 authorities: tuple[Authority, Authority] | None = None
 vpc_id: pulumi.Input[str] | None = settings.vpc_id or None
 if settings.makes_ensemble:
@@ -76,7 +76,7 @@ if settings.makes_ensemble:
                 reachable_buckets=settings.reachable_buckets,
             ),
         )
-        vpc_id, way_to_aws = network.vpc_id, network.way_to_aws
+        vpc_id, aws_egress = network.vpc_id, network.aws_egress
     authorities = tuple(
         Authority(purpose, AuthorityArgs(purpose, settings.signing_authority, settings.trusted_authorities))
         for purpose in ("members", "clients")
@@ -94,8 +94,8 @@ if settings.makes_ensemble:
             replace_node=settings.replace_node,
             protect=settings.protect,
             vpc_id=vpc_id,
-            subnet_ids=network.subnet_ids if network else in_zones_of_their_own(settings.subnet_ids),
-            way_to_aws=way_to_aws,
+            subnet_ids=network.subnet_ids if network else in_distinct_zones(settings.subnet_ids),
+            aws_egress=aws_egress,
             instance_type=settings.instance_type,
             image_id=image,
             volume_gib={"data": settings.data_volume_gib, "log": settings.log_volume_gib},
@@ -108,13 +108,13 @@ if settings.makes_ensemble:
     )
     Monitoring("alarms", MonitoringArgs(settings.name, settings.stack, settings.nodes, settings.alarm_topic_arns))
 
-# -- who may use them
+# -- access for writers, maintenance and operators
 access = Access(
     "access",
     AccessArgs(
         name=settings.name,
         vpc_id=vpc_id,
-        way_to_aws=way_to_aws,
+        aws_egress=aws_egress,
         bucket_arn=lake_arn,
         prefixes=settings.table_prefixes,
         key_arn=key.arn if key else settings.existing_bucket_key_arn or None,
@@ -123,8 +123,8 @@ access = Access(
         zookeeper_group_id=zookeeper.security_group_id if zookeeper else None,
         writer_group_ids=settings.writer_security_group_ids,
         instance_arns=[
-            pulumi.Output.format("arn:{}:ec2:{}:{}:instance/{}", partition, region, account_id, each)
-            for each in (zookeeper.instance_ids if zookeeper else ())
+            pulumi.Output.format("arn:{}:ec2:{}:{}:instance/{}", partition, region, account_id, instance_id)
+            for instance_id in (zookeeper.instance_ids if zookeeper else ())
         ],
         maintenance_role=maintenance,
         partition=partition,

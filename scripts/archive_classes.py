@@ -1,4 +1,4 @@
-"""Make an archive of classes (lock_manager/testing/class_archives.py), by running once what it is for: NAME."""
+"""Create the class archive NAME (lock_manager/testing/class_archives.py) from one run of the program that uses it."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ STATEMENTS = (
 )
 
 
-class Passing:
-    """A guard that lets all pass."""
+class AllowAllGuard:
+    """A guard that allows every request."""
 
-    def check(self, request: str) -> str:  # noqa: ARG002 (all requests)
-        """Answer the log store."""
+    def check(self, request: str) -> str:  # noqa: ARG002 (every request has the same response)
+        """Return the response that allows the request."""
         return '{"holds": ["archive"], "stamp": {}}'
 
 
 @contextmanager
-def made(name: str) -> Iterator[Path]:
-    """Yield where to write an archive, and give the file its name when it is whole: a JVM may start at any moment."""
+def new_archive(name: str) -> Iterator[Path]:
+    """Yield a temporary path for an archive, and rename it when it is complete, so that no JVM reads a partial file."""
     archive = archive_path(name)
     part = archive.with_name(f".{archive.name}.{os.getpid()}.part")
     archive.unlink(missing_ok=True)
@@ -60,15 +60,15 @@ def made(name: str) -> Iterator[Path]:
 
 
 def end(gateway: JavaGateway, process: subprocess.Popen[bytes]) -> None:
-    """Have a JVM that Py4J serves exit by itself: only then it writes its archive."""
+    """Let a Py4J JVM exit normally and wait for it. A killed JVM writes no archive."""
     gateway.close()
-    assert process.stdin is not None  # noqa: S101 (a pipe was asked for)
+    assert process.stdin is not None  # noqa: S101 (the process was started with a pipe)
     process.stdin.close()
     process.wait()
 
 
 def run_spark(archive: Path, folder: Path, s3: LocalS3) -> None:
-    """Do in a driver what short-lived drivers do."""
+    """Run typical statements of short-lived drivers in a Spark driver."""
     conf = {
         "spark.master": "local[1]", "spark.driver.memory": "1g", "spark.sluice.guard": "off",
         "spark.driver.extraJavaOptions": " ".join([PLAIN_JVM, *write_archive_options(archive)]),
@@ -77,26 +77,26 @@ def run_spark(archive: Path, folder: Path, s3: LocalS3) -> None:
         **LOCAL_DRIVER, **FEW_ROWS, **s3.spark_conf,
     }  # fmt: skip
     spark = build_session("archive classes", jars=jar_paths(), launch_conf=conf, log_level="OFF")
-    for place, statements in ((folder, STATEMENTS), ("s3a://lake", STATEMENTS[:2])):
+    for root, statements in ((folder, STATEMENTS), ("s3a://lake", STATEMENTS[:2])):
         for statement in statements:
-            spark.sql(statement.format(table=f"delta.`{place}/table`"))
+            spark.sql(statement.format(table=f"delta.`{root}/table`"))
     csv = folder / "rows.csv"
     csv.write_text("id,day\n1,1\n2,2\n", encoding="utf-8")
     rows = spark.read.csv(str(csv), header=True, schema="id LONG, day INT").cache()
     rows.write.format("delta").mode("append").partitionBy("day").save(f"{folder}/table")
     rows.groupBy("day").count().collect()
-    gateway = spark.sparkContext._gateway  # noqa: SLF001 (the JVM behind it has to be waited for)
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 (`end` waits for its JVM)
     spark.stop()
     end(gateway, gateway.proc)
 
 
 def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
-    """Do in a bare JVM what a soak's writer does."""
+    """Run the operations of a soak's writer in a JVM without Spark."""
     options = " ".join(write_archive_options(archive))
     os.environ["JDK_JAVA_OPTIONS"] = options
     try:
         jvm = StoreJvm(
-            hadoop=hadoop_settings("archive", s3), guard=Passing(), mode="required", conditional=True,
+            hadoop=hadoop_settings("archive", s3), guard=AllowAllGuard(), mode="required", conditional=True,
             errors=folder / "jvm.log",
         )  # fmt: skip
     finally:
@@ -106,11 +106,11 @@ def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
     jvm.write_data_file(table, "1.parquet", [2**40])
     jvm.write(table, 0, ['{"commitInfo":{"txnId":"archive"}}'], block="archive")
     jvm.read(table, 0)
-    end(jvm._gateway, jvm._process)  # noqa: SLF001 (likewise)
+    end(jvm._gateway, jvm._process)  # noqa: SLF001 (`end` waits for the JVM)
 
 
 def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:
-    """Do in one of three servers what an ensemble does."""
+    """Run one of three servers of an ensemble, and acquire a lock through it."""
     with EmbeddedZooKeeper(servers=3) as ensemble:
         server = ensemble.servers[0]
         server.stop()
@@ -122,14 +122,14 @@ def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:
         server.wait_until_serving(time.monotonic() + _SERVER_SECONDS)
         with ZookeeperLockManager(server.address) as manager, manager.acquire("s3://lake/archive") as hold:
             hold.check()
-        # By itself: a server that is killed writes no archive.
+        # A normal exit: a killed server writes no archive.
         server.stop()
 
 
 def main(name: str) -> None:
-    """Make it."""
+    """Create the archive."""
     archive_path(name).parent.mkdir(parents=True, exist_ok=True)
-    with LocalS3() as s3, tempfile.TemporaryDirectory(prefix="sluice-archive-") as folder, made(name) as archive:
+    with LocalS3() as s3, tempfile.TemporaryDirectory(prefix="sluice-archive-") as folder, new_archive(name) as archive:
         os.environ.update(s3.environment)
         s3.create_bucket("lake")
         {SPARK: run_spark, STORE: run_store, ZOOKEEPER: run_zookeeper}[name](archive, Path(folder), s3)

@@ -1,4 +1,4 @@
-"""Prints the table of AWS Security Hub's controls; with a file, puts it there between its markers.
+"""Print the table of AWS Security Hub controls, or replace it between its markers in a file.
 
 python scripts/control_table.py [infra/policy/README.md]
 """
@@ -22,9 +22,9 @@ def main() -> None:
         print(table(RULES))
         return
     file = Path(sys.argv[1])
-    before, _, rest = file.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    file.write_text(f"{before}{BEGIN}\n{table(RULES)}\n{END}{after}", encoding="utf-8")
+    head, _, remainder = file.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, tail = remainder.partition(END)
+    file.write_text(f"{head}{BEGIN}\n{table(RULES)}\n{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Print the Python to make .venv with, or say in one sentence what is missing. Checks the JDK too, because nothing
-# works without it and its absence shows late. PYTHON=/path/to/python chooses one.
+# Print the Python for .venv, or fail with one sentence that names what is missing. It also checks the JDK, whose absence
+# would otherwise show late. PYTHON=/path/to/python selects a Python.
 set -u
 complain() { echo "sluice: $1" >&2; exit 1; }
 

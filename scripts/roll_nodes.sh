@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Replace or restart the members of a stack's ensemble, one after the other; the next only when all are in step.
+# Replace or restart the members of a stack's ensemble one by one. It continues only while all members are in sync.
 #
-#   scripts/roll_nodes.sh replace [NODE …]    new machines: today's image, instance type and bootstrap (pulumi up for each)
-#   scripts/roll_nodes.sh restart [NODE …]    the same machines: what the last `pulumi up` changed of zoo.cfg and certificates
+#   scripts/roll_nodes.sh replace [NODE …]    new machines with the current image, instance type and bootstrap (pulumi up for each)
+#   scripts/roll_nodes.sh restart [NODE …]    the same machines with the zoo.cfg and certificates of the last `pulumi up`
 #
-# Run it in the project's folder with the stack selected, where `sluice ensemble ready` reaches the members: from a
-# machine in the writers' security group, with sluice.env of `sluice config from-stack --role operator` in the
-# environment, which names the members in the stack's order. Without NODE: all, the leader last, so that there is one
-# election and not three. It ends at the first thing that is wrong: what is whole stays whole.
+# Run it in the project's folder with the stack selected, on a machine in the writers' security group, from which
+# `sluice ensemble ready` reaches the members. The environment needs sluice.env of `sluice config from-stack --role
+# operator`, which names the members in the stack's order. Without NODE it rolls all members, the leader last, so that
+# there is one election instead of three. It stops at the first failure and leaves the other members untouched.
 set -euo pipefail
 
 usage() {
@@ -15,8 +15,8 @@ usage() {
   exit 2
 }
 
-how=${1:-}
-[[ $how == replace || $how == restart ]] || usage
+action=${1:-}
+[[ $action == replace || $action == restart ]] || usage
 shift
 count=$(pulumi stack output zookeeper_members)
 nodes=("$@")
@@ -26,7 +26,7 @@ import json, sys
 leads = [server["mode"] == "leader" for server in json.load(sys.stdin)["servers"]]
 print(*sorted(range(1, len(leads) + 1), key=lambda node: leads[node - 1]), sep="\n")')
   ((${#nodes[@]} == count)) || {
-    echo "sluice ensemble status tells of ${#nodes[@]} members, the stack has $count: is SLUICE_ZK_HOSTS the stack's?" >&2
+    echo "sluice ensemble status lists ${#nodes[@]} members, and the stack has $count: check SLUICE_ZK_HOSTS" >&2
     exit 1
   }
 fi
@@ -49,7 +49,7 @@ restart() {
 
 replace() {
   pulumi config set replaceNode "$1"
-  # Whatever happens, a later up replaces nothing.
+  # Also after a failure, a later `pulumi up` must replace no machine.
   trap 'pulumi config rm replaceNode' EXIT
   pulumi up --yes --skip-preview
   pulumi config rm replaceNode
@@ -57,11 +57,11 @@ replace() {
 }
 
 ready 60 || {
-  echo "nothing was done: mend this first (sluice ensemble status)" >&2
+  echo "nothing was done: repair the ensemble first (sluice ensemble status)" >&2
   exit 1
 }
 for node in "${nodes[@]}"; do
-  echo "== member $node: $how"
-  "$how" "$node"
+  echo "== member $node: $action"
+  "$action" "$node"
   ready 900
 done

@@ -1,10 +1,10 @@
-"""Build a ZooKeeper image from what is on this machine, where no registry can be reached: ``make zookeeper-image``.
+"""Build a ZooKeeper image from files of this machine, for machines without a registry: ``make zookeeper-image``.
 
-It holds a small Java run time (jlink), the libraries that ldd names, and the ZooKeeper server of PySpark's jars. The
-same JDK, jars and libraries give the same image id. The image is ``sluice-zookeeper:VERSION``; a server reads
-``/conf/zoo.cfg`` and keeps its data in ``/data``, as with the public image.
+The image contains a small Java runtime (jlink), the libraries that ldd lists, and the ZooKeeper server of PySpark's
+jars. The same JDK, jars and libraries give the same image id. The image is ``sluice-zookeeper:VERSION``. As in the
+public image, a server reads ``/conf/zoo.cfg`` and stores its data in ``/data``.
 
-Exit codes: 0 built; 1 something is missing, which is said in one sentence.
+Exit codes: 0 built; 1 something is missing, which one sentence names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lock_manager.testing.embedded import find_java, find_server_jars, server_co
 from soak.containers import OWN_IMAGE, docker_engine
 from soak.errors import ContainerError
 
-# Java's beans, which log4j names, are part of java.desktop.
+# log4j needs java.beans, a package of java.desktop.
 _MODULES = (
     "java.base", "java.desktop", "java.logging", "java.management", "java.naming", "java.security.jgss",
     "java.security.sasl", "java.xml", "jdk.crypto.ec", "jdk.management", "jdk.unsupported",
@@ -44,39 +44,40 @@ _COMMAND = [
 
 
 class MissingError(Exception):
-    """Something that the image is made of is not there."""
+    """A component of the image is missing."""
 
 
 def make_java(target: Path) -> None:
-    """Make a Java run time with the modules that a ZooKeeper server needs."""
+    """Create a Java runtime with the modules that a ZooKeeper server needs."""
     jlink = Path(find_java()).resolve().with_name("jlink")
     command = [str(jlink), "--add-modules", ",".join(_MODULES), "--strip-debug", "--no-header-files", "--no-man-pages",
                "--compress=2", "--output", str(target)]  # fmt: skip
     if not jlink.exists():
-        raise MissingError(f"the image needs a whole JDK, and there is no {jlink}: install one, or set JAVA_HOME")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise MissingError(f"{jlink} made no run time ({(done.stdout + done.stderr).strip().splitlines()[0]})")
+        raise MissingError(f"the image needs a complete JDK, and {jlink} is missing: install one, or set JAVA_HOME")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        reason = (process.stdout + process.stderr).strip().splitlines()[0]
+        raise MissingError(f"{jlink} failed to create a runtime: {reason}")
 
 
 def libraries_of(java: Path) -> list[Path]:
-    """Return this machine's libraries that the run time is linked with, the loader too."""
+    """Return the libraries of this machine that the runtime is linked with, including the loader."""
     if sys.platform != "linux":
-        raise MissingError("the image is made of this machine's own C library, so it can be built on Linux only")
+        raise MissingError("the image contains this machine's C library, so it can be built on Linux only")
     binaries = [java / "bin" / "java", *java.rglob("*.so")]
     try:
-        said = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=True).stdout
+        listing = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise MissingError(f"ldd does not tell which libraries Java is linked with: {error}") from error
-    found = {Path(path) for path in re.findall(r"(/\S+) \(0x", said)}
-    # Before version 2.34 the C library loads these by name, to look up host names.
-    by_name = {path.with_name(name) for path in found for name in ("libnss_dns.so.2", "libresolv.so.2")}
-    found |= {path for path in by_name if path.is_file()}
-    return sorted(path for path in found if java not in path.parents)
+        raise MissingError(f"ldd did not list the libraries that Java is linked with: {error}") from error
+    libraries = {Path(path) for path in re.findall(r"(/\S+) \(0x", listing)}
+    # A C library before version 2.34 loads these by name for host name lookups, so ldd does not list them.
+    by_name = {path.with_name(name) for path in libraries for name in ("libnss_dns.so.2", "libresolv.so.2")}
+    libraries |= {path for path in by_name if path.is_file()}
+    return sorted(path for path in libraries if java not in path.parents)
 
 
 def write_layer(target: Path, java: Path) -> str:
-    """Write the image's only layer, always the same bytes of the same files; return its digest."""
+    """Write the only layer of the image and return its digest. The same files give the same bytes."""
     jars = [jar for jar in find_server_jars() if not re.search(r"-(linux|osx|windows)-", jar.name)]
     files = {f"opt/java/{path.relative_to(java)}": path for path in java.rglob("*") if path.is_file()}
     files |= {f"opt/zookeeper/{jar.name}": jar for jar in jars}
@@ -101,7 +102,7 @@ def write_layer(target: Path, java: Path) -> str:
 
 
 def write_image(target: Path, layer: Path, digest: str, name: str) -> None:
-    """Write the image as ``docker save`` would, for ``docker load``."""
+    """Write the image in the format of ``docker save``, for ``docker load``."""
     configuration = json.dumps(
         {
             "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
@@ -130,7 +131,7 @@ def write_image(target: Path, layer: Path, digest: str, name: str) -> None:
 
 
 def build() -> str:
-    """Build the image and load it into the engine; return what to tell people."""
+    """Build the image and load it into the engine; return a message with its size, duration and id."""
     started = time.monotonic()
     with docker_engine() as engine, tempfile.TemporaryDirectory(prefix="sluice-image-") as folder:
         base = Path(folder)

@@ -1,4 +1,4 @@
-"""Who may do what: policies for those who append, who maintain, and who operate, each with the least that it needs."""
+"""IAM policies of the appender, maintenance and operator roles, each with the least privileges that it needs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pulumi_aws as aws
 
 from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR, Authority, client_secret
 from components.commit_policy import log_arns, object_arns, unconditional_commit
-from components.documents import MACHINES, SESSION_MANAGER, assumed_by, document
-from components.network import WayToAws
+from components.documents import EC2_TRUST, SESSION_MANAGER, document, trust_policy
+from components.network import AwsEgress
 from components.node_config import CLIENT_PORT
 
-#: Roles, and the subjects of their certificates.
+#: Common name in the certificate of each role.
 SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
 
 
 @dataclass(frozen=True)
 class Lake:
-    """What policies are about; ARNs, as soon as they are known.
+    """The resources that a role's policy names, by ARN.
 
     Attributes:
-        bucket: of the lake.
-        prefixes: folders of the tables, without a slash at either end; empty: the whole bucket.
-        key: KMS key of the lake, if it has one.
-        secret: with the settings of the role's clients of ZooKeeper, if they are known.
+        bucket: Bucket of the lake.
+        prefixes: Folders of the tables, without a slash at either end; empty for the whole bucket.
+        key: KMS key of the lake, or None.
+        secret: Secret with the ZooKeeper client settings of the role, or None.
 
     """
 
@@ -39,9 +39,9 @@ class Lake:
 
 
 def appender_policy(lake: Lake) -> dict[str, Any]:
-    """Read tables and add to them: no version file but by a conditional PUT, and nothing of a log is deleted.
+    """Return the policy of appenders: read and write tables, PUT version files conditionally, delete nothing of a log.
 
-    Data files may be deleted, for a write whose commit was refused takes its files away.
+    It allows deleting data files, because a write deletes its files when its commit fails.
     """
     keep_logs = {
         "Sid": "KeepLogs",
@@ -53,7 +53,7 @@ def appender_policy(lake: Lake) -> dict[str, Any]:
 
 
 def maintenance_policy(lake: Lake) -> dict[str, Any]:
-    """Do what an appender does, and remove what VACUUM and the log's clean-up remove."""
+    """Return the policy of maintenance: an appender's rights, and deletion of log files."""
     return document(*_read_and_write(lake))
 
 
@@ -72,7 +72,7 @@ def _read_and_write(lake: Lake) -> list[dict[str, Any]]:
             ],
             "Resource": object_arns(lake.bucket, lake.prefixes),
         },
-        # In the role as well, so that it holds in a bucket whose own policy has no such statement.
+        # Repeated in the role, so that it applies to a bucket whose policy lacks the statement.
         unconditional_commit(lake.bucket, lake.prefixes),
         *_key(lake),
         *_secret(lake),
@@ -80,7 +80,16 @@ def _read_and_write(lake: Lake) -> list[dict[str, Any]]:
 
 
 def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition: str = "aws") -> dict[str, Any]:
-    """Look at locks, logs and nodes, take a lock away, restart a member; neither rows are read nor is a log written."""
+    """Return the policy of operators: view locks, logs and nodes, break locks, restart members.
+
+    It allows neither reading rows nor writing logs.
+
+    Args:
+        lake: Resources that the policy names.
+        instance_arns: Machines of the members; empty if the stack has no ensemble.
+        partition: AWS partition of the stack.
+
+    """
     statements: list[dict[str, Any]] = [
         *_list_bucket(lake),
         {
@@ -110,7 +119,7 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
                 "Sid": "OwnSessions",
                 "Effect": "Allow",
                 "Action": ["ssm:TerminateSession", "ssm:ResumeSession", "ssmmessages:OpenDataChannel"],
-                # An IAM user's sessions are named after the user, a role's after its session.
+                # A session's name begins with the user name of an IAM user, or with the session id of a role.
                 "Resource": [
                     f"arn:{partition}:ssm:*:*:session/${{aws:username}}-*",
                     f"arn:{partition}:ssm:*:*:session/${{aws:userid}}-*",
@@ -150,15 +159,15 @@ def _list_bucket(lake: Lake) -> list[dict[str, Any]]:
     }
     if lake.prefixes:
         listing["Condition"] = {
-            "StringLike": {"s3:prefix": [each for prefix in lake.prefixes for each in (prefix, f"{prefix}/*")]}
+            "StringLike": {"s3:prefix": [pattern for prefix in lake.prefixes for pattern in (prefix, f"{prefix}/*")]}
         }
-    where = {
+    location = {
         "Sid": "FindBucket",
         "Effect": "Allow",
         "Action": ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads"],
         "Resource": lake.bucket,
     }
-    return [listing, where]
+    return [listing, location]
 
 
 def _key(lake: Lake) -> list[dict[str, Any]]:
@@ -189,28 +198,28 @@ def _secret(lake: Lake) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class AccessArgs:
-    """What access is given to.
+    """The arguments of :class:`Access`.
 
     Attributes:
-        name: what names begin with.
-        vpc_id: where Spark clusters are to be; None: no security group is made for them.
-        way_to_aws: of their machines.
-        bucket_arn: of the lake.
-        prefixes: folders of the tables; empty: the whole bucket.
-        key_arn: KMS key of the lake, if it has one.
-        authorities: of the members and of the clients; None: the ensemble is not ours.
-        secret_arn: of clients' settings, where the ensemble is not ours.
-        zookeeper_group_id: security group of the members; None: the ensemble is not ours.
-        writer_group_ids: security groups that are there, whose machines connect to the ensemble, too.
-        instance_arns: of the members' machines.
-        maintenance_role: made before, for the bucket's policy names it.
-        partition: of the stack.
+        name: Prefix of names in AWS.
+        vpc_id: VPC of the Spark clusters; None if the program creates no security group for them.
+        aws_egress: How machines of Spark clusters reach AWS services.
+        bucket_arn: Bucket of the lake.
+        prefixes: Folders of the tables; empty for the whole bucket.
+        key_arn: KMS key of the lake, or None.
+        authorities: Certificate authorities of the members and of the clients; None for an existing ensemble.
+        secret_arn: Secret with the client settings of an existing ensemble, or None.
+        zookeeper_group_id: Security group of the members; None for an existing ensemble.
+        writer_group_ids: Existing security groups whose machines also connect to the ensemble.
+        instance_arns: Machines of the members.
+        maintenance_role: Role of maintenance. It exists already, because the bucket's policy names it.
+        partition: AWS partition of the stack.
 
     """
 
     name: str
     vpc_id: pulumi.Input[str] | None
-    way_to_aws: WayToAws
+    aws_egress: AwsEgress
     bucket_arn: pulumi.Input[str]
     prefixes: tuple[str, ...]
     key_arn: pulumi.Input[str] | None
@@ -224,13 +233,13 @@ class AccessArgs:
 
 
 class Access(pulumi.ComponentResource):
-    """Policies of three roles, the secrets of their clients, and what a Spark cluster is started with.
+    """The policies and client secrets of three roles, with the security group and instance profile of Spark clusters.
 
     Attributes:
-        secret_arns: by role, of what ``SLUICE_ZK_SECRET`` takes.
-        policy_arns: by role.
-        writer_group_id: security group for Spark clusters, which reaches ZooKeeper; None without a network.
-        instance_profile: for the drivers and executors of Spark clusters that append.
+        secret_arns: Secrets for ``SLUICE_ZK_SECRET``, by role.
+        policy_arns: Policies by role.
+        writer_group_id: Security group for Spark clusters, with access to ZooKeeper; None without a network.
+        instance_profile: Instance profile for drivers and executors of Spark clusters that append.
 
     """
 
@@ -250,7 +259,7 @@ class Access(pulumi.ComponentResource):
         writer = aws.iam.Role(
             f"{name}-writer",
             name_prefix=f"{args.name}-writer-",
-            assume_role_policy=json.dumps(MACHINES),
+            assume_role_policy=json.dumps(EC2_TRUST),
             opts=self._child,
         )
         aws.iam.RolePolicyAttachment(
@@ -273,27 +282,27 @@ class Access(pulumi.ComponentResource):
                 tags={"Name": f"{args.name}-writers"},
                 opts=self._child,
             )
-            args.way_to_aws.open_to(f"{name}-writers", group.id, self._child)
+            args.aws_egress.allow(f"{name}-writers", group.id, self._child)
             self.writer_group_id = group.id
-            self._lead_to_zookeeper("writers", group.id, ours=True)
+            self._allow_clients("writers", group.id, managed=True)
         for number, group_id in enumerate(args.writer_group_ids, start=1):
-            self._lead_to_zookeeper(f"writers-{number}", group_id, ours=False)
+            self._allow_clients(f"writers-{number}", group_id, managed=False)
         self.register_outputs({"policy_arns": self.policy_arns})
 
-    def _lead_to_zookeeper(self, what: str, group_id: pulumi.Input[str], *, ours: bool) -> None:
-        """Let the clients of a security group in; and out of that group, if it is ours to change."""
+    def _allow_clients(self, suffix: str, group_id: pulumi.Input[str], *, managed: bool) -> None:
+        """Allow a security group to connect to the members; a managed group also gets the egress rule."""
         members = self._args.zookeeper_group_id
         if members is None:
             return
         rules = [(aws.vpc.SecurityGroupIngressRule, members, group_id)]
-        if ours:
+        if managed:
             rules.append((aws.vpc.SecurityGroupEgressRule, group_id, members))
-        for kind, here, there in rules:
-            kind(
-                f"zookeeper-{what}",
-                security_group_id=here,
+        for rule_type, group, peer in rules:
+            rule_type(
+                f"zookeeper-{suffix}",
+                security_group_id=group,
                 description="Clients of ZooKeeper",
-                referenced_security_group_id=there,
+                referenced_security_group_id=peer,
                 ip_protocol="tcp",
                 from_port=CLIENT_PORT,
                 to_port=CLIENT_PORT,
@@ -314,14 +323,14 @@ class Access(pulumi.ComponentResource):
         aws.secretsmanager.SecretVersion(
             f"{self._name}-{role}",
             secret_id=secret.id,
-            secret_string=client_secret(clients.client(SUBJECTS[role]), members, CLIENT_ACL),
+            secret_string=client_secret(clients.issue_to_client(SUBJECTS[role]), members, CLIENT_ACL),
             opts=self._child,
         )
         arn: pulumi.Output[str] = secret.arn
         return arn
 
     def _policy(self, role: str) -> aws.iam.Policy:
-        known = pulumi.Output.all(
+        inputs = pulumi.Output.all(
             bucket=self._args.bucket_arn,
             key=self._args.key_arn,
             secret=self.secret_arns.get(role),
@@ -329,19 +338,19 @@ class Access(pulumi.ComponentResource):
             partition=self._args.partition,
         )
 
-        def text(found: Mapping[str, Any]) -> str:
-            lake = Lake(found["bucket"], self._args.prefixes, found["key"], found["secret"])
+        def policy_text(values: Mapping[str, Any]) -> str:
+            lake = Lake(values["bucket"], self._args.prefixes, values["key"], values["secret"])
             if role == "operator":
-                made = operator_policy(lake, instance_arns=found["instances"], partition=found["partition"])
+                policy = operator_policy(lake, instance_arns=values["instances"], partition=values["partition"])
             else:
-                made = (appender_policy if role == "appender" else maintenance_policy)(lake)
-            return json.dumps(made)
+                policy = (appender_policy if role == "appender" else maintenance_policy)(lake)
+            return json.dumps(policy)
 
         return aws.iam.Policy(
             f"{self._name}-{role}",
             name_prefix=f"{self._args.name}-{role}-",
             description=f"Sluice: what the {role} role may do",
-            policy=known.apply(text),
+            policy=inputs.apply(policy_text),
             opts=self._child,
         )
 
@@ -353,20 +362,21 @@ def maintenance_role(
     account_id: pulumi.Input[str],
     partition: pulumi.Input[str],
 ) -> aws.iam.Role:
-    """Make the one role that the commit policy lets delete version files.
+    """Create the only role that the commit policy allows to delete version files.
 
     Args:
-        name: of the resource.
-        prefix: what its name begins with.
-        principal_arns: who may assume it; empty: whom this account's own policies allow to.
-        account_id: of the stack.
-        partition: of the stack.
+        name: Pulumi name of the role.
+        prefix: Prefix of the role's name in AWS.
+        principal_arns: Principals that may assume the role; if empty, the account's own policies decide.
+        account_id: Account of the stack.
+        partition: AWS partition of the stack.
 
     """
 
-    def trust(known: Sequence[str]) -> str:
-        trusted = list(principal_arns) or [f"arn:{known[1]}:iam::{known[0]}:root"]
-        return json.dumps(assumed_by({"AWS": trusted}))
+    def trust(values: Sequence[str]) -> str:
+        account, partition_name = values
+        principals = list(principal_arns) or [f"arn:{partition_name}:iam::{account}:root"]
+        return json.dumps(trust_policy({"AWS": principals}))
 
     return aws.iam.Role(
         name,

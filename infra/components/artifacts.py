@@ -1,4 +1,4 @@
-"""What the nodes fetch when they are new: ZooKeeper, and their own scripts. The nodes reach no other source."""
+"""The artifacts bucket, from which a new node downloads ZooKeeper and the node scripts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from components.node_config import ZOOKEEPER_VERSION, node_files
 
 @dataclass(frozen=True)
 class ArtifactsArgs:
-    """What an artifacts bucket is made of.
+    """The arguments of :class:`Artifacts`.
 
     Attributes:
-        name: what its name begins with.
-        protect: whether Pulumi refuses to delete it.
-        noncurrent_version_days: for which what was replaced is kept.
+        name: Prefix of names in AWS.
+        protect: Whether Pulumi refuses to delete the bucket.
+        noncurrent_version_days: Days to keep replaced objects.
         zookeeper_archive: URL or path of ZooKeeper's binary archive.
 
     """
@@ -30,23 +30,23 @@ class ArtifactsArgs:
 
 
 class Artifacts(pulumi.ComponentResource):
-    """A private bucket with ZooKeeper's archive and the nodes' files.
+    """A private bucket with ZooKeeper's archive and the node files.
 
     Attributes:
-        bucket: its name.
-        arn: its ARN.
-        archive_key: of ZooKeeper's archive.
-        files: of the nodes' files, by key.
-        objects: all objects; a node that starts before they are there would wait for them.
+        bucket: Name of the bucket.
+        arn: ARN of the bucket.
+        archive_key: Key of ZooKeeper's archive.
+        files: Paths of the node files, by key.
+        objects: All objects. A node depends on them, because its first start downloads them.
 
     """
 
     def __init__(self, name: str, args: ArtifactsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("sluice:storage:Artifacts", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
-        # Their keys name their content. A machine that is made anew with its old user data asks for the old ones.
-        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=args.protect)
-        made = PrivateBucket(
+        # Keys contain a hash of the content. A machine recreated with its old user data needs the old objects.
+        retained = pulumi.ResourceOptions(parent=self, retain_on_delete=args.protect)
+        bucket = PrivateBucket(
             name,
             PrivateBucketArgs(
                 name=f"{args.name}-artifacts",
@@ -55,28 +55,15 @@ class Artifacts(pulumi.ComponentResource):
             ),
             child,
         )
-        self.bucket, self.arn = made.bucket, made.arn
+        self.bucket, self.arn = bucket.bucket, bucket.arn
         self.archive_key = f"zookeeper/apache-zookeeper-{ZOOKEEPER_VERSION}-bin.tar.gz"
         remote = args.zookeeper_archive.startswith(("https://", "http://"))
         asset = pulumi.RemoteAsset if remote else pulumi.FileAsset
         self.files = node_files()
+        sources = [(f"{name}-zookeeper", self.archive_key, asset(args.zookeeper_archive))]
+        sources += [(f"{name}-{path.name}", key, pulumi.FileAsset(str(path))) for key, path in self.files.items()]
         self.objects: list[pulumi.Resource] = [
-            aws.s3.BucketObject(
-                f"{name}-zookeeper",
-                bucket=made.bucket,
-                key=self.archive_key,
-                source=asset(args.zookeeper_archive),
-                opts=kept,
-            )
+            aws.s3.BucketObject(resource, bucket=bucket.bucket, key=key, source=source, opts=retained)
+            for resource, key, source in sources
         ]
-        for key, path in self.files.items():
-            self.objects.append(
-                aws.s3.BucketObject(
-                    f"{name}-{path.name}",
-                    bucket=made.bucket,
-                    key=key,
-                    source=pulumi.FileAsset(str(path)),
-                    opts=kept,
-                )
-            )
         self.register_outputs({"bucket": self.bucket})

@@ -1,8 +1,9 @@
-"""Who may speak to the ensemble: certificates of our own authorities, one for the members and one for the clients.
+"""Certificates for connections to the ensemble, from two private authorities: one for members, one for clients.
 
-Two authorities, so that a client's certificate opens no member's port, and a member's opens no client's. Each has
-generations: a new one is trusted before it signs, and the old one until nobody uses it, so that a rotation never
-parts the ensemble. All keys are in Pulumi's state (docs/deploy.md says how to protect it).
+With two authorities, a member port accepts no client certificate, and the client port accepts no member certificate.
+An authority has generations. A new generation is trusted before it signs, and the old one as long as certificates of it
+are in use, so that a rotation does not disconnect members. All keys are in Pulumi's state; docs/deploy.md describes how
+to protect it.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from components.node_config import SUPER_USER
 _DAY_HOURS = 24
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
-#: So long before its end a certificate is made anew, by the next ``pulumi up``.
+#: ``pulumi up`` renews a certificate that expires within these days.
 RENEWAL_DAYS = 90
 
-#: Subjects of clients: ZooKeeper's ACLs name them as ``x509:CN=…``.
+#: Common names of clients. ACLs of ZooKeeper contain them as ``x509:CN=…``.
 NODE, APPENDER, MAINTENANCE, OPERATOR = "sluice-node", "sluice-appender", "sluice-maintenance", SUPER_USER
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A private key and its certificate, in PEM; the key is PKCS #8, which is what ZooKeeper reads."""
+class KeyPair:
+    """A private key and its certificate, in PEM. The key is in PKCS #8, the only format that ZooKeeper reads."""
 
     key: pulumi.Output[str]
     certificate: pulumi.Output[str]
 
     @property
     def pem(self) -> pulumi.Output[str]:
-        """Both in one text, for a key store."""
+        """Key and certificate in one text, for a key store."""
         return pulumi.Output.secret(pulumi.Output.concat(self.key, self.certificate))
 
 
 @dataclass(frozen=True)
 class AuthorityArgs:
-    """What an authority is.
+    """The arguments of :class:`Authority`.
 
     Attributes:
-        purpose: for whom it vouches: ``members`` or ``clients``.
-        signing: the generation that signs.
-        trusted: the generations that are trusted.
+        purpose: Whose certificates it signs: ``members`` or ``clients``.
+        signing: Generation that signs.
+        trusted: Generations that are trusted.
 
     """
 
@@ -56,10 +57,10 @@ class AuthorityArgs:
 
 
 class Authority(pulumi.ComponentResource):
-    """A certificate authority, with its generations.
+    """A certificate authority with its generations.
 
     Attributes:
-        bundle: the certificates that are trusted, in PEM.
+        bundle: Certificates of the trusted generations, in PEM.
 
     """
 
@@ -88,25 +89,25 @@ class Authority(pulumi.ComponentResource):
         )
         self.register_outputs({"bundle": self.bundle})
 
-    def member(self, name: str, address: pulumi.Input[str]) -> Pair:
-        """Sign for a member of the ensemble, by its address.
+    def issue_to_member(self, name: str, address: pulumi.Input[str]) -> KeyPair:
+        """Issue a certificate for the address of a member.
 
-        127.0.0.1 is in it too: an operator who forwards the port through Session Manager verifies it like others.
+        It also contains 127.0.0.1, so that an operator can verify it through a port forwarded by Session Manager.
         """
-        return self._signed(name, name, uses=["server_auth", "client_auth"], addresses=[address, "127.0.0.1"])
+        return self._issue(name, uses=["server_auth", "client_auth"], addresses=[address, "127.0.0.1"])
 
-    def client(self, name: str) -> Pair:
-        """Sign for a client, by its name."""
-        return self._signed(name, name, uses=["client_auth"], addresses=[])
+    def issue_to_client(self, name: str) -> KeyPair:
+        """Issue a certificate for the common name of a client."""
+        return self._issue(name, uses=["client_auth"], addresses=[])
 
-    def _signed(self, name: str, subject: str, uses: list[str], addresses: list[pulumi.Input[str]]) -> Pair:
-        # A new authority signs new keys: who has seen an old one has nothing of the new certificate.
+    def _issue(self, name: str, uses: list[str], addresses: list[pulumi.Input[str]]) -> KeyPair:
+        # A new generation signs new keys, so that a stolen old key is useless with the new certificate.
         resource = f"{self._name}-{name}-{self._signing}"
         key = tls.PrivateKey(resource, algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
         request = tls.CertRequest(
             resource,
             private_key_pem=key.private_key_pem,
-            subject={"common_name": subject},
+            subject={"common_name": name},
             ip_addresses=addresses or None,
             opts=self._child,
         )
@@ -120,11 +121,11 @@ class Authority(pulumi.ComponentResource):
             early_renewal_hours=RENEWAL_DAYS * _DAY_HOURS,
             opts=self._child,
         )
-        return Pair(key.private_key_pem_pkcs8, certificate.cert_pem)
+        return KeyPair(key.private_key_pem_pkcs8, certificate.cert_pem)
 
 
-def node_secret(member: Pair, node: Pair, members: Authority, clients: Authority) -> pulumi.Output[str]:
-    """Return what a node has to know, as JSON: files by name; see ``infra/node/sluice-configure``."""
+def node_secret(member: KeyPair, node: KeyPair, members: Authority, clients: Authority) -> pulumi.Output[str]:
+    """Return the secret of a node: JSON with file contents by name, which ``infra/node/sluice-configure`` writes."""
     return _secret_json(
         {
             "member.pem": member.pem,
@@ -135,25 +136,25 @@ def node_secret(member: Pair, node: Pair, members: Authority, clients: Authority
     )
 
 
-def client_secret(pair: Pair, members: Authority, acl: str) -> pulumi.Output[str]:
-    """Return what a client has to know, as JSON: what ``SLUICE_ZK_SECRET`` takes (docs/security.md)."""
+def client_secret(pair: KeyPair, members: Authority, acl: str) -> pulumi.Output[str]:
+    """Return the secret of a client: JSON in the format of ``SLUICE_ZK_SECRET`` (docs/security.md)."""
     return _secret_json(
         {"tls_ca": members.bundle, "tls_certificate": pair.certificate, "tls_key": pair.key, "acl": acl}
     )
 
 
-def acl_of(permissions: Mapping[str, str]) -> str:
-    """Return an ACL, as zkCli writes it, of the permissions by the subject's common name."""
+def x509_acl(permissions: Mapping[str, str]) -> str:
+    """Return an ACL in the format of zkCli, from permissions by common name."""
     return ",".join(f"x509:CN={subject}:{letters}" for subject, letters in permissions.items())
 
 
-#: Of the lock root. Nobody but the node and the operators may say anew who may do what.
-LOCK_ROOT_ACL = acl_of({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})
-#: Of what is above it, where writers have nothing to do.
-PARENT_ACL = acl_of({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "r", APPENDER: "r"})
-#: Of what clients make below it.
-CLIENT_ACL = acl_of({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})
+#: ACL of the lock root. Only nodes and operators may change the ACL.
+LOCK_ROOT_ACL = x509_acl({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})
+#: ACL of the znodes above the lock root, which writers only read.
+PARENT_ACL = x509_acl({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "r", APPENDER: "r"})
+#: ACL of the znodes that clients create below the lock root.
+CLIENT_ACL = x509_acl({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})
 
 
 def _secret_json(parts: Mapping[str, pulumi.Input[str]]) -> pulumi.Output[str]:
-    return pulumi.Output.secret(pulumi.Output.all(**parts).apply(lambda known: json.dumps(known, sort_keys=True)))
+    return pulumi.Output.secret(pulumi.Output.all(**parts).apply(lambda values: json.dumps(values, sort_keys=True)))

@@ -1,12 +1,12 @@
-"""The statements with which S3 itself refuses a commit that could overwrite another, or vacate a version's name.
+"""The policy statements with which S3 refuses requests that overwrite or delete a version file.
 
-Delta's stock log stores write a version file with a plain PUT: two drivers can both "win" the same version, and one
-acknowledged commit is gone. Here the PUT has to be conditional (``If-None-Match: *``), so the second one fails.
+Delta's stock log stores write a version file with a plain PUT: two drivers can both succeed with the same version, and
+one acknowledged commit is lost. The statements require a conditional PUT (``If-None-Match: *``), so the second fails.
 
-Sources: "Enforce conditional writes on Amazon S3 buckets" (S3 User Guide). The key ``s3:ObjectCreationOperation`` is
-false for the requests of a multipart upload that create no object yet (CreateMultipartUpload, UploadPart,
-UploadPartCopy), which cannot carry the header; it is true for the one that completes it. CopyObject to such a key
-fails with 403, or with 501 if it has the header.
+Source: "Enforce conditional writes on Amazon S3 buckets" (S3 User Guide). The key ``s3:ObjectCreationOperation`` is
+false for requests of a multipart upload that create no object (CreateMultipartUpload, UploadPart, UploadPartCopy) and
+cannot have the header; it is true for the request that completes the upload. CopyObject to such a key fails with 403,
+or with 501 if it has the header.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from collections.abc import Sequence
 
 from components.documents import Statement
 
-#: Names of version files: twenty digits. ``?`` is any one character, in the ARN of a resource too.
+#: Pattern of version file names: twenty digits. ``?`` matches one character, also in the ARN of a resource.
 VERSION_FILES = 20 * "?" + ".json"
 
 
 def version_file_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
-    """Return the ARNs of all version files, of tables at the root of the bucket or of a prefix too.
+    """Return the ARNs of all version files, including those of tables at the root of the bucket or of a prefix.
 
     Args:
         bucket_arn: ``arn:aws:s3:::NAME``.
-        prefixes: folders to which they are limited, without a slash at either end; empty: the whole bucket.
+        prefixes: Folders of the tables, without a slash at either end; empty for the whole bucket.
 
     """
     return _in_logs(VERSION_FILES, bucket_arn, prefixes)
 
 
 def log_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
-    """Return the ARNs of everything in the tables' logs, limited as in :func:`version_file_arns`."""
+    """Return the ARNs of all objects in table logs; the arguments are those of :func:`version_file_arns`."""
     return _in_logs("*", bucket_arn, prefixes)
 
 
 def object_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
-    """Return the ARNs of all objects, limited as in :func:`version_file_arns`."""
+    """Return the ARNs of all objects; the arguments are those of :func:`version_file_arns`."""
     return [f"{base}/*" for base in _bases(bucket_arn, prefixes)]
 
 
@@ -45,12 +45,12 @@ def _bases(bucket_arn: str, prefixes: Sequence[str]) -> list[str]:
 
 
 def _in_logs(files: str, bucket_arn: str, prefixes: Sequence[str]) -> list[str]:
-    # ``*`` stands for slashes as well, so that nested folders are covered.
-    return [f"{base}/{between}_delta_log/{files}" for base in _bases(bucket_arn, prefixes) for between in ("", "*/")]
+    # ``*`` also matches slashes, so the pattern covers nested folders.
+    return [f"{base}/{folder}_delta_log/{files}" for base in _bases(bucket_arn, prefixes) for folder in ("", "*/")]
 
 
 def unconditional_commit(bucket_arn: str, prefixes: Sequence[str] = ()) -> Statement:
-    """Return the statement, without a principal, that denies the unconditional PUT of a version file."""
+    """Return the statement that denies the unconditional PUT of a version file, without a principal."""
     return {
         "Sid": "DenyUnconditionalCommit",
         "Effect": "Deny",
@@ -63,13 +63,13 @@ def unconditional_commit(bucket_arn: str, prefixes: Sequence[str] = ()) -> State
 def commit_policy(
     bucket_arn: str, maintenance_role_arn: str, *, prefixes: Sequence[str] = (), exempt: Sequence[str] = ()
 ) -> list[Statement]:
-    """Return the statements of the commit policy, for a bucket's own policy.
+    """Return the statements of the commit policy for the policy of a bucket.
 
     Args:
         bucket_arn: ``arn:aws:s3:::NAME``.
-        maintenance_role_arn: the one role that may delete version files, to clean the log up.
-        prefixes: where it holds, without a slash at either end; empty: for every table of the bucket.
-        exempt: ARNs of IAM principals that are let pass, for a restore.
+        maintenance_role_arn: The only role that may delete version files, for log cleanup.
+        prefixes: Folders to which the policy applies, without a slash at either end; empty for every table.
+        exempt: ARNs of IAM principals to which the policy does not apply, for a restore.
 
     """
     put = unconditional_commit(bucket_arn, prefixes) | {"Principal": "*"}
@@ -79,7 +79,7 @@ def commit_policy(
         "Sid": "DenyVacatingVersions",
         "Effect": "Deny",
         "Principal": "*",
-        # Deleting a version and then putting it, conditionally, would rewrite history.
+        # A delete followed by a conditional PUT would replace a version.
         "Action": ["s3:DeleteObject", "s3:DeleteObjectVersion"],
         "Resource": version_file_arns(bucket_arn, prefixes),
         "Condition": {"ArnNotEquals": {"aws:PrincipalArn": [maintenance_role_arn, *exempt]}},

@@ -1,4 +1,4 @@
-"""The policy documents that several components write, and the statements that they share."""
+"""Policy documents and statements that several components use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Statement = dict[str, Any]
 
-#: What Session Manager's agent on a machine needs; none of these knows resources.
+#: Permissions of Session Manager's agent on a machine. The actions support no resource-level permissions.
 SESSION_MANAGER: Statement = {
     "Sid": "SessionManager",
     "Effect": "Allow",
@@ -27,12 +27,12 @@ def document(*statements: Mapping[str, Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
-def assumed_by(principal: Mapping[str, Any], condition: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the document of trust that lets a principal assume a role.
+def trust_policy(principal: Mapping[str, Any], condition: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the trust policy that allows a principal to assume a role.
 
     Args:
-        principal: such as ``{"Service": "ec2.amazonaws.com"}``.
-        condition: under which it may; None: always.
+        principal: Principal element, such as ``{"Service": "ec2.amazonaws.com"}``.
+        condition: Condition element, or None.
 
     """
     trust: Statement = {"Effect": "Allow", "Principal": dict(principal), "Action": "sts:AssumeRole"}
@@ -41,12 +41,12 @@ def assumed_by(principal: Mapping[str, Any], condition: Mapping[str, Any] | None
     return document(trust)
 
 
-#: A role for EC2's machines.
-MACHINES = assumed_by({"Service": "ec2.amazonaws.com"})
+#: Trust policy of roles for EC2 machines.
+EC2_TRUST = trust_policy({"Service": "ec2.amazonaws.com"})
 
 
 def write_logs(sid: str, log_group_arn: str) -> Statement:
-    """Return the statement that allows to write into one log group."""
+    """Return the statement that allows writing to one log group."""
     return {
         "Sid": sid,
         "Effect": "Allow",

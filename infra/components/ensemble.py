@@ -1,4 +1,4 @@
-"""A ZooKeeper ensemble on EC2, whose members keep their addresses and their data when a machine is replaced."""
+"""A ZooKeeper ensemble on EC2. Members keep their address and data when their machine is replaced."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pulumi
 import pulumi_aws as aws
 
 from components.artifacts import Artifacts
-from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, Pair, node_secret
-from components.documents import MACHINES, SESSION_MANAGER, document, write_logs
-from components.network import WayToAws
+from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, KeyPair, node_secret
+from components.documents import EC2_TRUST, SESSION_MANAGER, document, write_logs
+from components.network import AwsEgress
 from components.node_config import (
     ELECTION_PORT,
     LOCK_ROOT,
@@ -24,31 +24,31 @@ from components.node_config import (
     zoo_cfg,
 )
 
-#: What would replace a machine, or stop it, when it changes: only the one that ``replaceNode`` names takes it.
-EXPLICIT = ["ami", "instance_type", "user_data", "root_block_device"]
+#: Properties whose change replaces or stops a machine. Only the machine that ``replaceNode`` names applies changes.
+REPLACING_PROPERTIES = ["ami", "instance_type", "user_data", "root_block_device"]
 _VOLUMES = {"data": "/dev/sdf", "log": "/dev/sdg"}
 
 
 @dataclass(frozen=True)
 class EnsembleArgs:
-    """What an ensemble is made of.
+    """The arguments of :class:`Ensemble`.
 
     Attributes:
-        name: what names begin with.
-        stack: how its metrics and logs are told from those of others.
-        nodes: how many members.
-        replace_node: the one whose machine takes today's image, type and bootstrap; 0 for none.
-        protect: whether Pulumi refuses to delete what holds data, or an address.
-        vpc_id: of the network.
-        subnet_ids: private ones, one a zone; members are dealt to them in this order.
-        way_to_aws: of the machines.
-        instance_type: of the machines.
-        image_id: of their image.
-        volume_gib: size by volume, ``data`` and ``log``.
-        artifacts: where they fetch ZooKeeper from.
-        members, clients: who vouches for whom.
-        log_group: where they log.
-        region: of the stack.
+        name: Prefix of names in AWS.
+        stack: Name of the stack, which labels metrics and logs.
+        nodes: Number of members.
+        replace_node: Id of the member whose machine gets the current image, type and bootstrap; 0 for none.
+        protect: Whether Pulumi refuses to delete volumes and interfaces.
+        vpc_id: VPC of the members.
+        subnet_ids: Private subnets, one in each zone. Members are assigned to them in turn.
+        aws_egress: How the machines reach AWS services.
+        instance_type: EC2 instance type of the machines.
+        image_id: Id of the machine image.
+        volume_gib: Size in GiB of the volumes ``data`` and ``log``.
+        artifacts: Bucket with ZooKeeper and the node scripts.
+        members, clients: Certificate authorities of members and of clients.
+        log_group: Log group of the members.
+        region: AWS region of the stack.
 
     """
 
@@ -59,7 +59,7 @@ class EnsembleArgs:
     protect: bool
     vpc_id: pulumi.Input[str]
     subnet_ids: Sequence[pulumi.Input[str]]
-    way_to_aws: WayToAws
+    aws_egress: AwsEgress
     instance_type: str
     image_id: pulumi.Input[str]
     volume_gib: Mapping[str, int]
@@ -71,12 +71,12 @@ class EnsembleArgs:
 
 
 class Ensemble(pulumi.ComponentResource):
-    """Members with ids from 1, each with an interface and two volumes of its own that outlive its machine.
+    """The members, with ids from 1. Each has an interface and two volumes, which survive a replacement of its machine.
 
     Attributes:
-        security_group_id: of the members.
-        connection_string: for clients, ``address:port`` comma-separated.
-        instance_ids: of the machines, in the order of the members.
+        security_group_id: Security group of the members.
+        connection_string: Addresses for clients: ``address:port``, comma-separated.
+        instance_ids: Ids of the machines, in the order of the members.
 
     """
 
@@ -84,16 +84,16 @@ class Ensemble(pulumi.ComponentResource):
         super().__init__("sluice:ensemble:Ensemble", name, None, opts)
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
-        # A machine that starts before it may go anywhere finds nothing: its user data runs once.
-        self._ways: list[pulumi.Resource] = list(args.way_to_aws.resources)
+        # User data runs once, so machines are created after the rules and routes that their downloads need.
+        self._connectivity: list[pulumi.Resource] = list(args.aws_egress.resources)
         group = self._security_group()
         self.security_group_id = group.id
         ids = range(1, args.nodes + 1)
-        interfaces = {each: self._interface(each, group) for each in ids}
-        # Every address is known before the first machine starts: the members' list has no gap to be filled in later.
+        interfaces = {member_id: self._interface(member_id, group) for member_id in ids}
+        # All addresses are known before the first machine starts, so the list of members is complete.
         self.members: pulumi.Output[dict[int, str]] = pulumi.Output.all(
             *(interface.private_ip for interface in interfaces.values())
-        ).apply(lambda found: dict(enumerate(found, start=1)))
+        ).apply(lambda addresses: dict(enumerate(addresses, start=1)))
         self._initialized = aws.ssm.Parameter(
             f"{name}-initialized",
             name=f"/{args.name}/zookeeper/initialized",
@@ -102,8 +102,8 @@ class Ensemble(pulumi.ComponentResource):
             description="Whether the ensemble has ever had a leader: the nodes set it to yes",
             opts=pulumi.ResourceOptions(parent=self, protect=args.protect, ignore_changes=["value"]),
         )
-        node = args.clients.client(NODE)
-        self.instance_ids = [self._node(each, interfaces[each], node) for each in ids]
+        node = args.clients.issue_to_client(NODE)
+        self.instance_ids = [self._node(member_id, interfaces[member_id], node) for member_id in ids]
         self.connection_string = self.members.apply(connection_string)
         self.register_outputs({"connection_string": self.connection_string})
 
@@ -116,18 +116,18 @@ class Ensemble(pulumi.ComponentResource):
             tags={"Name": f"{args.name}-zookeeper"},
             opts=self._child,
         )
-        for what, port in (("quorum", QUORUM_PORT), ("election", ELECTION_PORT)):
+        for purpose, port in (("quorum", QUORUM_PORT), ("election", ELECTION_PORT)):
             common = {
                 "security_group_id": group.id,
                 "referenced_security_group_id": group.id,
-                "description": f"Members among themselves: {what}",
+                "description": f"Members among themselves: {purpose}",
                 "ip_protocol": "tcp",
                 "from_port": port,
                 "to_port": port,
             }
-            for kind in (aws.vpc.SecurityGroupIngressRule, aws.vpc.SecurityGroupEgressRule):
-                self._ways.append(kind(f"{self._name}-{what}", **common, opts=self._child))
-        self._ways += args.way_to_aws.open_to(self._name, group.id, self._child)
+            for rule_type in (aws.vpc.SecurityGroupIngressRule, aws.vpc.SecurityGroupEgressRule):
+                self._connectivity.append(rule_type(f"{self._name}-{purpose}", **common, opts=self._child))
+        self._connectivity += args.aws_egress.allow(self._name, group.id, self._child)
         return group
 
     def _subnet_of(self, node: int) -> pulumi.Input[str]:
@@ -143,7 +143,7 @@ class Ensemble(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, protect=self._args.protect),
         )
 
-    def _node(self, node: int, interface: aws.ec2.NetworkInterface, pair: Pair) -> pulumi.Output[str]:
+    def _node(self, node: int, interface: aws.ec2.NetworkInterface, pair: KeyPair) -> pulumi.Output[str]:
         args, name = self._args, f"{self._name}-{node}"
         secret = aws.secretsmanager.Secret(
             name,
@@ -152,7 +152,7 @@ class Ensemble(pulumi.ComponentResource):
             recovery_window_in_days=7,
             opts=self._child,
         )
-        member = args.members.member(f"node-{node}", interface.private_ip)
+        member = args.members.issue_to_member(f"node-{node}", interface.private_ip)
         version = aws.secretsmanager.SecretVersion(
             name,
             secret_id=secret.id,
@@ -163,14 +163,14 @@ class Ensemble(pulumi.ComponentResource):
             name,
             name=f"/{args.name}/zookeeper/node-{node}/zoo.cfg",
             type="String",
-            # Of 4 to 8 KB, as seven members need.
+            # Allows the 4 to 8 KB that a zoo.cfg with seven members needs.
             tier="Intelligent-Tiering",
             value=self.members.apply(lambda members: zoo_cfg(node, members)),
             description="Read by the node at each start of ZooKeeper",
             opts=self._child,
         )
-        volumes = {what: self._volume(node, what) for what in _VOLUMES}
-        profile, rights = self._profile(node, secret, parameter)
+        volumes = {purpose: self._volume(node, purpose) for purpose in _VOLUMES}
+        profile, role_policy = self._profile(node, secret, parameter)
         instance = aws.ec2.Instance(
             name,
             ami=args.image_id,
@@ -184,60 +184,60 @@ class Ensemble(pulumi.ComponentResource):
             tags={"Name": f"{args.name}-zookeeper-{node}"},
             opts=pulumi.ResourceOptions(
                 parent=self,
-                # Its interface and its volumes have to be free before its successor can have them.
+                # The new machine needs the interface and the volumes of the old one.
                 delete_before_replace=True,
-                ignore_changes=None if node == args.replace_node else EXPLICIT,
-                depends_on=[version, rights, *args.artifacts.objects, *self._ways],
+                ignore_changes=None if node == args.replace_node else REPLACING_PROPERTIES,
+                depends_on=[version, role_policy, *args.artifacts.objects, *self._connectivity],
             ),
         )
-        for what, device in _VOLUMES.items():
+        for purpose, device in _VOLUMES.items():
             aws.ec2.VolumeAttachment(
-                f"{name}-{what}",
+                f"{name}-{purpose}",
                 device_name=device,
                 instance_id=instance.id,
-                volume_id=volumes[what].id,
-                # ZooKeeper has it open.
+                volume_id=volumes[purpose].id,
+                # A running ZooKeeper has files of the volume open.
                 stop_instance_before_detaching=True,
                 opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
             )
         instance_id: pulumi.Output[str] = instance.id
         return instance_id
 
-    def _volume(self, node: int, what: str) -> aws.ebs.Volume:
+    def _volume(self, node: int, purpose: str) -> aws.ebs.Volume:
         zone = aws.ec2.get_subnet_output(id=self._subnet_of(node), opts=pulumi.InvokeOutputOptions(parent=self))
         return aws.ebs.Volume(
-            f"{self._name}-{node}-{what}",
+            f"{self._name}-{node}-{purpose}",
             availability_zone=zone.availability_zone,
-            size=self._args.volume_gib[what],
+            size=self._args.volume_gib[purpose],
             type="gp3",
             encrypted=True,
-            tags={"Name": f"{self._args.name}-zookeeper-{node}-{what}"},
-            # Where a volume is it stays: to read its subnet's zone anew must not replace it.
+            tags={"Name": f"{self._args.name}-zookeeper-{node}-{purpose}"},
+            # A new answer to the query for the subnet's zone must not replace a volume.
             opts=pulumi.ResourceOptions(parent=self, protect=self._args.protect, ignore_changes=["availability_zone"]),
         )
 
     def _profile(
         self, node: int, secret: aws.secretsmanager.Secret, parameter: aws.ssm.Parameter
     ) -> tuple[aws.iam.InstanceProfile, aws.iam.RolePolicy]:
-        """Make the role of one node: its own secret and parameter, and nothing of its neighbours'."""
+        """Create the role of a node, which allows its own secret and parameter only."""
         args, name = self._args, f"{self._name}-{node}"
         role = aws.iam.Role(
             name,
             name_prefix=f"{args.name}-zk-{node}-",
-            assume_role_policy=json.dumps(MACHINES),
+            assume_role_policy=json.dumps(EC2_TRUST),
             opts=self._child,
         )
-        known = pulumi.Output.all(
+        arns = pulumi.Output.all(
             secret=secret.arn,
             parameter=parameter.arn,
             initialized=self._initialized.arn,
             artifacts=args.artifacts.arn,
             log_group=args.log_group.arn,
         )
-        rights = aws.iam.RolePolicy(
-            name, role=role.id, policy=known.apply(lambda arns: json.dumps(node_policy(**arns))), opts=self._child
+        role_policy = aws.iam.RolePolicy(
+            name, role=role.id, policy=arns.apply(lambda values: json.dumps(node_policy(**values))), opts=self._child
         )
-        return aws.iam.InstanceProfile(name, role=role.name, opts=self._child), rights
+        return aws.iam.InstanceProfile(name, role=role.name, opts=self._child), role_policy
 
     def _user_data(
         self,
@@ -268,7 +268,7 @@ class Ensemble(pulumi.ComponentResource):
 
 
 def node_policy(*, secret: str, parameter: str, initialized: str, artifacts: str, log_group: str) -> dict[str, object]:
-    """Return what the role of one node may do; the arguments are ARNs."""
+    """Return the policy of a node's role; the arguments are ARNs."""
     return document(
         {"Sid": "OwnSecret", "Effect": "Allow", "Action": "secretsmanager:GetSecretValue", "Resource": secret},
         {"Sid": "OwnConfiguration", "Effect": "Allow", "Action": "ssm:GetParameter", "Resource": parameter},

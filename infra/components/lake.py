@@ -1,4 +1,4 @@
-"""The bucket that holds the tables: private, encrypted, versioned, and with the commit policy."""
+"""The lake's bucket: private, encrypted, versioned, with the commit policy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ABORT_UPLOADS_AFTER_DAYS = 7
 
 @dataclass(frozen=True)
 class CommitStatements:
-    """The commit policy's statements, for whichever bucket has the lake.
+    """The commit policy of the stack, for the created or the existing bucket.
 
     Attributes:
-        maintenance_role_arn: the one role that may delete version files.
+        maintenance_role_arn: The only role that may delete version files.
         mode: ``off``, ``prefixes`` or ``all``.
-        prefixes: where it holds with ``prefixes``.
-        exempt: ARNs of principals that are let pass.
+        prefixes: Folders to which mode ``prefixes`` applies.
+        exempt: ARNs of principals to which the policy does not apply.
 
     """
 
@@ -33,23 +33,23 @@ class CommitStatements:
     exempt: Sequence[str]
 
     def of(self, bucket_arn: pulumi.Input[str]) -> pulumi.Output[list[dict[str, object]]]:
-        """Return them when all is known; none with mode ``off``."""
+        """Return the statements for a bucket; an empty list with mode ``off``."""
         prefixes = self.prefixes if self.mode == "prefixes" else ()
         return pulumi.Output.all(bucket_arn, self.maintenance_role_arn).apply(
-            lambda known: [] if self.mode == "off" else commit_policy(*known, prefixes=prefixes, exempt=self.exempt)
+            lambda arns: [] if self.mode == "off" else commit_policy(*arns, prefixes=prefixes, exempt=self.exempt)
         )
 
 
 @dataclass(frozen=True)
 class PrivateBucketArgs:
-    """What a private bucket is made of.
+    """The arguments of :class:`PrivateBucket`.
 
     Attributes:
-        name: what its name begins with.
-        protect: whether Pulumi, and S3 itself, refuse to delete it with what is in it.
-        noncurrent_version_days: for which what was deleted or replaced can be brought back.
-        kms_key_arn: of the key that encrypts it; S3's own when not given.
-        statements: of its policy, beside TLS only.
+        name: Prefix of the bucket's name.
+        protect: Whether Pulumi refuses to delete the bucket, and S3 refuses to delete it with objects in it.
+        noncurrent_version_days: Days for which deleted and replaced objects can be restored.
+        kms_key_arn: KMS key that encrypts the bucket; None for S3's own keys.
+        statements: Commit policy to add to the statement that requires TLS.
 
     """
 
@@ -61,28 +61,28 @@ class PrivateBucketArgs:
 
 
 class PrivateBucket(pulumi.ComponentResource):
-    """A bucket that is private, encrypted and versioned, and speaks TLS only.
+    """A private, encrypted and versioned bucket that accepts only TLS.
 
     Attributes:
-        bucket: its name.
-        arn: its ARN.
+        bucket: Name of the bucket.
+        arn: ARN of the bucket.
 
     """
 
     def __init__(self, name: str, args: PrivateBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("sluice:storage:PrivateBucket", name, None, opts)
-        # All of it: a bucket that is kept without its policies would be another one.
+        # Protect all parts: a bucket that keeps its objects but loses its policies is not safe.
         child = pulumi.ResourceOptions(parent=self, protect=args.protect)
-        made = aws.s3.Bucket(
+        bucket = aws.s3.Bucket(
             name,
             bucket_prefix=f"{args.name}-",
             force_destroy=not args.protect,
             opts=child,
         )
-        self.bucket, self.arn = made.bucket, made.arn
-        blocked = aws.s3.BucketPublicAccessBlock(
+        self.bucket, self.arn = bucket.bucket, bucket.arn
+        access_block = aws.s3.BucketPublicAccessBlock(
             name,
-            bucket=made.bucket,
+            bucket=bucket.bucket,
             block_public_acls=True,
             block_public_policy=True,
             ignore_public_acls=True,
@@ -90,10 +90,10 @@ class PrivateBucket(pulumi.ComponentResource):
             opts=child,
         )
         aws.s3.BucketOwnershipControls(
-            name, bucket=made.bucket, rule={"object_ownership": "BucketOwnerEnforced"}, opts=child
+            name, bucket=bucket.bucket, rule={"object_ownership": "BucketOwnerEnforced"}, opts=child
         )
         versioning = aws.s3.BucketVersioning(
-            name, bucket=made.bucket, versioning_configuration={"status": "Enabled"}, opts=child
+            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=child
         )
         encryption = (
             {"sse_algorithm": "aws:kms", "kms_master_key_id": args.kms_key_arn}
@@ -102,14 +102,14 @@ class PrivateBucket(pulumi.ComponentResource):
         )
         aws.s3.BucketServerSideEncryptionConfiguration(
             name,
-            bucket=made.bucket,
+            bucket=bucket.bucket,
             rules=[{"apply_server_side_encryption_by_default": encryption, "bucket_key_enabled": True}],
             opts=child,
         )
-        # Nothing here ends a current object: what is in a table's log is Delta's to remove.
+        # No rule deletes current objects: only Delta may delete files of a table.
         aws.s3.BucketLifecycleConfiguration(
             name,
-            bucket=made.bucket,
+            bucket=bucket.bucket,
             rules=[
                 {
                     "id": "what-was-deleted-or-replaced",
@@ -126,22 +126,24 @@ class PrivateBucket(pulumi.ComponentResource):
             ],
             opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[versioning]),
         )
-        statements: pulumi.Input[Sequence[dict[str, object]]] = args.statements.of(made.arn) if args.statements else []
-        policy = pulumi.Output.all(arn=made.arn, statements=statements).apply(
-            lambda known: json.dumps(document(tls_only(known["arn"]), *known["statements"]))
+        statements: pulumi.Input[Sequence[dict[str, object]]] = (
+            args.statements.of(bucket.arn) if args.statements else []
+        )
+        policy = pulumi.Output.all(arn=bucket.arn, statements=statements).apply(
+            lambda values: json.dumps(document(tls_only(values["arn"]), *values["statements"]))
         )
         aws.s3.BucketPolicy(
             name,
-            bucket=made.bucket,
+            bucket=bucket.bucket,
             policy=policy,
-            # Block public access first: S3 looks at each policy that is set from then on.
-            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[blocked]),
+            # The access block must exist first, because S3 checks only policies that are set later.
+            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[access_block]),
         )
         self.register_outputs({"bucket": self.bucket, "arn": self.arn})
 
 
 def lake_key(name: str, *, protect: bool) -> aws.kms.Key:
-    """Make the KMS key of a lake; this account's IAM policies say who may use it."""
+    """Create the KMS key of the lake. IAM policies of this account grant its use."""
     key = aws.kms.Key(
         name,
         description=f"The tables of {name}",

@@ -1,4 +1,4 @@
-"""Alarms of the ensemble. No data is a fault, too: a node that says nothing does not serve."""
+"""CloudWatch alarms of the ensemble. Missing data also raises an alarm, because a node that is down sends none."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HALF_A_DAY = 12 * 3600
 
 @dataclass(frozen=True)
 class MonitoringArgs:
-    """What is watched.
+    """The arguments of :class:`Monitoring`.
 
     Attributes:
-        name: what names begin with.
-        stack: whose metrics.
-        nodes: how many members the ensemble has.
-        topic_arns: SNS topics that hear of it.
+        name: Prefix of alarm names.
+        stack: Stack whose metrics are monitored.
+        nodes: Number of members of the ensemble.
+        topic_arns: SNS topics that alarms notify.
 
     """
 
@@ -32,85 +32,85 @@ class MonitoringArgs:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """An alarm.
+class Alarm:
+    """The definition of an alarm.
 
     Attributes:
-        what: its name.
-        metric: of CloudWatch, in our namespace.
-        comparison: ``<`` or ``>``, with the threshold.
-        threshold: in the metric's own unit.
-        why: what is wrong, and what to do.
-        statistic: over each period.
-        minutes: for which it has to be so.
-        path: of the file system, for metrics of a disk.
-        period: in seconds.
+        name: Name of the alarm, without prefix and node.
+        metric: Name of the CloudWatch metric in ``NAMESPACE``.
+        comparison: Comparison of the metric with the threshold that raises the alarm: ``<`` or ``>``.
+        threshold: Threshold in the unit of the metric.
+        description: Cause and remedy.
+        statistic: Statistic over a period.
+        minutes: Minutes for which the comparison must hold.
+        path: Mount point, for metrics of a disk.
+        period: Seconds of a period.
 
     """
 
-    what: str
+    name: str
     metric: str
     comparison: str
     threshold: float
-    why: str
+    description: str
     statistic: str = "Maximum"
     minutes: int = 5
     path: str | None = None
     period: int = _MINUTE
 
 
-def ensemble_watches(nodes: int) -> list[Watch]:
-    """Return what is watched of the ensemble as a whole; only its leader tells of followers."""
+def ensemble_alarms(nodes: int) -> list[Alarm]:
+    """Return the alarms of the ensemble as a whole. Only the leader reports the number of followers."""
     return [
-        Watch(
+        Alarm(
             "quorum-lost",
             "synced_followers",
             "<",
             nodes // 2,
-            "No leader with a majority: no lock is given. See docs/runbooks.md.",
+            "No leader has a majority: no lock can be acquired. See docs/runbooks.md.",
             minutes=3,
         ),
-        Watch(
+        Alarm(
             "member-missing",
             "synced_followers",
             "<",
             nodes - 1,
-            "A member is not in step: the next loss may stop all locks. sluice ensemble status tells which.",
+            "A member is not in sync: the next loss may stop all locks. Run sluice ensemble status to find the member.",
             minutes=10,
         ),
     ]
 
 
-def node_watches() -> list[Watch]:
-    """Return what is watched of each member."""
+def node_alarms() -> list[Alarm]:
+    """Return the alarms of each member."""
     return [
-        Watch("silent", "uptime", "<", 1, "This member serves nobody, or its metrics do not arrive.", minutes=10),
-        Watch("latency", "avg_latency", ">", 100, "Requests take 100 ms: look at the log volume.", "Average", 10),
-        Watch("queue", "outstanding_requests", ">", 100, "Requests wait: the member is overloaded.", "Average"),
-        Watch("files", "open_file_descriptor_count", ">", 45_000, "70 % of 65,536 file descriptors are open."),
-        Watch(
+        Alarm("silent", "uptime", "<", 1, "This member is down, or its metrics do not arrive.", minutes=10),
+        Alarm("latency", "avg_latency", ">", 100, "Requests take 100 ms: check the log volume.", "Average", 10),
+        Alarm("queue", "outstanding_requests", ">", 100, "Requests queue up: the member is overloaded.", "Average"),
+        Alarm("files", "open_file_descriptor_count", ">", 45_000, "70 % of 65,536 file descriptors are open."),
+        Alarm(
             "data-disk",
             "disk_used_percent",
             ">",
             80,
-            "The volume for snapshots fills: raise dataVolumeGiB, and restart the member.",
+            "The volume for snapshots is filling up: raise dataVolumeGiB, and restart the member.",
             path="/var/lib/zookeeper/data",
         ),
-        Watch(
+        Alarm(
             "log-disk",
             "disk_used_percent",
             ">",
             80,
-            "The volume for the transaction log fills: raise logVolumeGiB, and restart the member.",
+            "The volume for the transaction log is filling up: raise logVolumeGiB, and restart the member.",
             path="/var/lib/zookeeper/log",
         ),
-        Watch(
+        Alarm(
             "certificate",
             "certificate_days_left",
             "<",
             45,
             "Run pulumi up --refresh, which renews certificates, and restart the members one by one (docs/deploy.md). "
-            "A node that is new says it within half a day.",
+            "A new node reports its certificate within half a day.",
             "Minimum",
             period=_HALF_A_DAY,
             minutes=_HALF_A_DAY // _MINUTE,
@@ -124,32 +124,32 @@ class Monitoring(pulumi.ComponentResource):
     def __init__(self, name: str, args: MonitoringArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("sluice:monitoring:Monitoring", name, None, opts)
         self._name, self._args = name, args
-        for watch in ensemble_watches(args.nodes):
-            self._alarm(watch, None)
+        for alarm in ensemble_alarms(args.nodes):
+            self._alarm(alarm, None)
         for node in range(1, args.nodes + 1):
-            for watch in node_watches():
-                self._alarm(watch, node)
+            for alarm in node_alarms():
+                self._alarm(alarm, node)
         self.register_outputs({})
 
-    def _alarm(self, watch: Watch, node: int | None) -> None:
-        what = watch.what if node is None else f"{watch.what}-{node}"
+    def _alarm(self, alarm: Alarm, node: int | None) -> None:
+        name = alarm.name if node is None else f"{alarm.name}-{node}"
         dimensions = {"Stack": self._args.stack}
         if node is not None:
             dimensions["Node"] = str(node)
-        if watch.path is not None:
-            dimensions["path"] = watch.path
+        if alarm.path is not None:
+            dimensions["path"] = alarm.path
         aws.cloudwatch.MetricAlarm(
-            f"{self._name}-{what}",
-            name=f"{self._args.name}-{what}",
-            alarm_description=watch.why,
+            f"{self._name}-{name}",
+            name=f"{self._args.name}-{name}",
+            alarm_description=alarm.description,
             namespace=NAMESPACE,
-            metric_name=watch.metric,
+            metric_name=alarm.metric,
             dimensions=dimensions,
-            statistic=watch.statistic,
-            comparison_operator="LessThanThreshold" if watch.comparison == "<" else "GreaterThanThreshold",
-            threshold=watch.threshold,
-            period=watch.period,
-            evaluation_periods=max(1, watch.minutes * _MINUTE // watch.period),
+            statistic=alarm.statistic,
+            comparison_operator="LessThanThreshold" if alarm.comparison == "<" else "GreaterThanThreshold",
+            threshold=alarm.threshold,
+            period=alarm.period,
+            evaluation_periods=max(1, alarm.minutes * _MINUTE // alarm.period),
             treat_missing_data="breaching",
             alarm_actions=list(self._args.topic_arns),
             ok_actions=list(self._args.topic_arns),

@@ -1,4 +1,4 @@
-"""The private network of the ensemble: no way in, and no way out but to AWS's own services."""
+"""The private network of the ensemble: no ingress from outside, and egress only to AWS services."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from components.documents import assumed_by, document, write_logs
+from components.documents import document, trust_policy, write_logs
 from components.settings import ZONES
 
 HTTPS = 443
 ANYWHERE = "0.0.0.0/0"
-#: What a node needs of AWS: Session Manager, its certificates, its log and its metrics. (S3 has a gateway, for free.)
+#: Services that a node needs: Session Manager, secrets, logs and metrics. S3 has a gateway endpoint, free of charge.
 SERVICES = ("ssm", "ssmmessages", "secretsmanager", "logs", "monitoring")
 _SUBNET_BITS = 4
 
 
 @dataclass(frozen=True)
 class NetworkArgs:
-    """What a network is made of.
+    """The arguments of :class:`Network`.
 
     Attributes:
-        name: what names begin with.
-        cidr: addresses of the VPC.
+        name: Prefix of names in AWS.
+        cidr: CIDR block of the VPC.
         egress: ``endpoints`` or ``nat``.
-        log_retention_days: of the flow logs.
-        region: of the stack.
-        account_id: whose principals may use the endpoints.
-        readable_bucket_arns: buckets that are read through the gateway endpoint.
-        lake_bucket_arn: the bucket that is read and written through it.
-        reachable_buckets: names of others, which clusters in this network read or write.
+        log_retention_days: Days to keep flow logs.
+        region: AWS region of the stack.
+        account_id: Account whose principals may use the endpoints.
+        partition: AWS partition of the stack.
+        readable_bucket_arns: Buckets that the gateway endpoint allows to read.
+        lake_bucket_arn: Bucket of the lake, which the gateway endpoint allows to read and write.
+        reachable_buckets: Names of further buckets that clusters in this network read or write.
 
     """
 
@@ -50,13 +51,13 @@ class NetworkArgs:
 
 
 @dataclass(frozen=True)
-class WayToAws:
-    """How machines reach AWS's services.
+class AwsEgress:
+    """How machines reach AWS services.
 
     Attributes:
-        endpoint_group_id: security group of the interface endpoints; None: NAT, or whatever an existing network has.
-        s3_prefix_list_id: what a security group's rule calls S3, where a gateway endpoint leads to it.
-        resources: routes and endpoints; a machine that starts before them reaches nothing.
+        endpoint_group_id: Security group of the interface endpoints; None for NAT or an existing network.
+        s3_prefix_list_id: Prefix list of S3 for security group rules, with a gateway endpoint.
+        resources: Routes and endpoints that must exist before a machine starts.
 
     """
 
@@ -64,13 +65,13 @@ class WayToAws:
     s3_prefix_list_id: pulumi.Input[str] | None = None
     resources: Sequence[pulumi.Resource] = ()
 
-    def open_to(self, name: str, group_id: pulumi.Input[str], opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
-        """Let a security group out to AWS's services by HTTPS, and no farther than the network needs.
+    def allow(self, name: str, group_id: pulumi.Input[str], opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
+        """Create rules that allow a security group HTTPS to AWS services, to as few targets as the network permits.
 
         Args:
-            name: what names of the rules begin with.
-            group_id: of the security group.
-            opts: of the rules.
+            name: Prefix of the rules' names.
+            group_id: Security group to which the rules apply.
+            opts: Pulumi options of the rules.
 
         """
         targets: dict[str, dict[str, pulumi.Input[str]]] = {}
@@ -82,7 +83,7 @@ class WayToAws:
                 targets["s3"] = {"prefix_list_id": self.s3_prefix_list_id}
         return [
             aws.vpc.SecurityGroupEgressRule(
-                f"{name}-{what}",
+                f"{name}-{target_name}",
                 security_group_id=group_id,
                 description="HTTPS to AWS services",
                 ip_protocol="tcp",
@@ -91,7 +92,7 @@ class WayToAws:
                 **target,
                 opts=opts,
             )
-            for what, target in targets.items()
+            for target_name, target in targets.items()
         ]
 
 
@@ -99,9 +100,9 @@ class Network(pulumi.ComponentResource):
     """A VPC with a private subnet in each of three zones.
 
     Attributes:
-        vpc_id: of the VPC.
-        subnet_ids: of the private subnets, one a zone.
-        way_to_aws: of machines in these subnets.
+        vpc_id: Id of the VPC.
+        subnet_ids: Ids of the private subnets, one in each zone.
+        aws_egress: How machines in these subnets reach AWS services.
 
     """
 
@@ -109,7 +110,7 @@ class Network(pulumi.ComponentResource):
         super().__init__("sluice:network:Network", name, None, opts)
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
-        self._ways: list[pulumi.Resource] = []
+        self._connectivity: list[pulumi.Resource] = []
         blocks = list(ipaddress.IPv4Network(args.cidr).subnets(prefixlen_diff=_SUBNET_BITS))
         vpc = aws.ec2.Vpc(
             name,
@@ -119,18 +120,18 @@ class Network(pulumi.ComponentResource):
             tags={"Name": args.name},
             opts=self._child,
         )
-        # Without rules: whoever forgets to name a group reaches nothing, and nothing reaches it.
+        # Without rules, a machine without a security group has no network access.
         aws.ec2.DefaultSecurityGroup(f"{name}-closed", vpc_id=vpc.id, ingress=[], egress=[], opts=self._child)
         zones = aws.get_availability_zones_output(
             state="available",
-            # No local zones: not every service is in them.
+            # Excludes local zones, which lack some services.
             filters=[{"name": "opt-in-status", "values": ["opt-in-not-required"]}],
             opts=pulumi.InvokeOutputOptions(parent=self),
-        ).names.apply(_three)
+        ).names.apply(_three_zones)
         table = aws.ec2.RouteTable(f"{name}-private", vpc_id=vpc.id, opts=self._child)
         subnets = [self._subnet(f"private-{number + 1}", vpc, blocks[number], zones[number]) for number in range(ZONES)]
         for number, subnet in enumerate(subnets):
-            self._ways.append(
+            self._connectivity.append(
                 aws.ec2.RouteTableAssociation(
                     f"{name}-private-{number + 1}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
                 )
@@ -145,7 +146,7 @@ class Network(pulumi.ComponentResource):
             policy=self._gateway_policy(),
             opts=self._child,
         )
-        self._ways.append(gateway)
+        self._connectivity.append(gateway)
         self.vpc_id = vpc.id
         self.subnet_ids: list[pulumi.Output[str]] = [subnet.id for subnet in subnets]
         endpoint_group_id: pulumi.Output[str] | None = None
@@ -153,20 +154,20 @@ class Network(pulumi.ComponentResource):
             self._nat(vpc, table, blocks[ZONES], zones[0])
         else:
             endpoint_group_id = self._endpoints(vpc, subnets)
-        self.way_to_aws = WayToAws(endpoint_group_id, gateway.prefix_list_id, self._ways)
+        self.aws_egress = AwsEgress(endpoint_group_id, gateway.prefix_list_id, self._connectivity)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids})
 
     def _subnet(
-        self, what: str, vpc: aws.ec2.Vpc, block: ipaddress.IPv4Network, zone: pulumi.Output[str]
+        self, suffix: str, vpc: aws.ec2.Vpc, block: ipaddress.IPv4Network, zone: pulumi.Output[str]
     ) -> aws.ec2.Subnet:
         return aws.ec2.Subnet(
-            f"{self._name}-{what}",
+            f"{self._name}-{suffix}",
             vpc_id=vpc.id,
             cidr_block=str(block),
             availability_zone=zone,
             map_public_ip_on_launch=False,
-            tags={"Name": f"{self._args.name}-{what}"},
-            # A zone that AWS opens later may come earlier in the list: subnets stay where they are.
+            tags={"Name": f"{self._args.name}-{suffix}"},
+            # A new zone of AWS may change the order of the list and must not replace a subnet.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["availability_zone"]),
         )
 
@@ -179,7 +180,7 @@ class Network(pulumi.ComponentResource):
         )
         role = aws.iam.Role(
             f"{self._name}-flow",
-            assume_role_policy=pulumi.Output.from_input(self._args.account_id).apply(_flow_logs_of),
+            assume_role_policy=pulumi.Output.from_input(self._args.account_id).apply(_flow_log_trust),
             opts=self._child,
         )
         aws.iam.RolePolicy(
@@ -205,7 +206,7 @@ class Network(pulumi.ComponentResource):
         )
 
     def _gateway_policy(self) -> pulumi.Output[str]:
-        """Allow the lake, its sources, the artifacts and Amazon Linux's repositories, and no other bucket."""
+        """Return the gateway endpoint's policy, with the lake, reachable buckets, artifacts and Amazon Linux only."""
         inputs = {
             "account": self._args.account_id,
             "region": self._args.region,
@@ -214,15 +215,15 @@ class Network(pulumi.ComponentResource):
             "lake": self._args.lake_bucket_arn,
         }
         return pulumi.Output.all(**inputs).apply(
-            lambda known: json.dumps(
+            lambda values: json.dumps(
                 gateway_policy(
-                    account_id=known["account"],
-                    region=known["region"],
-                    partition=known["partition"],
-                    readable_bucket_arns=known["readable"],
+                    account_id=values["account"],
+                    region=values["region"],
+                    partition=values["partition"],
+                    readable_bucket_arns=values["readable"],
                     written_bucket_arns=[
-                        known["lake"],
-                        *(f"arn:{known['partition']}:s3:::{name}" for name in self._args.reachable_buckets),
+                        values["lake"],
+                        *(f"arn:{values['partition']}:s3:::{name}" for name in self._args.reachable_buckets),
                     ],
                 )
             )
@@ -236,7 +237,7 @@ class Network(pulumi.ComponentResource):
             tags={"Name": f"{self._args.name}-endpoints"},
             opts=self._child,
         )
-        self._ways.append(
+        self._connectivity.append(
             aws.vpc.SecurityGroupIngressRule(
                 f"{self._name}-endpoints",
                 security_group_id=group.id,
@@ -252,7 +253,7 @@ class Network(pulumi.ComponentResource):
             lambda account: json.dumps(endpoint_policy(account))
         )
         for service in SERVICES:
-            self._ways.append(
+            self._connectivity.append(
                 aws.ec2.VpcEndpoint(
                     f"{self._name}-{service}",
                     vpc_id=vpc.id,
@@ -295,7 +296,7 @@ class Network(pulumi.ComponentResource):
             subnet_id=public.id,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
         )
-        self._ways.append(
+        self._connectivity.append(
             aws.ec2.Route(
                 f"{self._name}-nat",
                 route_table_id=private.id,
@@ -306,21 +307,21 @@ class Network(pulumi.ComponentResource):
         )
 
 
-def in_zones_of_their_own(subnet_ids: Sequence[str]) -> list[pulumi.Output[str]]:
-    """Return the ids of existing subnets, if each is in another zone.
+def in_distinct_zones(subnet_ids: Sequence[str]) -> list[pulumi.Output[str]]:
+    """Return the ids of existing subnets after a check that their zones differ.
 
     Raises:
-        pulumi.RunError: when they are awaited, if two are in one.
+        pulumi.RunError: Two subnets are in one zone. It is raised when Pulumi resolves the outputs.
 
     """
-    zones = [aws.ec2.get_subnet_output(id=each).availability_zone for each in subnet_ids]
+    zone_outputs = [aws.ec2.get_subnet_output(id=subnet_id).availability_zone for subnet_id in subnet_ids]
 
-    def checked(known: Sequence[str]) -> list[str]:
-        if len(set(known)) < len(known):
-            raise pulumi.RunError(f"configuration subnetIds: must be in three zones, and are in {', '.join(known)}")
+    def checked_ids(zones: Sequence[str]) -> list[str]:
+        if len(set(zones)) < len(zones):
+            raise pulumi.RunError(f"configuration subnetIds: must be in three zones, and are in {', '.join(zones)}")
         return list(subnet_ids)
 
-    ids = pulumi.Output.all(*zones).apply(checked)
+    ids = pulumi.Output.all(*zone_outputs).apply(checked_ids)
     return [ids[number] for number in range(len(subnet_ids))]
 
 
@@ -334,9 +335,17 @@ def gateway_policy(
 ) -> dict[str, object]:
     """Return the policy of the gateway endpoint to S3.
 
-    Amazon Linux 2023 has its packages in a bucket of each region, whose name ends in the same eight characters.
+    Amazon Linux 2023 has a package bucket in each region; all their names end in the same eight characters.
+
+    Args:
+        account_id: Account whose principals may use the artifacts, the lake and the reachable buckets.
+        region: AWS region of the stack.
+        partition: AWS partition of the stack.
+        readable_bucket_arns: Buckets with read access only.
+        written_bucket_arns: Buckets with all access.
+
     """
-    ours = _of_account(account_id)
+    own_account = _account_condition(account_id)
     return document(
         {
             "Sid": "AmazonLinux",
@@ -351,21 +360,21 @@ def gateway_policy(
             "Principal": "*",
             "Action": "s3:GetObject",
             "Resource": [f"{arn}/*" for arn in readable_bucket_arns],
-            "Condition": ours,
+            "Condition": own_account,
         },
         {
             "Sid": "LakeAndSources",
             "Effect": "Allow",
             "Principal": "*",
             "Action": "s3:*",
-            "Resource": [each for arn in written_bucket_arns for each in (arn, f"{arn}/*")],
-            "Condition": ours,
+            "Resource": [resource for arn in written_bucket_arns for resource in (arn, f"{arn}/*")],
+            "Condition": own_account,
         },
     )
 
 
 def endpoint_policy(account_id: str) -> dict[str, object]:
-    """Return the policy of an interface endpoint: for this account's own principals."""
+    """Return the policy of an interface endpoint, which allows only principals of the account."""
     return document(
         {
             "Sid": "ThisAccount",
@@ -373,22 +382,22 @@ def endpoint_policy(account_id: str) -> dict[str, object]:
             "Principal": "*",
             "Action": "*",
             "Resource": "*",
-            "Condition": _of_account(account_id),
+            "Condition": _account_condition(account_id),
         }
     )
 
 
-def _of_account(account_id: str) -> dict[str, dict[str, str]]:
+def _account_condition(account_id: str) -> dict[str, dict[str, str]]:
     return {"StringEquals": {"aws:PrincipalAccount": account_id}}
 
 
-def _flow_logs_of(account_id: str) -> str:
-    # Nobody else's flow log can have it act for them.
-    ours = {"StringEquals": {"aws:SourceAccount": account_id}}
-    return json.dumps(assumed_by({"Service": "vpc-flow-logs.amazonaws.com"}, ours))
+def _flow_log_trust(account_id: str) -> str:
+    # The condition keeps flow logs of other accounts from using the role.
+    own_account = {"StringEquals": {"aws:SourceAccount": account_id}}
+    return json.dumps(trust_policy({"Service": "vpc-flow-logs.amazonaws.com"}, own_account))
 
 
-def _three(zones: Sequence[str]) -> list[str]:
+def _three_zones(zones: Sequence[str]) -> list[str]:
     if len(zones) < ZONES:
-        raise pulumi.RunError(f"this region has {len(zones)} zones: an ensemble that survives one needs {ZONES}")
+        raise pulumi.RunError(f"this region has {len(zones)} zones: an ensemble needs {ZONES} to survive losing one")
     return sorted(zones)[:ZONES]

@@ -1,4 +1,4 @@
-"""What a node is told: its ``zoo.cfg``, and its user data. Texts from values; no resources."""
+"""The ``zoo.cfg`` and the user data of a node, as texts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ QUORUM_PORT = 2888
 ELECTION_PORT = 3888
 METRICS_PORT = 7000
 LOCK_ROOT = "/locks/delta_tables"
-#: Common name of the certificate that every ACL lets pass.
+#: Common name of the certificate of ZooKeeper's superuser, to which no ACL applies.
 SUPER_USER = "sluice-operator"
-#: Longer than the lock's own default of 30 s, for jobs that ask for more because they pause for longer.
+#: Longest session timeout that a client may request. The lock's default is 30 s; jobs with long pauses need more.
 MAX_SESSION_TIMEOUT_MS = 120_000
-#: 20 s for a follower to take the state over, 10 s to stay in step.
+#: 20 s for a follower to load the state, 10 s to stay in sync.
 _TICK_MS, _INIT_TICKS, _SYNC_TICKS = 2000, 10, 5
 
 ZOOKEEPER_VERSION = "3.9.5"
-#: Of apache-zookeeper-3.9.5-bin.tar.gz; compare it with the .sha512 that Apache publishes beside the archive.
+#: SHA-512 of apache-zookeeper-3.9.5-bin.tar.gz. Apache publishes it in the .sha512 file next to the archive.
 ZOOKEEPER_SHA512 = (
     "baa1c21dda4d57238fca751e4fa2bbf1daff9a28612b125e497dccd5c188ee64"
     "49e2f79947e474c2dd4d19992789d4d36b27b1ba2feb80c2b0c45e7df0e22aa8"
@@ -31,11 +31,11 @@ BOOTSTRAP = NODE_FILES / "bootstrap.sh"
 
 
 def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
-    """Return the configuration of one member.
+    """Return the ``zoo.cfg`` of a member.
 
     Args:
-        node: its id.
-        members: addresses of all members by id.
+        node: Id of the member.
+        members: Addresses of all members by id.
 
     """
     tls, stores = "/etc/zookeeper/tls", []
@@ -53,27 +53,27 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         f"initLimit={_INIT_TICKS}",
         f"syncLimit={_SYNC_TICKS}",
         f"maxSessionTimeout={MAX_SESSION_TIMEOUT_MS}",
-        # By address: a machine that runs many drivers has one.
+        # The limit applies to each client address, and a machine may run many drivers.
         "maxClientCnxns=400",
         "dataDir=/var/lib/zookeeper/data",
         "dataLogDir=/var/lib/zookeeper/log",
         "autopurge.snapRetainCount=5",
         "autopurge.purgeInterval=6",
         "fsync.warningthresholdms=500",
-        # No clientPort: nothing listens in clear text.
+        # Without clientPort, no port accepts clear text.
         f"secureClientPort={CLIENT_PORT}",
         f"secureClientPortAddress={members[node]}",
         "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
         "authProvider.x509=org.apache.zookeeper.server.auth.X509AuthenticationProvider",
         "enforce.auth.enabled=true",
         "enforce.auth.schemes=x509",
-        # Whoever makes a znode says who may use it: somebody has to be able to take it away.
+        # The creator of a znode sets its ACL, so operators need a superuser to remove any znode.
         f"X509AuthenticationProvider.superUser=CN={SUPER_USER}",
         "sslQuorum=true",
         *stores,
         "standaloneEnabled=false",
-        # A member without data waits until it can follow a leader: two of them would elect one of themselves, and
-        # serve an empty tree. Where there is nothing to lose yet, the bootstrap lets it vote.
+        # A member without data does not vote until it follows a leader. Otherwise a majority of such members would
+        # elect a leader and serve an empty tree. In a new ensemble the bootstrap lets members vote.
         "db.autocreate=false",
         "reconfigEnabled=false",
         "admin.enableServer=false",
@@ -83,34 +83,31 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         "metricsProvider.httpHost=127.0.0.1",
         f"metricsProvider.httpPort={METRICS_PORT}",
         "metricsProvider.exportJvmInfo=true",
-        *(f"server.{each}={address}:{QUORUM_PORT}:{ELECTION_PORT}" for each, address in sorted(members.items())),
+        *(f"server.{number}={address}:{QUORUM_PORT}:{ELECTION_PORT}" for number, address in sorted(members.items())),
     ]
     return "".join(f"{line}\n" for line in lines)
 
 
 def connection_string(members: Mapping[int, str]) -> str:
-    """Return what clients connect to: ``address:port``, comma-separated."""
+    """Return the connection string for clients: ``address:port``, comma-separated."""
     return ",".join(f"{address}:{CLIENT_PORT}" for _, address in sorted(members.items()))
 
 
 def node_files() -> dict[str, Path]:
-    """Return what a node fetches beside ZooKeeper, by the key of the artifacts bucket, which names its content."""
-    found = {}
-    for path in sorted(NODE_FILES.iterdir()):
-        if path != BOOTSTRAP:
-            found[f"node/{_sha256(path)[:16]}/{path.name}"] = path
-    return found
+    """Return the files that a node downloads in addition to ZooKeeper, by object key. A key contains a content hash."""
+    paths = sorted(path for path in NODE_FILES.iterdir() if path != BOOTSTRAP)
+    return {f"node/{_sha256(path)[:16]}/{path.name}": path for path in paths}
 
 
 def file_list(files: Mapping[str, Path]) -> str:
-    """Return the lines that the bootstrap reads: SHA-256 and key of each file."""
+    """Return the lines that the bootstrap reads: SHA-256 and object key of each file."""
     return "\n".join(f"{_sha256(path)} {key}" for key, path in files.items())
 
 
 def user_data(variables: Mapping[str, str]) -> str:
-    """Return the user data of a node: its variables, without their prefix ``SLUICE_``, and the bootstrap."""
-    told = "".join(f"SLUICE_{name}={shlex.quote(value)}\n" for name, value in variables.items())
-    return f"#!/bin/bash\n{told}{BOOTSTRAP.read_text(encoding='utf-8')}"
+    """Return the user data of a node: assignments of the variables, with the prefix ``SLUICE_``, and the bootstrap."""
+    assignments = "".join(f"SLUICE_{name}={shlex.quote(value)}\n" for name, value in variables.items())
+    return f"#!/bin/bash\n{assignments}{BOOTSTRAP.read_text(encoding='utf-8')}"
 
 
 def _sha256(path: Path) -> str:

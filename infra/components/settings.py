@@ -1,4 +1,4 @@
-"""What a stack's configuration says, validated before any resource is made."""
+"""The configuration of a stack, validated before Pulumi creates a resource."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pulumi
 
-MOST_NODES = 7
+MAX_NODES = 7
 ZONES = 3
 _EGRESS = ("endpoints", "nat")
 _COMMIT_POLICY = ("off", "prefixes", "all")
 _PREFIX_LENGTHS = range(16, 23)
-# RFC 1918: Python calls more private than that, which AWS does not take.
-_PRIVATE = [ipaddress.IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+# RFC 1918. Python's is_private includes further blocks, which AWS refuses.
+_PRIVATE = [ipaddress.IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 _ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user|root)\S*")
 _STACK = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,16}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -26,10 +26,10 @@ _RETENTION = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 109
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration of a stack; ``Pulumi.yaml`` says what each value means, and its default.
+    """The configuration of a stack. ``Pulumi.yaml`` documents each value and its default.
 
     Attributes:
-        table_prefixes: without a slash at either end.
+        table_prefixes: Folders of tables, without a slash at either end.
 
     """
 
@@ -66,30 +66,31 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """What names in AWS begin with."""
+        """Prefix of names in AWS."""
         return f"sluice-{self.stack}"
 
     @property
     def makes_ensemble(self) -> bool:
-        """Whether the ensemble is made here."""
+        """Whether the program creates the ensemble."""
         return not self.existing_zookeeper
 
     def __post_init__(self) -> None:
         """Validate.
 
         Raises:
-            pulumi.RunError: with one sentence, which is all that ``pulumi up`` then shows.
+            pulumi.RunError: A value is invalid. ``pulumi up`` shows only its message, which is one sentence.
 
         """
-        # Names in AWS begin with it, and some have 38 characters at most.
-        _demand(_STACK.fullmatch(self.stack), "stack's name", self.stack, "1 to 18 of a-z, 0-9 and -, such as prod")
-        _demand(self.egress in _EGRESS, "egress", self.egress, "endpoints or nat")
-        _demand(self.commit_policy in _COMMIT_POLICY, "commitPolicy", self.commit_policy, "off, prefixes or all")
+        # Names in AWS contain it, and some names are limited to 38 characters.
+        _require(_STACK.fullmatch(self.stack), "stack's name", self.stack, "1 to 18 of a-z, 0-9 and -, such as prod")
+        _require(self.egress in _EGRESS, "egress", self.egress, "endpoints or nat")
+        _require(self.commit_policy in _COMMIT_POLICY, "commitPolicy", self.commit_policy, "off, prefixes or all")
         self._validate_network()
         self._validate_lake()
         self._validate_ensemble()
         days = self.log_retention_days
-        _demand(days in _RETENTION, "logRetentionDays", days, f"what CloudWatch takes: {_listed(_RETENTION)}")
+        retentions = ", ".join(map(str, _RETENTION))
+        _require(days in _RETENTION, "logRetentionDays", days, f"what CloudWatch takes: {retentions}")
 
     def _validate_network(self) -> None:
         try:
@@ -101,52 +102,52 @@ class Settings:
             and network.prefixlen in _PREFIX_LENGTHS
             and any(network.subnet_of(private) for private in _PRIVATE)
         )
-        _demand(fits, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
+        _require(fits, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
         count = len(set(self.subnet_ids))
         if self.vpc_id:
-            _demand(count == ZONES, "subnetIds", list(self.subnet_ids), f"{ZONES} subnets of vpcId, one in each zone")
+            _require(count == ZONES, "subnetIds", list(self.subnet_ids), f"{ZONES} subnets of vpcId, one in each zone")
         else:
-            _demand(not self.subnet_ids, "subnetIds", list(self.subnet_ids), "empty unless vpcId is set")
+            _require(not self.subnet_ids, "subnetIds", list(self.subnet_ids), "empty unless vpcId is set")
 
         for bucket in self.reachable_buckets:
-            _demand(_BUCKET.fullmatch(bucket), "reachableBuckets", bucket, "names of buckets")
+            _require(_BUCKET.fullmatch(bucket), "reachableBuckets", bucket, "names of buckets")
 
     def _validate_lake(self) -> None:
         existing = self.existing_bucket
-        _demand(not existing or _BUCKET.fullmatch(existing), "existingBucket", existing, "the name of a bucket")
+        _require(not existing or _BUCKET.fullmatch(existing), "existingBucket", existing, "the name of a bucket")
         key = self.existing_bucket_key_arn
-        _demand(
+        _require(
             not key or (existing and _KEY.fullmatch(key)),
             "existingBucketKmsKeyArn",
             key,
             "the ARN of a KMS key, with existingBucket",
         )
-        _demand(not (self.kms and existing), "kms", self.kms, "false with existingBucket: see existingBucketKmsKeyArn")
+        _require(not (self.kms and existing), "kms", self.kms, "false with existingBucket: see existingBucketKmsKeyArn")
         for prefix in self.table_prefixes:
-            # A wildcard would be one in a policy's resource, too.
-            _demand(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders, without * ? $ and blanks")
+            # A wildcard would also act as one in the resources of a policy.
+            _require(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders, without * ? $ and blanks")
         if self.commit_policy == "prefixes":
-            _demand(self.table_prefixes, "tablePrefixes", [], "set when commitPolicy is prefixes")
+            _require(self.table_prefixes, "tablePrefixes", [], "set when commitPolicy is prefixes")
         for key, arns in (
             ("exemptPrincipalArns", self.exempt_principal_arns),
             ("maintenancePrincipalArns", self.maintenance_principal_arns),
         ):
             for arn in arns:
-                _demand(_ARN.fullmatch(arn) and "*" not in arn, key, arn, "ARNs of IAM principals, without wildcards")
-        _demand(self.noncurrent_version_days >= 1, "noncurrentVersionDays", self.noncurrent_version_days, "1 or more")
+                _require(_ARN.fullmatch(arn) and "*" not in arn, key, arn, "ARNs of IAM principals, without wildcards")
+        _require(self.noncurrent_version_days >= 1, "noncurrentVersionDays", self.noncurrent_version_days, "1 or more")
 
     def _validate_ensemble(self) -> None:
-        _demand(ZONES <= self.nodes <= MOST_NODES, "nodes", self.nodes, "3, 5 or 7 (4 and 6 on the way)")
-        _demand(0 <= self.replace_node <= self.nodes, "replaceNode", self.replace_node, f"0 to {self.nodes}")
+        _require(ZONES <= self.nodes <= MAX_NODES, "nodes", self.nodes, "3, 5 or 7 (4 and 6 on the way)")
+        _require(0 <= self.replace_node <= self.nodes, "replaceNode", self.replace_node, f"0 to {self.nodes}")
         for key, size in (("dataVolumeGiB", self.data_volume_gib), ("logVolumeGiB", self.log_volume_gib)):
-            _demand(size >= 1, key, size, "1 or more")
+            _require(size >= 1, key, size, "1 or more")
         trusted = self.trusted_authorities
-        _demand(trusted and min(trusted) >= 1, "trustedAuthorities", list(trusted), "generations, counted from 1")
-        _demand(
+        _require(trusted and min(trusted) >= 1, "trustedAuthorities", list(trusted), "generations, counted from 1")
+        _require(
             self.signing_authority in trusted, "signingAuthority", self.signing_authority, "one of trustedAuthorities"
         )
         if self.existing_zookeeper_secret_arn:
-            _demand(
+            _require(
                 self.existing_zookeeper,
                 "existingZookeeperSecretArn",
                 self.existing_zookeeper_secret_arn,
@@ -154,11 +155,11 @@ class Settings:
             )
 
     @classmethod
-    def of_stack(cls) -> Settings:
-        """Read the configuration of the stack that is deployed.
+    def from_stack(cls) -> Settings:
+        """Read the configuration of the current stack.
 
         Raises:
-            pulumi.RunError: a value is malformed, or does not fit another.
+            pulumi.RunError: A value is malformed or contradicts another.
 
         """
         config = pulumi.Config()
@@ -176,7 +177,7 @@ class Settings:
                 existing_bucket=config.get("existingBucket") or "",
                 existing_bucket_key_arn=config.get("existingBucketKmsKeyArn") or "",
                 commit_policy=config.require("commitPolicy"),
-                table_prefixes=tuple(each.strip("/") for each in _array(config, "tablePrefixes")),
+                table_prefixes=tuple(prefix.strip("/") for prefix in _array(config, "tablePrefixes")),
                 exempt_principal_arns=_array(config, "exemptPrincipalArns"),
                 maintenance_principal_arns=_array(config, "maintenancePrincipalArns"),
                 kms=config.require_bool("kms"),
@@ -200,15 +201,11 @@ class Settings:
 
 
 def _array(config: pulumi.Config, key: str) -> tuple[Any, ...]:
-    found = config.get_object(key)
-    _demand(found is None or isinstance(found, list), key, found, "a list")
-    return tuple(found or ())
+    array = config.get_object(key)
+    _require(array is None or isinstance(array, list), key, array, "a list")
+    return tuple(array or ())
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def _demand(met: object, key: str, value: object, wanted: str) -> None:
-    if not met:
-        raise pulumi.RunError(f"configuration {key}={value!r}: must be {wanted}")
+def _require(condition: object, key: str, value: object, requirement: str) -> None:
+    if not condition:
+        raise pulumi.RunError(f"configuration {key}={value!r}: must be {requirement}")

@@ -1,4 +1,4 @@
-"""Every resource that can carry tags carries these: whose it is, and of which stack."""
+"""Tags with the project and the stack for every resource that supports tags."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pulumi
 
 
 def tag_everything(tags: Mapping[str, str]) -> None:
-    """Have every AWS resource of the stack that can be tagged carry ``tags``, beside those that it has."""
+    """Add ``tags`` to every AWS resource of the stack that supports tags. A resource's own tags take precedence."""
 
-    def tagged(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
-        if not args.type_.startswith("aws:") or not _takes_tags(args.resource):
+    def add_tags(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
+        if not args.type_.startswith("aws:") or not _supports_tags(args.resource):
             return None
         props: dict[str, Any] = dict(args.props)
         props["tags"] = {**tags, **(props.get("tags") or {})}
         if "root_block_device" in props:
-            # A volume that comes and goes with its machine has no resource of its own.
+            # The root volume of a machine is not a separate resource.
             props["root_block_device"] = {**props["root_block_device"], "tags": dict(tags)}
         return pulumi.ResourceTransformationResult(props, args.opts)
 
-    pulumi.runtime.register_stack_transformation(tagged)
+    pulumi.runtime.register_stack_transformation(add_tags)
 
 
-def _takes_tags(resource: pulumi.Resource) -> bool:
-    found = getattr(resource, "_internal_init", None)
-    return found is not None and "tags" in inspect.signature(found).parameters
+def _supports_tags(resource: pulumi.Resource) -> bool:
+    initializer = getattr(resource, "_internal_init", None)
+    return initializer is not None and "tags" in inspect.signature(initializer).parameters

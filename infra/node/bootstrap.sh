@@ -1,5 +1,5 @@
-# The body of a node's user data: what a new machine needs once. Variables come before it, see node_config.py. What may
-# change later (zoo.cfg, the members, certificates) is fetched by sluice-configure at each start of the service.
+# The body of a node's user data, which sets up a new machine once. node_config.py puts variables in front of it.
+# sluice-configure fetches files that may change later (zoo.cfg, certificates) at each start of the service.
 set -euo pipefail
 
 ROOT=${SLUICE_ROOT:-}
@@ -7,7 +7,7 @@ OPT=$ROOT/opt
 ETC=$ROOT/etc/zookeeper
 STATE=$ROOT/var/lib/zookeeper
 
-# A volume is attached after its machine has started: wait for it.
+# device_of VOLUME: wait until the volume is attached, and print its device. AWS attaches it after the machine starts.
 device_of() {
   local device=$ROOT/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_${1/-/} tries
   for ((tries = 0; tries < 300; tries++)); do
@@ -21,18 +21,18 @@ device_of() {
   return 1
 }
 
-# Format a volume only if it is blank: it outlives its machine, and holds the ensemble's data. (mkfs.xfs does not
-# overwrite a file system by itself either: it must never get -f.)
+# mount_volume DEVICE FOLDER: format the volume only if it is blank, because a volume of an earlier machine has data.
+# (mkfs.xfs refuses to overwrite a file system unless it gets -f, which it must never get.)
 mount_volume() {
   local device=$1 folder=$2 status=0
-  # To blkid a device that cannot be read is like a blank one.
+  # blkid reports an unreadable device as a blank one.
   head --bytes=1 "$device" > /dev/null
   blkid -p "$device" > /dev/null || status=$?
   case $status in
-    0) echo "$device has data: it is kept" ;;
+    0) echo "$device has data and is not formatted" ;;
     2) mkfs.xfs -q "$device" ;;
     *)
-      echo "$device cannot be read (blkid says $status): nothing is formatted" >&2
+      echo "$device cannot be read (blkid status $status): nothing is formatted" >&2
       return 1
       ;;
   esac
@@ -41,7 +41,7 @@ mount_volume() {
   mount "$folder"
 }
 
-retried() {
+retry() {
   local tries
   for ((tries = 1; ; tries++)); do
     "$@" && return
@@ -52,37 +52,37 @@ retried() {
   done
 }
 
-# fetched KEY ALGORITHM SUM FILE: an object of the artifacts bucket, which has to be the one that was pinned.
-fetched() {
-  retried aws s3 cp --region "$SLUICE_REGION" --only-show-errors "s3://$SLUICE_ARTIFACTS/$1" "$4"
+# fetch KEY ALGORITHM SUM FILE: download an object of the artifacts bucket, and verify its checksum.
+fetch() {
+  retry aws s3 cp --region "$SLUICE_REGION" --only-show-errors "s3://$SLUICE_ARTIFACTS/$1" "$4"
   printf '%s  %s\n' "$3" "$4" | "$2"sum --check --quiet -
 }
 
 mkdir -p "$OPT" "$ETC" "$STATE" "$ROOT/etc/systemd/system"
-# Its files outlive this machine: the next one has to call their owner by the same number.
+# Fixed numbers: the volumes survive this machine, and the next one needs the same owner of their files.
 if ! id zookeeper > /dev/null 2>&1; then
   groupadd --system --gid 2181 zookeeper
   useradd --system --uid 2181 --gid 2181 --home-dir /var/lib/zookeeper --shell /sbin/nologin zookeeper
 fi
-retried dnf install -y -q java-17-amazon-corretto-headless amazon-cloudwatch-agent tar gzip
+retry dnf install -y -q java-17-amazon-corretto-headless amazon-cloudwatch-agent tar gzip
 
 mount_volume "$(device_of "$SLUICE_DATA_VOLUME")" "$STATE/data"
 mount_volume "$(device_of "$SLUICE_LOG_VOLUME")" "$STATE/log"
 chown zookeeper:zookeeper "$STATE/data" "$STATE/log"
 printf '%s\n' "$SLUICE_NODE" > "$STATE/data/myid"
-# A member without data does not vote (db.autocreate=false in zoo.cfg): it could be that all members with data are away.
-# In an ensemble that is new it has to, and ZooKeeper lets it where it finds this file, which it deletes.
+# A member without data does not vote (db.autocreate=false in zoo.cfg), because all members with data may be down. In a
+# new ensemble it must vote. ZooKeeper then lets it vote if this file exists, and deletes the file.
 if [[ ! -e $STATE/data/version-2 && ! -e $STATE/log/version-2 ]]; then
-  initialized=$(retried aws ssm get-parameter --region "$SLUICE_REGION" --name "$SLUICE_INITIALIZED" \
+  initialized=$(retry aws ssm get-parameter --region "$SLUICE_REGION" --name "$SLUICE_INITIALIZED" \
     --query Parameter.Value --output text)
   if [[ $initialized == no ]]; then
     touch "$STATE/log/initialize"
   else
-    echo "this member has no data, and its ensemble has: it waits for a leader (docs/runbooks.md)"
+    echo "this member has no data, and the ensemble has data: it waits for a leader (docs/runbooks.md)"
   fi
 fi
 
-fetched "$SLUICE_ARCHIVE" sha512 "$SLUICE_ARCHIVE_SHA512" "$OPT/zookeeper.tar.gz"
+fetch "$SLUICE_ARCHIVE" sha512 "$SLUICE_ARCHIVE_SHA512" "$OPT/zookeeper.tar.gz"
 mkdir -p "$OPT/zookeeper"
 tar --extract --gzip --file "$OPT/zookeeper.tar.gz" --directory "$OPT/zookeeper" --strip-components 1 --no-same-owner
 rm "$OPT/zookeeper.tar.gz"
@@ -95,7 +95,7 @@ while read -r sum key; do
     *) file=$ETC/$name ;;
   esac
   mkdir -p "${file%/*}"
-  fetched "$key" sha256 "$sum" "$file"
+  fetch "$key" sha256 "$sum" "$file"
   sed -i "s|@NODE@|$SLUICE_NODE|g; s|@STACK@|$SLUICE_STACK|g; s|@LOG_GROUP@|$SLUICE_LOG_GROUP|g" "$file"
   [[ $name != sluice-* || $name == *.* ]] || chmod 0755 "$file"
 done <<< "$SLUICE_FILES"
@@ -105,10 +105,10 @@ for name in NODE REGION STACK PARAMETER INITIALIZED SECRET LOCK_ROOT LOCK_ROOT_A
   printf '%s=%s\n' "$variable" "${!variable}"
 done > "$ETC/node.env"
 
-# First who tells what goes wrong after this.
+# The agent starts first, so that it sends the logs of the next steps.
 amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c "file:$ETC/cloudwatch-agent.json" ||
-  echo "the CloudWatch agent did not start: this member serves all the same" >&2
+  echo "the CloudWatch agent did not start: this member serves without it" >&2
 systemctl daemon-reload
 systemctl enable zookeeper.service sluice-lock-root.service sluice-certificates.timer
-# They wait for the other members, and try again for ever: this script does not wait for them.
+# The units wait for the other members and retry without limit, so this script does not wait for the units.
 systemctl start --no-block zookeeper.service sluice-lock-root.service sluice-certificates.timer

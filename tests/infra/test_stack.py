@@ -36,7 +36,7 @@ class Mutation:
 C = "components/"
 MUTATIONS: Mapping[str, Mutation] = {
     "open the client port to the world": Mutation(
-        C + "access.py", "referenced_security_group_id=there,", 'cidr_ipv4="0.0.0.0/0",',
+        C + "access.py", "referenced_security_group_id=peer,", 'cidr_ipv4="0.0.0.0/0",',
         "nobody comes in from the world",
     ),
     "open SSH": Mutation(
@@ -92,7 +92,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "KMS and prefixes",
     ),
     "allow plain HTTP": Mutation(
-        C + "lake.py", 'tls_only(known["arn"]), *known["statements"]', '*known["statements"]',
+        C + "lake.py", 'tls_only(values["arn"]), *values["statements"]', '*values["statements"]',
         "buckets speak tls only",
     ),
     "expire current objects": Mutation(
@@ -110,7 +110,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "the bucket refuses unsafe commits",
     ),
     "forget tables at the root of the bucket": Mutation(
-        C + "commit_policy.py", 'for between in ("", "*/")]', 'for between in ("*/",)]',
+        C + "commit_policy.py", 'for folder in ("", "*/")]', 'for folder in ("*/",)]',
         "the bucket refuses unsafe commits",
     ),
     "forget the appender's own statement": Mutation(
@@ -133,12 +133,13 @@ MUTATIONS: Mapping[str, Mutation] = {
         "members have ids and addresses of their own",
     ),
     "give every member the first interface": Mutation(
-        C + "ensemble.py", "self._node(each, interfaces[each], node)", "self._node(each, interfaces[1], node)",
+        C + "ensemble.py", "self._node(member_id, interfaces[member_id], node)",
+        "self._node(member_id, interfaces[1], node)",
         "members have ids and addresses of their own",
     ),
     "leave a member out of the list": Mutation(
-        C + "node_config.py", "for each, address in sorted(members.items())),\n    ]",
-        "for each, address in sorted(members.items()) if each < 3),\n    ]",
+        C + "node_config.py", "for number, address in sorted(members.items())),\n    ]",
+        "for number, address in sorted(members.items()) if number < 3),\n    ]",
         "members have ids and addresses of their own",
     ),
     "let members without data elect a leader": Mutation(
@@ -153,7 +154,8 @@ MUTATIONS: Mapping[str, Mutation] = {
         C + "ensemble.py", "[(node - 1) % len(self._args.subnet_ids)]", "[0]", "a majority survives a zone",
     ),
     "let an image replace nodes": Mutation(
-        C + "ensemble.py", 'EXPLICIT = ["ami", ', "EXPLICIT = [", "a node is replaced only when asked for",
+        C + "ensemble.py", 'REPLACING_PROPERTIES = ["ami", ', "REPLACING_PROPERTIES = [",
+        "a node is replaced only when asked for",
     ),
     "let user data replace nodes": Mutation(
         C + "ensemble.py", '"user_data", "root', '"root', "a node is replaced only when asked for",
@@ -193,11 +195,12 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "open the lock root": Mutation(
         C + "certificates.py",
-        'LOCK_ROOT_ACL = acl_of({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
+        'LOCK_ROOT_ACL = x509_acl({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
         'LOCK_ROOT_ACL = "world:anyone:cdrwa"', "the lock root is not for everybody",
     ),
     "put a key into user data": Mutation(
-        C + "ensemble.py", "SECRET=secret.arn,", 'SECRET=secret.arn, KEY=args.clients.client(f"leak-{node}").key,',
+        C + "ensemble.py", "SECRET=secret.arn,",
+        'SECRET=secret.arn, KEY=args.clients.issue_to_client(f"leak-{node}").key,',
         "keys are in secrets and nowhere else",
     ),
     "take silence for health": Mutation(
@@ -205,7 +208,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "missing data is an alarm",
     ),
     "watch no file descriptors": Mutation(
-        C + "monitoring.py", '        Watch("files", "open_file_descriptor_count"', '        Watch("files", "uptime"',
+        C + "monitoring.py", '        Alarm("files", "open_file_descriptor_count"', '        Alarm("files", "uptime"',
         "missing data is an alarm",
     ),
     "let a node read all secrets": Mutation(
@@ -225,7 +228,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "child = pulumi.ResourceOptions(parent=self)", "what holds data is protected",
     ),
     "do not protect the lake's policy": Mutation(
-        C + "lake.py", "protect=args.protect, depends_on=[blocked]", "depends_on=[blocked]",
+        C + "lake.py", "protect=args.protect, depends_on=[access_block]", "depends_on=[access_block]",
         "what holds data is protected",
     ),
     "tag nothing": Mutation(
@@ -251,19 +254,19 @@ MUTATIONS: Mapping[str, Mutation] = {
         'targets["aws"] = {"cidr_ipv4": ANYWHERE}', "nodes go out to aws alone",
     ),
     "forget the writers' way to AWS": Mutation(
-        C + "access.py", '            args.way_to_aws.open_to(f"{name}-writers", group.id, self._child)\n', "",
+        C + "access.py", '            args.aws_egress.allow(f"{name}-writers", group.id, self._child)\n', "",
         "writers reach zookeeper and aws",
     ),
     "start machines before their routes": Mutation(
-        C + "ensemble.py", "*args.artifacts.objects, *self._ways]", "*args.artifacts.objects]",
+        C + "ensemble.py", "*args.artifacts.objects, *self._connectivity]", "*args.artifacts.objects]",
         "a machine comes after its way to aws",
     ),
     "start machines before their rights": Mutation(
-        C + "ensemble.py", "depends_on=[version, rights, ", "depends_on=[version, ",
+        C + "ensemble.py", "depends_on=[version, role_policy, ", "depends_on=[version, ",
         "a machine comes after its way to aws",
     ),
     "open what clients make": Mutation(
-        C + "certificates.py", 'CLIENT_ACL = acl_of({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
+        C + "certificates.py", 'CLIENT_ACL = x509_acl({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
         'CLIENT_ACL = "world:anyone:cdrwa"', "what clients make is not for everybody",
     ),
     "let certificates end": Mutation(
@@ -278,8 +281,8 @@ MUTATIONS: Mapping[str, Mutation] = {
         "node/prometheus.yaml", "          Stack:", "          stack:", "missing data is an alarm",
     ),
     "let another account be the writer": Mutation(
-        C + "documents.py", 'assumed_by({"Service": "ec2.amazonaws.com"})',
-        'assumed_by({"AWS": "arn:aws:iam::999999999999:root"})', "roles are for services and for this account",
+        C + "documents.py", 'trust_policy({"Service": "ec2.amazonaws.com"})',
+        'trust_policy({"AWS": "arn:aws:iam::999999999999:root"})', "roles are for services and for this account",
     ),
 }  # fmt: skip
 
