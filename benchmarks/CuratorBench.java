@@ -1,4 +1,4 @@
-// Curator's InterProcessMutex for benchmarks/lock.py: reads a number of rounds per line, answers with nanoseconds.
+// Curator's InterProcessMutex for benchmarks/lock.py. It reads a number of rounds from each line, and prints nanoseconds.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import org.apache.curator.framework.CuratorFramework;

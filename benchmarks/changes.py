@@ -1,10 +1,10 @@
-"""A batch of changes, and one of cells, applied by ours, beside a plain Delta MERGE of the rows that each comes to.
+"""Apply a batch of changes and a batch of cells, compared with a plain Delta MERGE of the resulting rows.
 
-One driver with two cores and 4 GB, a table on the disk that a feed has followed before: there are tombstones, and
-cells, of earlier batches. Changes are updates, inserts and deletes of keys at random, in any order, of some keys
-several; cells are Puts and deletes of all types. The plain MERGE has an easier task: its source is one row a key, the
-newest, made before; it looks for no order, remembers nothing, and asks nobody for a lock. Each works on a copy of the
-same table, in turns.
+One driver with two cores and 4 GB works on a table on the local disk, with tombstones and cells of earlier batches.
+Changes are updates, inserts and deletes of random keys in random order, with several changes of some keys. Cells are
+Puts and deletes of all types. The plain MERGE has an easier task: its source has one precomputed row for each key, and
+it checks no order, writes no tombstones and takes no lock. The contestants take turns, each on a copy of the same
+table.
 
     python benchmarks/changes.py [--rows 1000000] [--changes 1000000] [--cells 100000] [--rounds 3]
 """
@@ -22,7 +22,7 @@ from typing import Any
 from delta.tables import DeltaTable
 from figures import print_table
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql import functions as F  # noqa: N812 (the common name)
 from turns import SETTINGS, copy_table, in_turns, metrics_of, row, unguarded
 
 from lock_manager import ZookeeperLockManager
@@ -34,23 +34,23 @@ DELETES, INSERTS = 0.1, 0.1
 
 
 def make_changes(spark: SparkSession, rows: int, changes: int, folder: Path) -> tuple[str, str]:
-    """Write the changes, and the newest of each key; return where."""
+    """Write all changes, and the newest change of each key; return both paths."""
     number = F.rand(7)
     key = F.when(number < INSERTS, F.lit(rows) + (F.rand(8) * rows).cast("long")).otherwise(
         (F.rand(9) * rows).cast("long")
     )
-    made = spark.range(changes).select(
+    change_rows = spark.range(changes).select(
         key.alias("id"),
         F.concat(F.lit("name "), F.col("id")).alias("name"),
         (F.rand(10) * 1000).alias("amount"),
         (F.col("id") + 1).alias("position"),
         F.when(F.rand(11) < DELETES, "d").otherwise("u").alias("op"),
     )
-    everything, newest = str(folder / "changes"), str(folder / "newest")
-    made.orderBy(F.rand(12)).write.parquet(everything)
-    of_key = spark.read.parquet(everything).groupBy("id").agg(F.max_by(F.struct("*"), "position").alias("row"))
-    of_key.select("row.*").write.parquet(newest)
-    return everything, newest
+    all_path, newest_path = str(folder / "changes"), str(folder / "newest")
+    change_rows.orderBy(F.rand(12)).write.parquet(all_path)
+    newest = spark.read.parquet(all_path).groupBy("id").agg(F.max_by(F.struct("*"), "position").alias("row"))
+    newest.select("row.*").write.parquet(newest_path)
+    return all_path, newest_path
 
 
 def plain_merge(spark: SparkSession, table: str, newest: DataFrame) -> dict[str, str]:
@@ -64,16 +64,16 @@ def plain_merge(spark: SparkSession, table: str, newest: DataFrame) -> dict[str,
 
 def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: Path, options: Any) -> Any:
     base = str(folder / "base")
-    with_rows = spark.range(options.rows).select(
+    table_rows = spark.range(options.rows).select(
         "id",
         F.concat(F.lit("name "), F.col("id")).alias("name"),
         F.rand(6).alias("amount"),
         F.lit(0).cast("long").alias("position"),
     )
-    LockedDeltaWriter(spark, manager, base).append(with_rows)
+    LockedDeltaWriter(spark, manager, base).append(table_rows)
 
-    def ours(table: str, changes: DataFrame) -> dict[str, str]:
-        done = apply_changes(
+    def run_apply_changes(table: str, changes: DataFrame) -> dict[str, str]:
+        result = apply_changes(
             LockedDeltaWriter(spark, manager, table),
             changes,
             keys=["id"],
@@ -81,20 +81,20 @@ def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: 
             apply_as_deletes="op = 'd'",
             except_column_list=["op"],
         )
-        return dict(done.commit.metrics) if done.commit else {}
+        return dict(result.commit.metrics) if result.commit else {}
 
-    # One change in a hundred rows, a delete of a row that there is not: its tombstone stays.
-    gone = with_rows.where("id % 100 = 7").withColumn("id", F.col("id") + 2 * options.rows)
-    ours(base, gone.withColumn("op", F.lit("d")))
-    everything, newest = make_changes(spark, options.rows, options.changes, folder)
+    # One delete for each hundred rows, of ids that the table does not have: their tombstones stay.
+    missing = table_rows.where("id % 100 = 7").withColumn("id", F.col("id") + 2 * options.rows)
+    run_apply_changes(base, missing.withColumn("op", F.lit("d")))
+    all_path, newest_path = make_changes(spark, options.rows, options.changes, folder)
     return in_turns(
         spark,
         folder,
         base,
         options,
         {
-            "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(newest)),
-            "apply_changes": lambda table: ours(table, spark.read.parquet(everything)),
+            "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(newest_path)),
+            "apply_changes": lambda table: run_apply_changes(table, spark.read.parquet(all_path)),
         },
     )
 
@@ -115,51 +115,50 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
     row = F.col("id").cast("string")
     values = {"name": F.concat(F.lit("name "), row), "amount": F.lit(DOUBLE), "position": row}
 
-    def cell(qualifier: str, at: Column, kind: Column, value: Column) -> list[Column]:
+    def cell(qualifier: str, timestamp: Column, kind: Column, value: Column) -> list[Column]:
         return [
             row.alias("row"),
             F.lit("d").alias("family"),
             F.when(kind.startswith("DeleteFamily"), "").otherwise(qualifier).alias("qualifier"),
-            at.alias("timestamp"),
+            timestamp.alias("timestamp"),
             kind.alias("type"),
             value.cast("binary").alias("value"),
         ]
 
     rows = spark.range(options.rows // 5)
-    first = [rows.select(*cell(name, F.lit(1_000).cast("long"), F.lit("Put"), value)) for name, value in values.items()]
-    apply_cells(writer, reduce(DataFrame.union, first), MAPPING)
+    puts = [rows.select(*cell(name, F.lit(1_000).cast("long"), F.lit("Put"), value)) for name, value in values.items()]
+    apply_cells(writer, reduce(DataFrame.union, puts), MAPPING)
     kinds = F.array(*map(F.lit, ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")))
     kind = F.when(F.rand(3) < DELETES, kinds[(F.rand(4) * 4).cast("int")]).otherwise("Put")
     picked = spark.range(options.cells).select(
         (F.rand(1) * options.rows / 4).cast("long").alias("id"),
-        (F.rand(2) * 3).cast("int").alias("at"),
+        (F.rand(2) * 3).cast("int").alias("column"),
         kind.alias("kind"),
         (F.rand(5) * 900 + 1_001).cast("long").alias("t"),
     )
-    # Other values than before, so that rows change.
+    # Different values, so that rows change.
     values = {
         "name": F.concat(F.lit("new name "), row),
         "amount": F.lit(DOUBLE[::-1]),
         "position": F.concat(row, F.lit("0")),
     }
-    of_each = [
-        picked.where(F.col("at") == at).select(*cell(name, F.col("t"), F.col("kind"), value))
-        for at, (name, value) in enumerate(values.items())
+    column_cells = [
+        picked.where(F.col("column") == index).select(*cell(name, F.col("t"), F.col("kind"), value))
+        for index, (name, value) in enumerate(values.items())
     ]
-    reduce(DataFrame.union, of_each).distinct().write.parquet(cells)
+    reduce(DataFrame.union, column_cells).distinct().write.parquet(cells)
 
-    def ours(table: str) -> dict[str, str]:
-        done = apply_cells(LockedDeltaWriter(spark, manager, table), spark.read.parquet(cells), MAPPING)
-        return dict(done.commit.metrics) if done.commit else {}
+    def run_apply_cells(table: str) -> dict[str, str]:
+        result = apply_cells(LockedDeltaWriter(spark, manager, table), spark.read.parquet(cells), MAPPING)
+        return dict(result.commit.metrics) if result.commit else {}
 
-    # What it comes to, for the plain MERGE.
-    copy_table(base, str(folder / "made"))
-    ours(str(folder / "made"))
+    # The resulting rows are the source of the plain MERGE.
+    expected = str(folder / "expected")
+    copy_table(base, expected)
+    run_apply_cells(expected)
     touched = spark.read.parquet(cells).select(F.col("row").cast("long").alias("id")).distinct()
-    made = touched.join(
-        spark.read.format("delta").load(str(folder / "made")).withColumn("op", F.lit("u")), "id", "left"
-    )
-    made.withColumn("op", F.coalesce("op", F.lit("d"))).write.parquet(final)
+    final_rows = touched.join(spark.read.format("delta").load(expected).withColumn("op", F.lit("u")), "id", "left")
+    final_rows.withColumn("op", F.coalesce("op", F.lit("d"))).write.parquet(final)
     return in_turns(
         spark,
         folder,
@@ -167,18 +166,18 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
         options,
         {
             "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(final)),
-            "apply_cells": ours,
+            "apply_cells": run_apply_cells,
         },
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (1000000)")
-    parser.add_argument("--changes", type=int, default=1_000_000, help="in the batch (1000000)")
-    parser.add_argument("--cells", type=int, default=100_000, help="in the batch of cells (100000)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after those to warm up (3)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="that are not counted (1)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table (1000000)")
+    parser.add_argument("--changes", type=int, default=1_000_000, help="changes in the batch (1000000)")
+    parser.add_argument("--cells", type=int, default=100_000, help="cells in the batch of cells (100000)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, in turns (3)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="rounds before them (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/changes.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -188,15 +187,16 @@ def main() -> None:
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         results = {}
-        for what, measure in (("changes", measure_changes), ("cells", measure_cells)):
-            number = getattr(options, what)
+        for batch, measure in (("changes", measure_changes), ("cells", measure_cells)):
+            number = getattr(options, batch)
             if number:
-                results[what] = [
+                results[batch] = [
                     row(name, runs, number) for name, runs in measure(spark, manager, folder, options).items()
                 ]
-    for what, rows in results.items():
+    for batch, rows in results.items():
         print_table(rows)
-        print(f"{rows[1]['']} takes {rows[1]['seconds'] / rows[0]['seconds']:.2f} times a plain MERGE of its {what}")
+        ratio = rows[1]["seconds"] / rows[0]["seconds"]
+        print(f"{rows[1]['']} takes {ratio:.2f} times as long as a plain MERGE of its {batch}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -1,16 +1,15 @@
-"""Commits a second of several writers to one table, by how they keep out of each other's way.
+"""Measure commits per second of several writers to one table, by the concurrency control that they use.
 
-Each writer is a Spark driver of its own (``contention_writer.py``). All append to one table on S3 (moto) until the time
-is up. What they do before each commit is nothing, 2 s of waiting (a slow source), or sums over the 336,776 flights of
-2013. The modes:
+Each writer is a Spark driver (``contention_writer.py``). All append to one table on S3 (moto) for a fixed time. Before
+each commit they do no work, wait 2 s (a slow source), or compute sums over the 336,776 flights of 2013. The modes:
 
-    gate          the lock for the commit alone (the default)
+    gate          the lock for the commit only (the default)
     whole write   the lock over the whole write
     optimistic    no lock; put-if-absent, and Delta's own retries
-    stock         no lock, and the log store that Delta has for S3: it loses commits
-    limit         one driver, back to back, commits of an action that is there already
+    stock         no lock, and Delta's log store for S3, which loses commits
+    limit         one driver that repeats commits of a ready-made action
 
-Drivers are started once and warmed by a table of their own; modes take turns. Everything runs on this machine.
+Drivers start once and warm up on a separate table; modes take turns. Everything runs on this machine.
 
     python benchmarks/contention.py [--quick] [--writers 1 2 4 8] [--work 0 2 cpu]
 """
@@ -45,7 +44,7 @@ ROOT = Path(__file__).parent
 
 
 class Driver:
-    """One writer's process."""
+    """The process of one writer, with orders and answers as lines of JSON."""
 
     def __init__(self, command: list[str], environment: dict[str, str], errors: Path) -> None:
         with errors.open("w") as stream:
@@ -78,18 +77,18 @@ class Driver:
 
 
 class Bench:
-    """The writers, and the cells that they run."""
+    """Runs cells, each a mode with a number of writers and a kind of work, on the writers."""
 
     def __init__(self, drivers: list[Driver]) -> None:
         self.drivers = drivers
         self.tables = 0
 
     def cell(self, mode: str, writers: int, work_s: float, seconds: float) -> dict[str, Any]:
-        """Run one cell, and return its row."""
+        """Run one cell and return its row."""
         self.tables += 1
         table = f"s3a://bench/t{self.tables}"
         active = self.drivers[:writers]
-        # The limit is measured in a table that exists, too.
+        # Every mode, the limit included, starts with an existing table.
         self.run(active[:1], table, "gate" if mode == "limit" else mode, 0, commits=1)
         answers = self.run(active, table, mode, 0 if mode == "limit" else work_s, seconds=seconds)
         return self.row(mode, writers, work_s, table, answers)
@@ -105,10 +104,21 @@ class Bench:
         commits: int = 1,
         more: Sequence[Mapping[str, Any]] = (),
     ) -> list[dict[str, Any]]:
-        """Have some writers write at the same time, for so long and at least so often; return their answers."""
+        """Let writers write at the same time and return their answers.
+
+        Args:
+            active: Writers.
+            table: URI of the table.
+            mode: Mode of the writes.
+            work_s: Seconds of waiting before each commit, or ``CPU``.
+            seconds: Duration.
+            commits: Minimum number of commits of each writer.
+            more: Additional keys of each writer's order.
+
+        """
         for number, driver in enumerate(active):
-            other = more[number] if more else {}
-            driver.tell(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0, **other)
+            extra = more[number] if more else {}
+            driver.tell(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0, **extra)
         for driver in active:
             driver.answer()
         until = time.time() + seconds if seconds else 0
@@ -137,14 +147,14 @@ class Bench:
         }
 
     def lost(self, table: str, acknowledged: int) -> int:
-        """Count acknowledged appends, of one row each, that a reader which is not Spark's does not find."""
+        """Count acknowledged appends, of one row each, whose row is missing for a reader other than Spark."""
         rows = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table()
-        # One row made the table.
+        # One more row created the table.
         return acknowledged + 1 - int(rows.num_rows)
 
 
 def span(answers: list[dict[str, Any]]) -> float:
-    """Return the seconds from the first writer's beginning to the last one's end."""
+    """Return the seconds from the start of the first writer to the last commit."""
     ends: list[float] = [commit["ended"] for answer in answers for commit in answer["commits"]]
     began: float = min(answer["began"] for answer in answers)
     return max(ends) - began
@@ -156,8 +166,8 @@ def main() -> None:
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--work", nargs="+", default=["0", "2", "cpu"], choices=["0", "2", "cpu"])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, metavar="MODE", help=", ".join(MODES))
-    parser.add_argument("--seconds", type=float, default=20, help="for each cell (20)")
-    parser.add_argument("--flights", type=int, help="take only the first ones (all)")
+    parser.add_argument("--seconds", type=float, default=20, help="duration of each cell (20)")
+    parser.add_argument("--flights", type=int, help="read only this many flights (all)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/contention.json"))
     options = parser.parse_args()
     if options.quick:
@@ -165,13 +175,13 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         bench = start(stack, max(options.writers), options.flights)
-        # What is compiled by the JVMs while it is measured would count as the first mode's.
+        # Warm-up: otherwise the JIT compilation would count for the first mode.
         for mode in ("gate", "whole write"):
             bench.cell(mode, len(bench.drivers), 0, options.seconds)
         rows.append(bench.cell("limit", 1, 0, options.seconds))
         for work in options.work:
             for writers in options.writers:
-                # In turns: not always the same one after the same other.
+                # Alternate the order of modes.
                 for mode in options.modes[:: 1 if len(rows) % 2 else -1]:
                     seconds = options.seconds * (1 if work == "0" or writers < 4 else 1.5)
                     rows.append(bench.cell(mode, writers, CPU if work == "cpu" else float(work), seconds))
@@ -184,7 +194,14 @@ def main() -> None:
 
 
 def start(stack: ExitStack, writers: int, flights_limit: int | None) -> Bench:
-    """Start ZooKeeper, S3 and the drivers, which read so many flights, or all."""
+    """Start ZooKeeper, S3 and the drivers.
+
+    Args:
+        stack: Ends everything that is started.
+        writers: Number of drivers.
+        flights_limit: Number of flights that a driver reads; None for all.
+
+    """
     zookeeper = stack.enter_context(EmbeddedZooKeeper())
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
     s3 = stack.enter_context(LocalS3())

@@ -1,4 +1,4 @@
-"""Draw what ``benchmarks/contention.py`` measured: commits a second by writers, one panel for each kind of work.
+"""Draw the figures of ``benchmarks/contention.py``: commits per second by writers, with a panel for each kind of work.
 
 python benchmarks/contention_plot.py build/bench/contention.json docs/images/contention.png
 """
@@ -14,8 +14,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
-LOOKS = {
+# The palette of Okabe and Ito, which is safe for colour-blind readers.
+STYLES = {
     "gate": ("#0072B2", "o", "the gate: lock for the commit"),
     "whole write": ("#E69F00", "s", "lock over the whole write"),
     "optimistic": ("#009E73", "^", "no lock, Delta's retries"),
@@ -25,27 +25,29 @@ WORK = {0.0: "no work", 2.0: "2 s of waiting", "cpu": "sums over flights"}
 
 
 def draw(rows: Sequence[dict[str, Any]], output: Path) -> None:
-    """Write the picture.
+    """Write the figure.
 
     Args:
-        rows: as in ``contention.json``.
-        output: a file, PNG.
+        rows: Rows of ``contention.json``.
+        output: Path of a PNG file.
 
     """
-    works = list(dict.fromkeys(row["work_s"] for row in rows if row["mode"] in LOOKS))
+    works = list(dict.fromkeys(row["work_s"] for row in rows if row["mode"] in STYLES))
     figure = Figure(figsize=(3.6 * len(works), 3.2), dpi=120)
     FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained")
     limit = max((row["commits_per_s"] for row in rows if row["mode"] == "limit"), default=None)
     panels = figure.subplots(1, len(works), squeeze=False)[0]
     for panel, work in zip(panels, works, strict=True):
-        for mode, (colour, marker, label) in LOOKS.items():
-            found = sorted((r["writers"], r["commits_per_s"]) for r in rows if (r["mode"], r["work_s"]) == (mode, work))
-            panel.plot(*zip(*found, strict=True), color=colour, marker=marker, label=label)
+        for mode, (colour, marker, label) in STYLES.items():
+            points = sorted(
+                (row["writers"], row["commits_per_s"]) for row in rows if (row["mode"], row["work_s"]) == (mode, work)
+            )
+            panel.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label)
         alone = [r["commits_per_s"] for r in rows if (r["mode"], r["work_s"], r["writers"]) == ("gate", work, 1)]
-        writers = sorted({row["writers"] for row in rows if row["mode"] in LOOKS})
+        writers = sorted({row["writers"] for row in rows if row["mode"] in STYLES})
         if alone and work != 0:
-            panel.plot(writers, [alone[0] * each for each in writers], ":", color="#999999", label="perfect scaling")
+            panel.plot(writers, [alone[0] * count for count in writers], ":", color="#999999", label="perfect scaling")
         if limit and work == 0:
             panel.axhline(limit, color="#999999", linestyle="--", label="one driver, ready-made commits")
         panel.set_title(WORK.get(work, f"{work} s"), fontsize=10)

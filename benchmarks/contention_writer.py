@@ -1,8 +1,9 @@
-"""One writer of ``contention.py`` and ``operations.py``: a Spark driver that writes as it is told.
+"""A writer of ``contention.py`` and ``operations.py``: a Spark driver that runs the cells of its orders.
 
-Each line of JSON on standard input is a cell to run (``table``, ``mode``, ``work_s``, ``number``, and ``operation``
-with ``part`` for another one than append), then how long (``until``, or ``commits``), or ``{"end": 1}``; each line on
-standard output the answer: what every write took, and the processor time of this driver with its JVM.
+Standard input has lines of JSON. A cell has two lines: first ``table``, ``mode``, ``work_s``, ``number``, and for other
+operations than append ``operation`` and ``part``; then ``until`` or ``commits``, its end. ``{"end": 1}`` ends the
+writer. Each line on standard output is an answer. It has the duration of each write, and the processor time of this
+driver with its JVM.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from writer_jobs.commit.options import LockDuring
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
 
-#: In each part of a table for ``operations.py`` there are rows with these ids, and a number ``n`` that is counted up.
+#: Number of rows in each part of a table of ``operations.py``. Operations increase the column ``n`` of these rows.
 KEYS = 10
-RAISED = {"n": "t.n + s.n"}
+INCREMENT = {"n": "t.n + s.n"}
 STOCK = "io.delta.storage.S3SingleDriverLogStore"
-MOST_TRIES = 20
+MAX_TRIES = 20
 CPU = -1
 
 
 class Writer:
-    """The driver, and how it appends in each mode."""
+    """The driver, with an operation for each mode."""
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, flights: str) -> None:
         self.spark = spark
@@ -46,46 +47,47 @@ class Writer:
         self.flights = spark.read.option("header", True).csv(flights).cache()
         self.flights.count()
         self.conf = spark.sparkContext._jsc.sc().conf()
-        self.again_under_the_lock = _Counter()
+        self.locked_retries = _RetryCounter()
 
     def run(self, cell: dict[str, Any]) -> dict[str, Any]:
         with self.stores(cell["mode"]):
             write = self.writer(cell)
-            say({"ready": cell["number"]})
-            how_long = json.loads(sys.stdin.readline())
+            send({"ready": cell["number"]})
+            limits = json.loads(sys.stdin.readline())
             commits: list[dict[str, Any]] = []
-            tries, began, cpu = 0, time.time(), cpu_seconds(self.jvm_pid)
-            while len(commits) < how_long.get("commits", 0) or time.time() < how_long.get("until", 0):
+            conflicts, began, cpu = 0, time.time(), cpu_seconds(self.jvm_pid)
+            while len(commits) < limits.get("commits", 0) or time.time() < limits.get("until", 0):
                 started = time.time()
-                done, tried = self.again(write, self.rows(cell, len(commits)))
-                commits.append({"took_s": time.time() - started, "ended": time.time(), **done})
-                tries += tried
-            return {"commits": commits, "conflicts": tries, "began": began, "cpu_s": cpu_seconds(self.jvm_pid) - cpu}
+                commit, commit_conflicts = self.retry(write, self.rows(cell, len(commits)))
+                commits.append({"took_s": time.time() - started, "ended": time.time(), **commit})
+                conflicts += commit_conflicts
+            cpu_s = cpu_seconds(self.jvm_pid) - cpu
+            return {"commits": commits, "conflicts": conflicts, "began": began, "cpu_s": cpu_s}
 
-    def again(self, write: Callable[[DataFrame], dict[str, Any]], rows: DataFrame) -> tuple[dict[str, Any], int]:
-        """Write until it is in, as a job would be started again; count the conflicts."""
-        self.again_under_the_lock.times = 0
-        for tried in range(MOST_TRIES):
+    def retry(self, write: Callable[[DataFrame], dict[str, Any]], rows: DataFrame) -> tuple[dict[str, Any], int]:
+        """Repeat a write until it succeeds, as a restarted job would; return its figures and conflicts."""
+        self.locked_retries.count = 0
+        for failures in range(MAX_TRIES):
             try:
-                return write(rows), tried + self.again_under_the_lock.times
+                return write(rows), failures + self.locked_retries.count
             except JVM_ERRORS as error:
                 if not is_conflict(error):
                     raise
-        raise SystemExit(f"a write failed {MOST_TRIES} times")
+        raise SystemExit(f"a write failed {MAX_TRIES} times")
 
     def rows(self, cell: dict[str, Any], number: int) -> DataFrame:
-        """Return rows that take so long to compute, each with an id that no other append has."""
-        first = cell["number"] * 1_000_000 + number
+        """Return a row whose computation takes the cell's work. Its id is unique among all appends."""
+        row_id = cell["number"] * 1_000_000 + number
         if cell["work_s"] == CPU:
-            # Real rows, added up and sorted. All of it is looked at, or Spark would leave the sums out.
-            part = self.flights.groupBy("carrier", "origin", "dest", "hour").agg(
+            # Sums of real rows. Collecting all of them keeps Spark from optimizing the sums away.
+            sums = self.flights.groupBy("carrier", "origin", "dest", "hour").agg(
                 {"arr_delay": "avg", "distance": "sum"}
             )
-            many = len(part.orderBy("sum(distance)").toArrow())
-            return self.spark.range(first, first + 1).selectExpr("id", f"{many}L AS work").coalesce(1)
+            count = len(sums.orderBy("sum(distance)").toArrow())
+            return self.spark.range(row_id, row_id + 1).selectExpr("id", f"{count}L AS work").coalesce(1)
         wait = round(1000 * cell["work_s"])
-        slept = f"reflect('java.lang.Thread', 'sleep', {wait}L)" if wait else "''"
-        rows = self.spark.range(first, first + 1, numPartitions=1).selectExpr("id", f"length({slept}) + 0L AS work")
+        sleep = f"reflect('java.lang.Thread', 'sleep', {wait}L)" if wait else "''"
+        rows = self.spark.range(row_id, row_id + 1, numPartitions=1).selectExpr("id", f"length({sleep}) + 0L AS work")
         if "part" not in cell:
             return rows
         return rows.selectExpr(f"id % {KEYS} AS id", "work * 0L + 1L AS n", f"{cell['part']}L AS part")
@@ -100,8 +102,8 @@ class Writer:
         hold: LockDuring = "commit" if mode == "gate" else "write"
 
         def locked(rows: DataFrame) -> dict[str, Any]:
-            done = self.locked(cell, writer, rows, hold)
-            return {"held_s": done.held_seconds, "waited_s": done.waited_seconds, "version": done.version}
+            result = self.locked(cell, writer, rows, hold)
+            return {"held_s": result.held_seconds, "waited_s": result.waited_seconds, "version": result.version}
 
         return locked
 
@@ -118,8 +120,10 @@ class Writer:
         if operation == "optimize":
             return writer.optimize(lock_during=hold)
         merge = writer.merge(rows.alias("s"), f"t.{part} AND t.id = s.id", alias="t")
-        done: CommitResult = merge.whenMatchedUpdate(set=RAISED).whenNotMatchedInsertAll().execute(lock_during=hold)
-        return done
+        result: CommitResult = (
+            merge.whenMatchedUpdate(set=INCREMENT).whenNotMatchedInsertAll().execute(lock_during=hold)
+        )
+        return result
 
     def plain(self, cell: dict[str, Any], rows: DataFrame) -> dict[str, Any]:
         operation, part, table = cell.get("operation", "append"), f"part = {cell.get('part')}", cell["table"]
@@ -133,49 +137,49 @@ class Writer:
             DeltaTable.forPath(self.spark, table).optimize().executeCompaction()
         else:
             merge = DeltaTable.forPath(self.spark, table).alias("t").merge(rows.alias("s"), f"t.{part} AND t.id = s.id")
-            merge.whenMatchedUpdate(set=RAISED).whenNotMatchedInsertAll().execute()
+            merge.whenMatchedUpdate(set=INCREMENT).whenNotMatchedInsertAll().execute()
         return {}
 
     def ready_made(self, table: str) -> Callable[[DataFrame], dict[str, Any]]:
-        """Commit an action that is there already: no data file is written."""
+        """Return a function that commits a ready-made action without writing a data file."""
         jvm: Any = self.spark._jvm
         delta = jvm.org.apache.spark.sql.delta
-        nothing = jvm.scala.Option.empty()
+        none = jvm.scala.Option.empty()
         log = delta.DeltaLog.forTable(self.spark._jsparkSession, table)
-        # Of a manual update Delta does not derive the checksum; of any write it does.
+        # Delta computes the version's checksum for a write, and not for a manual update.
         mode = jvm.org.apache.spark.sql.SaveMode.Append
         write = getattr(delta, "DeltaOperations$Write")
-        operation = write(mode, *[nothing] * 8)
+        operation = write(mode, *[none] * 8)
         action = delta.actions.Action.fromJson(json.dumps({"txn": {"appId": "limit", "version": 1, "lastUpdated": 0}}))
         actions = jvm.org.apache.spark.api.python.PythonUtils.toSeq([action])
 
         def commit(_: DataFrame) -> dict[str, Any]:
-            return {"version": log.startTransaction(nothing, nothing).commit(actions, operation)}
+            return {"version": log.startTransaction(none, none).commit(actions, operation)}
 
         return commit
 
     @contextmanager
     def stores(self, mode: str) -> Iterator[None]:
-        """Have tables that are new to this driver written in the way of a mode."""
+        """Set the guard mode and the log store of a mode. They apply to tables that this driver opens later."""
         changes = {}
         if mode in ("optimistic", "stock", "limit"):
             changes[GUARD_MODE] = "off"
         if mode == "stock":
             changes[LOG_STORE_SETTING] = STOCK
-        before = {GUARD_MODE: "required", LOG_STORE_SETTING: LOG_STORE}
+        defaults = {GUARD_MODE: "required", LOG_STORE_SETTING: LOG_STORE}
         for name, value in changes.items():
             self.conf.set(name, value)
         try:
             yield
         finally:
             for name in changes:
-                self.conf.set(name, before[name])
+                self.conf.set(name, defaults[name])
 
 
-class _Counter(logging.Handler):
-    """How often a write was done again, with the lock from its beginning."""
+class _RetryCounter(logging.Handler):
+    """Counts the log messages about writes that are repeated with the lock."""
 
-    times = 0
+    count = 0
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -184,10 +188,10 @@ class _Counter(logging.Handler):
         logger.setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.times += record.getMessage().startswith("writing again")
+        self.count += record.getMessage().startswith("writing again")
 
 
-def say(answer: dict[str, Any]) -> None:
+def send(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
@@ -196,12 +200,12 @@ def main() -> None:
     spark = bench_session("contention", json.loads(os.environ["CONTENTION_CONF"]))
     with ZookeeperLockManager(zookeeper, timeout_seconds=600) as manager:
         writer = Writer(spark, manager, flights)
-        say({"started": os.getpid()})
+        send({"started": os.getpid()})
         for line in sys.stdin:
             cell = json.loads(line)
             if "end" in cell:
                 break
-            say(writer.run(cell))
+            send(writer.run(cell))
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks do with their figures. Needs nothing but Python: peers_writer.py runs in other environments."""
+"""Statistics and tables of benchmarks. It imports only the standard library, because peers_writer.py needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(jvm: int) -> float:
-    """Return the processor time of this process and its JVM so far."""
+    """Return the processor time that this process and its JVM have used so far, in seconds."""
     total = 0
     for pid in (os.getpid(), jvm):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

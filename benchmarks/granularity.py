@@ -1,8 +1,8 @@
-"""What do finer locks bring? k writers on k partitions of one table, on k tables, and behind one lock on one table.
+"""Measure the gain of finer locks: k writers on k partitions of one table, on k tables, and with one table lock.
 
-Each writer is a thread with a JVM of its own that has the guarded log store, and no Spark. Under its lock it waits 2 s,
-as for a slow source, and puts the next version on S3 (moto) with a file of its partition, the one after it if that is
-another's by then. The three kinds of locks take turns for each k, in one run.
+Each writer is a thread with a JVM that has the guarded log store, without Spark. It takes its lock, waits 2 s as for a
+slow source, and puts the next version, with a file of its partition, on S3 (moto). If another writer has taken that
+version, it tries the following one. The three kinds of locks take turns for each k, in one run.
 
     python benchmarks/granularity.py [--writers 1,2,4,8] [--commits 3] [--work 2]
 """
@@ -44,7 +44,7 @@ SCHEMA = PartitionSchema((PartitionColumn("writer", "integer"),))
 
 
 class Writer:
-    """A thread's lock manager, guard and JVM."""
+    """The lock manager, guard and JVM of a thread."""
 
     def __init__(self, number: int, hosts: str, hadoop: dict[str, str], folder: Path, stack: ExitStack) -> None:
         self.number = number
@@ -55,7 +55,7 @@ class Writer:
         stack.callback(self.jvm.close)
 
     def commit(self, table: str, scope: TableScope, work_seconds: float) -> int:
-        """Do the work and commit under the lock; return how many versions were tried in vain."""
+        """Do the work and commit under the lock; return the number of versions that other writers had taken."""
         with self.manager.acquire_all([scope]) as hold:
             bound = GuardedHold(hold, {"job": f"writer {self.number}"}, schema=SCHEMA)
             self.guard.add(bound)
@@ -81,11 +81,11 @@ class Writer:
 
 
 def measure(kind: str, writers: list[Writer], options: Any) -> dict[str, Any]:
-    """Have each of the writers commit as often, all at once."""
-    mark = uuid.uuid4().hex
+    """Let all writers commit ``options.commits`` times at the same time; return their row."""
+    prefix = uuid.uuid4().hex
 
     def run(writer: Writer) -> int:
-        table = f"s3a://bench/{mark}" + (f"-{writer.number}" if kind == "tables" else "")
+        table = f"s3a://bench/{prefix}" + (f"-{writer.number}" if kind == "tables" else "")
         parts = [SCHEMA.partition({"writer": writer.number})] if kind == "partitions" else None
         scope = TableScope.of(TableResource.of(table), parts)
         return sum(writer.commit(table, scope, options.work) for _ in range(options.commits))
@@ -101,12 +101,12 @@ def measure(kind: str, writers: list[Writer], options: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--writers", default="1,2,4,8", help="numbers of writers (1,2,4,8)")
-    parser.add_argument("--commits", type=int, default=3, help="of each writer (3)")
-    parser.add_argument("--work", type=float, default=2.0, metavar="SECONDS", help="of waiting under the lock (2)")
+    parser.add_argument("--commits", type=int, default=3, help="commits of each writer (3)")
+    parser.add_argument("--work", type=float, default=2.0, metavar="SECONDS", help="waiting under the lock (2)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/granularity.json"))
     options = parser.parse_args()
-    numbers = [int(each) for each in options.writers.split(",")]
-    # Each JVM's log store asks the guard here.
+    numbers = [int(number) for number in options.writers.split(",")]
+    # The log stores of the JVMs ask the guards of this process.
     guard_registry.declare_installed(lambda _: SCHEMA)
     rows = []
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def main() -> None:
         hadoop = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
         writers = [Writer(number, zookeeper.hosts, hadoop, folder, stack) for number in range(max(numbers))]
         for writer in writers:
-            # What the first list and the first put load.
+            # Warm-up: the first LIST and PUT load classes.
             table = f"s3a://bench/warm-{writer.number}"
             writer.commit(table, TableScope.of(TableResource.of(table)), 0)
         alone = {kind: measure(kind, writers[:1], options)["commits_per_s"] for kind in KINDS}
@@ -127,8 +127,7 @@ def main() -> None:
                 row = measure(kind, writers[:number], options)
                 rows.append({**row, "of_perfect": row["commits_per_s"] / (number * alone[kind])})
     print_table(rows)
-    reached = [row for row in rows if row["writers"] == 2 and row["locks"] != KINDS[0]]
-    for row in reached:
+    for row in (row for row in rows if row["writers"] == 2 and row["locks"] != KINDS[0]):
         verdict = "reached" if row["of_perfect"] >= GOAL else "MISSED"
         print(f"2 writers, {row['locks']}: {row['of_perfect']:.2f} of perfect; goal {GOAL}: {verdict}")
     options.output.parent.mkdir(parents=True, exist_ok=True)

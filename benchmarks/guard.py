@@ -1,10 +1,9 @@
-"""What does the guard add to a commit? One log store with it and without it (``spark.sluice.guard=off``), in turns.
+"""Measure the cost of the guard in a commit: a log store with it and without it (``spark.sluice.guard=off``).
 
-Two JVMs without Spark write version files of one table through ``GuardedLogStore``, one version each in turn, so that a
-noisy machine is noisy for both; the tenth percentiles are of its quiet moments. Both put only if absent; one asks,
-before each put, Python over a connection of its own, which has the ensemble confirm the hold and note the intent. What
-else a commit of Spark's costs (0.2 s and more) is not in here. All of it runs on this machine: ZooKeeper from PySpark's
-jars, S3 from moto.
+Two JVMs without Spark write version files of one table through ``GuardedLogStore``. They take turns, so that noise of
+the machine affects both; the tenth percentiles show its quiet moments. Both put only if absent. One asks Python before
+each put; Python lets the ensemble confirm the hold and store the intent. The other costs of a Spark commit (0.2 s and
+more) are excluded. Everything runs on this machine: ZooKeeper from PySpark's jars, S3 from moto.
 
     python benchmarks/guard.py [--commits 1000] [--servers 1] [--files 4]
 """
@@ -38,7 +37,7 @@ MODES = ("off", "required")
 
 
 def commit_lines(files: int) -> list[str]:
-    """Return a commit as Delta writes it for an append of some files: 0.4 kB and 0.3 kB for each."""
+    """Return the lines that Delta writes for an append: 0.4 kB, and 0.3 kB for each file."""
     info = {
         "timestamp": 1795261760000, "operation": "WRITE", "operationParameters": {"mode": "Append"},
         "readVersion": 1, "isolationLevel": "Serializable", "isBlindAppend": True,
@@ -72,7 +71,7 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
     version = 0
     for number in range(warm_up + options.commits):
         took = {}
-        # Neither is always the first.
+        # Alternate the order.
         for mode in MODES if number % 2 else MODES[::-1]:
             lines = commit_lines(options.files)
             started = time.perf_counter()
@@ -90,10 +89,10 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
     for jvm in jvms.values():
         bound.settle(jvm.attempts(hold.hold_id))
     stamps = [
-        json.loads(jvms["off"].read(table, last)[0])["commitInfo"]["sluice"] for last in (version - 2, version - 1)
+        json.loads(jvms["off"].read(table, number)[0])["commitInfo"]["sluice"] for number in (version - 2, version - 1)
     ]
     if len(bound.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
-        raise SystemExit("the guard was not asked by one of the two stores, and by that at every commit")
+        raise SystemExit("exactly one of the two stores must ask the guard, at every commit; the figures are invalid")
     without, guarded = seconds["off"], seconds["required"]
     return {
         "store": table.partition(":")[0],
@@ -111,8 +110,8 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commits", type=int, default=1000, help="commits with and without, on each store (1000)")
-    parser.add_argument("--warm-up", type=int, default=200, metavar="COMMITS", help="that are not counted (200)")
-    parser.add_argument("--files", type=int, default=4, help="data files that each commit names (4)")
+    parser.add_argument("--warm-up", type=int, default=200, metavar="COMMITS", help="commits before them (200)")
+    parser.add_argument("--files", type=int, default=4, help="data files in each commit (4)")
     parser.add_argument("--servers", type=int, default=1, choices=(1, 3), help="ZooKeeper servers (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/guard.json"))
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Late rows, a hundredth of the table, by ``apply_rows``, beside a plain Delta MERGE over the whole table.
+"""Apply late rows, a hundredth of the table, with ``apply_rows``, compared with a plain Delta MERGE.
 
-The flights of 2013, ten times (--copies), in twelve monthly partitions of ten files each (--files). The rows that come
-late are of one day of each month, as after an outage: some (--updates) are later versions of flights that the table
-has, the others are flights that it has not. The plain MERGE is what people write: on the key, with the order in a
-clause, and no lock. In turns.
+The table has the flights of 2013, ten times (--copies), in twelve monthly partitions of ten files each (--files). The
+late rows belong to one day of each month, as after an outage. Some (--updates) are later versions of flights in the
+table, the others are new flights. The plain MERGE is the usual statement: a condition on the key, the order in a
+clause, and no lock. The contestants take turns.
 
     python benchmarks/late_rows.py [--copies 10] [--files 10] [--updates 0.5] [--rounds 3]
 """
@@ -22,7 +22,7 @@ from delta.tables import DeltaTable
 from deltalake import DeltaTable as PlainTable
 from figures import print_table
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql import functions as F  # noqa: N812 (the common name)
 from turns import SETTINGS, in_turns, metrics_of, row, unguarded
 
 from lock_manager import ZookeeperLockManager
@@ -36,12 +36,20 @@ KEYS = ("time_hour", "carrier", "flight")
 
 
 def read_flights(spark: SparkSession, folder: Path, copies: int, limit: int | None) -> DataFrame:
-    """Return the first flights, or all, so many times, with a version; copies have other carriers."""
+    """Return copies of the flights with a version column.
+
+    Args:
+        spark: Session.
+        folder: Where to write the file of flights.
+        copies: Number of copies. Each has different carriers.
+        limit: Number of flights; None for all.
+
+    """
     (file,), _ = deal_flights(folder, 1, limit=limit)
     flights = spark.read.csv(str(file), header=True, inferSchema=True)
     copy = F.explode(F.sequence(F.lit(1), F.lit(copies))).alias("copy")
-    made = flights.select("*", copy).withColumn("carrier", F.concat("carrier", "copy"))
-    return made.drop("copy").withColumn("version", F.lit(1))
+    copied = flights.select("*", copy).withColumn("carrier", F.concat("carrier", "copy"))
+    return copied.drop("copy").withColumn("version", F.lit(1))
 
 
 def plain_merge(spark: SparkSession, table: str, late: DataFrame) -> dict[str, str]:
@@ -53,7 +61,7 @@ def plain_merge(spark: SparkSession, table: str, late: DataFrame) -> dict[str, s
 
 
 def overlapping(table: str) -> tuple[int, int]:
-    """Return how many files there are, and how many have rows of those days by their statistics."""
+    """Return the number of files, and the number of those whose statistics cover a day of the late rows."""
     files = pa.table(PlainTable(table).get_add_actions(flatten=True)).to_pylist()
     days = [datetime(2013, month, DAY, tzinfo=UTC) for month in range(1, 13)]
     near = [
@@ -66,12 +74,12 @@ def overlapping(table: str) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--copies", type=int, default=10, help="of the flights (10)")
-    parser.add_argument("--files", type=int, default=10, help="of a month (10)")
+    parser.add_argument("--copies", type=int, default=10, help="copies of the flights (10)")
+    parser.add_argument("--files", type=int, default=10, help="files of each month (10)")
     parser.add_argument("--updates", type=float, default=0.5, help="share of later versions among late rows (0.5)")
-    parser.add_argument("--flights", type=int, help="take only the first ones (all)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after those to warm up (3)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="that are not counted (1)")
+    parser.add_argument("--flights", type=int, help="read only this many flights (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, in turns (3)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="rounds before them (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/late_rows.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -83,8 +91,8 @@ def main() -> None:
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         base, late = str(folder / "base"), str(folder / "late")
         rows = read_flights(spark, folder, options.copies, options.flights)
-        in_files = rows.repartitionByRange(12 * options.files, "month", "time_hour")
-        LockedDeltaWriter(spark, manager, base).append(in_files, partition_by=["month"])
+        partitioned_rows = rows.repartitionByRange(12 * options.files, "month", "time_hour")
+        LockedDeltaWriter(spark, manager, base).append(partitioned_rows, partition_by=["month"])
         table_rows = rows.count()
         picked = rows.where(F.dayofmonth("time_hour") == DAY).withColumn("chance", F.rand(1))
         share = 0.01 * table_rows / picked.count()
@@ -99,27 +107,30 @@ def main() -> None:
         number = spark.read.parquet(late).count()
         files, near = overlapping(base)
 
-        def ours(table: str) -> dict[str, str]:
+        def run_apply_rows(table: str) -> dict[str, str]:
             writer = LockedDeltaWriter(spark, manager, table)
-            done = apply_rows(
+            result = apply_rows(
                 writer,
                 spark.read.parquet(late),
                 keys=["carrier", "flight"],
                 event_time="time_hour",
                 sequence_by="version",
             )
-            return dict(done.commit.metrics) if done.commit else {}
+            return dict(result.commit.metrics) if result.commit else {}
 
-        found = in_turns(
+        runs_by_name = in_turns(
             spark,
             folder,
             base,
             options,
-            {"plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(late)), "apply_rows": ours},
+            {
+                "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(late)),
+                "apply_rows": run_apply_rows,
+            },
         )
-    results = [row(name, runs, number) for name, runs in found.items()]
+    results = [row(name, runs, number) for name, runs in runs_by_name.items()]
     print_table(results)
-    print(f"{number:,} late rows for a table of {table_rows:,} rows in {files} files, of which {near} can have them")
+    print(f"{number:,} late rows for a table of {table_rows:,} rows in {files} files; {near} files can contain them")
     print(f"apply_rows is {results[0]['seconds'] / results[1]['seconds']:.2f} times as fast as a plain MERGE")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps({"files": files, "near": near, "runs": results}, indent=2) + "\n")

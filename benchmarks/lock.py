@@ -1,9 +1,9 @@
-"""How fast is the lock, beside kazoo's own ``Lock`` and Curator's ``InterProcessMutex``, in one run.
+"""Measure the speed of the lock, compared with kazoo's ``Lock`` and Curator's ``InterProcessMutex``, in one run.
 
-Uncontended: acquire + release by one client, in short rounds that take turns, so that a noisy machine is noisy for all.
-Requests are counted by the server. Contended: many processes queue behind a holder, which then leaves;
-hand-off is the time from just before a release to the moment at which the next one holds; watches that fired are
-counted by the server too. One real ZooKeeper on this machine, from PySpark's jars; ``--servers 3`` for an ensemble.
+Uncontended: one client acquires and releases, in short rounds that take turns, so that noise of the machine affects all
+contestants. The server counts requests. Contended: many processes queue behind a holder, which then releases. A
+hand-off is the time from just before a release until the next process holds the lock. The server counts the watches
+that fire. ZooKeeper runs on this machine, from PySpark's jars; ``--servers 3`` starts an ensemble.
 
     python benchmarks/lock.py [--rounds 20] [--per-round 100] [--waiters 50] [--servers 1]
 """
@@ -98,12 +98,13 @@ def uncontended(zookeeper: EmbeddedZooKeeper, rounds: int, per_round: int) -> li
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         requests = dict.fromkeys(contestants, 0.0)
         for run in contestants.values():
-            run(max(300, 3 * per_round))  # warm-up, the JVM's above all
+            run(max(300, 3 * per_round))  # warm-up, mainly of the JVM
         for _ in range(rounds):
             for name, run in contestants.items():
-                before = counters(zookeeper)["zk_packets_received"]
+                start_count = counters(zookeeper)["zk_packets_received"]
                 seconds[name] += run(per_round)
-                requests[name] += counters(zookeeper)["zk_packets_received"] - before - 1  # the question itself
+                # One request is that of the counters.
+                requests[name] += counters(zookeeper)["zk_packets_received"] - start_count - 1
     curator.communicate()
     client.stop()
     client.close()
@@ -123,7 +124,7 @@ def uncontended(zookeeper: EmbeddedZooKeeper, rounds: int, per_round: int) -> li
 
 
 def waiter(kind: str, hosts: str) -> None:
-    """Queue once for each line of standard input; tell sequence, when it held, and when it began to release."""
+    """Queue once for each line of standard input; print the sequence number and the times of acquire and release."""
     report: Callable[..., None] = lambda *values: print(*values, flush=True)  # noqa: E731
     if kind == "sluice":
         manager = ZookeeperLockManager(hosts, timeout_seconds=300)
@@ -150,7 +151,7 @@ def waiter(kind: str, hosts: str) -> None:
 
 
 def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int) -> dict[str, Any]:
-    """Hold, let everybody queue, release, see them through; some rounds of it."""
+    """Repeat some rounds: acquire, wait until all processes queue, release, and collect their times."""
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, "--waiter", kind, zookeeper.hosts],
@@ -166,33 +167,33 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
     fired = 0.0
     in_order = True
     with ZookeeperLockManager(zookeeper.hosts) as manager:
-        look = KazooClient(zookeeper.hosts)
-        look.start()
+        observer = KazooClient(zookeeper.hosts)
+        observer.start()
         node = KAZOO_PATH if kind != "sluice" else table_node(manager.settings.lock_root, TableResource.of(TABLE))
         for answer in answers:
             answer.readline()
         for _ in range(rounds):
-            first: Any = manager.acquire(TABLE) if kind == "sluice" else look.Lock(KAZOO_PATH)
+            holder: Any = manager.acquire(TABLE) if kind == "sluice" else observer.Lock(KAZOO_PATH)
             if kind != "sluice":
-                first.acquire()
+                holder.acquire()
             for order in orders:
                 order.write("go\n")
                 order.flush()
-            while len(look.get_children(node)) <= waiters:
+            while len(observer.get_children(node)) <= waiters:
                 time.sleep(0.05)
-            time.sleep(0.5)  # the last ones have still to set their watch
-            before = counters(zookeeper)
+            time.sleep(0.5)  # until the last processes have set their watches
+            start_counts = counters(zookeeper)
             released_at = time.monotonic()
-            first.release()
+            holder.release()
             rows = sorted(tuple(map(float, answer.readline().split())) for answer in answers)
-            after = counters(zookeeper)
-            fired += sum(after[name] - before[name] for name in SERVER_COUNTERS[1:])
+            end_counts = counters(zookeeper)
+            fired += sum(end_counts[name] - start_counts[name] for name in SERVER_COUNTERS[1:])
             in_order &= [row[1] for row in rows] == sorted(row[1] for row in rows)
             for _, held_at, next_released_at in rows:
                 handoffs.append(held_at - released_at)
                 released_at = next_released_at
-        look.stop()
-        look.close()
+        observer.stop()
+        observer.close()
     for process in processes:
         process.communicate()
     return {
@@ -211,7 +212,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="uncontended rounds (default 20)")
     parser.add_argument("--per-round", type=int, default=100, help="acquire + release per round (default 100)")
     parser.add_argument("--waiters", type=int, default=50, help="queued processes (default 50)")
-    parser.add_argument("--contended-rounds", type=int, default=5, help="times that the queue is drained (default 5)")
+    parser.add_argument("--contended-rounds", type=int, default=5, help="contended rounds (default 5)")
     parser.add_argument("--servers", type=int, default=1, choices=(1, 3), help="ZooKeeper servers (default 1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/lock.json"))
     parser.add_argument("--waiter", nargs=2, help=argparse.SUPPRESS)

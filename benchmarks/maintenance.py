@@ -1,11 +1,10 @@
-"""A table of many small files: how long it takes to see, and to mend, and how long a waiting appender is kept back.
+"""Measure maintenance of a table with many small files: its health check, its compaction, and the waits of an appender.
 
-Two tables of the same files. One is compacted by maintenance, partition by partition; the other by plain ``OPTIMIZE``
-with the same sizes, in a session without the guard. Meanwhile another driver appends a row as often as it can: to
-the first table under the lock, beside maintenance; beside maintenance while a third driver changes one partition all
-the time, which then loses its races and is compacted with its lock held; and beside
-``optimize(lock_during="write")``, which is what one would do without a gate. The health of the table is measured, and
-the same figures are looked up with stock tools: deltalake's list of files and a walk through the folder.
+Copies of one table are compacted: by maintenance, partition by partition, and by plain ``OPTIMIZE`` with the same sizes
+in a session without the guard. In further runs another driver appends rows without a pause: during maintenance; during
+maintenance while a third driver keeps changing one partition, which therefore loses its races and is compacted with its
+lock held; and during ``optimize(lock_during="write")``, the alternative without a gate. The health check is compared
+with stock tools: deltalake's list of files and a walk through the folder.
 
     python benchmarks/maintenance.py [--files 20000] [--partitions 20]
 """
@@ -57,54 +56,56 @@ APPENDER = Path(__file__).with_name("maintenance_appender.py")
 
 
 def make_table(spark: SparkSession, writer: LockedDeltaWriter, files: int, partitions: int) -> None:
-    """Write one commit of so many files, of 50 rows each."""
+    """Write a table in one commit, with 50 rows in each file."""
     tasks = files // partitions
     rows = spark.range(0, files * 50, 1, tasks).selectExpr("id", f"id % {partitions} AS part", "uuid() AS value")
     writer.append(rows, partition_by=["part"])
 
 
 @contextmanager
-def another(what: str, hosts: str, table: str, folder: Path) -> Iterator[Callable[[], list[dict[str, float]]]]:
-    """Have another driver append or update, from when it is warm; it ends, and says what it waited, when asked."""
-    output = folder / f"{what}.json"
+def second_driver(
+    operation: str, hosts: str, table: str, folder: Path
+) -> Iterator[Callable[[], list[dict[str, float]]]]:
+    """Start a driver that appends or updates; when it is warm, yield a function that ends it and returns the writes."""
+    output = folder / f"{operation}.json"
     stop = output.with_suffix(".stop")
     stop.unlink(missing_ok=True)
     ready = output.with_suffix(".ready")
     ready.unlink(missing_ok=True)
-    arguments = [what, hosts, table, str(output), str(ready), str(stop)]
+    arguments = [operation, hosts, table, str(output), str(ready), str(stop)]
     with subprocess.Popen([sys.executable, str(APPENDER), *arguments]) as process:
 
-        def ended() -> list[dict[str, float]]:
+        def end() -> list[dict[str, float]]:
             stop.touch()
             process.wait(120)
-            found: list[dict[str, float]] = json.loads(output.read_text())
-            return found
+            writes: list[dict[str, float]] = json.loads(output.read_text())
+            return writes
 
         try:
             while not ready.exists():
                 if process.poll() is not None:
                     raise SystemExit(f"the appender ended with code {process.returncode}")
                 time.sleep(0.1)
-            yield ended
+            yield end
         finally:
             process.kill()
 
 
 def stock_figures(table: str) -> float:
-    """Find out with stock tools which files there are, how small, and which belong to no version; return how long."""
+    """Return the seconds that stock tools need to list the table's files and the sizes of all files in its folder."""
     began = time.perf_counter()
-    known = set(DeltaTable(table).file_uris())
+    table_files = set(DeltaTable(table).file_uris())
     sizes = {}
     for folder, _, names in os.walk(table):
         if "_delta_log" not in folder:
             sizes.update({f"{folder}/{name}": (Path(folder) / name).stat().st_size for name in names})
-    assert known
+    assert table_files
     assert sizes
     return time.perf_counter() - began
 
 
 def waits(appends: list[dict[str, float]], began: float, ended: float) -> tuple[list[float], list[float]]:
-    """Return the waits of the appends that ended before a compaction, and of those that ran during a part of it."""
+    """Return the waits of the appends that ended before a compaction, and of those that overlapped it."""
     runs = [(append["asked_at"], append["asked_at"] + append["took_s"], append["waited_s"]) for append in appends]
     earlier = [waited for _, done_at, waited in runs if done_at < began]
     during = [waited for asked_at, done_at, waited in runs if asked_at <= ended and done_at >= began]
@@ -122,14 +123,14 @@ def wait_figures(seconds: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=20_000, help="in each table (20000)")
-    parser.add_argument("--partitions", type=int, default=20, help="of each table (20)")
+    parser.add_argument("--files", type=int, default=20_000, help="files of each table (20000)")
+    parser.add_argument("--partitions", type=int, default=20, help="partitions of each table (20)")
     parser.add_argument(
         "--runs", nargs="+", default=[*ALONE, *BESIDE], choices=[*ALONE, *BESIDE], metavar="RUN",
-        help=f"compactions without an appender: {', '.join(ALONE)}; and with one: {', '.join(BESIDE)} (all)",
+        help=f"compactions without an appender: {', '.join(ALONE)}; with an appender: {', '.join(BESIDE)} (all)",
     )  # fmt: skip
     parser.add_argument(
-        "--quiet", type=float, default=10, metavar="SECONDS", help="of appends before a compaction with one (10)"
+        "--quiet", type=float, default=10, metavar="SECONDS", help="appends before a compaction with an appender (10)"
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench/maintenance.json"))
     options = parser.parse_args()
@@ -140,11 +141,11 @@ def main() -> None:
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         inspector = stack.enter_context(LockInspector(manager.settings))
-        ours, plain, whole = (str(folder / name) for name in ("ours", "plain", "whole"))
-        make_table(spark, LockedDeltaWriter(spark, manager, ours), options.files, options.partitions)
-        for other in (plain, whole):
-            shutil.copytree(ours, other)
-        print_figures(spark, manager, inspector, (ours, plain, whole), zookeeper.hosts, folder, options)
+        maintained, plain, locked = (str(folder / name) for name in ("ours", "plain", "locked"))
+        make_table(spark, LockedDeltaWriter(spark, manager, maintained), options.files, options.partitions)
+        for copy in (plain, locked):
+            shutil.copytree(maintained, copy)
+        print_figures(spark, manager, inspector, (maintained, plain, locked), zookeeper.hosts, folder, options)
 
 
 def print_figures(
@@ -156,14 +157,15 @@ def print_figures(
     folder: Path,
     options: argparse.Namespace,
 ) -> None:
-    ours, plain, whole = tables
-    seen = [
-        {"sluice, s": measure(spark, ours).health.measuring_seconds, "stock, s": stock_figures(ours)} for _ in range(3)
+    maintained, plain, locked = tables
+    measurements = [
+        {"sluice, s": measure(spark, maintained).health.measuring_seconds, "stock, s": stock_figures(maintained)}
+        for _ in range(3)
     ]
-    print_table([{"look": number, **each} for number, each in enumerate(seen, start=1)])
-    rates, kept_back, held = [], [], []
+    print_table([{"look": number, **row} for number, row in enumerate(measurements, start=1)])
+    rates, appender_waits, held = [], [], []
 
-    def compacted(name: str, work: Callable[[], float | None]) -> tuple[float, float]:
+    def compact(name: str, work: Callable[[], float | None]) -> tuple[float, float]:
         began = time.time()
         working = work()
         ended = time.time()
@@ -171,61 +173,61 @@ def print_figures(
         rates.append({"compaction": name, "seconds": ended - began, "of it work": working, "files/s of work": rate})
         return began, ended
 
-    def plainly() -> None:
+    def plain_optimize() -> None:
         conf = spark.sparkContext._jsc.sc().conf()
         conf.set(GUARD_MODE, "off")
         session_with(spark, SIZES).sql(f"OPTIMIZE delta.`{plain}`").collect()
         conf.set(GUARD_MODE, "required")
 
-    def care(table: str, **how: Any) -> Callable[[], float]:
-        """Compact; return for how long, from when the table was measured to the last commit."""
+    def maintenance(table: str, **limits: Any) -> Callable[[], float]:
+        """Return a function that compacts a table and returns the seconds from its measurement to the last commit."""
 
         def run() -> float:
             times: list[float] = []
-            worker = UnitExecutor(spark, manager, inspector, table)
-            made = TableMaintainer(worker, on_result=lambda _: times.append(time.time()), **how)
-            report = made.run([Action.COMPACT], on_measured=lambda _: times.append(time.time()))
+            executor = UnitExecutor(spark, manager, inspector, table)
+            maintainer = TableMaintainer(executor, on_result=lambda _: times.append(time.time()), **limits)
+            report = maintainer.run([Action.COMPACT], on_measured=lambda _: times.append(time.time()))
             assert report.done
-            assert all(each.problem is None for each in report.done), report.done
-            held.append(max(each.held_seconds for each in report.done))
+            assert all(result.problem is None for result in report.done), report.done
+            held.append(max(result.held_seconds for result in report.done))
             return times[-1] - times[0]
 
         return run
 
-    def wholly() -> None:
-        LockedDeltaWriter(spark, manager, whole).optimize(target_size=TARGET, lock_during="write")
+    def locked_optimize() -> None:
+        LockedDeltaWriter(spark, manager, locked).optimize(target_size=TARGET, lock_during="write")
 
-    alone, one, few, hot = (f"{ours}-{name}" for name in ("alone", "one", "few", "hot"))
-    for copy in (alone, one, few, hot):
-        shutil.copytree(ours, copy)
+    alone, serial, few, hot = (f"{maintained}-{name}" for name in ("alone", "one", "few", "hot"))
+    for copy in (alone, serial, few, hot):
+        shutil.copytree(maintained, copy)
     alone_runs = {
-        "plain": ("plain OPTIMIZE, alone", plainly),
-        "alone": ("maintain.py --compact, alone", care(alone)),
-        "one": ("maintain.py --compact --parallel 1, alone", care(one, parallel=1)),
-        "few": ("maintain.py --compact --partitions-per-commit 16, alone", care(few, partitions_per_commit=16)),
+        "plain": ("plain OPTIMIZE, alone", plain_optimize),
+        "alone": ("maintain.py --compact, alone", maintenance(alone)),
+        "one": ("maintain.py --compact --parallel 1, alone", maintenance(serial, parallel=1)),
+        "few": ("maintain.py --compact --partitions-per-commit 16, alone", maintenance(few, partitions_per_commit=16)),
     }
     for name, work in filter(None, map(alone_runs.get, options.runs)):
-        compacted(name, work)
+        compact(name, work)
     appender_runs = {
-        "maintain": ("maintain.py --compact", ours, care(ours)),
-        "hot": ("maintain.py --compact, a partition changes all the time", hot, care(hot)),
-        "optimize": ('optimize(lock_during="write")', whole, wholly),
+        "maintain": ("maintain.py --compact", maintained, maintenance(maintained)),
+        "hot": ("maintain.py --compact, a partition changes all the time", hot, maintenance(hot)),
+        "optimize": ('optimize(lock_during="write")', locked, locked_optimize),
     }
     for name, table, work in filter(None, map(appender_runs.get, options.runs)):
         with ExitStack() as stack:
             if table == hot:
-                stack.enter_context(another("update", hosts, table, folder))
-            stop = stack.enter_context(another("append", hosts, table, folder))
+                stack.enter_context(second_driver("update", hosts, table, folder))
+            end_appender = stack.enter_context(second_driver("append", hosts, table, folder))
             time.sleep(options.quiet)
-            began, ended = compacted(f"{name}, beside an appender", work)
-            earlier, during = waits(stop(), began, ended)
-        kept_back.append({"beside": f"nothing, before {name}", **wait_figures(earlier)})
-        kept_back.append({"beside": name, **wait_figures(during)})
-    write_figures(options.output, {"seen": seen, "rates": rates, "kept_back": kept_back, "held": held})
+            began, ended = compact(f"{name}, beside an appender", work)
+            earlier, during = waits(end_appender(), began, ended)
+        appender_waits.append({"beside": f"nothing, before {name}", **wait_figures(earlier)})
+        appender_waits.append({"beside": name, **wait_figures(during)})
+    write_figures(options.output, {"seen": measurements, "rates": rates, "kept_back": appender_waits, "held": held})
 
 
 def write_figures(output: Path, figures: dict[str, list[Any]]) -> None:
-    """Print the tables of the compactions, and store all figures."""
+    """Print the tables of the compactions and store all figures."""
     for rows in filter(None, (figures["rates"], figures["kept_back"])):
         print_table(rows)
     seconds_held = [round(seconds, 3) for seconds in figures["held"]]

@@ -1,7 +1,7 @@
-"""A driver that writes to a table, again and again, until a file is there; run by ``maintenance.py``.
+"""A driver of ``maintenance.py`` that writes to a table repeatedly until a file exists.
 
-``maintenance_appender.py append|update HOSTS TABLE OUTPUT READY STOP``: it appends a row, or changes one of partition
-0.
+``maintenance_appender.py append|update HOSTS TABLE OUTPUT READY STOP``: each write appends a row, or updates a row of
+partition 0. After the warm-up it creates READY. When STOP exists, it writes its figures to OUTPUT and ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WARM_UP = 5
 
 
 def main() -> None:
-    what, hosts, table, output, ready, stop = sys.argv[1:]
+    operation, hosts, table, output, ready, stop = sys.argv[1:]
     spark = bench_session("appender", {"spark.master": "local[1]"})
     appends = []
     with ZookeeperLockManager(hosts) as manager:
@@ -29,15 +29,15 @@ def main() -> None:
         while not Path(stop).exists():
             rows = spark.range(number, number + 1).selectExpr("-1 - id AS id", "id % 20 AS part", "'x' AS value")
             asked_at, began = time.time(), time.perf_counter()
-            if what == "append":
-                done = writer.append(rows.coalesce(1))
+            if operation == "append":
+                result = writer.append(rows.coalesce(1))
             else:
-                done = writer.update(
+                result = writer.update(
                     {"value": f"'{number}'"}, "part = 0 AND id = 0", lock=[{"part": 0}], lock_during="commit"
                 )
             if number >= WARM_UP:
                 appends.append(
-                    {"asked_at": asked_at, "took_s": time.perf_counter() - began, "waited_s": done.waited_seconds}
+                    {"asked_at": asked_at, "took_s": time.perf_counter() - began, "waited_s": result.waited_seconds}
                 )
             number += 1
             if appends:

@@ -1,9 +1,9 @@
-"""What does the gate cost a writer that is alone? Appends through it beside plain ones, in pairs, to one table on S3.
+"""Measure the cost of the gate for a single writer: pairs of a locked and a plain append to one table on S3.
 
-The plain append is ``df.write`` through the same log store with the guard off. Each pair is in another order than the
-one before. The ratio's interval is of 2,000 resamples of the pairs (bootstrap, 95 %). Then it is said where the time of
-an append goes, by what the guard is asked and told; means, so that they add up. Everything runs on this machine: S3 is
-moto, ZooKeeper one embedded server.
+The plain append is ``df.write`` through the same log store with the guard off. The order within the pairs alternates.
+The interval of the ratio comes from 2,000 resamples of the pairs (bootstrap, 95 %). A second table splits the time of
+an append into phases, from the times of requests to the guard; it has means, because these add up. Everything runs on
+this machine: S3 is moto, ZooKeeper one embedded server.
 
     python benchmarks/one_writer.py [--pairs 60]
 """
@@ -37,63 +37,62 @@ from writer_jobs.delta.session import GUARD_MODE
 RESAMPLES = 2000
 TABLE = "s3a://bench/alone"
 PHASES = {
-    "work": "rows, data file, Delta's checks, up to the gate",
+    "work": "compute rows, write the data file, Delta's checks, up to the gate",
     "queue": "from the request for the lock until it is acquired",
-    "look": "the version that was read is looked at, and that the next one is free",
-    "guard": "the hold is confirmed, the intent noted",
-    "put": "the version is put",
-    "give back": "the outcome is told, the lock given back",
+    "look": "check the version that was read, and that the next version is free",
+    "guard": "confirm the hold, store the intent",
+    "put": "put the version file",
+    "give back": "report the outcome, release the lock",
     "after": "Delta's new snapshot, checksum and hooks",
 }
 
 
-class WatchedGuard(CommitGuard):
-    """A guard that notes when it is asked what."""
+class TimedGuard(CommitGuard):
+    """A guard that records the times of the first request of each kind and of its answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.at: dict[str, float] = {}
 
     def check(self, request: str) -> str:
-        asked = json.loads(request)
-        kind = asked["kind"]
+        kind = json.loads(request)["kind"]
         self.at.setdefault(kind, time.time())
         answer = super().check(request)
         self.at.setdefault(f"{kind} answered", time.time())
         return answer
 
 
-def phases(began: float, guard: WatchedGuard, done: CommitResult, released: float, ended: float) -> dict[str, float]:
+def phases(began: float, guard: TimedGuard, result: CommitResult, released: float, ended: float) -> dict[str, float]:
     at = guard.at
     marks = [
-        began, at["turn"], done.acquired_at, at["commit"], at["commit answered"], at["outcome"], released, ended,
+        began, at["turn"], result.acquired_at, at["commit"], at["commit answered"], at["outcome"], released, ended,
     ]  # fmt: skip
-    return dict(zip(PHASES, (after - before for before, after in itertools.pairwise(marks)), strict=True))
+    return dict(zip(PHASES, (end - start for start, end in itertools.pairwise(marks)), strict=True))
 
 
-def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGuard, options: Any) -> dict[str, Any]:
+def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuard, options: Any) -> dict[str, Any]:
     pairs, warm_up = options.pairs, options.warm_up
     writer = LockedDeltaWriter(spark, manager, TABLE)
     conf = spark.sparkContext._jsc.sc().conf()
     released: list[float] = []
     release = HeldLock.release
 
-    def note(self: HeldLock) -> None:
+    def timed_release(self: HeldLock) -> None:
         release(self)
         if self.resource == writer.table:
             released.append(time.time())
 
-    HeldLock.release = note  # type: ignore[method-assign]
+    HeldLock.release = timed_release  # type: ignore[method-assign]
     parts: list[dict[str, float]] = []
 
     def gate() -> float:
         guard.at.clear()
         rows = spark.range(3).coalesce(1)
         began = time.time()
-        done = writer.append(rows, lock_during="commit")
+        result = writer.append(rows, lock_during="commit")
         ended = time.time()
         if "turn" in guard.at:
-            parts.append(phases(began, guard, done, released[-1], ended))
+            parts.append(phases(began, guard, result, released[-1], ended))
         return ended - began
 
     def plain() -> float:
@@ -105,18 +104,18 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGu
         conf.set(GUARD_MODE, "required")
         return ended - began
 
-    ways: dict[str, Callable[[], float]] = {"gate": gate, "plain": plain}
-    took: dict[str, list[float]] = {name: [] for name in ways}
+    appends: dict[str, Callable[[], float]] = {"gate": gate, "plain": plain}
+    took: dict[str, list[float]] = {name: [] for name in appends}
     for number in range(warm_up + pairs):
-        for name in (tuple(ways), tuple(ways)[::-1])[number % 2]:
-            took[name].append(ways[name]())
+        for name in (tuple(appends), tuple(appends)[::-1])[number % 2]:
+            took[name].append(appends[name]())
     HeldLock.release = release  # type: ignore[method-assign]
     gated, bare = took["gate"][warm_up:], took["plain"][warm_up:]
-    chance = random.Random(1)  # noqa: S311 (to be repeated, not to be secret)
+    generator = random.Random(1)  # noqa: S311 (reproducible, not secret)
     ratios = []
     for _ in range(RESAMPLES):
-        chosen = [chance.randrange(pairs) for _ in range(pairs)]
-        ratios.append(statistics.median(gated[i] for i in chosen) / statistics.median(bare[i] for i in chosen))
+        sample = [generator.randrange(pairs) for _ in range(pairs)]
+        ratios.append(statistics.median(gated[i] for i in sample) / statistics.median(bare[i] for i in sample))
     return {
         "pairs": pairs,
         "ratio_p50": statistics.median(gated) / statistics.median(bare),
@@ -131,8 +130,8 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=60, help="of appends (60)")
-    parser.add_argument("--warm-up", type=int, default=12, metavar="PAIRS", help="that are not counted (12)")
+    parser.add_argument("--pairs", type=int, default=60, help="measured pairs of appends (60)")
+    parser.add_argument("--warm-up", type=int, default=12, metavar="PAIRS", help="pairs before them (12)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/one_writer.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -140,7 +139,7 @@ def main() -> None:
         s3 = stack.enter_context(LocalS3())
         s3.create_bucket("bench")
         os.environ.update(s3.environment)
-        guard = WatchedGuard()
+        guard = TimedGuard()
         writer_jobs.commit.driver_guard.GUARD = guard
         spark = bench_session("one writer", s3.spark_conf)
         stack.callback(spark.stop)

@@ -1,17 +1,17 @@
-"""What holding the lock for the commit alone is worth to operations that read the table, and what it costs them.
+"""Measure benefit and cost of a lock for the commit only, for operations that read the table.
 
-Writers are drivers of their own, as in ``contention.py``. Each works on a part of one partitioned table: one of its
-own, or all on the same (hot) one. MERGE and overwrite read a source that takes 2 s; UPDATE has none.
+Each writer is a driver, as in ``contention.py``. The writers work on one partitioned table: each on its own part, or
+all on the same (hot) part. MERGE and overwrite read a source that takes 2 s; UPDATE has no source.
 
-    gate          without the lock first, and again with it after a conflict (``lock_during="commit"``)
-    whole write   with the lock from the beginning (``lock_during="write"``)
-    optimistic    no lock; a job that fails by a conflict is started again
+    gate          first without the lock, and after a conflict again with it (``lock_during="commit"``)
+    whole write   with the lock from the start (``lock_during="write"``)
+    optimistic    no lock; a job that fails with a conflict is restarted
 
-Then one driver compacts the table over and over, and the others append to it: how long are they kept back?
+In further cells one driver compacts the table repeatedly while the others append, which shows how long appends wait.
 
     python benchmarks/operations.py [--writers 4] [--seconds 30] [--only merge update overwrite optimize]
 
-``--hot-merge SECONDS --writers 8`` does nothing but hot MERGEs for so long.
+``--hot-merge SECONDS --writers 8`` runs only hot MERGEs, for this time.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WARM_UP_SECONDS = 15
 
 
 class Operations:
-    """The writers, and the cells that they run."""
+    """Runs cells, each an operation in a mode, on the writers."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.tables = 0
 
     def table(self, files: int = 1) -> str:
-        """Make a table of some parts, each with ten rows, in so many commits."""
+        """Create a table with a part of ``KEYS`` rows for each writer, and a number of commits; return its URI."""
         self.tables += 1
         uri = f"s3://bench/operations{self.tables}"
         parts = range(1, len(self.bench.drivers) + 1)
@@ -58,12 +58,12 @@ class Operations:
     def run(
         self, table: str, mode: str, work_s: float, seconds: float, cells: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Have every driver do what its cell says, to a table, for so long."""
+        """Let every driver run its cell on a table for a number of seconds; return the answers."""
         uri = table.replace("s3:", "s3a:")
         return self.bench.run(self.bench.drivers, uri, mode, work_s, seconds=seconds, more=cells)
 
     def cell(self, operation: str, mode: str, seconds: float, *, hot: bool) -> dict[str, Any]:
-        """Have all writers do an operation for so long."""
+        """Let all writers run an operation for a number of seconds; return the row."""
         table = self.table()
         cells = [
             {"operation": operation, "part": 1 if hot else number + 1} for number in range(len(self.bench.drivers))
@@ -82,13 +82,13 @@ class Operations:
             "p95_s": percentile(took, 0.95),
             "most_s": max(took),
             "done_again": sum(answer["conflicts"] for answer in answers),
-            # What an overwrite replaces is gone; of all others each counts one up.
+            # Each operation increases ``n`` by one, except an overwrite, which replaces earlier rows.
             "lost": None if operation == "overwrite" else len(commits) - counted,
             "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / len(commits),
         }
 
     def compaction(self, mode: str, seconds: float, files: int) -> dict[str, Any]:
-        """Have one writer compact a table of so many files in a part, and the others append for so long."""
+        """Let one writer compact a table of many files while the others append for some seconds; return the row."""
         table = self.table(files)
         cells = [
             {"operation": "append" if number else "optimize", "part": 1} for number in range(len(self.bench.drivers))
@@ -110,37 +110,39 @@ class Operations:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--writers", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=30, help="for each cell (30)")
+    parser.add_argument("--seconds", type=float, default=30, help="duration of each cell (30)")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, metavar="MODE", help=", ".join(MODES))
-    parser.add_argument("--files", type=int, default=100, help="of the table that is compacted (100)")
+    parser.add_argument("--files", type=int, default=100, help="files of the table that is compacted (100)")
     parser.add_argument("--only", nargs="+", default=[*WORK_S, "optimize"], choices=[*WORK_S, "optimize"])
-    parser.add_argument("--hot-merge", type=float, metavar="SECONDS", help="hot MERGEs through the gate, for so long")
+    parser.add_argument(
+        "--hot-merge", type=float, metavar="SECONDS", help="run only hot MERGEs through the gate, for this time"
+    )
     parser.add_argument("--output", type=Path, default=Path("build/bench/operations.json"))
     options = parser.parse_args()
-    found: dict[str, list[dict[str, Any]]] = {"operations": [], "compaction": []}
+    results: dict[str, list[dict[str, Any]]] = {"operations": [], "compaction": []}
     with ExitStack() as stack:
         operations = Operations(start(stack, options.writers, flights_limit=1))
 
-        def note(which: str, row: dict[str, Any]) -> None:
-            found[which].append(row)
+        def record(group: str, row: dict[str, Any]) -> None:
+            results[group].append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
 
-        # What is compiled by the JVMs while it is measured would count as the first mode's.
+        # Warm-up: otherwise the JIT compilation would count for the first mode.
         operations.cell("merge", "gate", min(WARM_UP_SECONDS, options.seconds), hot=False)
         if options.hot_merge:
-            note("operations", operations.cell("merge", "gate", options.hot_merge, hot=True))
+            record("operations", operations.cell("merge", "gate", options.hot_merge, hot=True))
             options.only = []
-        for operation in [each for each in WORK_S if each in options.only]:
+        for operation in [name for name in WORK_S if name in options.only]:
             for hot in (False, True):
                 for mode in options.modes[:: 1 if hot else -1]:
-                    note("operations", operations.cell(operation, mode, options.seconds, hot=hot))
+                    record("operations", operations.cell(operation, mode, options.seconds, hot=hot))
         if "optimize" in options.only:
             for mode in options.modes:
-                note("compaction", operations.compaction(mode, options.seconds, options.files))
-    for rows in filter(None, found.values()):
+                record("compaction", operations.compaction(mode, options.seconds, options.files))
+    for rows in filter(None, results.values()):
         print_table([{name: "-" if value is None else value for name, value in row.items()} for row in rows])
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=2) + "\n")
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How many requests to S3 is one write, and how many of them while the lock is held? Beside a plain write of Delta's.
+"""Count the S3 requests of a write, in total and while the lock is held, compared with a plain Delta write.
 
-A server in this process counts, by the operation of S3's API. Medians over the rounds, which are between two
-checkpoints.
+A server in this process counts the requests by S3 operation. The figures are medians over the rounds. No round writes a
+checkpoint.
 
     python benchmarks/s3_requests.py [--rounds 6]
 """
@@ -40,12 +40,12 @@ OPERATIONS = ("LIST", "HEAD", "GET", "PUT", "DELETE")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request.
+class Request:
+    """A request to S3.
 
     Attributes:
-        at: seconds since the epoch, when it came.
-        operation: of :data:`OPERATIONS`.
+        at: Time of arrival, in seconds since the epoch.
+        operation: An element of :data:`OPERATIONS`.
 
     """
 
@@ -54,21 +54,21 @@ class Asked:
 
 
 class Counting:
-    """WSGI middleware that notes each request."""
+    """WSGI middleware that records each request."""
 
     def __init__(self, application: WsgiApplication) -> None:
         self._application = application
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
         operation = "LIST" if method == "GET" and re.search(r"(^|&)list-type=", query) else method
-        self.asked.append(Asked(time.time(), "DELETE" if operation == "POST" and "delete" in query else operation))
+        self.requests.append(Request(time.time(), "DELETE" if operation == "POST" and "delete" in query else operation))
         return self._application(environ, start_response)
 
 
 class CountedS3(FaultyS3):
-    """The S3 of the tests, without faults, that counts."""
+    """The S3 server of the tests, without faults and with counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class CountedS3(FaultyS3):
         self.gate = self.counting  # type: ignore[assignment]
 
 
-def counted(asked: list[Asked], begin: float, end: float) -> Counter[str]:
-    return Counter(each.operation for each in asked if begin <= each.at <= end)
+def count(requests: list[Request], begin: float, end: float) -> Counter[str]:
+    return Counter(request.operation for request in requests if begin <= request.at <= end)
 
 
 def measure(spark: SparkSession, manager: ZookeeperLockManager, s3: CountedS3, rounds: int) -> list[dict[str, Any]]:
@@ -94,38 +94,38 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, s3: CountedS3, r
     def locked(hold: LockDuring) -> CommitResult:
         return writer.append(spark.range(3).coalesce(1), lock_during=hold)
 
-    ways: dict[str, Callable[[], CommitResult | None]] = {
+    appends: dict[str, Callable[[], CommitResult | None]] = {
         "Delta alone, no lock": plain,
         "lock over the write": lambda: locked("write"),
         "lock for the commit": lambda: locked("commit"),
     }
     rows = []
-    for name, write in ways.items():
-        all_of_it: list[Counter[str]] = []
-        under: list[Counter[str]] = []
+    for name, write in appends.items():
+        total_counts: list[Counter[str]] = []
+        held_counts: list[Counter[str]] = []
         seconds: list[float] = []
-        past_a_checkpoint(spark, writer, rounds)
+        move_past_checkpoint(spark, writer, rounds)
         for _ in range(rounds):
-            s3.counting.asked.clear()
+            s3.counting.requests.clear()
             result = write()
-            every = list(s3.counting.asked)
-            all_of_it.append(counted(every, 0, time.time()))
+            requests = list(s3.counting.requests)
+            total_counts.append(count(requests, 0, time.time()))
             if result is not None:
-                under.append(counted(every, result.acquired_at, result.released_at))
+                held_counts.append(count(requests, result.acquired_at, result.released_at))
                 seconds.append(result.held_seconds)
-        rows.append(row(name, all_of_it, None))
-        if under:
-            rows.append(row(f"{name}: while it is held", under, statistics.median(seconds)))
+        rows.append(row(name, total_counts, None))
+        if held_counts:
+            rows.append(row(f"{name}: while it is held", held_counts, statistics.median(seconds)))
     return rows
 
 
 def row(name: str, counts: list[Counter[str]], seconds: float | None) -> dict[str, Any]:
-    medians = {each: int(statistics.median(count[each] for count in counts)) for each in OPERATIONS}
+    medians = {operation: int(statistics.median(counter[operation] for counter in counts)) for operation in OPERATIONS}
     return {"an append": name, **medians, "seconds held": "" if seconds is None else seconds}
 
 
-def past_a_checkpoint(spark: SparkSession, writer: LockedDeltaWriter, rounds: int) -> None:
-    """Append until a checkpoint exists, and the next versions, at most eight, end before the next one is due."""
+def move_past_checkpoint(spark: SparkSession, writer: LockedDeltaWriter, rounds: int) -> None:
+    """Append until a checkpoint exists and the next ``rounds`` versions, at most eight, end before the next one."""
     last_first_digit = max(FIRST_DIGIT, INTERVAL - rounds)
     while True:
         version = writer.log.head().version + 1

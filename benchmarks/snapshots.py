@@ -1,9 +1,9 @@
-"""The state of a stream at one moment, by a pin and what has come since, beside a filter over all data.
+"""Compute the state of a stream at one moment from a pin and later changes, compared with a filter over all data.
 
-The flights of 2013, several times, come as a stream in the order of their departures, one in a hundred of them late. A
-pin is made when the watermark is past the moment that 95 % of the rows are before; then the rest comes. What the
-newest version has of that moment is the pin's rows, which somebody has, with what has come and without what is gone
-since. In turns: what has come and gone since, and a filter over the whole table; and both have to give the same rows.
+The flights of 2013, several times, arrive as a stream in the order of their departures; one in a hundred is late. 95 %
+of the rows are before the moment. A pin is taken when the watermark has passed the moment, and the rest arrives after
+it. The state at that moment equals the pinned rows plus the rows added since minus the rows removed since. The changes
+since the pin and a filter over the whole table take turns, and both must give the same rows.
 
     python benchmarks/snapshots.py [--copies 3] [--batches 40] [--rounds 3]
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from figures import print_table
 from late_rows import read_flights
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql import functions as F  # noqa: N812 (the common name)
 from turns import SETTINGS
 
 from lock_manager import ZookeeperLockManager
@@ -44,21 +44,21 @@ KEYS = ("carrier", "flight")
 
 
 def batches_of(rows: DataFrame, folder: Path, number: int) -> list[str]:
-    """Write the stream's batches: by departure, but for late ones, which come in any later batch."""
+    """Write the batches of the stream, ordered by departure. Late rows go to a random later batch."""
     order = F.percent_rank().over(Window.orderBy("time_hour"))
     due = F.least(F.floor(order * number), F.lit(number - 1))
     late = F.floor(due + F.rand(2) * (number - due))
     batch = F.when(F.rand(1) < LATE, late).otherwise(due)
     rows.withColumn("batch", batch.cast("int")).write.partitionBy("batch").parquet(str(folder))
-    return [f"{folder}/batch={each}" for each in range(number)]
+    return [f"{folder}/batch={index}" for index in range(number)]
 
 
-def same_rows(one: DataFrame, other: DataFrame) -> bool:
-    return bool(one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty())
+def same_rows(left: DataFrame, right: DataFrame) -> bool:
+    return bool(left.exceptAll(right).isEmpty() and right.exceptAll(left).isEmpty())
 
 
 def moment_of(rows: DataFrame, share: float) -> datetime:
-    """Return the time that this share of the rows is before."""
+    """Return the time before which this share of the rows lies."""
     (at,) = rows.select(F.unix_seconds("time_hour").alias("at")).approxQuantile("at", [share], 0.0)
     return datetime.fromtimestamp(at, UTC)
 
@@ -75,12 +75,12 @@ def in_seconds(work: DataFrame) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--copies", type=int, default=3, help="of the flights (3)")
-    parser.add_argument("--batches", type=int, default=40, help="of the stream (40)")
-    parser.add_argument("--moment", type=float, default=0.95, metavar="SHARE", help="of the rows before it (0.95)")
-    parser.add_argument("--flights", type=int, help="take only the first ones (all)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after those to warm up (3)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="that are not counted (1)")
+    parser.add_argument("--copies", type=int, default=3, help="copies of the flights (3)")
+    parser.add_argument("--batches", type=int, default=40, help="batches of the stream (40)")
+    parser.add_argument("--moment", type=float, default=0.95, metavar="SHARE", help="rows before the moment (0.95)")
+    parser.add_argument("--flights", type=int, help="read only this many flights (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, in turns (3)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="rounds before them (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/snapshots.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -95,29 +95,28 @@ def main() -> None:
         rows = read_flights(spark, folder, options.copies, options.flights)
         at, pin = moment_of(rows, options.moment), None
         for number, batch in enumerate(batches_of(rows, folder / "batches", options.batches)):
-            arrived = spark.read.parquet(batch)
-            done = apply_rows(
+            result = apply_rows(
                 writer,
-                arrived,
+                spark.read.parquet(batch),
                 keys=list(KEYS),
                 event_time="time_hour",
                 partition_by=["month"],
                 txn=("flights", number),
             )
-            if pin is None and done.watermark is not None and done.watermark > at:
+            if pin is None and result.watermark is not None and result.watermark > at:
                 expires = datetime.now(UTC) + timedelta(days=1)
                 pin = take_pin(spark, {table: "time_hour"}, name="x", at=at, expires_at=expires, manager=manager)
         if pin is None:
-            parser.error("no batch is past the moment: give more batches")
+            parser.error("no watermark passed the moment: increase --batches or decrease --moment")
         print_figures(spark, table, pin, at, options)
 
 
 def print_figures(spark: SparkSession, table: str, pin: Pin, at: datetime, options: argparse.Namespace) -> None:
     since = changed_since(spark, pin, table)
-    everything = len(filtered(spark, table, at).inputFiles())
+    all_files = len(filtered(spark, table, at).inputFiles())
     changes = rows_since(spark, pin, table)
-    new, gone = (changes.where(F.col(CHANGE) == what).drop(CHANGE) for what in ("new", "gone"))
-    state = pinned_rows(spark, pin, table).exceptAll(gone).unionAll(new)
+    added, removed = (changes.where(F.col(CHANGE) == change).drop(CHANGE) for change in ("new", "gone"))
+    state = pinned_rows(spark, pin, table).exceptAll(removed).unionAll(added)
     equal = same_rows(state, filtered(spark, table, at))
     seconds: dict[str, list[float]] = {"rows_since": [], "filter over all data": []}
     for turn in range(-options.warm_up, options.rounds):
@@ -128,14 +127,14 @@ def print_figures(spark: SparkSession, table: str, pin: Pin, at: datetime, optio
             took = in_seconds(work)
             if turn >= 0:
                 seconds[name].append(took)
-    files = {"rows_since": since.files_read, "filter over all data": everything}
+    files = {"rows_since": since.files_read, "filter over all data": all_files}
     results = [{"what": name, "files": files[name], "seconds": min(took)} for name, took in seconds.items()]
     print_table(results)
     print(
-        f"the moment is {at.isoformat()}, of version {pin.tables[0].version}; version {since.version} has "
-        f"{since.rows_new:,} more rows of it, and {since.rows_gone:,} are gone; the same rows: {equal}"
+        f"moment {at.isoformat()}, pinned version {pin.tables[0].version}; up to version {since.version} "
+        f"{since.rows_new:,} rows were added and {since.rows_gone:,} removed; same rows: {equal}"
     )
-    print(f"{everything / since.files_read:.1f} times fewer files")
+    print(f"{all_files / since.files_read:.1f} times fewer files")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps({"equal": equal, "runs": results}, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""Several ways to change a table, each on a copy of the same one, in turns."""
+"""Runs contestants in turns, each on a copy of the same table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 @contextmanager
 def unguarded(spark: SparkSession) -> Iterator[None]:
-    """Let this driver commit without a lock, as stock Delta does."""
+    """Allow this driver to commit without a lock, as stock Delta does."""
     conf: Any = spark.sparkContext._jsc.sc().conf()
     conf.set("spark.sluice.guard", "off")
     try:
@@ -36,14 +36,14 @@ def unguarded(spark: SparkSession) -> Iterator[None]:
 
 
 def metrics_of(spark: SparkSession, table: str) -> dict[str, str]:
-    """Return Delta's metrics of the last operation."""
+    """Return the metrics that Delta recorded for the last operation."""
     (row,) = DeltaTable.forPath(spark, table).history(1).select("operationMetrics").collect()
     return dict(row[0])
 
 
 def peak_mb(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Do some work; return its result, its seconds, and the largest resident size of a process meanwhile, MB."""
-    # Has the kernel forget the largest size so far (proc(5), clear_refs).
+    """Run a function; return its result, its seconds, and the peak resident size of a process during the run, in MB."""
+    # Reset the peak size (proc(5), clear_refs).
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     began = time.monotonic()
     result = work()
@@ -53,7 +53,7 @@ def peak_mb(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def copy_table(table: str, to: str) -> None:
-    """Copy a table with what is remembered beside it."""
+    """Copy a table with its side tables."""
     for suffix in ("", "_tombstones", "_cells"):
         shutil.rmtree(to + suffix, ignore_errors=True)
         if Path(table + suffix).exists():
@@ -61,31 +61,31 @@ def copy_table(table: str, to: str) -> None:
 
 
 def in_turns(
-    spark: SparkSession, folder: Path, base: str, options: Any, works: dict[str, Callable[[str], dict[str, str]]]
+    spark: SparkSession, folder: Path, base: str, options: Any, contestants: dict[str, Callable[[str], dict[str, str]]]
 ) -> dict[str, list[tuple[float, float, dict[str, str]]]]:
-    """Run each work on copies of a table; return seconds, MB and Delta's metrics of the rounds after the warm-up."""
+    """Run each contestant on copies of a table; return seconds, MB and Delta's metrics of each measured round."""
     pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
-    found: dict[str, list[tuple[float, float, dict[str, str]]]] = {name: [] for name in works}
+    runs: dict[str, list[tuple[float, float, dict[str, str]]]] = {name: [] for name in contestants}
     table = str(folder / "copy")
     for number in range(-options.warm_up, options.rounds):
-        for name, work in works.items():
+        for name, work in contestants.items():
             copy_table(base, table)
             metrics, seconds, memory = peak_mb(pid, partial(work, table))
             if number >= 0:
-                found[name].append((seconds, memory, metrics))
-    return found
+                runs[name].append((seconds, memory, metrics))
+    return runs
 
 
 def row(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int) -> dict[str, Any]:
-    seconds = statistics.median(each[0] for each in runs)
+    seconds = statistics.median(run[0] for run in runs)
     metrics = runs[-1][2]
     return {
         "": name,
         "seconds": seconds,
-        "from": min(each[0] for each in runs),
-        "to": max(each[0] for each in runs),
+        "from": min(run[0] for run in runs),
+        "to": max(run[0] for run in runs),
         "a second": int(changes / seconds),
-        "peak MB": int(max(each[1] for each in runs)),
+        "peak MB": int(max(run[1] for run in runs)),
         "files removed": metrics.get("numTargetFilesRemoved"),
         "files added": metrics.get("numTargetFilesAdded"),
         "updated": metrics.get("numTargetRowsUpdated"),

@@ -1,6 +1,6 @@
-"""A Python with PySpark for Iceberg, and Iceberg's jars, made below build/peers at their first use.
+"""The virtual environment with PySpark for Iceberg, and Iceberg's jars, created below build/peers at the first use.
 
-Iceberg needs another PySpark than this project, so it has a virtual environment of its own.
+Iceberg needs a different PySpark than this project, and so a separate virtual environment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def iceberg_python() -> Path:
 
 
 def iceberg_jars() -> list[Path]:
-    """Return Iceberg's jars, resolved by Spark once: several drivers at a time would get into each other's way."""
+    """Return Iceberg's jars. Spark resolves them once in advance, because concurrent drivers would interfere."""
     folder = BUILD / "ivy"
 
     def resolve() -> None:

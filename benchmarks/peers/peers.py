@@ -1,17 +1,17 @@
-"""Small appends of several drivers to one table on a local disk: Sluice beside what a user would pick instead.
+"""Measure small appends of several drivers to one table on a local disk: Sluice compared with its alternatives.
 
-    sluice          the lock for the commit alone
-    sluice-25       likewise, to a table with a checkpoint at every 25th version (delta.checkpointInterval)
+    sluice          the lock for the commit only
+    sluice-25       as sluice, with a checkpoint at every 25th version (delta.checkpointInterval)
     sluice-write    the lock over the whole write
     delta           stock Delta, no lock: safe on a local disk (on S3 it loses commits), with its own retries
-    delta-tuned     likewise, with the settings of our sessions
-    iceberg         Iceberg on Spark 4.1, its catalog a folder
-    iceberg-sqlite  likewise, its catalog a database (SQLite, by JDBC)
+    delta-tuned     as delta, with the settings of Sluice's sessions
+    iceberg         Iceberg on Spark 4.1, with a folder as catalog
+    iceberg-sqlite  as iceberg, with a database as catalog (SQLite, by JDBC)
 
-Each writer is a driver with one core, each append 100 rows. Systems take turns, so that a noisy machine is noisy for
-all; each has a new table for each round, and a private one to warm up. "lost" are acknowledged rows that are not there.
-Iceberg needs PySpark 4.1: it gets a virtual environment of its own below build/peers, and its jars by Spark's own
-spark.jars.packages.
+Each writer is a driver with one core; each append has 100 rows. Systems take turns, so that noise of the machine
+affects all. Each has a new table in each round, and each driver a private table for its warm-up. "lost" counts
+acknowledged appends whose rows are missing. Iceberg needs PySpark 4.1: it has a separate virtual environment below
+build/peers, and Spark resolves its jars (spark.jars.packages).
 
     python benchmarks/peers/peers.py [--writers 4 8] [--appends 15] [--rounds 2] [--systems NAME …]
 """
@@ -55,7 +55,7 @@ DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-SELDOM = {"spark.databricks.delta.properties.defaults.checkpointInterval": "25"}
+RARE_CHECKPOINTS = {"spark.databricks.delta.properties.defaults.checkpointInterval": "25"}
 CATALOG = {
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.cat": "org.apache.iceberg.spark.SparkCatalog",
@@ -63,7 +63,7 @@ CATALOG = {
 
 
 def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
-    """Return what each system's writers are told."""
+    """Return the options of each system's writers."""
     tuned = {name: value for name, value in DEFAULTS.items() if "delta" in name and "logStore" not in name}
     warehouse = {"spark.sql.catalog.cat.type": "hadoop", "spark.sql.catalog.cat.warehouse": f"file://{folder}/iceberg"}
     database = {
@@ -73,27 +73,27 @@ def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
         "spark.sql.catalog.cat.warehouse": f"file://{folder}/iceberg-sqlite",
     }
     common = {**LOCAL_DRIVER, **COMMON}
-    found = {
+    options = {
         "sluice": {"kind": "sluice", "hold": "commit", "conf": common, "zookeeper": zookeeper},
-        "sluice-25": {"kind": "sluice", "hold": "commit", "conf": common | SELDOM, "zookeeper": zookeeper},
+        "sluice-25": {"kind": "sluice", "hold": "commit", "conf": common | RARE_CHECKPOINTS, "zookeeper": zookeeper},
         "sluice-write": {"kind": "sluice", "hold": "write", "conf": common, "zookeeper": zookeeper},
         "delta": {"kind": "delta", "conf": {**common, **DELTA}},
         "delta-tuned": {"kind": "delta", "conf": {**common, **DELTA, **tuned}},
         "iceberg": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **warehouse}},
         "iceberg-sqlite": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **database}},
     }  # fmt: skip
-    return {name: {**told, "folder": str(folder)} for name, told in found.items()}
+    return {name: {**system, "folder": str(folder)} for name, system in options.items()}
 
 
 def python_of(kind: str) -> str:
-    """Return the Python that runs a system's writers; Iceberg's is made at its first use."""
+    """Return the Python that runs a system's writers. The first use of Iceberg's creates it."""
     return str(iceberg_python()) if kind == "iceberg" else sys.executable
 
 
 def jars_of(kind: str) -> dict[str, str]:
-    """Return the setting that brings a system's jars."""
+    """Return the Spark setting with a system's jars."""
     if kind == "sluice":
-        # Its session brings them.
+        # build_session adds them.
         return {}
     return {"spark.jars": ",".join(map(str, jar_paths() if kind == "delta" else iceberg_jars()))}
 
@@ -106,16 +106,16 @@ def environment_of(kind: str) -> dict[str, str]:
     return {**variables, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
-def start(told: dict[str, Any], number: int, folder: Path) -> Driver:
-    kind = told["kind"]
-    told = {**told, "number": number, "conf": {**told["conf"], **jars_of(kind)}}
-    command = [python_of(kind), str(HERE / "peers_writer.py"), json.dumps(told)]
+def start(system: dict[str, Any], number: int, folder: Path) -> Driver:
+    kind = system["kind"]
+    options = {**system, "number": number, "conf": {**system["conf"], **jars_of(kind)}}
+    command = [python_of(kind), str(HERE / "peers_writer.py"), json.dumps(options)]
     return Driver(command, environment_of(kind), folder / f"{number}-{kind}.log")
 
 
 def run(drivers: list[Driver], name: str, writers: int, appends: int, table: str) -> dict[str, Any]:
     active = drivers[:writers]
-    # The first append makes the table, and is not counted.
+    # The first append creates the table and is not measured.
     active[0].tell(table=table, appends=1)
     active[0].answer()
     for driver in active:
@@ -123,50 +123,50 @@ def run(drivers: list[Driver], name: str, writers: int, appends: int, table: str
     answers = [driver.answer() for driver in active]
     active[0].tell(count=table)
     rows = active[0].answer()["rows"] - ROWS
-    done = [each for answer in answers for each in answer["appends"]]
-    good = [each for each in done if each["error"] is None]
-    took = [each["ended"] - each["began"] for each in good]
-    span = max(each["ended"] for each in done) - min(each["began"] for each in done)
+    attempts = [append for answer in answers for append in answer["appends"]]
+    commits = [append for append in attempts if append["error"] is None]
+    took = [append["ended"] - append["began"] for append in commits]
+    span = max(append["ended"] for append in attempts) - min(append["began"] for append in attempts)
     return {
         "system": name,
         "writers": writers,
-        "appends": len(done),
-        "acknowledged": len(good),
-        "failed": len(done) - len(good),
-        "lost": max(0, ROWS * len(good) - rows) // ROWS,
-        "commits_per_s": len(good) / span,
+        "appends": len(attempts),
+        "acknowledged": len(commits),
+        "failed": len(attempts) - len(commits),
+        "lost": max(0, ROWS * len(commits) - rows) // ROWS,
+        "commits_per_s": len(commits) / span,
         "p50_s": statistics.median(took) if took else 0.0,
         "p95_s": percentile(took, 0.95) if took else 0.0,
-        "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / max(1, len(good)),
-        "errors": sorted({each["error"] for each in done if each["error"]})[:3],
+        "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / max(1, len(commits)),
+        "errors": sorted({append["error"] for append in attempts if append["error"]})[:3],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--writers", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--appends", type=int, default=15, help="of each writer, in each round (15)")
+    parser.add_argument("--appends", type=int, default=15, help="appends of each writer in each round (15)")
     parser.add_argument("--rounds", type=int, default=2)
-    # By default a checkpoint of Delta's is among them.
+    # The default includes one of Delta's checkpoints.
     parser.add_argument(
-        "--warm-up", type=int, default=12, metavar="APPENDS", help="of each writer to a table of its own (12)"
+        "--warm-up", type=int, default=12, metavar="APPENDS", help="appends of each writer to a private table (12)"
     )
-    parser.add_argument("--systems", nargs="+", metavar="NAME", help="(all)")
+    parser.add_argument("--systems", nargs="+", metavar="NAME", help="systems to measure (all)")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/peers.json")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         zookeeper = stack.enter_context(EmbeddedZooKeeper())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-peers-")))
-        known = systems(folder, zookeeper.hosts)
-        chosen = options.systems or list(known)
-        if unknown := sorted(set(chosen) - set(known)):
-            parser.error(f"--systems {unknown[0]}: choose among {', '.join(known)}")
+        all_systems = systems(folder, zookeeper.hosts)
+        names = options.systems or list(all_systems)
+        if unknown := sorted(set(names) - set(all_systems)):
+            parser.error(f"--systems {unknown[0]}: choose from {', '.join(all_systems)}")
         number = 0
         for turn in range(options.rounds):
-            # Not at once: eight drivers of each system would not fit.
-            for name in chosen if turn % 2 == 0 else chosen[::-1]:
-                drivers = [start(known[name], number + i, folder) for i in range(max(options.writers))]
+            # One system at a time: eight drivers of each system would not fit into memory.
+            for name in names if turn % 2 == 0 else names[::-1]:
+                drivers = [start(all_systems[name], number + i, folder) for i in range(max(options.writers))]
                 number += len(drivers)
                 try:
                     for driver in drivers:

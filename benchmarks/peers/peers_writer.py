@@ -1,8 +1,8 @@
-"""One writer of ``benchmarks/peers``: appends of 100 rows to one table, as fast as it can, as it is told.
+"""A writer of ``benchmarks/peers``, which appends 100 rows at a time to a table, as fast as it can.
 
-A program of its own, for Iceberg runs in another virtual environment, which has nothing but PySpark. Each line on
+It is a separate program, because Iceberg runs in another virtual environment, which contains only PySpark. Each line on
 standard input is ``{"table": name, "appends": n}``, ``{"count": name}`` or ``{"end": 1}``; each line on standard output
-the answer.
+is the answer.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ ROWS = 100
 
 
 class Delta:
-    """``df.write`` to a Delta table, by whatever the session has."""
+    """``df.write`` to a Delta table with the session's settings."""
 
-    def __init__(self, spark: Any, told: dict[str, Any]) -> None:
+    def __init__(self, spark: Any, options: dict[str, Any]) -> None:
         self.spark = spark
-        self.told = told
+        self.options = options
 
     def path(self, table: str) -> str:
-        return f"{self.told['folder']}/{table}"
+        return f"{self.options['folder']}/{table}"
 
     def append(self, table: str, rows: Any) -> None:
         rows.write.format("delta").mode("append").save(self.path(table))
 
     def count(self, table: str) -> int:
-        from deltalake import DeltaTable  # noqa: PLC0415 (another reader than the writer; Iceberg's environment has none)
+        from deltalake import DeltaTable  # noqa: PLC0415 (a reader other than Spark; not in Iceberg's environment)
 
         return int(DeltaTable(self.path(table)).to_pyarrow_table().num_rows)
 
@@ -43,19 +43,19 @@ class Delta:
 class Sluice(Delta):
     """The writer of this project."""
 
-    def __init__(self, spark: Any, told: dict[str, Any]) -> None:
-        from lock_manager import ZookeeperLockManager  # noqa: PLC0415 (likewise)
+    def __init__(self, spark: Any, options: dict[str, Any]) -> None:
+        from lock_manager import ZookeeperLockManager  # noqa: PLC0415 (not in Iceberg's environment)
         from writer_jobs import LockedDeltaWriter  # noqa: PLC0415
 
-        super().__init__(spark, told)
-        self.manager = ZookeeperLockManager(told["zookeeper"], timeout_seconds=600)
+        super().__init__(spark, options)
+        self.manager = ZookeeperLockManager(options["zookeeper"], timeout_seconds=600)
         self.writer = LockedDeltaWriter
         self.writers: dict[str, Any] = {}
 
     def append(self, table: str, rows: Any) -> None:
         if table not in self.writers:
             self.writers[table] = self.writer(self.spark, self.manager, self.path(table))
-        self.writers[table].append(rows, lock_during=self.told["hold"])
+        self.writers[table].append(rows, lock_during=self.options["hold"])
 
 
 class Iceberg(Delta):
@@ -70,7 +70,7 @@ class Iceberg(Delta):
             rows.writeTo(name).create()
 
     def count(self, table: str) -> int:
-        # The session keeps what it has read of a table for a while.
+        # The session caches the metadata of a table.
         self.spark.sql(f"REFRESH TABLE cat.db.{table}")
         return int(self.spark.table(f"cat.db.{table}").count())
 
@@ -78,30 +78,30 @@ class Iceberg(Delta):
 KINDS = {"delta": Delta, "sluice": Sluice, "iceberg": Iceberg}
 
 
-def session(told: dict[str, Any]) -> Any:
-    if told["kind"] == "sluice":
+def session(options: dict[str, Any]) -> Any:
+    if options["kind"] == "sluice":
         from sluice.local.jars import jar_paths  # noqa: PLC0415 (not in Iceberg's environment)
         from writer_jobs import build_session  # noqa: PLC0415
 
-        return build_session("peers", jars=jar_paths(), launch_conf=told["conf"], log_level="OFF")
-    from pyspark.sql import SparkSession  # noqa: PLC0415 (whichever this environment has)
+        return build_session("peers", jars=jar_paths(), launch_conf=options["conf"], log_level="OFF")
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (the version of this environment)
 
     builder = SparkSession.builder
-    for name, value in told["conf"].items():
+    for name, value in options["conf"].items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("OFF")
-    return made
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    # What Spark prints is no answer.
+    options = json.loads(sys.argv[1])
+    # Redirect the output of Spark to standard error, so that standard output has only answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    spark = session(told)
+    spark = session(options)
     jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
-    system = KINDS[told["kind"]](spark, told)
+    system = KINDS[options["kind"]](spark, options)
     answers.write(json.dumps({"started": os.getpid()}) + "\n")
     for line in sys.stdin:
         order = json.loads(line)
@@ -110,18 +110,18 @@ def main() -> None:
         if "count" in order:
             answers.write(json.dumps({"rows": system.count(order["count"])}) + "\n")
             continue
-        done, began = [], cpu_seconds(jvm)
+        appends, cpu_start = [], cpu_seconds(jvm)
         for number in range(order["appends"]):
             rows = spark.range(0, ROWS, 1, 1).selectExpr(
-                f"{told['number']} AS writer", f"{number} AS batch", "id", "repeat('x', 50) AS payload"
+                f"{options['number']} AS writer", f"{number} AS batch", "id", "repeat('x', 50) AS payload"
             )
             started, error = time.time(), None
             try:
                 system.append(order["table"], rows)
-            except Exception as problem:  # noqa: BLE001 (whatever it is, it is counted)
+            except Exception as problem:  # noqa: BLE001 (every error counts)
                 error = f"{type(problem).__name__}: {problem}"[:300]
-            done.append({"began": started, "ended": time.time(), "error": error})
-        answers.write(json.dumps({"appends": done, "cpu_s": cpu_seconds(jvm) - began}) + "\n")
+            appends.append({"began": started, "ended": time.time(), "error": error})
+        answers.write(json.dumps({"appends": appends, "cpu_s": cpu_seconds(jvm) - cpu_start}) + "\n")
     os._exit(0)
 
 
