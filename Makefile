@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(LOG_STORE) $(ARCHIVES) ## Make .venv, install the pinned set, bring the jars (once; needs Python 3.11 and a JDK 17)
+setup: $(LOG_STORE) $(ARCHIVES) ## Create .venv, install the pinned set, fetch the jars (once; needs Python 3.11 and a JDK 17)
 
 $(READY): requirements.txt pyproject.toml sluice/jars.lock
 	@python=$$(./scripts/find_python.sh) || exit 1; \
@@ -66,18 +66,18 @@ lint: $(LOG_STORE) ## ruff: rules and format
 types: $(LOG_STORE) ## mypy --strict
 	@$(VENV)/bin/mypy
 
-format: $(LOG_STORE) ## Let ruff format and mend what it can
+format: $(LOG_STORE) ## Let ruff format the code and apply its fixes
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
 quick: $(LOG_STORE) $(ARCHIVES) ## The inner loop, under two minutes: lint, types, unit tests and the contract of coordinators
 	@$(MAKE) --no-print-directory -j 3 lint types test ARGS="tests/unit tests/contract"
 
-check: $(LOG_STORE) $(ARCHIVES) ## Lint, types and test, side by side; CI runs this, then test-all
+check: $(LOG_STORE) $(ARCHIVES) ## Lint, types and test in parallel; CI runs this, then test-all
 	@$(MAKE) --no-print-directory -j 3 lint types test
 
-test-s3: $(LOG_STORE) ## The tests on S3 against an S3 of your own (SLUICE_TEST_S3_ENDPOINT=URL; docs/compatibility.md)
-	@test -n "$$SLUICE_TEST_S3_ENDPOINT$$SLUICE_TEST_S3_BUCKET" || { echo "test-s3 needs an S3 of your own:" \
+test-s3: $(LOG_STORE) ## The tests on S3 against your own S3 (SLUICE_TEST_S3_ENDPOINT=URL; docs/compatibility.md)
+	@test -n "$$SLUICE_TEST_S3_ENDPOINT$$SLUICE_TEST_S3_BUCKET" || { echo "test-s3 needs your own S3:" \
 	"set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME (docs/compatibility.md)" >&2; exit 1; }
 	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
 
@@ -87,34 +87,34 @@ soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answe
 zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this machine, for Docker without a registry
 	@$(PY) scripts/zookeeper_image.py
 
-bench: $(LOG_STORE) $(ARCHIVES) ## Commits a second by mode, work and writers; 25 minutes (ARGS="--quick": 5)
+bench: $(LOG_STORE) $(ARCHIVES) ## Commits per second by mode, work and writers; 25 minutes (ARGS="--quick": 5)
 	@$(PY) benchmarks/contention.py $(ARGS)
 
-bench-one: $(LOG_STORE) $(ARCHIVES) ## A writer that is alone: the gate beside a plain append, and where its time goes
+bench-one: $(LOG_STORE) $(ARCHIVES) ## A single writer: appends through the gate compared with plain appends, and their phases
 	@$(PY) benchmarks/one_writer.py $(ARGS)
 
-bench-peers: $(LOG_STORE) $(ARCHIVES) ## Small appends beside stock Delta and Iceberg (ARGS="--systems sluice iceberg")
+bench-peers: $(LOG_STORE) $(ARCHIVES) ## Small appends compared with stock Delta and Iceberg (ARGS="--systems sluice iceberg")
 	@$(PY) benchmarks/peers/peers.py $(ARGS)
 
 bench-operations: $(LOG_STORE) $(ARCHIVES) ## MERGE, UPDATE, overwrite and OPTIMIZE: the lock for the commit or for the write
 	@$(PY) benchmarks/operations.py $(ARGS)
 
-bench-requests: $(LOG_STORE) $(ARCHIVES) ## Requests to S3 of one append, in all and while the lock is held, beside Delta alone
+bench-requests: $(LOG_STORE) $(ARCHIVES) ## S3 requests of an append, in total and while the lock is held, compared with stock Delta
 	@$(PY) benchmarks/s3_requests.py $(ARGS)
 
-bench-changes: $(LOG_STORE) $(ARCHIVES) ## A million changes applied to a million rows, beside a plain Delta MERGE (ARGS="--rounds 1")
+bench-changes: $(LOG_STORE) $(ARCHIVES) ## A million changes applied to a million rows, compared with a plain Delta MERGE (ARGS="--rounds 1")
 	@$(PY) benchmarks/changes.py $(ARGS)
 
-bench-late-rows: $(LOG_STORE) $(ARCHIVES) ## Late rows, a hundredth of the table, beside a plain Delta MERGE (ARGS="--rounds 1")
+bench-late-rows: $(LOG_STORE) $(ARCHIVES) ## Late rows, a hundredth of the table, compared with a plain Delta MERGE (ARGS="--rounds 1")
 	@$(PY) benchmarks/late_rows.py $(ARGS)
 
-bench-snapshots: $(LOG_STORE) $(ARCHIVES) ## A stream's state at one moment, beside a filter over all data (ARGS="--rounds 1")
+bench-snapshots: $(LOG_STORE) $(ARCHIVES) ## A stream's state at one moment, compared with a filter over all data (ARGS="--rounds 1")
 	@$(PY) benchmarks/snapshots.py $(ARGS)
 
-bench-maintenance: $(LOG_STORE) $(ARCHIVES) ## A table of many small files: seen, compacted, and an appender beside it (ARGS="--files 2000")
+bench-maintenance: $(LOG_STORE) $(ARCHIVES) ## A table of many small files: health check, compaction, and waits of an appender (ARGS="--files 2000")
 	@$(PY) benchmarks/maintenance.py $(ARGS)
 
-bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
+bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock compared with kazoo's and Curator's, and the guard's cost in a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)
 	@$(PY) benchmarks/guard.py $(ARGS)
 

@@ -34,7 +34,7 @@ def iceberg_python() -> Path:
     python = folder / "bin" / "python"
 
     def install() -> None:
-        print("making an environment with PySpark for Iceberg (a minute or two, 0.5 GB)", file=sys.stderr)
+        print("creating an environment with PySpark for Iceberg (a minute or two, 0.5 GB)", file=sys.stderr)
         subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
         subprocess.run([UV, "pip", "install", "--quiet", "--python", python, PYSPARK], check=True)
 
@@ -61,12 +61,12 @@ def iceberg_variables() -> dict[str, str]:
 
 
 def complete(folder: Path, packages: str, make: Callable[[], None]) -> None:
-    """Make a folder unless it is complete. A folder whose making was interrupted is removed first.
+    """Create a folder unless it is complete. An incomplete folder is removed first.
 
     Args:
         folder: The folder. It is complete when its last file, `COMPLETE`, exists.
-        packages: Names of the installed packages. A folder with other packages is made again.
-        make: Make the folder.
+        packages: Names of the installed packages. A folder with other packages is created again.
+        make: Creates the folder.
 
     """
     marker = folder / COMPLETE

@@ -18,9 +18,9 @@ class Verdict(Enum):
     """How a stack with the default configuration meets a control."""
 
     MET = "met"
-    SETTING = "by a setting"
-    OPERATION = "in operation"
-    ACCOUNT = "the account's"
+    SETTING = "by configuration"
+    OPERATION = "during operation"
+    ACCOUNT = "account level"
     NOT_MET = "not met"
 
 
