@@ -30,7 +30,7 @@ def test_the_tests_on_an_s3_of_one_s_own_do_not_run_on_the_embedded_one(variable
     done = make_test_s3(**variables)
     assert done.returncode != 0
     assert done.stderr.splitlines()[0] == (
-        "test-s3 needs an S3 of your own: set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME "
+        "test-s3 needs your own S3: set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME "
         "(docs/compatibility.md)"
     )
     assert "pytest" not in done.stdout + done.stderr
