@@ -12,7 +12,6 @@ table.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from contextlib import ExitStack
 from functools import reduce
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
-from figures import print_table
+from figures import print_table, save
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the common name)
 from turns import SETTINGS, copy_table, in_turns, metrics_of, row, unguarded
@@ -197,8 +196,7 @@ def main() -> None:
         print_table(rows)
         ratio = rows[1]["seconds"] / rows[0]["seconds"]
         print(f"{rows[1]['']} takes {ratio:.2f} times as long as a plain MERGE of its {batch}")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=2) + "\n")
+    save(options.output, results)
 
 
 if __name__ == "__main__":

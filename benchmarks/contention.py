@@ -33,7 +33,7 @@ from typing import Any
 from contention_plot import draw
 from contention_writer import CPU
 from deltalake import DeltaTable
-from figures import percentile, print_table
+from figures import percentile, print_table, save
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.demo.flights import deal_flights
@@ -187,9 +187,8 @@ def main() -> None:
                     rows.append(bench.cell(mode, writers, CPU if work == "cpu" else float(work), seconds))
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print_table([{name: "-" if value is None else value for name, value in row.items()} for row in rows])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     about = {"python": platform.python_version(), "cpus": os.cpu_count(), "load_average": os.getloadavg()[1]}
-    options.output.write_text(json.dumps({"about": about, "contention": rows}, indent=2) + "\n")
+    save(options.output, {"about": about, "contention": rows})
     draw(rows, options.output.with_suffix(".png"))
 
 

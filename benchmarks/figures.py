@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ def cpu_seconds(jvm: int) -> float:
 
 def percentile(values: list[float], fraction: float) -> float:
     return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
+
+
+def save(output: Path, figures: Any) -> None:
+    """Write figures as JSON, and create the folder of the file if it does not exist."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from figures import print_table
+from figures import print_table, save
 
 from lock_manager import (
     PartitionColumn,
@@ -130,9 +130,8 @@ def main() -> None:
     for row in (row for row in rows if row["writers"] == 2 and row["locks"] != KINDS[0]):
         verdict = "reached" if row["of_perfect"] >= GOAL else "MISSED"
         print(f"2 writers, {row['locks']}: {row['of_perfect']:.2f} of perfect; goal {GOAL}: {verdict}")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     facts = {"cores": os.cpu_count(), "python": platform.python_version(), "work_s": options.work, "rows": rows}
-    options.output.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    save(options.output, facts)
 
 
 if __name__ == "__main__":

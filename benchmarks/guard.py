@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from figures import percentile, print_table
+from figures import percentile, print_table, save
 
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.guard.commit_guard import CommitGuard
@@ -132,7 +132,6 @@ def main() -> None:
     print_table(rows)
     worst = max(row["cost_p50_ms"] for row in rows)
     print(f"goal: at most {GOAL_MS:g} ms p50; {'reached' if worst <= GOAL_MS else 'MISSED'} ({worst:.2f} ms)")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     print(f"load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores")
     about = {
         "python": platform.python_version(),
@@ -140,7 +139,7 @@ def main() -> None:
         "zookeeper_servers": options.servers,
         "load_average_5_minutes": os.getloadavg()[1],
     }
-    options.output.write_text(json.dumps({"about": about, "guard": rows}, indent=2) + "\n")
+    save(options.output, {"about": about, "guard": rows})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ clause, and no lock. The contestants take turns.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 from delta.tables import DeltaTable
 from deltalake import DeltaTable as PlainTable
-from figures import print_table
+from figures import print_table, save
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the common name)
 from turns import SETTINGS, in_turns, metrics_of, row, unguarded
@@ -132,8 +131,7 @@ def main() -> None:
     print_table(results)
     print(f"{number:,} late rows for a table of {table_rows:,} rows in {files} files; {near} files can contain them")
     print(f"apply_rows is {results[0]['seconds'] / results[1]['seconds']:.2f} times as fast as a plain MERGE")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"files": files, "near": near, "runs": results}, indent=2) + "\n")
+    save(options.output, {"files": files, "near": near, "runs": results})
 
 
 if __name__ == "__main__":

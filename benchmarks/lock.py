@@ -11,7 +11,6 @@ that fire. ZooKeeper runs on this machine, from PySpark's jars; ``--servers 3`` 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -22,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures import percentile, print_table
+from figures import percentile, print_table, save
 from kazoo.client import KazooClient
 
 from lock_manager import TableResource, ZookeeperLockManager
@@ -227,9 +226,8 @@ def main() -> None:
             contended(zookeeper, kind, options.waiters, options.contended_rounds) for kind in ("sluice", "kazoo Lock")
         ]
         print_table(queued)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     about = {"python": platform.python_version(), "cpus": os.cpu_count(), "zookeeper_servers": options.servers}
-    options.output.write_text(json.dumps({"about": about, "uncontended": free, "contended": queued}, indent=2) + "\n")
+    save(options.output, {"about": about, "uncontended": free, "contended": queued})
 
 
 if __name__ == "__main__":

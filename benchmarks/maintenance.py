@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
-from figures import percentile, print_table
+from figures import percentile, print_table, save
 from pyspark.sql import SparkSession
 
 from lock_manager import LockInspector, ZookeeperLockManager
@@ -232,8 +232,7 @@ def write_figures(output: Path, figures: dict[str, list[Any]]) -> None:
         print_table(rows)
     seconds_held = [round(seconds, 3) for seconds in figures["held"]]
     print_table([{"maintenance held a lock at most, by run, s": seconds_held}])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(figures, indent=2) + "\n")
+    save(output, figures)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_session import bench_session
-from figures import percentile, print_table
+from figures import percentile, print_table, save
 from pyspark.sql import SparkSession
 
 import writer_jobs.commit.driver_guard
@@ -151,8 +151,7 @@ def main() -> None:
     rows.append({"what": "all", **totals, "is": "an append"})
     print_table(rows)
     print_table([{name: value for name, value in result.items() if not isinstance(value, dict)}])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"one_writer": result}, indent=2) + "\n")
+    save(options.output, {"one_writer": result})
 
 
 if __name__ == "__main__":

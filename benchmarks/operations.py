@@ -28,7 +28,7 @@ import pyarrow as pa
 from contention import Bench, span, start
 from contention_writer import KEYS
 from deltalake import DeltaTable, write_deltalake
-from figures import percentile, print_table
+from figures import percentile, print_table, save
 
 MODES = ("gate", "whole write", "optimistic")
 WORK_S = {"merge": 2.0, "update": 0.0, "overwrite": 2.0}
@@ -141,8 +141,7 @@ def main() -> None:
                 record("compaction", operations.compaction(mode, options.seconds, options.files))
     for rows in filter(None, results.values()):
         print_table([{name: "-" if value is None else value for name, value in row.items()} for row in rows])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=2) + "\n")
+    save(options.output, results)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ since the pin and a filter over the whole table take turns, and both must give t
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from figures import print_table
+from figures import print_table, save
 from late_rows import read_flights
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 (the common name)
@@ -135,8 +134,7 @@ def print_figures(spark: SparkSession, table: str, pin: Pin, at: datetime, optio
         f"{since.rows_new:,} rows were added and {since.rows_gone:,} removed; same rows: {equal}"
     )
     print(f"{all_files / since.files_read:.1f} times fewer files")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"equal": equal, "runs": results}, indent=2) + "\n")
+    save(options.output, {"equal": equal, "runs": results})
 
 
 if __name__ == "__main__":

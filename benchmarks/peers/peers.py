@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contention import Driver
-from figures import percentile, print_table
+from figures import percentile, print_table, save
 from iceberg_environment import iceberg_jars, iceberg_python, iceberg_variables
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
@@ -182,9 +182,8 @@ def main() -> None:
                     for driver in drivers:
                         driver.close()
     print_table([{name: value for name, value in row.items() if name != "errors"} for row in rows])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     about = {"cpus": os.cpu_count(), "load_average": os.getloadavg()[1]}
-    options.output.write_text(json.dumps({"about": about, "peers": rows}, indent=2) + "\n")
+    save(options.output, {"about": about, "peers": rows})
 
 
 if __name__ == "__main__":
