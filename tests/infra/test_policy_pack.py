@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 import runpy
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from rules import RULES
 from tests.support.graph import CONFIGURATIONS, INFRA, Graph, graphs
 from tests.support.policy_break import Break
 from tests.support.policy_breaks import BREAKS
-from tests.support.policy_pack import urn_of, violations
+from tests.support.policy_pack import configure, urn_of, violations
 
 #: Of two resources that do not go together, either may be the wrong one.
 AMONG_EQUALS = ("members-have-ids", "members-have-interfaces", "members-are-spread", "one-role-removes-logs")
@@ -48,12 +47,6 @@ def _configured() -> Iterator[None]:
     """What a stack's configuration says is of one test only."""
     yield
     pulumi.runtime.set_all_config({})
-
-
-def configure(config: dict[str, Any]) -> None:
-    """Tell the rules the stack's configuration, as Pulumi does."""
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
-    pulumi.runtime.set_all_config({f"sluice:{key}": text for key, text in texts.items()})
 
 
 def broken_rules(stack: Graph, **config: Any) -> set[str]:

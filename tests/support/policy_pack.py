@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import pulumi
 from pulumi_policy import (
     PolicyCustomTimeouts,
     PolicyResource,
@@ -45,6 +47,12 @@ class Violation:
 
 def urn_of(resource: Resource) -> str:
     return f"urn:pulumi:test::sluice::{resource.type}::{resource.name}"
+
+
+def configure(config: dict[str, Any]) -> None:
+    """Pass the stack's configuration to the rules, as Pulumi does."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
+    pulumi.runtime.set_all_config({f"sluice:{key}": text for key, text in texts.items()})
 
 
 def violations(

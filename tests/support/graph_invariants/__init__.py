@@ -1,4 +1,8 @@
-"""What holds for every stack, asked of the whole graph."""
+"""Invariants of every stack that no rule of the policy pack checks.
+
+A rule does not know the program: it cannot require one of its values, the order in which it creates resources, or the
+content of a file.
+"""
 
 from __future__ import annotations
 

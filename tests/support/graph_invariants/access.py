@@ -1,4 +1,4 @@
-"""What holds for roles, tags and logs of every stack."""
+"""Invariants of roles and of protection that no rule of the policy pack checks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,6 @@ from collections.abc import Iterator
 
 from tests.support.graph import Graph, Resource
 from tests.support.graph_invariants.registry import invariant, node_variable
-
-
-@invariant
-def nobody_may_do_everything(graph: Graph) -> Iterator[str]:
-    for each, statement in graph.policies():
-        actions = statement.get("Action", [])
-        actions = [actions] if isinstance(actions, str) else actions
-        if statement["Effect"] != "Allow" or each.kind == "VpcEndpoint":
-            continue
-        if "NotAction" in statement or any(action == "*" or action.endswith(":*") for action in actions):
-            yield f"{each}: {statement.get('Sid')}"
-        if statement.get("Principal") in ("*", {"AWS": "*"}):
-            yield f"{each}: anybody"
 
 
 @invariant
@@ -54,29 +41,6 @@ def what_holds_data_is_protected(graph: Graph) -> Iterator[str]:
     parts = [each for each in graph.resources if each.kind.startswith("Bucket") and each.kind != "BucketObject"]
     for each in [*parts, *graph.some("Volume", "NetworkInterface", "Key"), *_nodes_own(graph)]:
         if bool(each.options["protect"]) == playing:
-            yield str(each)
-
-
-@invariant
-def everything_is_tagged(graph: Graph) -> Iterator[str]:
-    for each in graph.resources:
-        if each.kind in TAGGABLE and not {"Project", "Stack", "ManagedBy"} <= set(each.inputs.get("tags") or ()):
-            yield str(each)
-
-
-TAGGABLE = {
-    "Vpc", "Subnet", "RouteTable", "SecurityGroup", "DefaultSecurityGroup", "VpcEndpoint", "FlowLog", "LogGroup",
-    "Role", "Policy", "InstanceProfile", "Bucket", "BucketObject", "Key", "NetworkInterface", "Volume", "Instance",
-    "Secret",
-    "Parameter", "MetricAlarm", "Eip", "NatGateway", "InternetGateway", "SecurityGroupIngressRule",
-    "SecurityGroupEgressRule",
-}  # fmt: skip
-
-
-@invariant
-def logs_do_not_grow_for_ever(graph: Graph) -> Iterator[str]:
-    for each in graph.some("LogGroup"):
-        if not each.inputs.get("retentionInDays"):
             yield str(each)
 
 

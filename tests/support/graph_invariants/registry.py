@@ -9,7 +9,6 @@ from tests.support.graph import Graph, Resource
 
 FOUND: dict[str, Callable[[Graph], Iterator[str]]] = {}
 CLIENT, QUORUM, ELECTION = 2281, 2888, 3888
-WORLD = {"0.0.0.0/0", "::/0"}
 
 
 def invariant(check: Callable[[Graph], Iterator[str]]) -> Callable[[Graph], Iterator[str]]:
