@@ -12,7 +12,7 @@ import pulumi_aws as aws
 
 from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR, Authority, client_secret
 from components.commit_policy import log_arns, object_arns, unconditional_commit
-from components.documents import EC2_TRUST, SESSION_MANAGER, document, trust_policy
+from components.documents import EC2_TRUST, SESSION_MANAGER, allow, document, trust_policy
 from components.network import AwsEgress
 from components.node_config import CLIENT_PORT
 
@@ -47,7 +47,7 @@ def appender_policy(lake: Lake) -> dict[str, Any]:
         "Sid": "KeepLogs",
         "Effect": "Deny",
         "Action": "s3:DeleteObject",
-        "Resource": _logs(lake),
+        "Resource": log_arns(lake.bucket, lake.prefixes),
     }
     return document(*_read_and_write(lake), keep_logs)
 
@@ -58,23 +58,20 @@ def maintenance_policy(lake: Lake) -> dict[str, Any]:
 
 
 def _read_and_write(lake: Lake) -> list[dict[str, Any]]:
+    actions = [
+        "s3:GetObject",
+        "s3:PutObject",
+        "s3:DeleteObject",
+        "s3:AbortMultipartUpload",
+        "s3:ListMultipartUploadParts",
+    ]
+    encryption = ["kms:GenerateDataKey", "kms:Decrypt"]
     return [
         *_list_bucket(lake),
-        {
-            "Sid": "ReadAndWrite",
-            "Effect": "Allow",
-            "Action": [
-                "s3:GetObject",
-                "s3:PutObject",
-                "s3:DeleteObject",
-                "s3:AbortMultipartUpload",
-                "s3:ListMultipartUploadParts",
-            ],
-            "Resource": object_arns(lake.bucket, lake.prefixes),
-        },
+        allow("ReadAndWrite", actions, object_arns(lake.bucket, lake.prefixes)),
         # Repeated in the role, so that it applies to a bucket whose policy lacks the statement.
         unconditional_commit(lake.bucket, lake.prefixes),
-        *_key(lake),
+        *([allow("EncryptAndDecrypt", encryption, lake.key)] if lake.key else []),
         *_secret(lake),
     ]
 
@@ -92,108 +89,51 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
     """
     statements: list[dict[str, Any]] = [
         *_list_bucket(lake),
-        {
-            "Sid": "ReadLogs",
-            "Effect": "Allow",
-            "Action": "s3:GetObject",
-            "Resource": _logs(lake),
-        },
+        allow("ReadLogs", "s3:GetObject", log_arns(lake.bucket, lake.prefixes)),
         *_secret(lake),
     ]
     if lake.key:
-        statements.append({"Sid": "Decrypt", "Effect": "Allow", "Action": "kms:Decrypt", "Resource": lake.key})
+        statements.append(allow("Decrypt", "kms:Decrypt", lake.key))
     if instance_arns:
+        documents = ("AWS-RunShellScript", "AWS-StartPortForwardingSessionToRemoteHost", "SSM-SessionManagerRunShell")
         statements += [
-            {
-                "Sid": "Nodes",
-                "Effect": "Allow",
-                "Action": ["ssm:StartSession", "ssm:SendCommand"],
-                "Resource": [
-                    *instance_arns,
-                    f"arn:{partition}:ssm:*:*:document/AWS-RunShellScript",
-                    f"arn:{partition}:ssm:*:*:document/AWS-StartPortForwardingSessionToRemoteHost",
-                    f"arn:{partition}:ssm:*:*:document/SSM-SessionManagerRunShell",
-                ],
-            },
-            {
-                "Sid": "OwnSessions",
-                "Effect": "Allow",
-                "Action": ["ssm:TerminateSession", "ssm:ResumeSession", "ssmmessages:OpenDataChannel"],
-                # A session's name begins with the user name of an IAM user, or with the session id of a role.
-                "Resource": [
-                    f"arn:{partition}:ssm:*:*:session/${{aws:username}}-*",
-                    f"arn:{partition}:ssm:*:*:session/${{aws:userid}}-*",
-                ],
-            },
-            {
-                "Sid": "Look",
-                "Effect": "Allow",
-                "Action": [
+            allow(
+                "Nodes",
+                ["ssm:StartSession", "ssm:SendCommand"],
+                [*instance_arns, *(f"arn:{partition}:ssm:*:*:document/{name}" for name in documents)],
+            ),
+            # A session's name begins with the user name of an IAM user, or with the session id of a role.
+            allow(
+                "OwnSessions",
+                ["ssm:TerminateSession", "ssm:ResumeSession", "ssmmessages:OpenDataChannel"],
+                [f"arn:{partition}:ssm:*:*:session/${{aws:{key}}}-*" for key in ("username", "userid")],
+            ),
+            allow(
+                "Look",
+                [
                     "ssm:GetCommandInvocation",
                     "ssm:DescribeInstanceInformation",
                     "ec2:DescribeInstances",
                     "cloudwatch:GetMetricData",
                 ],
-                "Resource": "*",
-            },
-            {
-                "Sid": "Alarms",
-                "Effect": "Allow",
-                "Action": "cloudwatch:DescribeAlarms",
-                "Resource": f"arn:{partition}:cloudwatch:*:*:alarm:*",
-            },
+                "*",
+            ),
+            allow("Alarms", "cloudwatch:DescribeAlarms", f"arn:{partition}:cloudwatch:*:*:alarm:*"),
         ]
     return document(*statements)
 
 
-def _logs(lake: Lake) -> list[str]:
-    return log_arns(lake.bucket, lake.prefixes)
-
-
 def _list_bucket(lake: Lake) -> list[dict[str, Any]]:
-    listing: dict[str, Any] = {
-        "Sid": "ListTables",
-        "Effect": "Allow",
-        "Action": "s3:ListBucket",
-        "Resource": lake.bucket,
-    }
+    listing = allow("ListTables", "s3:ListBucket", lake.bucket)
     if lake.prefixes:
         listing["Condition"] = {
             "StringLike": {"s3:prefix": [pattern for prefix in lake.prefixes for pattern in (prefix, f"{prefix}/*")]}
         }
-    location = {
-        "Sid": "FindBucket",
-        "Effect": "Allow",
-        "Action": ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads"],
-        "Resource": lake.bucket,
-    }
-    return [listing, location]
-
-
-def _key(lake: Lake) -> list[dict[str, Any]]:
-    if lake.key is None:
-        return []
-    return [
-        {
-            "Sid": "EncryptAndDecrypt",
-            "Effect": "Allow",
-            "Action": ["kms:GenerateDataKey", "kms:Decrypt"],
-            "Resource": lake.key,
-        },
-    ]
+    return [listing, allow("FindBucket", ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads"], lake.bucket)]
 
 
 def _secret(lake: Lake) -> list[dict[str, Any]]:
-    if lake.secret is None:
-        return []
-    return [
-        {
-            "Sid": "OwnSecret",
-            "Effect": "Allow",
-            "Action": "secretsmanager:GetSecretValue",
-            "Resource": lake.secret,
-        },
-    ]
+    return [allow("OwnSecret", "secretsmanager:GetSecretValue", lake.secret)] if lake.secret else []
 
 
 @dataclass(frozen=True)

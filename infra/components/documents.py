@@ -7,19 +7,24 @@ from typing import Any
 
 Statement = dict[str, Any]
 
+
+def allow(sid: str, action: str | list[str], resource: str | list[str], **elements: Any) -> Statement:
+    """Return a statement that allows actions on resources; ``elements`` are further elements, such as ``Condition``."""
+    return {"Sid": sid, "Effect": "Allow", "Action": action, "Resource": resource, **elements}
+
+
 #: Permissions of Session Manager's agent on a machine. The actions support no resource-level permissions.
-SESSION_MANAGER: Statement = {
-    "Sid": "SessionManager",
-    "Effect": "Allow",
-    "Action": [
+SESSION_MANAGER = allow(
+    "SessionManager",
+    [
         "ssm:UpdateInstanceInformation",
         "ssmmessages:CreateControlChannel",
         "ssmmessages:CreateDataChannel",
         "ssmmessages:OpenControlChannel",
         "ssmmessages:OpenDataChannel",
     ],
-    "Resource": "*",
-}
+    "*",
+)
 
 
 def document(*statements: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,9 +52,5 @@ EC2_TRUST = trust_policy({"Service": "ec2.amazonaws.com"})
 
 def write_logs(sid: str, log_group_arn: str) -> Statement:
     """Return the statement that allows writing to one log group."""
-    return {
-        "Sid": sid,
-        "Effect": "Allow",
-        "Action": ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-        "Resource": [log_group_arn, f"{log_group_arn}:*"],
-    }
+    actions = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    return allow(sid, actions, [log_group_arn, f"{log_group_arn}:*"])

@@ -11,7 +11,7 @@ import pulumi_aws as aws
 
 from components.artifacts import Artifacts
 from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, KeyPair, node_secret
-from components.documents import EC2_TRUST, SESSION_MANAGER, document, write_logs
+from components.documents import EC2_TRUST, SESSION_MANAGER, allow, document, write_logs
 from components.network import AwsEgress
 from components.node_config import (
     ELECTION_PORT,
@@ -270,22 +270,16 @@ class Ensemble(pulumi.ComponentResource):
 def node_policy(*, secret: str, parameter: str, initialized: str, artifacts: str, log_group: str) -> dict[str, object]:
     """Return the policy of a node's role; the arguments are ARNs."""
     return document(
-        {"Sid": "OwnSecret", "Effect": "Allow", "Action": "secretsmanager:GetSecretValue", "Resource": secret},
-        {"Sid": "OwnConfiguration", "Effect": "Allow", "Action": "ssm:GetParameter", "Resource": parameter},
-        {
-            "Sid": "Initialized",
-            "Effect": "Allow",
-            "Action": ["ssm:GetParameter", "ssm:PutParameter"],
-            "Resource": initialized,
-        },
-        {"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{artifacts}/*"},
+        allow("OwnSecret", "secretsmanager:GetSecretValue", secret),
+        allow("OwnConfiguration", "ssm:GetParameter", parameter),
+        allow("Initialized", ["ssm:GetParameter", "ssm:PutParameter"], initialized),
+        allow("Artifacts", "s3:GetObject", f"{artifacts}/*"),
         write_logs("Logs", log_group),
-        {
-            "Sid": "Metrics",
-            "Effect": "Allow",
-            "Action": "cloudwatch:PutMetricData",
-            "Resource": "*",
-            "Condition": {"StringEquals": {"cloudwatch:namespace": "Sluice/ZooKeeper"}},
-        },
+        allow(
+            "Metrics",
+            "cloudwatch:PutMetricData",
+            "*",
+            Condition={"StringEquals": {"cloudwatch:namespace": "Sluice/ZooKeeper"}},
+        ),
         SESSION_MANAGER,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from components.documents import document, trust_policy, write_logs
+from components.documents import allow, document, trust_policy, write_logs
 from components.settings import ZONES
 
 HTTPS = 443
@@ -190,7 +190,7 @@ class Network(pulumi.ComponentResource):
                 lambda arn: json.dumps(
                     document(
                         write_logs("WriteFlowLogs", arn),
-                        {"Sid": "FindGroup", "Effect": "Allow", "Action": "logs:DescribeLogGroups", "Resource": "*"},
+                        allow("FindGroup", "logs:DescribeLogGroups", "*"),
                     )
                 )
             ),
@@ -347,44 +347,27 @@ def gateway_policy(
     """
     own_account = _account_condition(account_id)
     return document(
-        {
-            "Sid": "AmazonLinux",
-            "Effect": "Allow",
-            "Principal": "*",
-            "Action": "s3:GetObject",
-            "Resource": f"arn:{partition}:s3:::al2023-repos-{region}-de612dc2/*",
-        },
-        {
-            "Sid": "Artifacts",
-            "Effect": "Allow",
-            "Principal": "*",
-            "Action": "s3:GetObject",
-            "Resource": [f"{arn}/*" for arn in readable_bucket_arns],
-            "Condition": own_account,
-        },
-        {
-            "Sid": "LakeAndSources",
-            "Effect": "Allow",
-            "Principal": "*",
-            "Action": "s3:*",
-            "Resource": [resource for arn in written_bucket_arns for resource in (arn, f"{arn}/*")],
-            "Condition": own_account,
-        },
+        allow("AmazonLinux", "s3:GetObject", f"arn:{partition}:s3:::al2023-repos-{region}-de612dc2/*", Principal="*"),
+        allow(
+            "Artifacts",
+            "s3:GetObject",
+            [f"{arn}/*" for arn in readable_bucket_arns],
+            Principal="*",
+            Condition=own_account,
+        ),
+        allow(
+            "LakeAndSources",
+            "s3:*",
+            [resource for arn in written_bucket_arns for resource in (arn, f"{arn}/*")],
+            Principal="*",
+            Condition=own_account,
+        ),
     )
 
 
 def endpoint_policy(account_id: str) -> dict[str, object]:
     """Return the policy of an interface endpoint, which allows only principals of the account."""
-    return document(
-        {
-            "Sid": "ThisAccount",
-            "Effect": "Allow",
-            "Principal": "*",
-            "Action": "*",
-            "Resource": "*",
-            "Condition": _account_condition(account_id),
-        }
-    )
+    return document(allow("ThisAccount", "*", "*", Principal="*", Condition=_account_condition(account_id)))
 
 
 def _account_condition(account_id: str) -> dict[str, dict[str, str]]:

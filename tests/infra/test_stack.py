@@ -215,12 +215,12 @@ MUTATIONS: Mapping[str, Mutation] = {
         "alarms watch metrics that nodes send",
     ),
     "let a node read all secrets": Mutation(
-        C + "ensemble.py", '"Action": "secretsmanager:GetSecretValue", "Resource": secret}',
-        '"Action": "secretsmanager:GetSecretValue", "Resource": "*"}', "data-is-named",
+        C + "ensemble.py", 'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
+        'allow("OwnSecret", "secretsmanager:GetSecretValue", "*")', "data-is-named",
     ),
     "allow a node everything of S3": Mutation(
-        C + "ensemble.py", '"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:GetObject"',
-        '"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:*"', "actions-are-named",
+        C + "ensemble.py", 'allow("Artifacts", "s3:GetObject"',
+        'allow("Artifacts", "s3:*"', "actions-are-named",
     ),
     "do not protect the volumes": Mutation(
         C + "ensemble.py", "protect=self._args.protect, ignore_changes", "ignore_changes",
@@ -309,8 +309,8 @@ MUTATIONS: Mapping[str, Mutation] = {
         "a member answers few commands and allows long sessions",
     ),
     "let a node read its neighbours' secrets": Mutation(
-        C + "ensemble.py", '"Action": "secretsmanager:GetSecretValue", "Resource": secret}',
-        '"Action": "secretsmanager:GetSecretValue", "Resource": secret.replace("-1", "-2")}',
+        C + "ensemble.py", 'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
+        'allow("OwnSecret", "secretsmanager:GetSecretValue", secret.replace("-1", "-2"))',
         "a node reads its own secret alone",
     ),
 }  # fmt: skip
