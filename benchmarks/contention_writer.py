@@ -183,7 +183,7 @@ class _RetryCounter(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        logger = logging.getLogger("writer_jobs.writer")
+        logger = logging.getLogger("writer_jobs.commit")
         logger.addHandler(self)
         logger.setLevel(logging.INFO)
 

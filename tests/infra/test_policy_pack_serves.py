@@ -118,7 +118,7 @@ def test_a_resource_that_breaks_a_rule_is_refused(pack: analyzer_pb2_grpc.Analyz
     answer = pack.Analyze(asked(broken), timeout=SECONDS)
     assert [each.policyName for each in answer.diagnostics] == ["ingress-from-inside"]
     assert answer.diagnostics[0].enforcementLevel == analyzer_pb2.MANDATORY
-    assert "0.0.0.0/0 may come in" in answer.diagnostics[0].message
+    assert "Ingress from 0.0.0.0/0 is allowed" in answer.diagnostics[0].message
 
 
 def test_the_program_s_resources_pass_one_by_one_and_all_together(
