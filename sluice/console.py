@@ -27,9 +27,19 @@ _BAD_ARGUMENTS = 2
 _PIPE_WIDTH = 200
 
 
+def plain_console(**options: Any) -> Console:
+    """Return a console that prints text as it is: names of jobs and tables may contain ``[``.
+
+    Args:
+        options: Options of :class:`rich.console.Console`.
+
+    """
+    return Console(highlight=False, markup=False, **options)
+
+
 def table_console(console: Console) -> Console:
     """Return a console that is wide enough for a table if standard output is a pipe."""
-    return console if console.is_terminal else Console(file=console.file, highlight=False, width=_PIPE_WIDTH)
+    return console if console.is_terminal else plain_console(file=console.file, width=_PIPE_WIDTH)
 
 
 def make_table(

@@ -64,11 +64,14 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Set a handler for the stop signals that this process does not ignore. Restore all handlers at the end."""
+    """Set a handler for the stop signals that this process does not ignore. Restore all handlers at the end.
+
+    A handler that was not set by Python (None) stays: Python cannot restore it.
+    """
     previous = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    for number, previous_handler in previous.items():
-        if previous_handler is not signal.SIG_IGN:
-            signal.signal(number, handler)
+    previous = {number: old for number, old in previous.items() if old not in (None, signal.SIG_IGN)}
+    for number in previous:
+        signal.signal(number, handler)
     try:
         yield
     finally:

@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
 from lock_manager import LockSettings, ZookeeperLockManager
 from sluice.audit.pins import PinStatus, examine_pins, pin_problems
-from sluice.console import make_table, print_problems, table_console
+from sluice.console import make_table, plain_console, print_problems, table_console
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
 
@@ -84,7 +83,7 @@ def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool)
         entries = [{**entry.pin.to_json(), "expired": entry.has_expired, "problem": entry.problem} for entry in pins]
         print(json.dumps({"table": table, "ok": not problems, "pins": entries, "damaged": damaged}, indent=2))
         return not problems
-    console = Console(highlight=False)
+    console = plain_console()
     if pins:
         table_console(console).print(_pin_table(pins))
     else:

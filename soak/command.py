@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from rich.console import Console
-
+from sluice.console import plain_console
 from soak.options import SoakOptions
 from soak.progress_line import progress_line
 from soak.report import print_verdict, summary, write_report
@@ -46,8 +45,8 @@ def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) 
         Whether all invariants hold, and no class of faults is missing that must strike.
 
     """
-    console = Console(highlight=False)
-    notes = Console(highlight=False, stderr=True)
+    console = plain_console()
+    notes = plain_console(stderr=True)
     with notes.status("starting …") as status, Soak(options) as soak:
         soak.start_writers()
         soak.run(_progress_shower(options, progress_line(notes, status)))

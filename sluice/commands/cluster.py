@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sluice.commands.options import Verbose
-from sluice.console import errors_as_sentences
+from sluice.console import errors_as_sentences, plain_console
 from sluice.interrupts import interruptible
 
 
@@ -31,7 +30,7 @@ def jars(
     """
     from sluice.local.jars import resolve_jars  # noqa: PLC0415
 
-    console = Console(highlight=False)
+    console = plain_console()
     with console.status("Resolving the jars …"):
         paths = resolve_jars(folder)
     console.print(f"{len(paths)} jars in {paths[0].parent}", soft_wrap=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sluice.commands.options import Verbose
-from sluice.console import FAILED, errors_as_sentences
+from sluice.console import FAILED, errors_as_sentences, plain_console
 from sluice.interrupts import interruptible
 
 
@@ -69,5 +68,5 @@ def demo(
         s3_endpoint=s3_endpoint, bucket=bucket,
     )  # fmt: skip
     with interruptible():
-        if not run_demo(options, Console(highlight=False)):
+        if not run_demo(options, plain_console()):
             raise typer.Exit(FAILED)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from sluice.commands.options import Commands, JsonOption, Verbose, ZooKeeperOption, lock_settings
-from sluice.console import FAILED, errors_as_sentences, make_table, table_console
+from sluice.console import FAILED, errors_as_sentences, make_table, plain_console, table_console
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def status(
     if as_json:
         print(json.dumps({"servers": [server.to_json() for server in servers]}, indent=2))
     else:
-        _print_servers(servers, table_console(Console(highlight=False)))
+        _print_servers(servers, table_console(plain_console()))
     if all(server.mode is None for server in servers):
         sys.stderr.write("sluice: no server serves; see the problem of each server above\n")
         raise typer.Exit(FAILED)

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from sluice.commands.options import (
     JsonOption,
@@ -21,7 +20,7 @@ from sluice.commands.options import (
     lock_settings,
     parse_pairs,
 )
-from sluice.console import FAILED, errors_as_sentences
+from sluice.console import FAILED, errors_as_sentences, plain_console
 from sluice.interrupts import Interrupted, interruptible
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def status(
     from sluice.locks.status import Status, describe, display, format_duration, print_status, read_status  # noqa: PLC0415
 
     resource = None if table is None else TableResource.of(table)
-    console = Console(highlight=False)
+    console = plain_console()
 
     def print_snapshot(snapshot: Status) -> None:
         if as_json:
@@ -222,6 +221,6 @@ def doctor(
     if as_json:
         print(json.dumps([finding.to_json() for finding in findings], indent=2))
     else:
-        print_findings(findings, Console(highlight=False))
+        print_findings(findings, plain_console())
     if any(finding.failed for finding in findings):
         raise typer.Exit(FAILED)

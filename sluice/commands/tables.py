@@ -23,7 +23,7 @@ from sluice.commands.options import (
     lock_settings,
     parse_pairs,
 )
-from sluice.console import FAILED, errors_as_sentences, print_figures, print_problems
+from sluice.console import FAILED, errors_as_sentences, plain_console, print_figures, print_problems
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def verify(
     if as_json:
         print(json.dumps(verification.to_json(), indent=2))
     else:
-        _print_verification(verification, Console(highlight=False))
+        _print_verification(verification, plain_console())
     if not verification.ok:
         raise typer.Exit(FAILED)
 
@@ -113,7 +113,7 @@ def log(
     if as_json:
         print(json.dumps(log_to_json(location, commits), indent=2))
     else:
-        print_log(location, commits, Console(highlight=False))
+        print_log(location, commits, plain_console())
 
 
 @errors_as_sentences
@@ -234,7 +234,7 @@ def health(
     if reports and as_json:
         print(json.dumps([report.to_json() for report in reports], indent=2))
     elif reports:
-        console = Console(highlight=False)
+        console = plain_console()
         for report in reports:
             print_report(report, console)
     if reports and page is not None:

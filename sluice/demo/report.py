@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from sluice.audit.checks import count_text
 from sluice.console import make_table, print_problems
 from sluice.demo.outcome import Outcome
 from sluice.demo.records import Writer
@@ -45,9 +46,9 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         table.add_row(name, f"{actual:,}", f"{expected:,}", verdict)
     console.print(table)
     console.print(
-        f"{outcome.writers} writers, {outcome.wall_seconds:.1f} s in total, {outcome.loading_seconds:.1f} s from the "
-        f"first request to the last commit; medians: hold {_seconds(outcome.hold_seconds_p50)}, wait "
-        f"{_seconds(outcome.wait_seconds_p50)}",
+        f"{count_text(outcome.writers, 'writer')}, {outcome.wall_seconds:.1f} s in total, "
+        f"{outcome.loading_seconds:.1f} s from the first request to the last commit; medians: hold "
+        f"{_seconds(outcome.hold_seconds_p50)}, wait {_seconds(outcome.wait_seconds_p50)}",
         soft_wrap=True,
     )
     print_problems(outcome.problems, console)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
+from sluice.console import plain_console
 from soak.mixed.jobs import MAINTAIN, Workspace, locked_job, stock_job
 from soak.mixed.run import Command, MixedRun, Outcome
 from soak.progress_line import progress_line
@@ -53,7 +54,7 @@ def run_mixed(options: MixedOptions, *, as_json: bool) -> bool:
         Whether the run under the lock is good; see :func:`is_good`.
 
     """
-    console, notes = Console(highlight=False), Console(highlight=False, stderr=True)
+    console, notes = plain_console(), plain_console(stderr=True)
     outcomes: dict[str, Outcome] = {}
     options.output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

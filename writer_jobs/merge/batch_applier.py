@@ -129,10 +129,16 @@ class BatchApplier:
             with locked_all(
                 self._spark, tables, manager=self._writer.manager, timeout_seconds=self._deadline.remaining()
             ) as hold:
-                if side_state is None and (side_state := self._side_table.state()) is not None:
+                locked_side_state = self._side_table.state()
+                if side_state is None and locked_side_state is not None:
                     # Another run of the feed has created the side table. It has to be locked, too.
-                    table_state = self._writer.log.state()
+                    side_state, table_state = locked_side_state, self._writer.log.state()
                     continue
+                if locked_side_state is None and (side_state is not None or self._side_rows is not None):
+                    raise self._spec.misfit(
+                        f"{self._side_table.location} was removed while the batch was applied; nothing of the batch is "
+                        "in the table: restore the folder if you can, then apply the batch again"
+                    )
                 if (before_write := self._write_options.get("before_write")) is not None:
                     before_write(hold)
                 snapshot = self._writer.log.snapshot()
