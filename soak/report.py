@@ -33,7 +33,12 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 def summary(
     options: SoakOptions, progress: Progress, evidence: Evidence, violations: Sequence[Violation]
 ) -> dict[str, Any]:
-    """Return the verdict as JSON values; see docs/reliability.md for the fields."""
+    """Return the verdict as JSON values.
+
+    ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer was given; ``filled``
+    counts empty commits for unfinished intents. ``fault_shares``, ``step_shares`` and ``pair_shares`` have ``times`` of
+    how many ``chances``. ``shown`` has the first five violations, each with the shortest history that shows it.
+    """
     counts = progress.counts
     takeover_seconds = [
         successor["monotonic"] - death["monotonic"] for death, successor in takeovers(evidence) if successor is not None
