@@ -35,8 +35,8 @@ def summary(
 ) -> dict[str, Any]:
     """Return the verdict as JSON values.
 
-    ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer was given; ``filled``
-    counts empty commits for unfinished intents. ``fault_shares``, ``step_shares`` and ``pair_shares`` have ``times`` of
+    ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer was given;
+    ``filled`` counts empty commits for unfinished intents. ``fault_shares``, ``step_shares`` and ``pair_shares`` have ``times`` of
     how many ``chances``. ``shown`` has the first five violations, each with the shortest history that shows it.
     """
     counts = progress.counts

@@ -1,7 +1,7 @@
 """The commit guard, Python side: the log store asks it at each commit whether the lock is held.
 
 The log store (``log_store/``, in the driver's JVM) sends each request as a JSON object, whose ``kind`` is one of these
-(``CommitGuard.java`` has the other fields):
+(``PythonGuard.java`` has the other fields):
 
 * ``turn``: A commit that waits for its lock asks whether it has the lock by now.
 * ``outcome``: The log store reports the outcome of a put that waited for its lock.
@@ -101,7 +101,7 @@ class CommitGuard:
             return next((error for error in reversed(self._refusals.values()) if str(error) in text), None)
 
     def check(self, request: str) -> str:
-        """Answer one request; never raises. See ``CommitGuard.java`` for both JSON objects."""
+        """Answer one request; never raises. See ``PythonGuard.java`` for both JSON objects."""
         attempt, observe, table = "", False, "unknown"
         is_turn = has_ticket = False
         try:

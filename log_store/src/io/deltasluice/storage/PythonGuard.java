@@ -10,10 +10,11 @@ import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 
 /**
- * The guard of one Python process ({@code guard_server.py}). Each question opens a TCP connection, which fails at once
- * if the process has ended.
+ * The guard of one Python process ({@code guard_server.py}), which decides whether a commit may be written. It is asked
+ * at every commit, at the last moment before the version file is put. Each request opens a TCP connection, which fails
+ * at once if the process has ended.
  */
-final class PythonGuard implements CommitGuard {
+final class PythonGuard {
   private final InetSocketAddress address;
   private final String questionKey;
   private final String answerKey;
@@ -43,13 +44,33 @@ final class PythonGuard implements CommitGuard {
   }
 
   /**
-   * Sends a question and returns the answer.
+   * Sends a request and returns the answer.
    *
+   * <p>Each request has {@code kind}, {@code table} (URI of the folder above {@code _delta_log}), {@code version} and
+   * {@code attempt} (UUID of this attempt to put). A request of an unknown kind is refused. The kinds are:
+   *
+   * <ul>
+   *   <li>{@code commit}: May this version be put? Fields: {@code txn} ({@code commitInfo.txnId}, may be null),
+   *       {@code operation} (may be null), {@code metadata} (whether the commit contains {@code metaData}),
+   *       {@code blocks} (ids of the blocks to which the thread is bound, may be null), {@code ticket} (name of the
+   *       ticket to which the thread is bound, may be null), {@code write} (id of the operation attempt that the
+   *       thread executes; absent if it executes none) and with it {@code retention_ms} (age at which VACUUM deletes
+   *       files that belong to no commit), {@code observe} (whether a refusal is only logged), {@code footprint}
+   *       (actions and partitions of the commit, see {@code CommitBody}; only if a block or the ticket locks
+   *       partitions). Answer: {@code holds} (ids of the holds that cover the commit, each confirmed) and
+   *       {@code stamp} (object that the commit records).
+   *   <li>{@code turn}: Does the ticket of a waiting commit have its lock by now? Fields: {@code ticket},
+   *       {@code staged} (the commit, see {@link Guard#described}). Answer: {@code turn} (boolean).
+   *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},
+   *       {@code outcome} (see {@link Attempts}), {@code metrics}. Answer: an empty object.
+   * </ul>
+   *
+   * @param request JSON object
+   * @return JSON object: the answer above, or {@code refused} (name of the error) and {@code message} (one sentence)
    * @throws java.net.ConnectException the process has ended
    * @throws IOException there is no answer, or another process listens on the port
    */
-  @Override
-  public String check(String request) throws IOException {
+  String check(String request) throws IOException {
     // An interrupt closes a channel, but not a socket.
     try (SocketChannel channel = SocketChannel.open(address)) {
       OutputStream out = channel.socket().getOutputStream();
