@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CLASSES = ("break-lock", "s3-lost-reply")
 TIMEOUT_SECONDS = 240
@@ -21,6 +23,7 @@ def soak(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
 
+@pytest.mark.full
 def test_a_short_soak_has_no_violation_and_writes_its_verdict(tmp_path: Path) -> None:
     process = soak(
         tmp_path, "--writers", "2", "--commits", "8", "--faults", ",".join(CLASSES), "--gap", "2", "--seed", "1",

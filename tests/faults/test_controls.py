@@ -57,6 +57,7 @@ def wait_for_steps(soak: Soak) -> None:
         soak.next_event()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("without", ["registry", "version"])
 def test_without_the_protection_of_a_step_a_promise_is_broken(make_soak: Callable[..., Soak], without: str) -> None:
     """No fault strikes. The next test takes the same steps with all protections."""
@@ -97,6 +98,7 @@ def test_a_contender_that_remains_in_the_queue_is_detected(make_soak: Callable[.
     assert_partitions_are_free(soak)
 
 
+@pytest.mark.full
 def test_a_run_with_hanging_writers_ends_with_a_violation(
     make_soak: Callable[..., Soak], monkeypatch: pytest.MonkeyPatch
 ) -> None:

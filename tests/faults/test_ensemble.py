@@ -16,6 +16,7 @@ from soak.run import Soak
 from soak.verdict import judge
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "names",
     [
@@ -35,6 +36,7 @@ def test_writers_continue_and_every_promise_holds(make_soak: Callable[..., Soak]
     assert [str(violation) for violation in judge(soak.evidence())] == []
 
 
+@pytest.mark.full
 def test_the_session_timeout_that_the_server_grants_counts(make_soak: Callable[..., Soak]) -> None:
     soak = make_soak(session_seconds=60.0)
     granted = soak.context.session_seconds

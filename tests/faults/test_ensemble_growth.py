@@ -155,6 +155,7 @@ def assert_exclusive_holds(writers: list[Writer]) -> None:
     assert longest < MAX_OUTAGE_SECONDS
 
 
+@pytest.mark.full
 def test_three_members_grow_to_four_under_writers(members: Members, writers: list[Writer]) -> None:
     grow(members, TRIO, 4)
     assert quorum_sizes(members) == {4}
@@ -183,6 +184,7 @@ def acquire_once(hosts: str) -> None:
         pass
 
 
+@pytest.mark.full
 def test_negative_control_two_new_members_make_two_quorums(members: Members) -> None:
     acquire_once(members.hosts(*TRIO))
     # The new members get the data, so they may vote.

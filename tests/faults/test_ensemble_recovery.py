@@ -169,6 +169,7 @@ def ensemble(lost_ensemble: LostEnsemble) -> Iterator[LostEnsemble]:
     members.autocreate = False
 
 
+@pytest.mark.full
 def test_the_survivor_alone_grants_no_locks(ensemble: LostEnsemble) -> None:
     ensemble.members.start(ensemble.survivor, of=TRIO)
     with ZookeeperLockManager(ensemble.hosts, 2) as manager:
@@ -177,6 +178,7 @@ def test_the_survivor_alone_grants_no_locks(ensemble: LostEnsemble) -> None:
     assert ensemble.members.leaders() == []
 
 
+@pytest.mark.full
 def test_the_ensemble_recovers_from_the_survivor(ensemble: LostEnsemble) -> None:
     epoch = recover(ensemble.members, ensemble.survivor, ensemble.lost_members)
     # Clients may connect again.
@@ -198,6 +200,7 @@ def test_the_ensemble_recovers_from_the_survivor(ensemble: LostEnsemble) -> None
             hold.check()
 
 
+@pytest.mark.full
 def test_negative_control_without_a_new_epoch_tokens_fall(
     ensemble: LostEnsemble,
 ) -> None:
@@ -218,6 +221,7 @@ def test_negative_control_without_a_new_epoch_tokens_fall(
             assert hold.token < ensemble.last_token
 
 
+@pytest.mark.full
 def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble) -> None:
     ensemble.members.start(*ensemble.lost_members, of=TRIO)
     assert_no_leader(ensemble, ensemble.lost_members)
@@ -231,6 +235,7 @@ def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble
     assert {stored_uuid(ensemble, member) for member in TRIO} == {ensemble.uuid}
 
 
+@pytest.mark.full
 def test_empty_members_wait_until_a_majority_may_vote(tmp_path: Path) -> None:
     with Members(tmp_path, TRIO) as members:
         members.start(*TRIO, of=TRIO)
@@ -253,6 +258,7 @@ def assert_no_leader(ensemble: LostEnsemble, members: Sequence[int]) -> None:
     assert ensemble.members.leaders() == []
 
 
+@pytest.mark.full
 def test_negative_control_two_empty_members_are_a_quorum(ensemble: LostEnsemble) -> None:
     ensemble.members.autocreate = True
     ensemble.members.start(*ensemble.lost_members, of=TRIO)

@@ -52,6 +52,7 @@ def jvm(s3: FaultyS3, guard: RecordingGuard, tmp_path_factory: pytest.TempPathFa
     store.close()
 
 
+@pytest.mark.full
 def test_each_commit_asks_for_the_block_of_its_thread(jvm: StoreJvm, guard: RecordingGuard) -> None:
     for number in range(10):
         jvm.write(TABLE, number, COMMIT, block=f"hold-{number}")
@@ -66,6 +67,7 @@ def test_each_commit_asks_for_the_block_of_its_thread(jvm: StoreJvm, guard: Reco
     assert jvm.attempts("hold-3") == []
 
 
+@pytest.mark.full
 def test_java_objects_of_earlier_calls_are_released(jvm: StoreJvm) -> None:
     """Without the release, Py4J keeps every object that it has returned, for thousands of commits."""
 
@@ -90,6 +92,7 @@ def test_a_commit_in_another_java_thread_is_an_error(jvm: StoreJvm, monkeypatch:
         jvm.write(TABLE, 10, COMMIT, block="hold")
 
 
+@pytest.mark.full
 def test_java_exceptions_become_python_errors(jvm: StoreJvm, s3: FaultyS3) -> None:
     jvm.write(f"{TABLE}-errors", 0, COMMIT, block="hold")
     with pytest.raises(VersionTakenError):

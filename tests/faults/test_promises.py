@@ -62,6 +62,7 @@ def outcome(history: list[dict[str, Any]]) -> dict[str, Any]:
     )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "point"),
     [
@@ -85,15 +86,18 @@ def test_a_put_after_a_takeover_finds_its_version_filled(soak: Soak) -> None:
     assert filled["worker"] != WRITER
 
 
+@pytest.mark.full
 def test_a_version_stored_before_the_pause_is_acknowledged(soak: Soak) -> None:
     end = outcome(strike(soak, "pause-both", "stored"))
     assert end["event"] == "acknowledged"
 
 
+@pytest.mark.full
 def test_a_paused_jvm_commits_while_python_keeps_the_lock(soak: Soak) -> None:
     assert outcome(strike(soak, "pause-jvm", "checked"))["event"] == "acknowledged"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "point"),
     [
@@ -117,6 +121,7 @@ def test_a_writer_cut_off_from_zookeeper_is_refused(soak: Soak) -> None:
     assert (end["event"], end["error"]) == ("refused", "LockLostError")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "point", ["data", *(pytest.param(name, marks=pytest.mark.soak) for name in ("read", "checked"))]
 )
@@ -130,15 +135,18 @@ def test_a_writer_cut_off_from_s3_reports_only_known_outcomes(soak: Soak, point:
     assert not released["lost"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("point", ["asking", "data", "releasing"])
 def test_a_lost_reply_of_zookeeper_changes_nothing(soak: Soak, point: str) -> None:
     assert outcome(strike(soak, "lost-zookeeper-reply", point))["event"] == "acknowledged"
 
 
+@pytest.mark.full
 def test_a_waiter_whose_session_expires_waits_again(soak: Soak) -> None:
     assert outcome(strike(soak, "expire-queued", "asking"))["event"] == "acknowledged"
 
 
+@pytest.mark.full
 def test_a_cancelled_wait_leaves_no_contender(soak: Soak) -> None:
     history = strike(soak, "cancel-queued", "asking")
     (fault,) = [index for index, event in enumerate(history) if event["event"] == "fault"]
@@ -150,6 +158,7 @@ def test_a_cancelled_wait_leaves_no_contender(soak: Soak) -> None:
     assert later["event"] == "acknowledged"
 
 
+@pytest.mark.full
 def test_a_hold_that_is_lost_during_its_release_keeps_the_commit(soak: Soak) -> None:
     assert outcome(strike(soak, "pause-both", "releasing"))["event"] == "acknowledged"
 
@@ -180,6 +189,7 @@ def test_a_commit_survives_an_error_of_s3(soak: Soak, name: str, expected: str) 
     assert outcome(strike(soak, name, "data"))["event"] == expected
 
 
+@pytest.mark.full
 def test_a_put_that_outlasts_the_session_timeout_is_repeated(soak: Soak) -> None:
     history = strike(soak, "s3-delay", "data")
     end = outcome(history)
@@ -188,6 +198,7 @@ def test_a_put_that_outlasts_the_session_timeout_is_repeated(soak: Soak) -> None
     assert end["monotonic"] - fault["monotonic"] > soak.context.session_seconds
 
 
+@pytest.mark.full
 def test_a_commit_without_an_answer_is_unknown_and_gets_filled(soak: Soak) -> None:
     end = outcome(strike(soak, "s3-unavailable", "data"))
     assert (end["event"], end["error"]) == ("unknown", "CommitUnknownException")
@@ -197,6 +208,7 @@ def test_a_commit_without_an_answer_is_unknown_and_gets_filled(soak: Soak) -> No
     )
 
 
+@pytest.mark.full
 def test_a_later_block_fills_the_version_of_a_late_put(soak: Soak) -> None:
     history = strike(soak, "s3-late", "data")
     end = outcome(history)

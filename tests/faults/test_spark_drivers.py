@@ -104,7 +104,9 @@ def pause_with_held_put(
 @pytest.mark.parametrize(
     ("paused", "operation"),
     [
-        *(("python", "append"), ("jvm", "append_at_the_gate"), ("both", "append_at_the_gate")),
+        ("jvm", "append_at_the_gate"),
+        pytest.param("python", "append", marks=pytest.mark.full),
+        pytest.param("both", "append_at_the_gate", marks=pytest.mark.full),
         pytest.param("jvm", "append", marks=pytest.mark.soak),
         pytest.param("both", "merge", marks=pytest.mark.soak),
         pytest.param("python", "append_at_the_gate", marks=pytest.mark.soak),
@@ -146,6 +148,7 @@ def test_negative_control_without_intents_a_late_put_succeeds(
     assert rows(table) == [0, 1, 2, 10, 11, 1003]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "paused", ["both", *(pytest.param(name, marks=pytest.mark.soak) for name in ("python", "jvm"))]
 )
@@ -178,6 +181,7 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
     assert rows(table) == [0, 1, 2, 10, 11, 20, 1004]
 
 
+@pytest.mark.full
 def test_a_hold_of_another_thread_does_not_replace_a_lost_hold(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
     first.begin("merge_while_another_thread_takes_the_lock", table=table, first=10, end=12)
@@ -187,6 +191,7 @@ def test_a_hold_of_another_thread_does_not_replace_a_lost_hold(drivers: tuple[Dr
     assert rows(table) == [0, 1, 2]
 
 
+@pytest.mark.full
 def test_negative_control_without_the_binding_it_replaces_it(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
     first.do("bind_to_any_hold")
@@ -236,6 +241,7 @@ def test_negative_control_without_the_guard_it_commits(drivers: tuple[Driver, Dr
     assert list(state["unlocked_writers"].values()) == [[2]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "committed", "error"),
     [
@@ -267,6 +273,7 @@ def test_responses_of_s3_neither_lose_nor_duplicate_a_commit(
     assert set(stored(s3, table).values()) == {1}
 
 
+@pytest.mark.full
 def test_faster_writers_without_the_lock_are_named(
     drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
 ) -> None:

@@ -36,6 +36,7 @@ def soak(output: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, 
     return verdict, [event for event in history if event["event"] == "acknowledged"]
 
 
+@pytest.mark.full
 def test_the_spark_engine_runs_without_violations(tmp_path: Path) -> None:
     verdict, acknowledged = soak(tmp_path, "--writers", "1", "--commits", "1", "--faults", "none")
     assert verdict["acknowledged"] == len(acknowledged) >= 1

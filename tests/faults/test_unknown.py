@@ -169,6 +169,7 @@ def read_around_a_late_put(
     return [second_block_ids, first_ids, driver.answer()["done"]], filled
 
 
+@pytest.mark.full
 def test_a_later_block_of_the_hold_fills_the_version_of_a_put(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_later_block_of_the_hold_fills_the_version_of_a_put(
     assert set(stored(s3, table).values()) == {1}
 
 
+@pytest.mark.full
 def test_negative_control_a_late_put_lands_between_two_reads(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> None:
@@ -248,6 +250,7 @@ def test_a_job_with_an_unknown_outcome_can_be_repeated(
     assert set(stored(s3, table).values()) == {1}
 
 
+@pytest.mark.full
 def test_a_failed_job_reports_its_earlier_commits(
     s3: FaultyS3,
     table: str,
@@ -354,6 +357,7 @@ def lose_reply_and_lock(
     driver.do("protect_again")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("operation", "lost"),
     [
@@ -384,6 +388,7 @@ def test_a_writer_finds_its_commit_after_lost_reply_and_lock(
     assert rows(three_files) == IDS_AFTER[operation]
 
 
+@pytest.mark.full
 def test_negative_control_without_the_search_it_is_unknown(
     driver: Driver, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]]
 ) -> None:
@@ -393,6 +398,7 @@ def test_negative_control_without_the_search_it_is_unknown(
     assert rows(three_files) == IDS_AFTER["overwrite"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", ["append", "statement"])
 def test_negative_control_the_version_of_a_rival_is_not_taken(
     s3: FaultyS3, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]], operation: str
@@ -403,6 +409,7 @@ def test_negative_control_the_version_of_a_rival_is_not_taken(
     assert rows(three_files) == [0, 1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "operation",
     [
