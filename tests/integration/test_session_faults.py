@@ -1,4 +1,4 @@
-"""What the network, the server and the operating system do to a session, against real servers."""
+"""Faults of the network, the server and the operating system during a session, on real servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
 
 from lock_manager import (
     EnsembleUnavailableError,
@@ -21,72 +20,71 @@ from lock_manager import (
     LockLostError,
     LockTimeoutError,
     SessionState,
-    TableResource,
     ZookeeperLockManager,
 )
-from lock_manager.testing import embedded as local
+from lock_manager.testing import embedded
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from lock_manager.zookeeper.znodes import table_node
 from soak.tcp_proxy import Link
+from tests.support.lock_znodes import LockZnodes, connected_client
+from tests.support.new_thread import in_new_thread
 from tests.support.rivals import RivalManager
 from tests.support.running import is_running
 from tests.support.sessions import end_session
 
 TABLE = "s3://lake/faults"
-NODE = table_node("/locks/delta_tables", TableResource.of(TABLE))
 SESSION_SECONDS = 4.0
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedZooKeeper]:
-    """A server of our own, with short ticks, that grants at most four seconds."""
-    with EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=4000) as embedded:
-        yield embedded
+    """A server with short ticks that grants at most four seconds."""
+    with EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=4000) as ensemble:
+        yield ensemble
 
 
 @pytest.fixture
-def direct(server) -> Iterator[RivalManager]:
+def rival(server) -> Iterator[RivalManager]:
     with RivalManager(server.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
         yield manager
 
 
 @pytest.fixture
 def proxy(server) -> Iterator[Link]:
-    with Link(server.hosts) as between:
-        yield between
+    with Link(server.hosts) as link:
+        yield link
 
 
 @pytest.fixture
-def through_proxy(proxy) -> Iterator[ZookeeperLockManager]:
+def manager(proxy) -> Iterator[ZookeeperLockManager]:
+    """A connected manager behind the proxy."""
     with ZookeeperLockManager(proxy.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
         manager.connect()
         yield manager
 
 
 @pytest.fixture
-def look(server) -> Iterator[KazooClient]:
-    client = KazooClient(server.hosts)
-    client.start()
-    yield client
-    client.stop()
-    client.close()
-
-
-def contenders(look: KazooClient) -> list[str]:
-    return [name for name in look.get_children(NODE) if "lock__" in name] if look.exists(NODE) else []
+def znodes(server) -> Iterator[LockZnodes]:
+    with connected_client(server.hosts) as client:
+        yield LockZnodes(client, TABLE)
 
 
 def expire(manager: ZookeeperLockManager, hosts: str) -> None:
-    """End the manager's session on the server, as kazoo's own harness does: by a second client that takes it over."""
+    """End the manager's session on the server. A second client takes it over and closes it."""
     session_id, password = manager._session.client.client_id
     deadline = time.monotonic() + 20
-    # The first client may come back before the second one has said goodbye.
+    # The first client may reconnect before the second one closes the session.
     while manager._session.session_id == session_id:
         assert time.monotonic() < deadline
         end_session(hosts, (session_id, password))
 
 
-def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
+def start_program(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run Python code in a process of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_the_granted_timeout_counts_not_the_requested_one(server, eventually):
     with (
         Link(server.hosts) as proxy,
         ZookeeperLockManager(proxy.hosts, session_timeout_seconds=30) as manager,
@@ -94,17 +92,17 @@ def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
         hold = manager.acquire(TABLE)
         assert manager._session.granted_seconds == SESSION_SECONDS
         proxy.cut()
-        frozen_at = time.monotonic()
+        cut_at = time.monotonic()
         eventually(lambda: not hold.is_valid(), within=10)
-        # By the 30 s that were asked for it would stay valid for 12 s.
-        assert time.monotonic() - frozen_at < 10
+        # With the 30 s that the manager requested the hold would stay valid for 12 s.
+        assert time.monotonic() - cut_at < 10
         proxy.mend()
 
 
 @pytest.mark.full
-def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy, direct, eventually):
-    """Kazoo stays SUSPENDED while another gets the lock; is_valid must be False by then, and stay so."""
-    hold = through_proxy.acquire(TABLE)
+def test_a_holder_is_invalid_before_the_next_one_holds(manager, proxy, rival, eventually):
+    """Kazoo stays SUSPENDED while the rival acquires the lock. By then is_valid must be False, and stay so."""
+    hold = manager.acquire(TABLE)
     lost: list[object] = []
     hold.on_loss(lost.append)
     last_valid = [0.0]
@@ -112,14 +110,14 @@ def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy
 
     def observe() -> None:
         while not stop.is_set():
-            asked_at = time.monotonic()
+            checked_at = time.monotonic()
             if hold.is_valid():
-                last_valid[0] = asked_at
+                last_valid[0] = checked_at
 
     observer = threading.Thread(target=observe, daemon=True)
     observer.start()
     proxy.cut()
-    with direct.acquire(TABLE):
+    with rival.acquire(TABLE):
         acquired_at = time.monotonic()
         stop.set()
         observer.join()
@@ -133,21 +131,16 @@ def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy
 
 
 @pytest.mark.full
-def test_paused_holder_learns_that_it_lost(server, direct, eventually):
-    """SIGSTOP past the session time-out: the clock has run on when it wakes, so it is not valid for a moment even."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", PAUSED, server.hosts, TABLE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def test_a_paused_holder_is_invalid_when_it_resumes(server, rival):
+    """The process is stopped for longer than its session timeout. Its clock goes on."""
+    holder = start_program(PAUSED, server.hosts, TABLE)
     assert holder.stdout.readline().strip() == "held"
     os.kill(holder.pid, signal.SIGSTOP)
-    direct.acquire(TABLE).release()
+    rival.acquire(TABLE).release()
     os.kill(holder.pid, signal.SIGCONT)
-    told, _ = holder.communicate("go\n", timeout=30)
-    # Its own clock says so, before the connection is found gone and whatever the ensemble would say.
-    assert told.split() == ["False", "LockLostError", "LockLostError"]
+    output, _ = holder.communicate("go\n", timeout=30)
+    # The clock alone makes the hold invalid, before the client notices that its connection is closed.
+    assert output.split() == ["False", "LockLostError", "LockLostError"]
 
 
 PAUSED = """
@@ -165,20 +158,20 @@ for call in (hold.check, hold.release):
 """
 
 
-def test_short_loss_of_the_connection_does_not_lose_the_lock(through_proxy, proxy, eventually):
-    hold = through_proxy.acquire(TABLE)
-    seen: list[SessionState] = []
-    through_proxy.add_listener(seen.append)
+def test_a_short_loss_of_the_connection_keeps_the_lock(manager, proxy, eventually):
+    hold = manager.acquire(TABLE)
+    states: list[SessionState] = []
+    manager.add_listener(states.append)
     proxy.drop()
-    eventually(lambda: SessionState.SUSPENDED in seen)
-    eventually(lambda: through_proxy.state is SessionState.CONNECTED)
+    eventually(lambda: SessionState.SUSPENDED in states)
+    eventually(lambda: manager.state is SessionState.CONNECTED)
     hold.check()
     assert hold.is_valid()
     hold.release()
 
 
-def test_a_server_that_takes_the_connection_and_says_nothing_is_soon_tried_again(proxy, caplog, eventually):
-    """Kazoo would wait for all of the 30 s that it asked for, though 4 s were granted."""
+def test_a_silent_server_is_soon_tried_again(proxy, caplog, eventually):
+    """Kazoo would wait for all of the 30 s that the manager requests, though the server granted 4 s."""
     with ZookeeperLockManager(proxy.hosts, timeout_seconds=30, session_timeout_seconds=30) as manager:
         manager.connect()
         proxy.deaf = True
@@ -188,23 +181,23 @@ def test_a_server_that_takes_the_connection_and_says_nothing_is_soon_tried_again
         manager.acquire(TABLE).release()
 
 
-def test_suspended_hold_is_not_valid(through_proxy, proxy, eventually):
-    hold = through_proxy.acquire(TABLE)
+def test_a_suspended_hold_is_not_valid(manager, proxy, eventually):
+    hold = manager.acquire(TABLE)
     proxy.refused = True
     proxy.drop()
-    eventually(lambda: through_proxy.state is SessionState.SUSPENDED)
+    eventually(lambda: manager.state is SessionState.SUSPENDED)
     assert not hold.is_valid()
     proxy.refused = False
-    eventually(lambda: through_proxy.state is SessionState.CONNECTED)
+    eventually(lambda: manager.state is SessionState.CONNECTED)
     hold.check()
     hold.release()
 
 
-def test_expired_holder_is_told_everywhere(server, direct, eventually):
+def test_an_expired_holder_learns_it_everywhere(server, rival, eventually):
     manager = ZookeeperLockManager(server.hosts, session_timeout_seconds=SESSION_SECONDS)
     hold = manager.acquire(TABLE)
     lost: list[bool] = []
-    # A callback may use the manager: in kazoo's own listener that would deadlock.
+    # A callback may use the manager. In kazoo's own listener that would deadlock.
     hold.on_loss(lambda _: lost.append(manager.acquire(TABLE, timeout_seconds=10).is_valid()))
     expire(manager, server.hosts)
     eventually(lambda: lost == [True])
@@ -214,102 +207,77 @@ def test_expired_holder_is_told_everywhere(server, direct, eventually):
     with pytest.raises(LockLostError):
         hold.release()
     manager.close()
-    direct.acquire(TABLE).release()
+    rival.acquire(TABLE).release()
 
 
-def test_session_that_ends_while_queued_goes_on_from_the_end_of_the_queue(server, direct, look, eventually):
+def test_an_expired_waiter_joins_the_queue_again(server, rival, znodes, eventually):
     manager = ZookeeperLockManager(server.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS)
-    hold = direct.acquire(TABLE)
-    got: list[object] = []
-    waiting = threading.Thread(target=lambda: got.append(manager.acquire(TABLE)))
-    waiting.start()
-    eventually(lambda: len(contenders(look)) == 2)
-    before = set(contenders(look))
+    hold = rival.acquire(TABLE)
+    waiting = in_new_thread(manager.acquire, TABLE)
+    eventually(lambda: len(znodes.contenders()) == 2)
+    contenders = set(znodes.contenders())
     expire(manager, server.hosts)
-    eventually(lambda: len(contenders(look)) == 2 and set(contenders(look)) != before)
+    eventually(lambda: len(znodes.contenders()) == 2 and set(znodes.contenders()) != contenders)
     hold.release()
-    waiting.join()
-    got[0].release()
+    waiting.result().release()
     manager.close()
 
 
-def test_lost_reply_to_create_leaves_one_contender_that_is_ours(through_proxy, proxy, direct, look, eventually):
-    direct.acquire(TABLE).release()
+def test_a_lost_reply_to_create_leaves_one_contender(manager, proxy, rival, znodes, eventually):
+    rival.acquire(TABLE).release()
     proxy.deaf = True
-    got: list[object] = []
-    acquiring = threading.Thread(target=lambda: got.append(through_proxy.acquire(TABLE)))
-    acquiring.start()
-    eventually(lambda: len(contenders(look)) == 1)
-    created = contenders(look)
-    # Of the same name, and earlier, but of another session: not ours.
-    foreign = f"{NODE}/{created[0][:-10]}0000000000"
-    look.create(foreign, ephemeral=True)
+    acquiring = in_new_thread(manager.acquire, TABLE)
+    eventually(lambda: len(znodes.contenders()) == 1)
+    contenders = znodes.contenders()
+    # A contender with the same prefix and an earlier number, but of another session.
+    foreign = f"{contenders[0][:-10]}0000000000"
+    znodes.client.create(foreign, ephemeral=True)
     proxy.deaf = False
     proxy.drop()
-    eventually(lambda: through_proxy.state is SessionState.CONNECTED)
-    look.delete(foreign)
-    acquiring.join()
-    assert contenders(look) == created
-    assert got[0].token == look.exists(f"{NODE}/{created[0]}").czxid
-    got[0].check()
-    got[0].release()
-    assert contenders(look) == []
+    eventually(lambda: manager.state is SessionState.CONNECTED)
+    znodes.client.delete(foreign)
+    hold = acquiring.result()
+    assert znodes.contenders() == contenders
+    assert hold.token == znodes.client.exists(contenders[0]).czxid
+    hold.check()
+    hold.release()
+    assert znodes.contenders() == []
 
 
-def test_lost_reply_to_delete_is_a_release(through_proxy, proxy, look, eventually):
-    hold = through_proxy.acquire(TABLE)
+def test_a_lost_reply_to_delete_is_a_release(manager, proxy, znodes, eventually):
+    hold = manager.acquire(TABLE)
     proxy.deaf = True
-    outcome: list[object] = []
-
-    def release() -> None:
-        try:
-            outcome.append(hold.release())
-        except Exception as error:
-            outcome.append(error)
-
-    releasing = threading.Thread(target=release)
-    releasing.start()
-    eventually(lambda: contenders(look) == [])
+    releasing = in_new_thread(hold.release)
+    eventually(lambda: znodes.contenders() == [])
     proxy.deaf = False
     proxy.drop()
-    releasing.join()
-    assert outcome == [None]
+    assert releasing.result() is None
 
 
 @pytest.mark.full
-def test_release_in_an_outage_is_bounded_and_leaves_nothing(through_proxy, proxy, direct, look, eventually):
-    hold = through_proxy.acquire(TABLE)
+def test_a_release_in_an_outage_is_bounded_and_completes(manager, proxy, znodes, eventually):
+    hold = manager.acquire(TABLE)
     proxy.cut()
     started = time.monotonic()
-    hold.release()  # it stood when the release was asked for
+    hold.release()  # The hold was valid at that time.
     assert time.monotonic() - started < SESSION_SECONDS + 4
     proxy.mend()
-    eventually(lambda: contenders(look) == [])
+    eventually(lambda: znodes.contenders() == [])
 
 
 @pytest.mark.full
-def test_acquire_that_fails_in_an_outage_is_cleared_up_after_it(through_proxy, proxy, direct, look, eventually):
-    with direct.acquire(TABLE) as hold:
-        waiting_failed: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                through_proxy.acquire(TABLE, timeout_seconds=5)
-            except Exception as error:
-                waiting_failed.append(error)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        eventually(lambda: len(contenders(look)) == 2)
+def test_a_failed_acquire_is_cleaned_up_after_the_outage(manager, proxy, rival, znodes, eventually):
+    with rival.acquire(TABLE) as hold:
+        waiting = in_new_thread(manager.acquire, TABLE, timeout_seconds=5)
+        eventually(lambda: len(znodes.contenders()) == 2)
         proxy.cut()
-        waiting.join()
-        assert isinstance(waiting_failed[0], LockTimeoutError | EnsembleUnavailableError)
+        assert isinstance(waiting.exception(), LockTimeoutError | EnsembleUnavailableError)
         proxy.mend()
-        eventually(lambda: len(contenders(look)) == 1)
+        eventually(lambda: len(znodes.contenders()) == 1)
         hold.check()
 
 
-def test_close_in_an_outage_is_bounded(proxy, look, eventually):
+def test_a_close_in_an_outage_is_bounded(proxy, znodes, eventually):
     manager = ZookeeperLockManager(proxy.hosts, session_timeout_seconds=SESSION_SECONDS)
     manager.acquire(TABLE)
     proxy.cut()
@@ -317,34 +285,22 @@ def test_close_in_an_outage_is_bounded(proxy, look, eventually):
     manager.close()
     assert time.monotonic() - started < 10
     proxy.mend()
-    eventually(lambda: contenders(look) == [])
+    eventually(lambda: znodes.contenders() == [])
 
 
-def test_cancel_reaches_an_acquire_that_has_no_connection(through_proxy, proxy, eventually):
-    through_proxy.acquire(TABLE).release()
+def test_cancel_ends_an_acquire_without_a_connection(manager, proxy, eventually):
+    manager.acquire(TABLE).release()
     proxy.refused = True
     proxy.drop()
-    eventually(lambda: through_proxy.state is SessionState.SUSPENDED)
-    outcome: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            through_proxy.acquire(TABLE, timeout_seconds=600)
-        except Exception as error:
-            outcome.append(error)
-
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    eventually(lambda: through_proxy.cancel(TABLE) == 1)
-    waiting.join(20)
-    assert isinstance(outcome[0], LockCancelledError)
+    eventually(lambda: manager.state is SessionState.SUSPENDED)
+    waiting = in_new_thread(manager.acquire, TABLE, timeout_seconds=600)
+    eventually(lambda: manager.cancel(TABLE) == 1)
+    assert isinstance(waiting.exception(20), LockCancelledError)
 
 
-def test_two_interrupts_in_an_outage_leave_no_lock_behind(proxy, look, eventually):
-    """The second one comes while the first one's clearing up waits for the network."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", TWICE, proxy.hosts, TABLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def test_two_interrupts_in_an_outage_leave_no_contender(proxy, znodes, eventually):
+    """The second interrupt comes while the first one's cleanup waits for the network."""
+    program = start_program(TWICE, proxy.hosts, TABLE)
     assert program.stdout.readline().strip() == "connected"
     proxy.refused = True
     proxy.drop()
@@ -356,10 +312,10 @@ def test_two_interrupts_in_an_outage_leave_no_lock_behind(proxy, look, eventuall
     program.send_signal(signal.SIGINT)
     assert program.stdout.readline().strip() == "interrupted"
     proxy.refused = False
-    # It reconnects, under the same session or another one, and must want nothing any more.
-    told, _ = program.communicate("done\n", timeout=60)
-    assert told.strip() == "CONNECTED []"
-    eventually(lambda: contenders(look) == [])
+    # It reconnects under the same session or another one, and requests no lock any more.
+    output, _ = program.communicate("done\n", timeout=60)
+    assert output.strip() == "CONNECTED []"
+    eventually(lambda: znodes.contenders() == [])
 
 
 TWICE = """
@@ -395,66 +351,67 @@ manager.close()
 
 
 @pytest.mark.full
-def test_hold_that_outlives_an_outage_of_the_server_leaves_nothing(eventually):
-    """The clock says that it is lost, but a restarted server lets the session go on, and the contender with it."""
-    with EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=2000) as own, ZookeeperLockManager(own.hosts) as manager:
+def test_a_lost_hold_whose_session_survives_is_cleaned_up(eventually):
+    """The hold is lost by its clock, but a restarted server continues the session and keeps the contender."""
+    with (
+        EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=2000) as ensemble,
+        ZookeeperLockManager(ensemble.hosts) as manager,
+    ):
         hold = manager.acquire(TABLE)
-        (server,) = own.servers
+        (server,) = ensemble.servers
         server.kill()
         eventually(lambda: hold.lost)
         server.start()
         server.wait_until_serving(time.monotonic() + 20)
-        with ZookeeperLockManager(own.hosts, timeout_seconds=20) as another, another.acquire(TABLE):
+        with ZookeeperLockManager(ensemble.hosts, timeout_seconds=20) as second_manager, second_manager.acquire(TABLE):
             pass
         manager.acquire(TABLE, timeout_seconds=20).release()
         with pytest.raises(LockLostError):
             hold.release()
 
 
-def test_proof_counts_from_before_the_request_was_sent(eventually):
+def test_a_proof_counts_from_the_time_of_the_request(eventually):
     with (
-        EmbeddedZooKeeper() as own,
-        Link(own.hosts) as proxy,
+        EmbeddedZooKeeper() as ensemble,
+        Link(ensemble.hosts) as proxy,
         ZookeeperLockManager(proxy.hosts, session_timeout_seconds=30) as manager,
     ):
         hold = manager.acquire(TABLE)
-        # Nothing else is asked for the next 5 s than what this test asks.
+        # After this write the manager sends no request of its own for 5 s.
         eventually(lambda: "acquired_at" in manager.queue(TABLE)[0].data)
         proxy.replies.clear()
-        checking = threading.Thread(target=hold.check)
         sent_at = time.monotonic()
-        checking.start()
+        checking = in_new_thread(hold.check)
         eventually(lambda: time.monotonic() - sent_at > 0.5)
         answered_at = time.monotonic()
         proxy.replies.set()
-        checking.join()
+        checking.result()
         assert sent_at <= manager._session.proven_at < answered_at
 
 
 @pytest.mark.full
-def test_check_asks_the_quorum_not_the_server_at_hand():
-    """A follower that is cut off from the others goes on answering reads for a while."""
+def test_check_asks_the_quorum_not_the_connected_server():
+    """A follower that is cut off from the other servers answers reads for a while."""
     with EmbeddedZooKeeper(3, tick_ms=500) as ensemble:
         follower = next(server for server in ensemble.servers if b"follower" in server.command(b"srvr"))
-        with ZookeeperLockManager(follower.address, timeout_seconds=30, session_timeout_seconds=20) as manager:
+        with (
+            ZookeeperLockManager(follower.address, timeout_seconds=30, session_timeout_seconds=20) as manager,
+            connected_client(follower.address) as client,
+        ):
             hold = manager.acquire(TABLE)
             hold.check()
-            reader = KazooClient(follower.address)
-            reader.start()
-            others = [server for server in ensemble.servers if server is not follower]
-            for server in others:
+            majority = [server for server in ensemble.servers if server is not follower]
+            for server in majority:
                 server.pause()
             with pytest.raises(EnsembleUnavailableError):
                 hold.check(timeout_seconds=0.5)
-            assert len(contenders(reader)) == 1
-            for server in others:
+            assert len(LockZnodes(client, TABLE).contenders()) == 1
+            for server in majority:
                 server.resume()
-            reader.stop()
-            reader.close()
 
 
 @pytest.mark.full
-def test_an_ensemble_of_three_survives_its_leader(eventually):
+def test_a_hold_survives_the_leader_of_three_servers(eventually):
     with (
         EmbeddedZooKeeper(3, tick_ms=200) as ensemble,
         ZookeeperLockManager(ensemble.hosts, timeout_seconds=30, session_timeout_seconds=20) as manager,
@@ -462,21 +419,21 @@ def test_an_ensemble_of_three_survives_its_leader(eventually):
         hold = manager.acquire(TABLE)
         leader = next(server for server in ensemble.servers if b"leader" in server.command(b"srvr"))
         leader.kill()
-        eventually(lambda: manager.state is SessionState.CONNECTED and not raises(hold.check))
+
+        def check_succeeds() -> bool:
+            try:
+                hold.check()
+            except EnsembleUnavailableError:
+                return False
+            return True
+
+        eventually(lambda: manager.state is SessionState.CONNECTED and check_succeeds())
         assert hold.is_valid()
         hold.release()
 
 
-def raises(call) -> bool:
-    try:
-        call()
-    except EnsembleUnavailableError:
-        return True
-    return False
-
-
-def test_the_embedded_servers_end_with_their_parent(eventually):
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+def test_embedded_servers_end_with_their_parent(eventually):
+    parent = start_program(PARENT)
     pid = int(parent.stdout.readline())
     assert is_running(pid)
     parent.kill()
@@ -486,45 +443,39 @@ def test_the_embedded_servers_end_with_their_parent(eventually):
 
 PARENT = """
 import time
-from lock_manager.testing import embedded as local
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 print(EmbeddedZooKeeper().start().servers[0].pid, flush=True)
 time.sleep(60)
 """
 
 
-def test_a_server_that_says_much_does_not_stand_still():
-    talker = [sys.executable, "-c", "print('x' * 1_000_000)"]
-    script = Path(local.__file__).with_name("_supervise.py")
-    command = [sys.executable, str(script), "--output-to-stderr", *talker]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+def test_a_server_with_much_output_does_not_block():
+    program = [sys.executable, "-c", "print('x' * 1_000_000)"]
+    script = Path(embedded.__file__).with_name("_supervise.py")
+    command = [sys.executable, str(script), "--output-to-stderr", *program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
-            # Nobody reads its output.
-            assert running.wait(60) == 0
+            # The test does not read its output.
+            assert process.wait(60) == 0
         finally:
-            running.kill()
+            process.kill()
 
 
-def test_a_port_that_is_taken_meanwhile_is_exchanged_for_another(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as somebody:
-        taken, free = somebody.getsockname()[1], local.free_ports
-        offered = iter([[taken, *free(2)]])
-        monkeypatch.setattr(local, "free_ports", lambda count: next(offered, None) or free(count))
+def test_an_occupied_port_is_replaced(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        occupied, free_ports = listener.getsockname()[1], embedded.free_ports
+        first_offer = iter([[occupied, *free_ports(2)]])
+        monkeypatch.setattr(embedded, "free_ports", lambda count: next(first_offer, None) or free_ports(count))
         with EmbeddedZooKeeper() as zookeeper:
-            assert not zookeeper.hosts.endswith(f":{taken}")
+            assert not zookeeper.hosts.endswith(f":{occupied}")
 
 
 def test_data_in_a_given_folder_outlives_the_server(tmp_path):
-    with (
-        EmbeddedZooKeeper(data_dir=tmp_path) as first,
-        ZookeeperLockManager(first.hosts) as manager,
-        manager.acquire(TABLE) as hold,
-    ):
-        ensemble, token = hold.ensemble_id, hold.token
-    with (
-        EmbeddedZooKeeper(data_dir=tmp_path) as second,
-        ZookeeperLockManager(second.hosts) as manager,
-        manager.acquire(TABLE) as hold,
-    ):
-        assert hold.ensemble_id == ensemble
-        assert hold.token > token
+    holds = []
+    for _ in range(2):
+        with EmbeddedZooKeeper(data_dir=tmp_path) as ensemble, ZookeeperLockManager(ensemble.hosts) as manager:
+            with manager.acquire(TABLE) as hold:
+                holds.append((hold.ensemble_id, hold.token))
+    (first_ensemble, first_token), (second_ensemble, second_token) = holds
+    assert second_ensemble == first_ensemble
+    assert second_token > first_token
