@@ -1,4 +1,4 @@
-"""Who may talk to the ensemble, and what is seen of it: against real servers that really demand it."""
+"""Authentication, TLS and ACLs of the ensemble, and secrets in logs, on real servers that demand credentials."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from lock_manager import (
     EnsembleUnavailableError,
     LockSettings,
     Security,
-    TableResource,
     ZookeeperLockManager,
 )
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.testing.server_security import ServerSecurity
 from lock_manager.zookeeper.client import Client, acl_of
-from lock_manager.zookeeper.znodes import parse_queue, table_node
+from lock_manager.zookeeper.znodes import parse_queue
 from soak.tcp_proxy import Link
 from tests.support.authority import Authority
+from tests.support.lock_znodes import LockZnodes, connected_client
+from tests.support.new_thread import in_new_thread
 
 TABLE = "s3://lake/secured"
-ROOT = "/locks/delta_tables"
-NODE = table_node(ROOT, TableResource.of(TABLE))
 PASSWORD = "the-right-one-7f3a"  # noqa: S105
 WRONG = "the-wrong-one-1c9e"
-USERS = {"etl": PASSWORD, "ops": WRONG}
 USER = Security(auth="sasl", username="etl", password=PASSWORD)
+SECOND_USER = Security(auth="sasl", username="ops", password=WRONG)
+SASL = ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
 REFUSED_WITHIN = 12.0
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,141 +47,141 @@ def authority(tmp_path_factory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory) -> Authority:
-    """An authority that the servers do not know, with the same name."""
+def unknown_authority(tmp_path_factory) -> Authority:
+    """An authority with the same name that the servers do not trust."""
     return Authority(tmp_path_factory.mktemp("pki") / "other")
 
 
 @pytest.fixture(scope="module")
 def sasl_server() -> Iterator[EmbeddedZooKeeper]:
-    """Sessions are for its users only."""
-    with EmbeddedZooKeeper(
-        security=ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
-    ) as embedded:
-        yield embedded
+    """A server that demands SASL."""
+    with EmbeddedZooKeeper(security=SASL) as ensemble:
+        yield ensemble
 
 
 @pytest.fixture(scope="module")
 def tls_server(authority) -> Iterator[EmbeddedZooKeeper]:
-    """Speaks TLS only, with clients that have a certificate of the authority."""
+    """A server that demands TLS and a client certificate of the authority."""
     with EmbeddedZooKeeper(
         security=ServerSecurity(key_store=authority.store("server", "127.0.0.1"), trust_store=authority.file)
-    ) as embedded:
-        yield embedded
+    ) as ensemble:
+        yield ensemble
 
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[EmbeddedZooKeeper]:
-    """ServerSecurity nothing, as ZooKeeper does by default."""
-    with EmbeddedZooKeeper() as embedded:
-        yield embedded
+    """A server that demands nothing, as ZooKeeper does by default."""
+    with EmbeddedZooKeeper() as ensemble:
+        yield ensemble
 
 
-def managed(server: EmbeddedZooKeeper | str, security: Security, **more: Any) -> ZookeeperLockManager:
+def manager_of(server: EmbeddedZooKeeper | str, security: Security, **options: Any) -> ZookeeperLockManager:
     hosts = server if isinstance(server, str) else server.hosts
-    return ZookeeperLockManager(LockSettings(zk_hosts=hosts, timeout_seconds=PATIENCE, security=security, **more))
+    settings = LockSettings(zk_hosts=hosts, timeout_seconds=TIMEOUT_SECONDS, security=security, **options)
+    return ZookeeperLockManager(settings)
 
 
-def refusal(server: EmbeddedZooKeeper | str, security: Security, **more: Any) -> str:
-    """Be refused in a fraction of the time that there is, and return the message."""
-    with managed(server, security, **more) as manager:
+def refusal(server: EmbeddedZooKeeper | str, security: Security, **options: Any) -> str:
+    """Return the message of the refusal, which comes in a fraction of the timeout."""
+    with manager_of(server, security, **options) as manager:
         started = time.monotonic()
-        with pytest.raises(EnsembleRefusedError) as told:
+        with pytest.raises(EnsembleRefusedError) as raised:
             manager.acquire(TABLE)
         assert time.monotonic() - started < REFUSED_WITHIN
-    return str(told.value)
+    return str(raised.value)
 
 
-def gets_a_lock(server: EmbeddedZooKeeper | str, security: Security, **more: Any) -> None:
-    with managed(server, security, **more) as manager, manager.acquire(TABLE) as hold:
+def acquire_and_check(server: EmbeddedZooKeeper | str, security: Security, **options: Any) -> None:
+    with manager_of(server, security, **options) as manager, manager.acquire(TABLE) as hold:
         hold.check()
 
 
-def acls(client: KazooClient, path: str) -> dict[str, list[tuple[str, str, int]]]:
-    """Return the ACL of a znode and of all below it, as (scheme, id, permissions)."""
-    found = {path: [(each.id.scheme, each.id.id, each.perms) for each in client.get_acls(path)[0]]}
+def tls_options(security: Security) -> dict[str, Any]:
+    """Return kazoo's options for a client with these certificates."""
+    return {
+        "use_ssl": True,
+        "ca": security.tls_ca,
+        "certfile": security.tls_certificate,
+        "keyfile": security.tls_key,
+    }
+
+
+def acls(client: KazooClient, path: str) -> dict[str, tuple[tuple[str, str, int], ...]]:
+    """Return the ACLs of a znode and of its descendants, as (scheme, id, permissions)."""
+    acls_by_path = {path: tuple((acl.id.scheme, acl.id.id, acl.perms) for acl in client.get_acls(path)[0])}
     for name in client.get_children(path):
-        found |= acls(client, f"{path}/{name}")
-    return found
-
-
-def look(server: EmbeddedZooKeeper, **options: Any) -> KazooClient:
-    client = KazooClient(server.hosts, **options)
-    client.start()
-    return client
-
-
-def stop(client: KazooClient) -> None:
-    client.stop()
-    client.close()
+        acls_by_path |= acls(client, f"{path}/{name}")
+    return acls_by_path
 
 
 # -- the negative control ------------------------------------------------------------------------------------------
 
 
-def test_a_server_without_demands_lets_the_same_strangers_in(open_server):
-    gets_a_lock(open_server, Security())
-    gets_a_lock(open_server, Security(auth="digest", username="etl", password=WRONG), lock_root="/locks/by_digest")
+def test_negative_control_an_open_server_accepts_the_same_clients(open_server):
+    acquire_and_check(open_server, Security())
+    acquire_and_check(
+        open_server, Security(auth="digest", username="etl", password=WRONG), lock_root="/locks/by_digest"
+    )
 
 
 # -- SASL ----------------------------------------------------------------------------------------------------------
 
 
-def test_sasl_lets_a_known_user_in(sasl_server):
-    gets_a_lock(sasl_server, USER)
+def test_sasl_accepts_a_known_user(sasl_server):
+    acquire_and_check(sasl_server, USER)
 
 
-def test_sasl_refuses_who_says_nothing(sasl_server):
+def test_sasl_refuses_a_client_without_credentials(sasl_server):
     assert "SessionClosedRequireSaslError" in refusal(sasl_server, Security())
 
 
-def test_sasl_refuses_a_made_up_digest(sasl_server):
+def test_sasl_refuses_digest_credentials(sasl_server):
     assert "SLUICE_ZK_AUTH" in refusal(sasl_server, Security(auth="digest", username="etl", password=PASSWORD))
 
 
 @pytest.mark.parametrize(("username", "password"), [("etl", WRONG), ("nobody", PASSWORD)])
 def test_sasl_refuses_wrong_credentials(sasl_server, username, password):
-    told = refusal(sasl_server, Security(auth="sasl", username=username, password=password))
-    assert "credentials" in told
-    assert password not in told
+    message = refusal(sasl_server, Security(auth="sasl", username=username, password=password))
+    assert "credentials" in message
+    assert password not in message
 
 
-def test_sasl_with_a_server_that_has_no_users_comes_to_an_end(open_server):
-    """It answers each question with nothing, and kazoo would ask for ever, a thousand times a second."""
+def test_sasl_with_a_server_without_users_is_refused(open_server):
+    """Such a server sends empty answers. Kazoo would repeat its request forever, a thousand times a second."""
     assert "SASLException" in refusal(open_server, USER)
 
 
 @pytest.mark.full
-def test_a_refused_manager_is_let_in_once_the_server_knows_it(tmp_path):
-    """It tries again at the next call, and no thread of it goes on forever in between."""
+def test_a_refused_manager_works_once_the_server_knows_it(tmp_path):
+    """The manager connects again at its next call."""
     security = ServerSecurity(sasl_users={"etl": WRONG}, schemes=("sasl",))
-    with EmbeddedZooKeeper(security=security, data_dir=tmp_path) as embedded, managed(embedded, USER) as manager:
+    with EmbeddedZooKeeper(security=security, data_dir=tmp_path) as ensemble, manager_of(ensemble, USER) as manager:
         with pytest.raises(EnsembleRefusedError):
             manager.acquire(TABLE)
-        (server,) = embedded.servers
+        (server,) = ensemble.servers
         server.stop()
         replace(security, sasl_users={"etl": PASSWORD}).java_options(server.folder)
         server.start()
-        server.wait_until_serving(time.monotonic() + PATIENCE)
+        server.wait_until_serving(time.monotonic() + TIMEOUT_SECONDS)
         manager.acquire(TABLE).release()
 
 
-def test_a_server_that_hangs_up_in_the_sasl_exchange_is_tried_again(sasl_server):
-    """Kazoo would take it for a refusal, and end the session with every hold of it."""
-    with Link(sasl_server.hosts) as proxy, managed(proxy.hosts, USER, session_timeout_seconds=20) as manager:
+def test_a_connection_lost_in_the_sasl_exchange_is_repeated(sasl_server):
+    """Kazoo would treat it as a refusal, and end the session with all its holds."""
+    with Link(sasl_server.hosts) as proxy, manager_of(proxy.hosts, USER, session_timeout_seconds=20) as manager:
         hold = manager.acquire(TABLE)
         client = manager._session.client
-        original, met = client._connection._authenticate_with_sasl, threading.Event()
+        authenticate, dropped = client._connection._authenticate_with_sasl, threading.Event()
 
-        def cut(*arguments: Any) -> Any:
-            if not met.is_set():
-                met.set()
+        def drop_once(*arguments: Any) -> Any:
+            if not dropped.is_set():
+                dropped.set()
                 proxy.drop()
-            return original(*arguments)
+            return authenticate(*arguments)
 
-        client._connection._authenticate_with_sasl = cut
+        client._connection._authenticate_with_sasl = drop_once
         proxy.drop()
-        assert met.wait(PATIENCE)
+        assert dropped.wait(TIMEOUT_SECONDS)
         hold.check(timeout_seconds=15)
         assert hold.is_valid()
         hold.release()
@@ -190,11 +190,11 @@ def test_a_server_that_hangs_up_in_the_sasl_exchange_is_tried_again(sasl_server)
 # -- TLS -----------------------------------------------------------------------------------------------------------
 
 
-def test_tls_lets_a_client_with_a_certificate_in(tls_server, authority):
-    gets_a_lock(tls_server, authority.client("job"))
+def test_tls_accepts_a_client_with_a_certificate(tls_server, authority):
+    acquire_and_check(tls_server, authority.client("job"))
 
 
-def test_tls_takes_pem_text_and_an_encrypted_key(tls_server, authority):
+def test_tls_accepts_pem_text_and_an_encrypted_key(tls_server, authority):
     certificate, key = authority.issue("text", password=PASSWORD)
     security = Security(
         tls_ca=authority.file.read_text(),
@@ -202,78 +202,72 @@ def test_tls_takes_pem_text_and_an_encrypted_key(tls_server, authority):
         tls_key=key.read_text(),
         tls_key_password=PASSWORD,
     )
-    gets_a_lock(tls_server, security, lock_root="/by_text")
+    acquire_and_check(tls_server, security, lock_root="/by_text")
 
 
 def test_tls_refuses_a_client_without_a_certificate(tls_server, authority):
     assert "TLS: " in refusal(tls_server, Security(tls_ca=str(authority.file)))
 
 
-def test_tls_refuses_a_certificate_of_another_authority(tls_server, authority, stranger):
-    assert "TLS: " in refusal(tls_server, replace(stranger.client("job"), tls_ca=str(authority.file)))
+def test_tls_refuses_a_certificate_of_another_authority(tls_server, authority, unknown_authority):
+    assert "TLS: " in refusal(tls_server, replace(unknown_authority.client("job"), tls_ca=str(authority.file)))
 
 
-def test_a_server_of_another_authority_is_refused(tls_server, authority, stranger):
-    told = refusal(tls_server, replace(authority.client("job"), tls_ca=str(stranger.file)))
-    assert "TLS: " in told
-    assert "tls_ca" in told
+def test_a_server_of_another_authority_is_refused(tls_server, authority, unknown_authority):
+    message = refusal(tls_server, replace(authority.client("job"), tls_ca=str(unknown_authority.file)))
+    assert "TLS: " in message
+    assert "tls_ca" in message
 
 
 def test_a_certificate_for_another_host_name_is_refused(tls_server, authority):
-    """The server's is for 127.0.0.1; it says nothing of localhost, which is the same machine."""
+    """The server's certificate contains 127.0.0.1, but not localhost, which is the same machine."""
     port = tls_server.servers[0].client_port
     security = authority.client("job")
     assert "Hostname mismatch" in refusal(f"localhost:{port}", security)
-    gets_a_lock(f"127.0.0.1:{port}", security)
-    # The control: but for the name, that server would have been taken, as kazoo does by default.
-    client = KazooClient(
-        f"localhost:{port}",
-        use_ssl=True,
-        ca=security.tls_ca,
-        certfile=security.tls_certificate,
-        keyfile=security.tls_key,
-    )
-    client.start()
-    stop(client)
+    acquire_and_check(f"127.0.0.1:{port}", security)
+    # The control: kazoo's default does not check the name, and accepts the server.
+    with connected_client(f"localhost:{port}", **tls_options(security)):
+        pass
 
 
-def test_plain_words_to_a_tls_port_are_unavailable_and_the_message_says_why(tls_server):
-    with managed(tls_server, Security()) as manager:
+def test_plain_text_to_a_tls_port_reports_that_it_demands_tls(tls_server):
+    with manager_of(tls_server, Security()) as manager:
         started = time.monotonic()
         with pytest.raises(EnsembleUnavailableError, match="demands TLS"):
             manager.connect(timeout_seconds=2)
         assert time.monotonic() - started < REFUSED_WITHIN
 
 
-def test_tls_to_a_plain_port_never_falls_back_to_plain_words(open_server, authority):
+def test_tls_to_a_plain_port_never_falls_back_to_plain_text(open_server, authority):
     with (
-        managed(open_server, authority.client("job")) as manager,
+        manager_of(open_server, authority.client("job")) as manager,
         pytest.raises((EnsembleRefusedError, EnsembleUnavailableError)),
     ):
         manager.connect(timeout_seconds=2)
 
 
-def test_one_server_with_a_bad_certificate_does_not_keep_us_from_the_others(tls_server, authority):
+def test_another_server_replaces_one_with_a_bad_certificate(tls_server, authority):
     port = tls_server.servers[0].client_port
-    for _ in range(3):  # kazoo takes them in random order
-        gets_a_lock(f"localhost:{port},127.0.0.1:{port}", authority.client("job"))
+    for _ in range(3):  # Kazoo tries them in random order.
+        acquire_and_check(f"localhost:{port},127.0.0.1:{port}", authority.client("job"))
 
 
-def test_files_are_read_again_and_a_session_survives_a_while_of_bad_ones(
-    tls_server, authority, stranger, tmp_path, eventually
+def test_certificates_are_read_again_and_bad_ones_survived(
+    tls_server, authority, unknown_authority, tmp_path, eventually
 ):
-    """What is final before the first session is an outage after it: the hold may still stand."""
+    """A bad certificate is final before the first session. Later it is an outage, because a hold may be valid."""
     trusted = tmp_path / "authority.pem"
     trusted.write_bytes(authority.file.read_bytes())
     security = replace(authority.client("job"), tls_ca=str(trusted))
-    with Link(tls_server.hosts) as proxy, managed(proxy.hosts, security, session_timeout_seconds=30) as manager:
+    with Link(tls_server.hosts) as proxy, manager_of(proxy.hosts, security, session_timeout_seconds=30) as manager:
         hold = manager.acquire(TABLE)
         client = manager._session.client
-        for bad in (stranger.file.read_bytes(), b""):
-            trusted.write_bytes(bad)
+        for bad_certificate in (unknown_authority.file.read_bytes(), b""):
+            trusted.write_bytes(bad_certificate)
             proxy.drop()
             eventually(lambda: client.problem is not None)
-            eventually(lambda bad=bad: client.problem.startswith("TLS: ") == bool(bad))
+            is_tls_error = bool(bad_certificate)
+            eventually(lambda expected=is_tls_error: client.problem.startswith("TLS: ") == expected)
             assert client.refusal is None
             trusted.write_bytes(authority.file.read_bytes())
             hold.check(timeout_seconds=20)
@@ -290,28 +284,27 @@ def test_sasl_within_tls(authority):
         schemes=("sasl",),
     )
     with EmbeddedZooKeeper(security=security) as server:
-        right = authority.client("job", auth="sasl", username="etl", password=PASSWORD)
-        gets_a_lock(server, right)
+        user = authority.client("job", auth="sasl", username="etl", password=PASSWORD)
+        acquire_and_check(server, user)
         refusal(server, authority.client("job"))
-        refusal(server, replace(right, password=WRONG))
+        refusal(server, replace(user, password=WRONG))
 
 
-def test_what_tls_has_decrypted_already_is_not_left_lying(authority):
-    """Two answers in one TLS record: kazoo's own select would not see the second one."""
+def test_decrypted_data_makes_a_tls_socket_readable(authority):
+    """Two answers arrive in one TLS record. Kazoo's own select would not report the second one."""
     certificate, key = authority.issue("pair", "localhost")
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(certificate, key)
-    here, there = socket.socketpair()
-    server = serving.wrap_socket(there, server_side=True, do_handshake_on_connect=False)
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(certificate, key)
+    client_end, server_end = socket.socketpair()
+    server = server_context.wrap_socket(server_end, server_side=True, do_handshake_on_connect=False)
     client = (
         Security(tls_ca=str(authority.file))
         .tls_context()
-        .wrap_socket(here, server_hostname="localhost", do_handshake_on_connect=False)
+        .wrap_socket(client_end, server_hostname="localhost", do_handshake_on_connect=False)
     )
-    shaking = threading.Thread(target=server.do_handshake)
-    shaking.start()
+    handshake = in_new_thread(server.do_handshake)
     client.do_handshake()
-    shaking.join()
+    handshake.result()
     with client, server:
         server.sendall(b"onetwo")
         assert client.recv(3) == b"one"
@@ -324,32 +317,33 @@ def test_what_tls_has_decrypted_already_is_not_left_lying(authority):
 # -- ACL -----------------------------------------------------------------------------------------------------------
 
 
-def everything_below_the_root(manager: ZookeeperLockManager, client: KazooClient) -> dict[str, Any]:
-    """Have one znode of each kind, and return their ACLs."""
+def acls_of_all_kinds(manager: ZookeeperLockManager, client: KazooClient) -> set[tuple[tuple[str, str, int], ...]]:
+    """Create a znode of each kind, and return their ACLs."""
     with manager.acquire(TABLE) as hold, manager.acquire(TABLE + "_shared", shared=True):
         hold.intend(1, txn="t", attempt="a")
-        found = acls(client, "/locks")
-    kinds = {path.removeprefix(NODE).partition("__")[0].count("/") for path in found if path.startswith(NODE)}
-    assert kinds == {0, 1, 2}
-    assert parse_queue([path.rpartition("/")[2] for path in found])
-    assert f"{NODE}/intents" in found
-    assert any(path.startswith(f"{NODE}/intents/") for path in found)
-    return found
+        acls_by_path = acls(client, "/locks")
+    znodes = LockZnodes(client, TABLE)
+    levels = {
+        path.removeprefix(znodes.path).partition("__")[0].count("/")
+        for path in acls_by_path
+        if path.startswith(znodes.path)
+    }
+    assert levels == {0, 1, 2}
+    assert parse_queue([path.rpartition("/")[2] for path in acls_by_path])
+    assert znodes.intents_path in acls_by_path
+    assert any(path.startswith(f"{znodes.intents_path}/") for path in acls_by_path)
+    return set(acls_by_path.values())
 
 
 def test_every_znode_is_for_the_sasl_user_alone():
-    with EmbeddedZooKeeper(
-        security=ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
-    ) as server:
-        client = look(server, sasl_options={"mechanism": "DIGEST-MD5", "username": "etl", "password": PASSWORD})
-        with managed(server, USER) as manager:
-            found = everything_below_the_root(manager, client)
-        assert set(map(tuple, found.values())) == {(("sasl", "etl", 31),)}
-        stop(client)
-        # Another user, whom the server knows, but not the ACL.
-        told = refusal(server, Security(auth="sasl", username="ops", password=WRONG))
-        assert "NoAuthError" in told
-        assert "ACL" in told
+    with EmbeddedZooKeeper(security=SASL) as server:
+        options = {"sasl_options": {"mechanism": "DIGEST-MD5", "username": "etl", "password": PASSWORD}}
+        with connected_client(server.hosts, **options) as client, manager_of(server, USER) as manager:
+            assert acls_of_all_kinds(manager, client) == {(("sasl", "etl", 31),)}
+        # The server knows the second user, but the ACL does not contain it.
+        message = refusal(server, SECOND_USER)
+        assert "NoAuthError" in message
+        assert "ACL" in message
 
 
 @pytest.mark.full
@@ -358,93 +352,88 @@ def test_every_znode_is_for_the_certificate_alone(authority):
         security=ServerSecurity(key_store=authority.store("acl", "127.0.0.1"), trust_store=authority.file)
     ) as server:
         security = authority.client("job")
-        client = look(
-            server, use_ssl=True, ca=security.tls_ca, certfile=security.tls_certificate, keyfile=security.tls_key
-        )
-        with managed(server, security) as manager:
-            found = everything_below_the_root(manager, client)
-        assert set(map(tuple, found.values())) == {(("x509", "CN=job", 31),)}
-        stop(client)
+        with (
+            connected_client(server.hosts, **tls_options(security)) as client,
+            manager_of(server, security) as manager,
+        ):
+            assert acls_of_all_kinds(manager, client) == {(("x509", "CN=job", 31),)}
         assert "NoAuthError" in refusal(server, authority.client("somebody"))
 
 
-def test_digest_keeps_others_from_our_znodes_and_nobody_from_the_rest():
+def test_digest_protects_our_znodes_and_no_other_znodes():
     with EmbeddedZooKeeper() as server:
         security = Security(auth="digest", username="etl", password=PASSWORD)
-        client = look(server, auth_data=[("digest", f"etl:{PASSWORD}")])
-        with managed(server, security) as manager:
-            found = everything_below_the_root(manager, client)
-        stop(client)
-        ours = make_digest_acl("etl", PASSWORD, all=True)
-        assert set(map(tuple, found.values())) == {(("digest", ours.id.id, 31),)}
-        for other in (Security(), replace(security, password=WRONG)):
-            assert "NoAuthError" in refusal(server, other)
-            # Which is why digest alone is no way to know one's clients.
-            gets_a_lock(server, other, lock_root=f"/elsewhere_{other.auth}")
+        auth_data = [("digest", f"etl:{PASSWORD}")]
+        with connected_client(server.hosts, auth_data=auth_data) as client, manager_of(server, security) as manager:
+            user = make_digest_acl("etl", PASSWORD, all=True).id.id
+            assert acls_of_all_kinds(manager, client) == {(("digest", user, 31),)}
+        for stranger in (Security(), replace(security, password=WRONG)):
+            assert "NoAuthError" in refusal(server, stranger)
+            # So digest alone does not authenticate clients.
+            acquire_and_check(server, stranger, lock_root=f"/elsewhere_{stranger.auth}")
 
 
-def test_without_credentials_every_znode_is_open():
-    """The control: what the tests above see is ours, not the server's default."""
-    with EmbeddedZooKeeper() as server, managed(server, Security()) as manager:
-        client = look(server)
-        found = everything_below_the_root(manager, client)
-        assert set(map(tuple, found.values())) == {(("world", "anyone", 31),)}
-        stop(client)
+def test_negative_control_without_credentials_every_znode_is_open():
+    """The ACLs in the tests above are the manager's, not the server's default."""
+    with (
+        EmbeddedZooKeeper() as server,
+        connected_client(server.hosts) as client,
+        manager_of(server, Security()) as manager,
+    ):
+        assert acls_of_all_kinds(manager, client) == {(("world", "anyone", 31),)}
 
 
-def test_a_given_acl_lets_several_identities_share_a_queue():
-    with EmbeddedZooKeeper(
-        security=ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
-    ) as server:
-        acl = "sasl:etl:cdrwa,sasl:ops:cdrwa,world:anyone:r"
-        etl, ops = replace(USER, acl=acl), Security(auth="sasl", username="ops", password=WRONG, acl=acl)
-        with managed(server, etl) as one, managed(server, ops) as other:
-            with one.acquire(TABLE):
-                assert len(other.queue(TABLE)) == 1
-            with other.acquire(TABLE):
-                assert len(one.queue(TABLE)) == 1
+def test_an_acl_lets_several_identities_share_a_queue():
+    acl = "sasl:etl:cdrwa,sasl:ops:cdrwa,world:anyone:r"
+    with (
+        EmbeddedZooKeeper(security=SASL) as server,
+        manager_of(server, replace(USER, acl=acl)) as manager,
+        manager_of(server, replace(SECOND_USER, acl=acl)) as second_manager,
+    ):
+        with manager.acquire(TABLE):
+            assert len(second_manager.queue(TABLE)) == 1
+        with second_manager.acquire(TABLE):
+            assert len(manager.queue(TABLE)) == 1
 
 
-def test_a_root_whose_acl_excludes_us_is_refused_at_once(open_server):
-    client = look(open_server, auth_data=[("digest", "owner:x")])
-    owned = [make_digest_acl("owner", "x", all=True)]
-    client.create("/excluded", acl=owned)
-    assert "NoAuthError" in refusal(open_server, Security(), lock_root="/excluded/tables")
-    read_only = [*owned, *acl_of(Security(acl="world:anyone:r"))]
-    client.create("/excluded/tables", b'{"format": 1, "ensemble": "x"}', acl=read_only)
-    client.set_acls("/excluded", read_only)
-    assert "NoAuthError" in refusal(open_server, Security(), lock_root="/excluded/tables")
-    stop(client)
+def test_a_root_whose_acl_excludes_the_client_is_refused(open_server):
+    with connected_client(open_server.hosts, auth_data=[("digest", "owner:x")]) as client:
+        owner_acl = [make_digest_acl("owner", "x", all=True)]
+        client.create("/excluded", acl=owner_acl)
+        assert "NoAuthError" in refusal(open_server, Security(), lock_root="/excluded/tables")
+        read_only = [*owner_acl, *acl_of(Security(acl="world:anyone:r"))]
+        client.create("/excluded/tables", b'{"format": 1, "ensemble": "x"}', acl=read_only)
+        client.set_acls("/excluded", read_only)
+        assert "NoAuthError" in refusal(open_server, Security(), lock_root="/excluded/tables")
 
 
-def test_an_acl_for_a_client_whom_the_server_does_not_know_is_refused(open_server):
-    told = refusal(open_server, Security(acl="auth::cdrwa"), lock_root="/unknown")
-    assert "InvalidACLError" in told
-    assert "SLUICE_ZK_ACL" in told
+def test_an_acl_of_an_unauthenticated_client_is_refused(open_server):
+    message = refusal(open_server, Security(acl="auth::cdrwa"), lock_root="/unknown")
+    assert "InvalidACLError" in message
+    assert "SLUICE_ZK_ACL" in message
 
 
 # -- secrets -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("auth", ["sasl", "digest"])
-def test_no_secret_is_logged_or_shown(sasl_server, open_server, caplog, auth):
+def test_no_secret_is_in_logs_or_reprs(sasl_server, open_server, caplog, auth):
     caplog.set_level(1)
     security = Security(auth=auth, username="etl", password=PASSWORD)
     server = sasl_server if auth == "sasl" else open_server
-    with managed(server, security, lock_root="/locks/logged") as manager, manager.acquire(TABLE):
+    with manager_of(server, security, lock_root="/locks/logged") as manager, manager.acquire(TABLE):
         session_password = manager._session.client.client_id[1]
-        shown = [repr(manager.settings), str(manager.settings), repr(manager), repr(manager._session.client)]
-    wrong = replace(security, password=WRONG)
-    shown.append(refusal(server, wrong, lock_root="/locks/logged"))
-    logged = caplog.text + "".join(shown)
-    assert "Sending request" in logged  # it was on
+        texts = [repr(manager.settings), str(manager.settings), repr(manager), repr(manager._session.client)]
+    texts.append(refusal(server, replace(security, password=WRONG), lock_root="/locks/logged"))
+    output = caplog.text + "".join(texts)
+    assert "Sending request" in output  # The log is on.
     assert logging.getLogger("kazoo.client").isEnabledFor(1)
     for secret in (PASSWORD, WRONG, session_password.hex(), repr(session_password)):
-        assert secret not in logged
+        assert secret not in output
 
 
-def test_kazoo_by_itself_does_log_the_password(open_server, caplog):
-    """The control of the test above."""
+def test_negative_control_kazoo_alone_logs_the_password(open_server, caplog):
     caplog.set_level(logging.DEBUG)
-    stop(look(open_server, auth_data=[("digest", f"etl:{PASSWORD}")]))
+    with connected_client(open_server.hosts, auth_data=[("digest", f"etl:{PASSWORD}")]):
+        pass
     assert PASSWORD in caplog.text
