@@ -1,22 +1,22 @@
-"""Intents on a real ZooKeeper: written with the question whether the hold stands, found by the next holder."""
+"""Intents on a real ZooKeeper: stored with the check of a hold, found by the next holder; and the guard's answers."""
 
 from __future__ import annotations
 
-import threading
+import json
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
-from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
+from lock_manager import HeldLock, LockLostError, LockNotHeldError, ZookeeperLockManager
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_hold import AllowedPut, GuardedHold
-from lock_manager.intents import Intent
-from lock_manager.zookeeper.znodes import intents_node, table_node
 from soak.stalls import stalled_listing
 from soak.tcp_proxy import Link
+from tests.support.lock_znodes import LockZnodes
+from tests.support.new_thread import in_new_thread
 
 
 @pytest.fixture
@@ -25,72 +25,56 @@ def table() -> str:
 
 
 @pytest.fixture
-def node(table: str) -> str:
-    return table_node("/locks/delta_tables", TableResource.of(table))
+def znodes(ensemble_client: KazooClient, table: str) -> LockZnodes:
+    return LockZnodes(ensemble_client, table)
 
 
-@pytest.fixture
-def proxy(zookeeper) -> Iterator[Link]:
-    with Link(zookeeper.hosts) as between:
-        yield between
-
-
-def intents(client: KazooClient, node: str) -> dict[str, Intent]:
-    folder = intents_node(node)
-    return {name: Intent.parse(client.get(f"{folder}/{name}")[0]) for name in client.get_children(folder)}
-
-
-def test_the_newest_intent_of_a_hold_stays_until_it_is_settled_and_released(manager, table, node, ensemble_client):
+def test_the_last_intent_stays_until_it_is_settled_and_released(manager, table, znodes):
     hold = manager.acquire(table)
     hold.intend(3, txn="t", attempt="a")
     hold.intend(4, txn=None, attempt="b")
-    noted = intents(ensemble_client, node)
-    assert {(name, intent.version, intent.attempt, intent.token) for name, intent in noted.items()} == {
+    intents = znodes.intents()
+    assert {(name, intent.version, intent.attempt, intent.token) for name, intent in intents.items()} == {
         (hold.hold_id, 4, "b", hold.token)
     }
     hold.intents.settle(["a", "b"])
-    assert intents(ensemble_client, node) == noted
+    assert znodes.intents() == intents
     hold.release()
-    assert intents(ensemble_client, node) == {}
+    assert znodes.intents() == {}
 
 
-def test_an_unsettled_intent_is_what_the_next_holder_finds_and_clears(manager, table, node, ensemble_client):
-    with manager.acquire(table) as first:
-        first.intend(3, txn="t", attempt="a")
-    with manager.acquire(table) as second:
-        assert second.intents.unfinished == (first.hold_id,)
-        (found,) = second.intents.read()
-        assert (found.version, found.txn, found.token) == (3, "t", first.token)
-        second.intend(3, txn="u", attempt="b")
-        second.intents.settle(["b"])
-        second.intents.clear()
-        assert list(intents(ensemble_client, node)) == [second.hold_id]
-    assert intents(ensemble_client, node) == {}
-    with manager.acquire(table) as third:
-        assert third.intents.unfinished == ()
+def test_the_next_holder_reads_and_clears_an_unfinished_intent(manager, table, znodes):
+    with manager.acquire(table) as hold:
+        hold.intend(3, txn="t", attempt="a")
+    with manager.acquire(table) as next_hold:
+        assert next_hold.intents.unfinished == (hold.hold_id,)
+        (intent,) = next_hold.intents.read()
+        assert (intent.version, intent.txn, intent.token) == (3, "t", hold.token)
+        next_hold.intend(3, txn="u", attempt="b")
+        next_hold.intents.settle(["b"])
+        next_hold.intents.clear()
+        assert list(znodes.intents()) == [next_hold.hold_id]
+    assert znodes.intents() == {}
+    with manager.acquire(table) as last_hold:
+        assert last_hold.intents.unfinished == ()
 
 
-def test_a_waiter_finds_what_was_left_behind_after_it_had_queued(zookeeper, manager, table, eventually):
-    first = manager.acquire(table)
-    found: list[tuple[str, ...]] = []
-    with ZookeeperLockManager(zookeeper.hosts, 60) as other:
+def test_a_waiter_finds_an_intent_stored_while_it_waits(make_manager, manager, table, eventually):
+    hold = manager.acquire(table)
 
-        def wait() -> None:
-            with other.acquire(table) as hold:
-                found.append(hold.intents.unfinished)
+    def unfinished_intents() -> tuple[str, ...]:
+        with make_manager().acquire(table) as next_hold:
+            return next_hold.intents.unfinished
 
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        eventually(lambda: len(manager.queue(table)) == 2)
-        first.intend(0, txn=None, attempt="a")
-        first.release()
-        waiting.join(30)
-    assert found == [(first.hold_id,)]
+    waiting = in_new_thread(unfinished_intents)
+    eventually(lambda: len(manager.queue(table)) == 2)
+    hold.intend(0, txn=None, attempt="a")
+    hold.release()
+    assert waiting.result(30) == (hold.hold_id,)
 
 
-def test_an_attempt_without_an_outcome_keeps_the_intent_whatever_is_settled_besides(
-    manager, table, node, ensemble_client
-):
+def test_an_attempt_of_unknown_outcome_keeps_the_intent(manager, table, znodes):
+    """Another attempt of the hold is settled."""
     hold = manager.acquire(table)
     hold.intend(3, txn="t", attempt="unknown")
     hold.intents.settle([])
@@ -98,162 +82,154 @@ def test_an_attempt_without_an_outcome_keeps_the_intent_whatever_is_settled_besi
     hold.intents.settle(["stored"])
     assert set(hold.intents.open) == {"unknown"}
     hold.release()
-    assert [intent.version for intent in intents(ensemble_client, node).values()] == [4]
-    with manager.acquire(table) as next_one:
-        assert next_one.intents.unfinished == (hold.hold_id,)
+    assert [intent.version for intent in znodes.intents().values()] == [4]
+    with manager.acquire(table) as next_hold:
+        assert next_hold.intents.unfinished == (hold.hold_id,)
 
 
-def test_an_attempt_that_the_ensemble_refuses_is_not_open(manager, table, node, ensemble_client):
+def test_an_attempt_that_the_ensemble_refuses_is_not_open(manager, table, znodes):
     with pytest.raises(LockLostError), manager.acquire(table) as hold:
-        for name in ensemble_client.get_children(node):
-            if "lock__" in name:
-                ensemble_client.delete(f"{node}/{name}")
+        znodes.delete_contenders()
         with pytest.raises(LockLostError):
             hold.intend(3, txn=None, attempt="a")
         assert not hold.intents.open
 
 
 @pytest.fixture
-def found_behind_a_stall(
+def stalled_holds(
     make_manager: Callable[..., ZookeeperLockManager],
     table: str,
     guard_said_to_be_there: None,
 ) -> Iterator[tuple[HeldLock, HeldLock]]:
-    """Two holds of two partitions; the second one has the intent of the first for left behind.
+    """Two valid holds of two partitions. The second one takes the first one's intent for unfinished.
 
-    It listed the queue before the first one came, stalled, and listed the intents after the first one had noted one.
+    The second request listed the queue before the first hold began. Then it stalled, and listed the intents after the
+    first hold had stored one.
     """
-    alive: list[HeldLock] = []
+    first_holds: list[HeldLock] = []
 
-    def come_in_between() -> None:
-        alive.append(make_manager().acquire(table, partitions=[{"year": 2012}]))
-        alive[0].intend(7, txn="t", attempt="a")
+    def acquire_first() -> None:
+        first_holds.append(make_manager().acquire(table, partitions=[{"year": 2012}]))
+        first_holds[0].intend(7, txn="t", attempt="a")
 
-    def come_late() -> HeldLock:
-        with stalled_listing(come_in_between):
+    def acquire_second() -> HeldLock:
+        with stalled_listing(acquire_first):
             return make_manager().acquire(table, partitions=[{"year": 2013}])
 
-    with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(come_late).result()
-    yield alive[0], late
-    late.release()
+    second_hold = in_new_thread(acquire_second).result()
+    yield first_holds[0], second_hold
+    second_hold.release()
 
 
-def test_an_intent_that_was_taken_for_left_behind_stays_if_its_hold_notes_another_version(
-    found_behind_a_stall: tuple[HeldLock, HeldLock], node: str, ensemble_client: KazooClient
-):
-    alive, late = found_behind_a_stall
-    assert late.intents.unfinished == (alive.hold_id,)
-    assert [intent.version for intent in late.intents.read()] == [7]
-    alive.intend(8, txn="t", attempt="b")
-    late.intents.clear()
-    assert intents(ensemble_client, node)[alive.hold_id].version == 8
-    alive.release()
-    assert list(intents(ensemble_client, node)) == [alive.hold_id]
+def test_clear_spares_an_intent_of_a_newer_version(stalled_holds: tuple[HeldLock, HeldLock], znodes: LockZnodes):
+    first_hold, second_hold = stalled_holds
+    assert second_hold.intents.unfinished == (first_hold.hold_id,)
+    assert [intent.version for intent in second_hold.intents.read()] == [7]
+    first_hold.intend(8, txn="t", attempt="b")
+    second_hold.intents.clear()
+    assert znodes.intents()[first_hold.hold_id].version == 8
+    first_hold.release()
+    assert list(znodes.intents()) == [first_hold.hold_id]
 
 
-def test_an_intent_that_was_cleared_is_noted_anew_under_a_name_that_nobody_has_read(
-    found_behind_a_stall: tuple[HeldLock, HeldLock], node: str, ensemble_client: KazooClient
-):
-    alive, late = found_behind_a_stall
-    late.intents.read()
-    # Somebody else who took it for left behind was faster, and the hold has noted its next version since.
-    ensemble_client.delete(f"{intents_node(node)}/{alive.hold_id}")
-    alive.intend(8, txn="t", attempt="b")
-    late.intents.clear()
-    (noted,) = intents(ensemble_client, node).values()
-    assert (noted.hold_id, noted.version) == (alive.hold_id, 8)
-    alive.intents.settle(["a", "b"])
-    alive.release()
-    assert intents(ensemble_client, node) == {}
+def test_clear_spares_an_intent_stored_under_a_new_name(stalled_holds: tuple[HeldLock, HeldLock], znodes: LockZnodes):
+    first_hold, second_hold = stalled_holds
+    second_hold.intents.read()
+    # A third holder that took the intent for unfinished deletes it, and the first hold stores its next version.
+    znodes.client.delete(f"{znodes.intents_path}/{first_hold.hold_id}")
+    first_hold.intend(8, txn="t", attempt="b")
+    second_hold.intents.clear()
+    (intent,) = znodes.intents().values()
+    assert (intent.hold_id, intent.version) == (first_hold.hold_id, 8)
+    first_hold.intents.settle(["a", "b"])
+    first_hold.release()
+    assert znodes.intents() == {}
 
 
-def test_a_lost_hold_neither_notes_nor_clears(manager, table, node, ensemble_client):
-    with manager.acquire(table) as before:
-        before.intend(3, txn="t", attempt="a")
+def test_a_lost_hold_neither_stores_nor_clears_intents(manager, table, znodes):
+    with manager.acquire(table) as previous_hold:
+        previous_hold.intend(3, txn="t", attempt="a")
     with pytest.raises(LockLostError), manager.acquire(table) as hold:
         hold.intents.read()
-        for name in ensemble_client.get_children(node):
-            if "lock__" in name:
-                ensemble_client.delete(f"{node}/{name}")
+        znodes.delete_contenders()
         with pytest.raises(LockLostError):
             hold.intents.clear()
         with pytest.raises(LockLostError):
             hold.intend(4, txn=None, attempt="b")
-    assert list(intents(ensemble_client, node)) == [before.hold_id]
+    assert list(znodes.intents()) == [previous_hold.hold_id]
 
 
-def test_a_queue_that_another_program_made_gets_its_place_for_intents(manager, table, node, ensemble_client):
-    ensemble_client.ensure_path(node)
+def test_a_queue_of_another_program_gets_a_node_for_intents(manager, table, znodes):
+    znodes.client.ensure_path(znodes.path)
     with manager.acquire(table) as hold:
-        assert ensemble_client.exists(intents_node(node)) is None
+        assert znodes.client.exists(znodes.intents_path) is None
         assert hold.intents.unfinished == ()
         hold.intend(1, txn=None, attempt="a")
-        assert list(intents(ensemble_client, node)) == [hold.hold_id]
+        assert list(znodes.intents()) == [hold.hold_id]
 
 
-def test_an_intent_that_somebody_cleared_away_is_noted_again_and_does_not_stop_the_release(
-    manager, table, node, ensemble_client
-):
+def test_a_deleted_intent_is_stored_again(manager, table, znodes):
     hold = manager.acquire(table)
     for version in (1, 2, 3):
         hold.intend(version, txn=None, attempt="a")
-        ((name, noted),) = intents(ensemble_client, node).items()
-        assert (noted.hold_id, noted.version) == (hold.hold_id, version)
-        ensemble_client.delete(f"{intents_node(node)}/{name}")
+        ((name, intent),) = znodes.intents().items()
+        assert (intent.hold_id, intent.version) == (hold.hold_id, version)
+        znodes.client.delete(f"{znodes.intents_path}/{name}")
     hold.intents.settle(["a"])
+    # The release does not need the intent.
     hold.release()
-    assert [name for name in ensemble_client.get_children(node) if "lock__" in name] == []
+    assert znodes.contenders() == []
 
 
-def test_a_lost_reply_is_asked_again_and_makes_one_intent(zookeeper, proxy, table, node, ensemble_client, eventually):
-    with ZookeeperLockManager(proxy.hosts, 30) as through, through.acquire(table) as hold:
+def test_a_lost_reply_makes_one_intent(zookeeper, table, znodes, eventually):
+    with (
+        Link(zookeeper.hosts) as proxy,
+        ZookeeperLockManager(proxy.hosts, 30) as manager,
+        manager.acquire(table) as hold,
+    ):
         proxy.deaf = True
-        asking = threading.Thread(target=lambda: hold.intend(5, txn=None, attempt="a"))
-        asking.start()
-        eventually(lambda: ensemble_client.exists(f"{intents_node(node)}/{hold.hold_id}"))
+        intending = in_new_thread(hold.intend, 5, txn=None, attempt="a")
+        eventually(lambda: hold.hold_id in znodes.intents())
         proxy.deaf = False
         proxy.drop()
-        asking.join(30)
-        assert not asking.is_alive()
-        assert intents(ensemble_client, node)[hold.hold_id].version == 5
+        intending.result(30)
+        assert znodes.intents()[hold.hold_id].version == 5
         hold.intents.settle(["a"])
-    assert intents(ensemble_client, node) == {}
+    assert znodes.intents() == {}
 
 
-@pytest.fixture
-def ask() -> Callable[..., dict]:
-    import json
-
-    def ask(guard: CommitGuard, table: str, blocks: str | None, version: int = 0) -> dict:
-        commit = {"kind": "commit", "table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None}
-        answer: dict = json.loads(guard.check(json.dumps(commit | {"blocks": blocks})))
-        return answer
-
-    return ask
+def ask(guard: CommitGuard, table: str, blocks: str | None, version: int = 0) -> dict[str, Any]:
+    """Ask the guard for permission to put a version, as the JVM does."""
+    commit = {"kind": "commit", "table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None}
+    return check(guard, commit | {"blocks": blocks})
 
 
-def test_the_guard_refuses_with_a_reason_and_remembers_the_error(manager, table, ask):
+def check(guard: CommitGuard, request: object) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(guard.check(json.dumps(request)))
+    return answer
+
+
+def test_the_guard_refuses_with_a_reason_and_keeps_the_error(manager, table):
     guard = CommitGuard()
     assert ask(guard, table, None)["refused"] == "LockNotHeldError"
     assert "bound to no lock" in ask(guard, table, "")["message"]
     assert "given back" in ask(guard, table, "of somebody else")["message"]
     assert ask(guard, "no/scheme://x", "a")["refused"] == "LockNotHeldError"
-    bound = GuardedHold(manager.acquire(table), {"job": "nightly"})
-    guard.add(bound)
-    yes = ask(guard, table, bound.name, 7)
-    assert yes["holds"] == [bound.hold.hold_id]
-    assert yes["stamp"]["job"] == "nightly"
-    assert list(bound.allowed_puts.values()) == [AllowedPut(7, None)]
-    bound.hold.release()
-    assert ask(guard, table, bound.name)["refused"] == "LockNotHeldError"
-    assert list(bound.allowed_puts.values()) == [AllowedPut(7, None)]
-    (newest,) = [guard.refusal_in("…" + ask(guard, table, bound.name)["message"] + "…")]
-    assert isinstance(newest, LockNotHeldError)
+    block = GuardedHold(manager.acquire(table), {"job": "nightly"})
+    guard.add(block)
+    allowed = ask(guard, table, block.name, 7)
+    assert allowed["holds"] == [block.hold.hold_id]
+    assert allowed["stamp"]["job"] == "nightly"
+    assert list(block.allowed_puts.values()) == [AllowedPut(7, None)]
+    block.hold.release()
+    assert ask(guard, table, block.name)["refused"] == "LockNotHeldError"
+    assert list(block.allowed_puts.values()) == [AllowedPut(7, None)]
+    refusal = guard.refusal_in("…" + ask(guard, table, block.name)["message"] + "…")
+    assert isinstance(refusal, LockNotHeldError)
     assert guard.refusal_in("something else") is None
 
 
-def test_the_guard_knows_a_hold_by_either_name_of_an_azure_account(manager, ask):
+def test_the_guard_knows_both_names_of_an_azure_account(manager):
     guard, folder = CommitGuard(), uuid.uuid4().hex
     with manager.acquire(f"wasbs://data@Account.blob.core.windows.net/{folder}") as hold:
         block = GuardedHold(hold, {})
@@ -266,33 +242,28 @@ def test_the_guard_knows_a_hold_by_either_name_of_an_azure_account(manager, ask)
         hold.intents.settle(hold.intents.open)
 
 
-def test_what_the_guard_does_not_understand_is_refused(ask):
-    import json
-
-    guard = CommitGuard()
-    for request in ("", "[]", "{}", '{"attempt": "a"}', json.dumps({"attempt": "a", "table": 5, "blocks": "x"})):
-        assert json.loads(guard.check(request))["refused"] == "LockLostError"
+@pytest.mark.parametrize(
+    "request_text", ["", "[]", "{}", '{"attempt": "a"}', '{"attempt": "a", "table": 5, "blocks": "x"}']
+)
+def test_a_malformed_request_is_refused(request_text):
+    assert json.loads(CommitGuard().check(request_text))["refused"] == "LockLostError"
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "verdict"}, {"kind": None}, {"kind": ["commit"]}])
 def test_a_request_of_an_unknown_kind_is_refused(manager, table, kind):
-    import json
-
     with manager.acquire(table) as hold:
         guard, block = CommitGuard(), GuardedHold(hold, {})
         guard.add(block)
         commit = {"table": table, "version": 7, "attempt": "a", "blocks": block.name}
-        assert json.loads(guard.check(json.dumps(commit | kind)))["refused"] == "LockLostError"
+        assert check(guard, commit | kind)["refused"] == "LockLostError"
         assert block.allowed_puts == {}
-        # Control: it is the kind that is missing.
-        assert "holds" in json.loads(guard.check(json.dumps(commit | {"kind": "commit"})))
+        # Control: with the kind the request is allowed.
+        assert "holds" in check(guard, commit | {"kind": "commit"})
         hold.intents.settle(["a"])
 
 
 def test_a_failure_of_the_guard_names_the_table():
-    import json
-
-    request = json.dumps({"kind": "commit", "attempt": "a", "table": "s3a://lake/flights", "version": "seven"})
-    answer = json.loads(CommitGuard().check(request))
+    request = {"kind": "commit", "attempt": "a", "table": "s3a://lake/flights", "version": "seven"}
+    answer = check(CommitGuard(), request)
     assert answer["refused"] == "LockLostError"
     assert answer["message"].startswith("lock on s3://lake/flights was lost")
