@@ -1,4 +1,4 @@
-"""One ensemble per table: a table that A has adopted is not written under the lock of B, until it is moved."""
+"""One ensemble for each table: locks of another ensemble do not allow writes of an adopted table until it is moved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,447 +17,403 @@ from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from lock_manager import (
-    Adoption,
-    EnsembleMismatchError,
-    LockSettings,
-    SettingsError,
-    TableResource,
-    ZookeeperLockManager,
-)
-from lock_manager.intents import Intent
+from lock_manager import Adoption, EnsembleMismatchError, LockSettings, SettingsError, ZookeeperLockManager
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.adopt import AdoptResult, adopt_table, describe
 from sluice.audit.commit_list import read_commit_list
 from sluice.audit.verify import verify_table
 from sluice.commands.app import app
 from tests.support.lake import S3
+from tests.support.lock_znodes import LockZnodes, connected_client
 from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked
 from writer_jobs.commit.driver_guard import GUARD
 
 pytestmark = pytest.mark.spark
 
-ROOT = "/locks/delta_tables"
+
+@dataclass
+class Table:
+    """A table on disk."""
+
+    spark: SparkSession
+    path: str
+
+    @property
+    def sql_name(self) -> str:
+        return "delta.`{}`".format(self.path.replace("`", "``"))
+
+    def append(self, rows: DataFrame) -> None:
+        """Append with Spark. The caller holds the lock."""
+        rows.write.format("delta").mode("append").save(self.path)
+
+    def sql(self, statement: str) -> None:
+        """Run a statement; ``{}`` stands for the table."""
+        self.spark.sql(statement.format(self.sql_name))
+
+    def version_files(self) -> list[str]:
+        return sorted(path.name for path in Path(self.path).glob("_delta_log/*.json"))
+
+    def adoption(self) -> Adoption | None:
+        state = DeltaTableLog(self.spark, f"file:{self.path}").state()
+        assert state is not None
+        return state.adoption
+
+
+@dataclass
+class Ensemble:
+    """An ensemble, and clients of it."""
+
+    hosts: str
+    manager: ZookeeperLockManager
+    client: KazooClient
+
+    def adopt(self, table: Table, **options: Any) -> AdoptResult:
+        settings = LockSettings(zk_hosts=self.hosts, timeout_seconds=60)
+        return adopt_table(table.spark, table.path, settings, **options)
+
+    def locked(self, table: Table) -> AbstractContextManager[Any]:
+        return locked(table.spark, table.path, manager=self.manager)
+
+    def append(self, table: Table) -> int | None:
+        """Append a row with the writer; return the version."""
+        return LockedDeltaWriter(table.spark, self.manager, table.path).append(table.spark.range(1)).version
+
+    def znodes(self, table: Table) -> LockZnodes:
+        return LockZnodes(self.client, table.path)
+
+    def intended_versions(self, table: Table) -> list[int]:
+        return [intent.version for intent in self.znodes(table).intents().values()]
+
+
+@contextmanager
+def running_ensemble(**options: Any) -> Iterator[Ensemble]:
+    with (
+        EmbeddedZooKeeper(**options) as server,
+        ZookeeperLockManager(server.hosts, timeout_seconds=60, job="writer") as manager,
+        connected_client(server.hosts) as client,
+    ):
+        yield Ensemble(server.hosts, manager, client)
 
 
 @pytest.fixture(scope="module")
-def ensemble_a() -> Iterator[str]:
-    with EmbeddedZooKeeper() as running:
-        yield running.hosts
+def ensemble() -> Iterator[Ensemble]:
+    with running_ensemble() as ensemble:
+        yield ensemble
 
 
 @pytest.fixture(scope="module")
-def ensemble_b() -> Iterator[str]:
-    with EmbeddedZooKeeper() as running:
-        yield running.hosts
+def second_ensemble() -> Iterator[Ensemble]:
+    with running_ensemble() as ensemble:
+        yield ensemble
 
 
 @pytest.fixture
-def manager_a(ensemble_a: str) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(ensemble_a, timeout_seconds=60, job="writer") as made:
-        yield made
-
-
-@pytest.fixture
-def manager_b(ensemble_b: str) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(ensemble_b, timeout_seconds=60, job="writer") as made:
-        yield made
-
-
-@pytest.fixture
-def table(copy_of: Callable[..., Path]) -> str:
-    """A table of three rows, in a folder whose name has to be quoted; version 0, which nobody adopted."""
-    return str(copy_of("CREATE TABLE {t} USING delta AS SELECT id FROM range(3)", to="a `table`'s folder"))
-
-
-def append(df: DataFrame, table: str) -> None:
-    df.write.format("delta").mode("append").save(table)
-
-
-def adopt(spark: SparkSession, table: str, hosts: str, **how: Any) -> AdoptResult:
-    return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=60), **how)
-
-
-def version_files(table: str) -> list[str]:
-    return sorted(path.name for path in Path(table).glob("_delta_log/*.json"))
+def table(spark: SparkSession, copy_of: Callable[..., Path]) -> Table:
+    """A table of three rows and one version, not adopted. The name of its folder needs quotes in SQL."""
+    return Table(
+        spark, str(copy_of("CREATE TABLE {t} USING delta AS SELECT id FROM range(3)", to="a `table`'s folder"))
+    )
 
 
 @pytest.mark.full
-def test_an_adopted_table_is_written_under_its_own_ensemble_and_under_no_other(
-    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager, manager_b: ZookeeperLockManager
+def test_an_adopted_table_is_written_under_one_ensemble_only(
+    table: Table, ensemble: Ensemble, second_ensemble: Ensemble, rows_of: Callable[..., list[Any]]
 ) -> None:
-    # Before: whoever has any lock may write. This is what the adoption is for.
-    with locked(spark, table, manager=manager_b):
-        append(spark.range(3, 4), table)
-    done = adopt(spark, table, ensemble_a)
-    assert (done.version, done.moved_from) == (2, None)
-    assert DeltaTable(table).metadata().configuration == {
-        ENSEMBLE_PROPERTY: done.ensemble,
-        TABLE_PROPERTY: done.table,
+    # Before the adoption the lock of any ensemble allows a write.
+    with second_ensemble.locked(table):
+        table.append(table.spark.range(3, 4))
+    adopted = ensemble.adopt(table)
+    assert (adopted.version, adopted.moved_from) == (2, None)
+    assert DeltaTable(table.path).metadata().configuration == {
+        ENSEMBLE_PROPERTY: adopted.ensemble,
+        TABLE_PROPERTY: adopted.table,
     }
 
-    before = version_files(table)
+    files = table.version_files()
     entered = False
     with pytest.raises(EnsembleMismatchError, match="sluice adopt TABLE --zookeeper HOSTS --move") as refused:
-        with locked(spark, table, manager=manager_b):
+        with second_ensemble.locked(table):
             entered = True
     assert not entered
-    assert refused.value.adopted_by == done.ensemble
-    with manager_b.acquire(table) as hold:
+    assert refused.value.adopted_by == adopted.ensemble
+    with second_ensemble.manager.acquire(table.path) as hold:
         assert refused.value.ensemble == hold.ensemble_id
     with pytest.raises(EnsembleMismatchError):
-        LockedDeltaWriter(spark, manager_b, table).append(spark.range(1))
-    assert version_files(table) == before
-    # It was given back, each time.
-    assert manager_b.queue(table) == []
+        second_ensemble.append(table)
+    assert table.version_files() == files
+    # Each refusal released the lock.
+    assert second_ensemble.manager.queue(table.path) == []
 
-    assert LockedDeltaWriter(spark, manager_a, table).append(spark.range(4, 6)).version == 3
-    with locked(spark, table, manager=manager_a):
-        spark.sql("DELETE FROM delta.`{}` WHERE id = 0".format(table.replace("`", "``")))
-    assert spark.read.format("delta").load(table).count() == 5
+    assert ensemble.append(table) == 3
+    with ensemble.locked(table):
+        table.sql("DELETE FROM {} WHERE id = 1")
+    assert rows_of(table.path) == [(0,), (0,), (2,), (3,)]
 
 
-def test_an_ensemble_that_does_not_count_fills_nothing(
-    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, manager_b: ZookeeperLockManager
+def test_another_ensemble_does_not_fill_an_adopted_table(
+    table: Table, ensemble: Ensemble, second_ensemble: Ensemble
 ) -> None:
-    def leave_an_intent(version: int) -> None:
-        node = table_node(ROOT, TableResource.of(table))
-        client = KazooClient(ensemble_b)
-        client.start()
-        client.ensure_path(intents_node(node))
-        left = Intent(hold_id="0" * 32, version=version, txn="lost", attempt="lost", token=1)
-        client.create(f"{intents_node(node)}/{left.hold_id}", left.data())
-        client.stop()
-        client.close()
-
-    # As long as nobody has adopted the table, the intent is heeded: a version is filled for it.
-    leave_an_intent(1)
-    with locked(spark, table, manager=manager_b):
+    # Before the adoption the version of an intent is filled.
+    second_ensemble.znodes(table).leave_intent(1)
+    with second_ensemble.locked(table):
         pass
-    assert len(version_files(table)) == 2
-    adopt(spark, table, ensemble_a)
-    leave_an_intent(3)
-    before = version_files(table)
+    assert len(table.version_files()) == 2
+    ensemble.adopt(table)
+    second_ensemble.znodes(table).leave_intent(3)
+    files = table.version_files()
     with pytest.raises(EnsembleMismatchError):
-        with locked(spark, table, manager=manager_b):
+        with second_ensemble.locked(table):
             pass
-    assert version_files(table) == before
+    assert table.version_files() == files
 
 
-def test_a_table_moves_only_if_it_is_told_to(
-    spark: SparkSession,
-    table: str,
-    ensemble_a: str,
-    ensemble_b: str,
-    manager_a: ZookeeperLockManager,
-    manager_b: ZookeeperLockManager,
-) -> None:
-    first = adopt(spark, table, ensemble_a)
-    again = adopt(spark, table, ensemble_a)
-    assert again == AdoptResult(
-        table=first.table, ensemble=first.ensemble, moved_from=None, renamed_from=None, version=None
+def test_a_table_moves_only_with_the_option_move(table: Table, ensemble: Ensemble, second_ensemble: Ensemble) -> None:
+    adopted = ensemble.adopt(table)
+    repeated = ensemble.adopt(table)
+    assert repeated == AdoptResult(
+        table=adopted.table, ensemble=adopted.ensemble, moved_from=None, renamed_from=None, version=None
     )
-    assert describe(again).endswith("already; nothing was committed")
+    assert describe(repeated).endswith("already; nothing was committed")
     with pytest.raises(EnsembleMismatchError):
-        adopt(spark, table, ensemble_b)
+        second_ensemble.adopt(table)
     with pytest.raises(SettingsError, match="pass --move, too"):
-        adopt(spark, table, ensemble_b, old_hosts=ensemble_a)
-    assert len(version_files(table)) == 2
+        second_ensemble.adopt(table, old_hosts=ensemble.hosts)
+    assert len(table.version_files()) == 2
 
-    moved = adopt(spark, table, ensemble_b, move=True)
-    assert (moved.version, moved.moved_from) == (2, first.ensemble)
-    assert moved.ensemble != first.ensemble
-    assert describe(moved).endswith(f"moved from ensemble {first.ensemble} to ensemble {moved.ensemble}, by version 2")
+    moved = second_ensemble.adopt(table, move=True)
+    assert (moved.version, moved.moved_from) == (2, adopted.ensemble)
+    assert moved.ensemble != adopted.ensemble
+    assert describe(moved).endswith(
+        f"moved from ensemble {adopted.ensemble} to ensemble {moved.ensemble}, by version 2"
+    )
     with pytest.raises(EnsembleMismatchError):
-        LockedDeltaWriter(spark, manager_a, table).append(spark.range(1))
-    LockedDeltaWriter(spark, manager_b, table).append(spark.range(1))
+        ensemble.append(table)
+    second_ensemble.append(table)
 
-    # And back, with both locks. The other way round it is not the ensemble that has adopted the table.
+    # The first ensemble is no longer the old one.
     with pytest.raises(EnsembleMismatchError):
-        adopt(spark, table, ensemble_b, move=True, old_hosts=ensemble_a)
-    back = adopt(spark, table, ensemble_a, move=True, old_hosts=ensemble_b)
-    assert (back.version, back.ensemble) == (4, first.ensemble)
-    LockedDeltaWriter(spark, manager_a, table).append(spark.range(1))
-    found = verify_table(table)
-    assert found.problems == ()
-    # The first version was made without the lock.
-    assert (found.ensemble, found.unlocked_commits, found.locked_commits) == (first.ensemble, 1, 5)
+        second_ensemble.adopt(table, move=True, old_hosts=ensemble.hosts)
+    # Move it back, under the locks of both ensembles.
+    moved_back = ensemble.adopt(table, move=True, old_hosts=second_ensemble.hosts)
+    assert (moved_back.version, moved_back.ensemble) == (4, adopted.ensemble)
+    ensemble.append(table)
+    report = verify_table(table.path)
+    assert report.problems == ()
+    # The first version was committed without the lock.
+    assert (report.ensemble, report.unlocked_commits, report.locked_commits) == (adopted.ensemble, 1, 5)
 
 
-def test_while_a_table_is_moved_the_old_lock_is_held(
-    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str
-) -> None:
-    adopt(spark, table, ensemble_a)
-    settings = LockSettings(zk_hosts=ensemble_b, timeout_seconds=0)
-    with RivalManager(ensemble_a, 60) as rival, rival.acquire(table):
+def test_a_move_holds_the_lock_of_the_old_ensemble(table: Table, ensemble: Ensemble, second_ensemble: Ensemble) -> None:
+    ensemble.adopt(table)
+    settings = LockSettings(zk_hosts=second_ensemble.hosts, timeout_seconds=0)
+    with RivalManager(ensemble.hosts, 60) as rival, rival.acquire(table.path):
         with pytest.raises(TimeoutError):
-            adopt_table(spark, table, settings, move=True, old_hosts=ensemble_a)
-        assert len(version_files(table)) == 2
-        # Without it nothing waits for the one who is at work.
-        assert adopt_table(spark, table, settings, move=True).version == 2
+            adopt_table(table.spark, table.path, settings, move=True, old_hosts=ensemble.hosts)
+        assert len(table.version_files()) == 2
+        # Without the old hosts the move does not wait for the holder.
+        assert adopt_table(table.spark, table.path, settings, move=True).version == 2
 
 
-def intents_of(hosts: str, table: str) -> list[int]:
-    """Return the versions of the intents on a table."""
-    client = KazooClient(hosts)
-    client.start()
-    folder = intents_node(table_node(ROOT, TableResource.of(table)))
-    versions = [Intent.parse(client.get(f"{folder}/{name}")[0]).version for name in client.get_children(folder)]
-    client.stop()
-    client.close()
-    return versions
-
-
-def test_a_commit_under_two_ensembles_leaves_its_intent_at_both_until_its_outcome_is_known(
-    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, monkeypatch: pytest.MonkeyPatch
+def test_a_commit_under_two_ensembles_has_an_intent_in_each(
+    table: Table, ensemble: Ensemble, second_ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adopt(spark, table, ensemble_a)
-    check, seen = GUARD.check, []
+    ensemble.adopt(table)
+    check, intended = GUARD.check, []
 
-    def look(request: str) -> str:
+    def check_and_record(request: str) -> str:
         answer = check(request)
-        seen.append((intents_of(ensemble_a, table), intents_of(ensemble_b, table)))
+        intended.append((ensemble.intended_versions(table), second_ensemble.intended_versions(table)))
         return answer
 
-    monkeypatch.setattr(GUARD, "check", look)
-    assert adopt(spark, table, ensemble_b, move=True, old_hosts=ensemble_a).version == 2
-    assert seen == [([2], [2])]
-    assert (intents_of(ensemble_a, table), intents_of(ensemble_b, table)) == ([], [])
+    monkeypatch.setattr(GUARD, "check", check_and_record)
+    assert second_ensemble.adopt(table, move=True, old_hosts=ensemble.hosts).version == 2
+    assert intended == [([2], [2])]
+    # Both are deleted when the outcome is known.
+    assert (ensemble.intended_versions(table), second_ensemble.intended_versions(table)) == ([], [])
 
 
-@pytest.fixture
-def unfinished_move(
-    spark: SparkSession,
-    table: str,
-    ensemble_a: str,
-    sql_elsewhere: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> str:
-    """A table whose last writer was cut off with its put on the way: that of a move to another ensemble.
-
-    It lands when the next holder is about to fill its version.
-    """
-    client = KazooClient(ensemble_a)
-    client.start()
-    left = Intent(hold_id="0" * 32, version=1, txn="lost", attempt="lost", token=1)
-    client.ensure_path(intents_node(table_node(ROOT, TableResource.of(table))))
-    client.create(f"{intents_node(table_node(ROOT, TableResource.of(table)))}/{left.hold_id}", left.data())
-    client.stop()
-    client.close()
+def test_the_adoption_is_read_again_after_a_late_put(
+    table: Table, ensemble: Ensemble, sql_elsewhere: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The PUT of a disconnected writer, which moves the table, arrives just before its version is filled."""
+    ensemble.znodes(table).leave_intent(1)
     commit_nothing = DeltaTableLog.commit_nothing
 
-    def too_late(log: DeltaTableLog) -> int:
-        location = table.replace("`", "``")
-        sql_elsewhere(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
+    def commit_after_a_late_put(log: DeltaTableLog) -> int:
+        sql_elsewhere(f"ALTER TABLE {table.sql_name} SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
         return commit_nothing(log)
 
-    monkeypatch.setattr(DeltaTableLog, "commit_nothing", too_late)
-    return table
-
-
-def test_the_adoption_is_read_again_when_something_unfinished_was_settled(
-    spark: SparkSession, unfinished_move: str, manager_a: ZookeeperLockManager
-) -> None:
+    monkeypatch.setattr(DeltaTableLog, "commit_nothing", commit_after_a_late_put)
     with pytest.raises(EnsembleMismatchError) as refused:
-        with locked(spark, unfinished_move, manager=manager_a):
-            raise AssertionError("the block is not entered")
+        with ensemble.locked(table):
+            raise AssertionError("the block was entered")
     assert refused.value.adopted_by == "another"
 
 
 @pytest.mark.full
-def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
-    spark: SparkSession, table: str, tmp_path: Path
-) -> None:
-    data = tmp_path / "zookeeper"
-    with EmbeddedZooKeeper(data_dir=data) as kept:
-        adopted = adopt(spark, table, kept.hosts)
-    with EmbeddedZooKeeper(data_dir=data) as restarted:
-        with ZookeeperLockManager(restarted.hosts, 60) as manager:
-            LockedDeltaWriter(spark, manager, table).append(spark.range(1))
-    with EmbeddedZooKeeper() as rebuilt:
-        with ZookeeperLockManager(rebuilt.hosts, 60) as manager:
-            with pytest.raises(EnsembleMismatchError) as refused:
-                LockedDeltaWriter(spark, manager, table).append(spark.range(1))
-            assert refused.value.adopted_by == adopted.ensemble
-            moved = adopt(spark, table, rebuilt.hosts, move=True)
-            assert moved.ensemble == refused.value.ensemble
-            LockedDeltaWriter(spark, manager, table).append(spark.range(1))
+def test_a_rebuilt_ensemble_is_another_one(table: Table, tmp_path: Path) -> None:
+    data_dir = tmp_path / "zookeeper"
+    with running_ensemble(data_dir=data_dir) as original:
+        adopted = original.adopt(table)
+    with running_ensemble(data_dir=data_dir) as restarted:
+        restarted.append(table)
+    with running_ensemble() as rebuilt:
+        with pytest.raises(EnsembleMismatchError) as refused:
+            rebuilt.append(table)
+        assert refused.value.adopted_by == adopted.ensemble
+        moved = rebuilt.adopt(table, move=True)
+        assert moved.ensemble == refused.value.ensemble
+        rebuilt.append(table)
 
 
 @pytest.mark.full
-def test_the_adoption_survives_what_changes_the_table(
-    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
-) -> None:
-    log = DeltaTableLog(spark, f"file:{table}")
-    done = adopt(spark, table, ensemble_a)
-    adoption = Adoption(done.ensemble, done.table)
-    name = "delta.`{}`".format(table.replace("`", "``"))
-    for statement in (f"ALTER TABLE {name} ADD COLUMNS (more STRING)", f"INSERT OVERWRITE {name} VALUES (7, 'x')"):
-        with locked(spark, table, manager=manager_a):
-            spark.sql(statement)
-        state = log.state()
-        assert state is not None
-        assert state.adoption == adoption, statement
-    with locked(spark, table, manager=manager_a):
-        other = spark.range(2).selectExpr("id AS another")
-        other.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(table)
-    state = log.state()
-    assert state is not None
-    assert state.adoption == adoption
+def test_the_adoption_survives_changes_of_the_table(table: Table, ensemble: Ensemble) -> None:
+    adopted = ensemble.adopt(table)
+    for statement in ("ALTER TABLE {} ADD COLUMNS (more STRING)", "INSERT OVERWRITE {} VALUES (7, 'x')"):
+        with ensemble.locked(table):
+            table.sql(statement)
+        assert table.adoption() == Adoption(adopted.ensemble, adopted.table), statement
+    with ensemble.locked(table):
+        rows = table.spark.range(2).selectExpr("id AS another")
+        rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(table.path)
+    assert table.adoption() == Adoption(adopted.ensemble, adopted.table)
+
+
+REPLACE = "CREATE OR REPLACE TABLE {} USING delta AS SELECT id FROM range(3)"
 
 
 @pytest.mark.full
-def test_what_replaces_a_table_or_restores_it_is_followed_by_the_adoption(
-    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
-) -> None:
-    log = DeltaTableLog(spark, f"file:{table}")
-    done = adopt(spark, table, ensemble_a)
-    adoption = Adoption(done.ensemble, done.table)
-    name = "delta.`{}`".format(table.replace("`", "``"))
-    replacing = f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT id FROM range(3)"
-    for statement in (replacing, f"RESTORE TABLE {name} TO VERSION AS OF 0"):
-        with locked(spark, table, manager=manager_a) as hold:
-            spark.sql(statement)
-        state = log.state()
-        assert state is not None
-        assert state.adoption == adoption, statement
-        _, (newest, dropping, *_) = read_commit_list(table, limit=2)
+def test_replace_and_restore_are_followed_by_the_adoption(table: Table, ensemble: Ensemble) -> None:
+    adopted = ensemble.adopt(table)
+    adoption = Adoption(adopted.ensemble, adopted.table)
+    for statement in (REPLACE, "RESTORE TABLE {} TO VERSION AS OF 0"):
+        with ensemble.locked(table) as hold:
+            table.sql(statement)
+        assert table.adoption() == adoption, statement
+        _, (newest, previous, *_) = read_commit_list(table.path, limit=2)
         assert not isinstance(newest, str)
-        assert not isinstance(dropping, str)
-        assert (dropping.adopted_by, newest.adopted_by) == ("", adoption.ensemble)
-        assert (dropping.adopted_name, newest.adopted_name) == ("", adoption.table)
+        assert not isinstance(previous, str)
+        assert (previous.adopted_by, newest.adopted_by) == ("", adoption.ensemble)
+        assert (previous.adopted_name, newest.adopted_name) == ("", adoption.table)
         assert newest.stamp is not None
         assert newest.stamp.hold == hold.hold_id
-    assert verify_table(table).problems == ()
-    # Whoever says so may.
-    with locked(spark, table, manager=manager_a):
-        spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}', '{TABLE_PROPERTY}')")
-    state = log.state()
-    assert state is not None
-    assert state.adoption is None
-    assert verify_table(table).ensemble is None
+    assert verify_table(table.path).problems == ()
+    # An explicit UNSET ends the adoption.
+    with ensemble.locked(table):
+        table.sql(f"ALTER TABLE {{}} UNSET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}', '{TABLE_PROPERTY}')")
+    assert table.adoption() is None
+    assert verify_table(table.path).ensemble is None
 
 
-def replace_and_fail(spark: SparkSession, table: str, manager: ZookeeperLockManager) -> Adoption | None:
-    """Have a block replace the table and raise then; return the adoption afterwards."""
-    name = "delta.`{}`".format(table.replace("`", "``"))
-    with pytest.raises(ZeroDivisionError), locked(spark, table, manager=manager):
-        spark.sql(f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT id FROM range(3)")
+def replace_and_fail(table: Table, ensemble: Ensemble) -> None:
+    """Replace the table in a block that raises."""
+    with pytest.raises(ZeroDivisionError), ensemble.locked(table):
+        table.sql(REPLACE)
         raise ZeroDivisionError
-    state = DeltaTableLog(spark, f"file:{table}").state()
-    assert state is not None
-    return state.adoption
 
 
-def test_a_block_that_replaced_the_table_and_raised_is_followed_by_the_adoption_too(
-    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
+def test_the_adoption_is_restored_after_a_failed_block(table: Table, ensemble: Ensemble) -> None:
+    adopted = ensemble.adopt(table)
+    replace_and_fail(table, ensemble)
+    assert table.adoption() == Adoption(adopted.ensemble, adopted.table)
+    assert len(table.version_files()) == 4
+
+
+def test_negative_control_without_a_restoration_the_adoption_is_lost(
+    table: Table, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = adopt(spark, table, ensemble_a)
-    assert replace_and_fail(spark, table, manager_a) == Adoption(done.ensemble, done.table)
-    assert len(version_files(table)) == 4
-
-
-def test_negative_control_with_nobody_to_restore_it_the_adoption_is_gone(
-    spark: SparkSession,
-    table: str,
-    ensemble_a: str,
-    manager_a: ZookeeperLockManager,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    adopt(spark, table, ensemble_a)
+    ensemble.adopt(table)
     monkeypatch.setattr("writer_jobs.commit.guarded._restore_adoption", lambda *_: None)
-    assert replace_and_fail(spark, table, manager_a) is None
+    replace_and_fail(table, ensemble)
+    assert table.adoption() is None
 
 
-def test_the_append_job_under_another_ensemble_ends_with_code_3(
-    spark: SparkSession,
-    table: str,
-    ensemble_a: str,
-    ensemble_b: str,
+def test_the_append_job_under_another_ensemble_ends_with_3(
+    table: Table,
+    ensemble: Ensemble,
+    second_ensemble: Ensemble,
     append: Callable[..., Any],
     csv_file: Callable[..., Path],
 ) -> None:
-    adopted = adopt(spark, table, ensemble_a).ensemble
-    before = version_files(table)
-    source = csv_file("s.csv", "id", [(7,)])
-    failed = append("--table", table, "--source", source, hosts=ensemble_b)
+    adopted_by = ensemble.adopt(table).ensemble
+    files = table.version_files()
+    arguments = ("--table", table.path, "--source", csv_file("s.csv", "id", [(7,)]))
+    failed = append(*arguments, hosts=second_ensemble.hosts)
     assert failed.code == 3, failed.error
-    (sentence,) = failed.error.splitlines()
-    assert sentence.startswith("append.py: ")
-    assert f"is adopted by ensemble {adopted}" in sentence
+    (message,) = failed.error.splitlines()
+    assert message.startswith("append.py: ")
+    assert f"is adopted by ensemble {adopted_by}" in message
     assert failed.commits == []
-    assert version_files(table) == before
-    assert append("--table", table, "--source", source, hosts=ensemble_a).code == 0
+    assert table.version_files() == files
+    assert append(*arguments, hosts=ensemble.hosts).code == 0
 
 
 @pytest.mark.full
 @pytest.mark.s3
-def test_on_s3_a_table_is_adopted_and_its_log_tells_so(
-    spark: SparkSession, s3: S3, ensemble_a: str, ensemble_b: str, manager_a: ZookeeperLockManager
+def test_the_log_of_an_s3_table_shows_its_adoption(
+    spark: SparkSession, s3: S3, ensemble: Ensemble, second_ensemble: Ensemble
 ) -> None:
-    with locked(spark, f"s3a://{s3.root}/adopted", manager=manager_a) as hold:
-        append(spark.range(3), f"s3a://{s3.root}/adopted")
-    run = CliRunner()
-    done = adopt(spark, f"s3://{s3.root}/adopted", ensemble_a)
+    table = Table(spark, f"s3a://{s3.root}/adopted")
+    with ensemble.locked(table) as hold:
+        table.append(spark.range(3))
+    adopted = ensemble.adopt(replace(table, path=f"s3://{s3.root}/adopted"))
     with pytest.raises(EnsembleMismatchError):
-        adopt(spark, f"s3a://{s3.root}/adopted/", ensemble_b)
-    answer = run.invoke(app, ["log", f"s3a://{s3.root}/adopted", "--json"])
-    newest, oldest = json.loads(answer.stdout)["commits"]
-    assert (newest["version"], newest["operation"], newest["adopted_by"]) == (1, "SET TBLPROPERTIES", done.ensemble)
+        second_ensemble.adopt(replace(table, path=f"{table.path}/"))
+
+    def run(command: str) -> Any:
+        return json.loads(CliRunner().invoke(app, [command, table.path, "--json"]).stdout)
+
+    newest, oldest = run("log")["commits"]
+    assert (newest["version"], newest["operation"], newest["adopted_by"]) == (1, "SET TBLPROPERTIES", adopted.ensemble)
     assert (oldest["version"], oldest["rows"], oldest["locked"], oldest["job"]) == (0, 3, True, "writer")
     assert list(oldest["tokens"].values()) == [hold.token]
-    verified = json.loads(run.invoke(app, ["verify", f"s3a://{s3.root}/adopted", "--json"]).stdout)
-    assert (verified["ok"], verified["ensemble"]) == (True, done.ensemble)
+    report = run("verify")
+    assert (report["ok"], report["ensemble"]) == (True, adopted.ensemble)
 
 
 @pytest.mark.full
-def test_the_command_starts_its_own_spark_and_ends_in_a_sentence(
-    table: str, jars: list[Path], ensemble_a: str, ensemble_b: str
+def test_the_command_starts_spark_and_reports_refusals(
+    table: Table, jars: list[Path], ensemble: Ensemble, second_ensemble: Ensemble
 ) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sluice", "adopt", table, *arguments]
+    def adopt(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sluice", "adopt", table.path, "--zookeeper", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
-    done = run("--zookeeper", ensemble_a, "--json")
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["version"], said["moved_from"]) == (1, None)
-    assert said["ensemble"] == DeltaTable(table).metadata().configuration[ENSEMBLE_PROPERTY]
-    refused = run("--zookeeper", ensemble_b)
+    adopted = adopt(ensemble.hosts, "--json")
+    assert adopted.returncode == 0, adopted.stderr
+    result = json.loads(adopted.stdout)
+    assert (result["version"], result["moved_from"]) == (1, None)
+    assert result["ensemble"] == DeltaTable(table.path).metadata().configuration[ENSEMBLE_PROPERTY]
+    refused = adopt(second_ensemble.hosts)
     assert refused.returncode == 1
     assert refused.stdout == ""
-    assert refused.stderr.splitlines()[-1].startswith(f"sluice: file:{Path(table).resolve()} is adopted by ensemble")
-    assert len(version_files(table)) == 2
+    location = f"file:{Path(table.path).resolve()}"
+    assert refused.stderr.splitlines()[-1].startswith(f"sluice: {location} is adopted by ensemble")
+    assert len(table.version_files()) == 2
 
 
-def test_what_is_no_table_is_not_adopted(spark: SparkSession, tmp_path: Path, ensemble_a: str) -> None:
+def test_a_missing_table_is_not_adopted(spark: SparkSession, tmp_path: Path, ensemble: Ensemble) -> None:
     with pytest.raises(TableError, match="there is no Delta table at"):
-        adopt(spark, str(tmp_path / "nothing"), ensemble_a)
+        ensemble.adopt(Table(spark, str(tmp_path / "nothing")))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_driver_that_only_observes_goes_on_under_the_wrong_ensemble_and_says_so(
-    spark: SparkSession,
-    table: str,
-    ensemble_a: str,
-    manager_b: ZookeeperLockManager,
+def test_observe_mode_records_commits_under_another_ensemble(
+    table: Table,
+    ensemble: Ensemble,
+    second_ensemble: Ensemble,
+    without_guard: Callable[..., AbstractContextManager[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    adopt(spark, table, ensemble_a)
-    conf = spark.sparkContext._jsc.sc().conf()
-    conf.set("spark.sluice.guard", "observe")
-    try:
-        with locked(spark, table, manager=manager_b):
-            append(spark.range(1), table)
-    finally:
-        conf.set("spark.sluice.guard", "required")
+    ensemble.adopt(table)
+    with without_guard("observe"), second_ensemble.locked(table):
+        table.append(table.spark.range(1))
     assert "required mode would refuse" in caplog.text
-    found = verify_table(table)
-    assert found.observed == {"EnsembleMismatchError": (2,)}
-    assert found.problems == ()
-    _, (newest, *_) = read_commit_list(table, limit=1)
+    report = verify_table(table.path)
+    assert report.observed == {"EnsembleMismatchError": (2,)}
+    assert report.problems == ()
+    _, (newest, *_) = read_commit_list(table.path, limit=1)
     assert not isinstance(newest, str)
     assert (newest.stamp, newest.observed) == (None, "EnsembleMismatchError")
