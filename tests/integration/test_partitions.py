@@ -1,11 +1,10 @@
-"""Locks on partitions and on several tables, against a real server: what excludes what, and that nothing is left."""
+"""Locks on partitions and on several tables, on a real server: conflicts, and that no contender remains."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
@@ -14,7 +13,6 @@ from kazoo.security import make_acl
 
 from lock_manager import (
     EnsembleRefusedError,
-    HeldLock,
     LockLostError,
     LockOrderError,
     LockTimeoutError,
@@ -28,13 +26,12 @@ from lock_manager import (
     guard_registry,
 )
 from lock_manager.zookeeper.inspector import LockInspector
-from lock_manager.zookeeper.znodes import table_node
+from tests.support.lock_znodes import LockZnodes
 from tests.support.months import SCHEMA, part
+from tests.support.new_thread import in_new_thread
 from tests.support.rivals import RivalManager
 
 pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
-
-ROOT = "/locks/delta_tables"
 
 
 @pytest.fixture
@@ -42,29 +39,22 @@ def table() -> str:
     return f"s3://lake/{uuid.uuid4().hex}"
 
 
-def excluded(manager: RivalManager, table: str, **asked) -> bool:
+@pytest.fixture
+def znodes(ensemble_client, table: str) -> LockZnodes:
+    return LockZnodes(ensemble_client, table)
+
+
+def is_excluded(manager: RivalManager, table: str, **scope) -> bool:
+    """Return whether a try-lock fails."""
     try:
-        manager.acquire(table, timeout_seconds=0, **asked).release()
+        manager.acquire(table, timeout_seconds=0, **scope).release()
     except LockTimeoutError:
         return True
     return False
 
 
-def contenders(client, table: str) -> list[str]:
-    """Every contender of a table and of its partitions."""
-
-    def below(path: str) -> Iterator[str]:
-        for name in client.get_children(path):
-            if "lock__" in name:
-                yield f"{path}/{name}"
-            elif name != "intents":
-                yield from below(f"{path}/{name}")
-
-    return list(below(table_node(ROOT, TableResource.of(table))))
-
-
 @pytest.mark.parametrize(
-    ("held", "asked", "conflict"),
+    ("held", "requested", "conflict"),
     [
         ([part(2013, 1)], [part(2013, 2)], False),
         ([part(2013, 1)], [part(2013, 1)], True),
@@ -77,18 +67,18 @@ def contenders(client, table: str) -> list[str]:
         ([part(2013, 1)], None, True),
     ],
 )
-def test_a_partition_excludes_what_it_is_part_of_and_what_is_part_of_it(
-    make_manager, make_rival, table, ensemble_client, held, asked, conflict
+def test_a_partition_excludes_its_ancestors_and_descendants(
+    make_manager, make_rival, table, znodes, held, requested, conflict
 ):
-    other = make_rival()
+    rival = make_rival()
     with make_manager().acquire(table, partitions=held):
-        assert excluded(other, table, partitions=asked) is conflict
-    assert not excluded(other, table, partitions=asked)
-    assert contenders(ensemble_client, table) == []
+        assert is_excluded(rival, table, partitions=requested) is conflict
+    assert not is_excluded(rival, table, partitions=requested)
+    assert znodes.all_contenders() == []
 
 
 @pytest.mark.parametrize(
-    ("held", "asked", "conflict"),
+    ("held", "requested", "conflict"),
     [
         ({"shared": True}, {"partitions": [part(2013)]}, True),
         ({"partitions": [part(2013)]}, {"shared": True}, True),
@@ -101,94 +91,84 @@ def test_a_partition_excludes_what_it_is_part_of_and_what_is_part_of_it(
         ({"partitions": [part(2013)], "shared": True}, {}, True),
     ],
 )
-def test_readers_exclude_writers_of_what_they_read(make_manager, make_rival, table, held, asked, conflict):
-    other = make_rival()
+def test_readers_exclude_writers_of_their_partitions(make_manager, make_rival, table, held, requested, conflict):
+    rival = make_rival()
     with make_manager().acquire(table, **held):
-        assert excluded(other, table, **asked) is conflict
+        assert is_excluded(rival, table, **requested) is conflict
 
 
-def test_the_queue_tells_that_a_writer_of_a_partition_waits_for_a_reader_of_the_table(
-    make_manager, make_rival, table, eventually
-):
-    reader, writer = make_manager(), make_rival()
-    held = reader.acquire(table, shared=True)
-    waiting = threading.Thread(target=lambda: writer.acquire(table, partitions=[part(2013)]).release())
-    waiting.start()
+def test_the_queue_shows_a_writer_behind_a_reader_of_the_table(make_manager, table, eventually):
+    reader, writer = make_manager(), make_manager()
+    hold = reader.acquire(table, shared=True)
+    waiting = in_new_thread(writer.acquire, table, partitions=[part(2013)])
     eventually(lambda: len(reader.queue(table)) == 2)
-    first, second = reader.queue(table)
-    assert (first.holds, first.shared) == (True, True)
-    assert (second.holds, second.waits_for) == (False, (held.hold_id,))
-    held.release()
-    waiting.join(30)
-    assert not waiting.is_alive()
+    first_entry, second_entry = reader.queue(table)
+    assert (first_entry.holds, first_entry.shared) == (True, True)
+    assert (second_entry.holds, second_entry.waits_for) == (False, (hold.hold_id,))
+    hold.release()
+    waiting.result(30).release()
 
 
-def test_a_waiter_gets_in_when_the_last_one_in_front_leaves(make_manager, make_rival, table, eventually):
-    first, second, third = make_manager(), make_rival(), make_manager()
-    one, two = first.acquire(table, partitions=[part(2013, 1)]), second.acquire(table, partitions=[part(2013, 2)])
-    got: list[HeldLock] = []
-    waiting = threading.Thread(target=lambda: got.append(third.acquire(table, partitions=[part(2013)])))
-    waiting.start()
-    eventually(lambda: len(first.queue(table)) == 3)
-    one.release()
-    assert not got
-    two.release()
-    waiting.join(30)
-    assert got[0].token > two.token
-    got[0].check()
-    got[0].release()
+def test_a_waiter_is_granted_after_its_last_predecessor(make_manager, make_rival, table, eventually):
+    manager, rival, waiter = make_manager(), make_rival(), make_manager()
+    first_hold = manager.acquire(table, partitions=[part(2013, 1)])
+    second_hold = rival.acquire(table, partitions=[part(2013, 2)])
+    waiting = in_new_thread(waiter.acquire, table, partitions=[part(2013)])
+    eventually(lambda: len(manager.queue(table)) == 3)
+    first_hold.release()
+    assert not waiting.done()
+    second_hold.release()
+    hold = waiting.result(30)
+    assert hold.token > second_hold.token
+    hold.check()
+    hold.release()
 
 
-def test_who_waits_in_one_queue_stands_in_no_later_one(make_manager, make_rival, table, ensemble_client, eventually):
-    """Else a circle: it would stand in front of somebody who holds what it waits for."""
-    first, second = make_manager(), make_manager()
-    held = first.acquire(table, partitions=[part(2013, 1)])
-    got: list[HeldLock] = []
-    wanted = [part(2013, 1), part(2013, 2)]
-    waiting = threading.Thread(target=lambda: got.append(second.acquire(table, partitions=wanted)))
-    waiting.start()
-    # The table, the year and the first month; the second month is given up before the wait.
-    eventually(lambda: len([path for path in contenders(ensemble_client, table) if held.hold_id not in path]) == 3)
-    third = make_rival()
-    assert not excluded(third, table, partitions=[part(2013, 2)])
-    held.release()
-    waiting.join(30)
-    got[0].release()
-    assert contenders(ensemble_client, table) == []
+def test_a_waiter_in_one_queue_stands_in_no_later_queue(make_manager, make_rival, table, znodes, eventually):
+    """Otherwise it could block its own predecessor: a deadlock."""
+    hold = make_manager().acquire(table, partitions=[part(2013, 1)])
+    waiting = in_new_thread(make_manager().acquire, table, partitions=[part(2013, 1), part(2013, 2)])
+    # The table, the year and the first month. The waiter leaves the second month before it waits.
+    eventually(lambda: len([path for path in znodes.all_contenders() if hold.hold_id not in path]) == 3)
+    assert not is_excluded(make_rival(), table, partitions=[part(2013, 2)])
+    hold.release()
+    waiting.result(30).release()
+    assert znodes.all_contenders() == []
 
 
-def test_several_tables_are_one_hold_and_opposite_orders_do_not_block(make_manager, table, ensemble_client):
+def test_several_tables_in_opposite_orders_do_not_deadlock(make_manager, table, ensemble_client):
     tables = [f"{table}/{name}" for name in "abc"]
 
     def work(number: int) -> None:
         manager = make_manager()
         for turn in range(10):
             order = tables if (number + turn) % 2 else tables[::-1]
-            scopes = [TableScope.of(TableResource.of(each), [part(2013, turn % 3 + 1)]) for each in order]
+            scopes = [TableScope.of(TableResource.of(name), [part(2013, turn % 3 + 1)]) for name in order]
             with manager.acquire_all(scopes, timeout_seconds=60) as hold:
                 assert set(hold.scope) == set(tables)
                 hold.check()
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
-    assert [path for each in tables for path in contenders(ensemble_client, each)] == []
+    assert [path for name in tables for path in LockZnodes(ensemble_client, name).all_contenders()] == []
 
 
-def test_a_thread_that_has_it_gets_it_again_and_gives_it_back_as_often(make_manager, make_rival, table):
-    manager, other = make_manager(), make_rival()
+def test_a_thread_acquires_its_lock_again(make_manager, make_rival, table):
+    """It must release the lock as often as it acquires it."""
+    manager, rival = make_manager(), make_rival()
     with manager.acquire(table) as outer:
-        with manager.acquire(table) as inner, manager.acquire(table, partitions=[part(2013)]) as covered:
-            assert outer is inner is covered
-        assert excluded(other, table)
+        with manager.acquire(table) as inner, manager.acquire(table, partitions=[part(2013)]) as partition_hold:
+            assert outer is inner is partition_hold
+        assert is_excluded(rival, table)
         outer.check()
-    assert not excluded(other, table)
+    assert not is_excluded(rival, table)
     with manager.acquire(table, partitions=[part(2013)]):
         with manager.acquire(table, partitions=[part(2013, 1)]):
             pass
-        assert excluded(other, table, partitions=[part(2013, 1)])
+        assert is_excluded(rival, table, partitions=[part(2013, 1)])
 
 
-def test_an_upgrade_is_refused_and_says_what_to_do(make_manager, table):
+def test_an_upgrade_is_refused_with_a_remedy(make_manager, table):
     manager = make_manager()
     with manager.acquire(table, shared=True), pytest.raises(LockOrderError, match="exclusive lock from the start"):
         manager.acquire(table)
@@ -204,131 +184,128 @@ def test_an_upgrade_is_refused_and_says_what_to_do(make_manager, table):
         pass
 
 
-def test_more_than_64_partitions_are_the_table_and_that_is_said_once(make_manager, table, caplog):
+def test_more_than_64_partitions_lock_the_table_with_one_warning(make_manager, table, caplog):
     manager = make_manager()
-    many = [part(year, month) for year in range(2000, 2006) for month in range(1, 12)]
-    with caplog.at_level(logging.WARNING), manager.acquire(table, partitions=many) as hold:
+    partitions = [part(year, month) for year in range(2000, 2006) for month in range(1, 12)]
+    with caplog.at_level(logging.WARNING), manager.acquire(table, partitions=partitions) as hold:
         assert hold.scope[table].partitions is None
     assert caplog.text.count("locking the whole table") == 1
-    with manager.acquire(table, partitions=many[:64]) as hold:
+    with manager.acquire(table, partitions=partitions[:64]) as hold:
         assert len(hold.scope[table].partitions or ()) == 64
 
 
-def test_partitions_are_not_locked_where_nobody_sees_what_is_committed(make_manager, table):
+def test_partitions_are_not_locked_without_a_guard(make_manager, table):
     guard_registry.declare_installed(None)
     with pytest.raises(UnguardedError, match="attach"):
         make_manager().acquire(table, partitions=[part(2013)])
 
 
-def test_a_lost_contender_at_any_level_is_a_lost_hold(make_manager, make_rival, table, ensemble_client, eventually):
+def test_a_hold_is_lost_with_any_of_its_contenders(make_manager, make_rival, table, znodes, eventually):
     manager = make_manager()
-    for number in range(3):
+    for level in range(3):
         hold = manager.acquire(table, partitions=[part(2013, 1)])
-        ensemble_client.delete(sorted(contenders(ensemble_client, table), key=len)[number])
+        znodes.client.delete(sorted(znodes.all_contenders(), key=len)[level])
         with pytest.raises(LockLostError):
             hold.check()
         with pytest.raises(LockLostError):
             hold.release()
-        # The others are removed in the background.
-        eventually(lambda: contenders(ensemble_client, table) == [])
-        assert not excluded(make_rival(), table)
+        # The other contenders are removed in the background.
+        eventually(lambda: znodes.all_contenders() == [])
+        assert not is_excluded(make_rival(), table)
 
 
-def test_what_times_out_leaves_nothing_at_any_level(make_manager, make_rival, table, ensemble_client, eventually):
-    manager, held = make_manager(), make_rival().acquire(table, partitions=[part(2013, 1)])
+def test_a_timeout_leaves_no_contender_at_any_level(make_manager, make_rival, table, znodes, eventually):
+    manager, hold = make_manager(), make_rival().acquire(table, partitions=[part(2013, 1)])
     manager.connect()
-    mine = len(contenders(ensemble_client, table))
-    for wanted in ([part(2013, 1)], [part(2013)], [part(2012), part(2013, 1), part(2014)], None):
+    contenders = znodes.all_contenders()
+    for partitions in ([part(2013, 1)], [part(2013)], [part(2012), part(2013, 1), part(2014)], None):
         with pytest.raises(LockTimeoutError):
-            manager.acquire(table, partitions=wanted, timeout_seconds=0.5)
+            manager.acquire(table, partitions=partitions, timeout_seconds=0.5)
         # On a slow server some are removed in the background.
-        eventually(lambda: len(contenders(ensemble_client, table)) == mine)
-    held.release()
+        eventually(lambda: len(znodes.all_contenders()) == len(contenders))
+    hold.release()
 
 
-def test_a_partition_node_says_which_it_is(make_manager, table, ensemble_client):
+def test_the_znode_of_a_partition_contains_its_values(make_manager, table, znodes):
     values = {"year": 2013, "month": 1}
     with make_manager().acquire(table, partitions=[SCHEMA.partition(values)]):
-        node = f"{table_node(ROOT, TableResource.of(table))}/partitions/year=2013/partitions/month=1"
-        assert ensemble_client.get(node)[0] == b'{"partition": {"year": "2013", "month": "1"}}'
+        path = f"{znodes.path}/partitions/year=2013/partitions/month=1"
+        assert znodes.client.get(path)[0] == b'{"partition": {"year": "2013", "month": "1"}}'
 
 
-def test_partitions_are_given_by_their_values(make_manager, make_rival, table):
+def test_partitions_are_named_by_their_values(make_manager, make_rival, table):
     manager = make_manager()
     with manager.acquire(table, partitions=[{"Year": "2013", "month": "01"}]) as hold:
         assert hold.covers({table: TableScope.of(table, [part(2013, 1)])})
-        assert excluded(make_rival(), table, partitions=[part(2013, 1)])
+        assert is_excluded(make_rival(), table, partitions=[part(2013, 1)])
     with pytest.raises(ResourceError, match="does not fit the"):
         manager.acquire(table, partitions=[{"year": "last"}])
-    with manager.acquire_all([f"{table}/b", TableScope.of(f"{table}/a", [{"year": 1}])]) as both:
-        assert len(both.tokens) == 3
+    with manager.acquire_all([f"{table}/b", TableScope.of(f"{table}/a", [{"year": 1}])]) as hold:
+        assert len(hold.tokens) == 3
 
 
-@pytest.mark.parametrize("end", ["session", "broken", "too long", "not settled"])
-def test_the_next_holder_of_a_partition_finds_what_the_last_one_intended(
-    end, make_manager, zookeeper, table, ensemble_client, eventually
-):
-    """The queues of a table and of its partitions are different znodes: a partition must not be free before both."""
-    most = 2 if end == "too long" else None
-    node = f"{table_node(ROOT, TableResource.of(table))}/partitions/year=2013"
-    for attempt in range(5):
-        following = make_manager()
-        following.connect()
-        with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=30, max_hold_seconds=most) as first:
-            hold = first.acquire(table, partitions=[part(2013, 1)])
-            hold.intend(attempt, txn=None, attempt="it")
-            with ThreadPoolExecutor(1) as pool:
-                next_one = pool.submit(following.acquire, table, partitions=[part(2013, 1)])
-                eventually(lambda: len(ensemble_client.get_children(node)) == 3)
-                if end == "session":
-                    first.close()
-                elif end == "broken":
-                    with LockInspector(first.settings) as inspector:
-                        locks = inspector.table(TableResource.of(table))
-                        assert inspector.remove(locks, locks.holders[0])
-                elif end == "not settled":
-                    hold.release()
-                with next_one.result(30) as found:
-                    assert found.intents.unfinished == (hold.hold_id,)
-                    found.intents.read()
-                    found.intents.clear()
+@pytest.mark.parametrize("end", ["closed", "broken", "too long", "released"])
+def test_the_next_holder_of_a_partition_finds_the_intent(end, make_manager, zookeeper, table, znodes, eventually):
+    """An intent without a contender is unfinished. So the table's queue must be free before the partition's queue."""
+    max_hold_seconds = 2 if end == "too long" else None
+    year = f"{znodes.path}/partitions/year=2013"
+    for version in range(2 if max_hold_seconds else 5):
+        next_manager = make_manager()
+        next_manager.connect()
+        with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=30, max_hold_seconds=max_hold_seconds) as manager:
+            hold = manager.acquire(table, partitions=[part(2013, 1)])
+            hold.intend(version, txn=None, attempt="it")
+            waiting = in_new_thread(next_manager.acquire, table, partitions=[part(2013, 1)])
+            eventually(lambda: len(znodes.client.get_children(year)) == 3)
+            if end == "closed":
+                manager.close()
+            elif end == "broken":
+                with LockInspector(manager.settings) as inspector:
+                    locks = inspector.table(TableResource.of(table))
+                    assert inspector.remove(locks, locks.holders[0])
+            elif end == "released":
+                hold.release()
+            with waiting.result(30) as next_hold:
+                assert next_hold.intents.unfinished == (hold.hold_id,)
+                next_hold.intents.read()
+                next_hold.intents.clear()
 
 
-def test_a_block_gives_back_what_it_has_and_no_more(make_manager, make_rival, table):
-    manager = make_manager()
+def test_a_block_releases_only_its_own_acquire(make_manager, make_rival, table):
+    manager, rival = make_manager(), make_rival()
     with manager.acquire(table):
         with manager.acquire(table) as inner:
             inner.release()
-        assert excluded(make_rival(), table)
+        assert is_excluded(rival, table)
         with manager.acquire(table):
             pass
-        assert excluded(make_rival(), table)
-    assert not excluded(make_rival(), table)
+        assert is_excluded(rival, table)
+    assert not is_excluded(rival, table)
 
 
-def test_a_manager_that_is_closed_in_a_block_is_a_lost_lock(make_manager, table):
-    manager, told = make_manager(), threading.Event()
+def test_closing_a_manager_inside_a_block_loses_the_lock(make_manager, table):
+    manager, reported = make_manager(), threading.Event()
     with pytest.raises(LockLostError, match="the manager that gave it was closed"):
         with manager.acquire(table) as hold:
-            hold.on_loss(lambda _: told.set())
+            hold.on_loss(lambda _: reported.set())
             manager.close()
-    assert told.wait(10)
-    # Without a block it is a release.
+    assert reported.wait(10)
+    # Outside a block it is a release.
     manager = make_manager()
     hold = manager.acquire(table)
     manager.close()
     assert hold.lost is None
 
 
-def test_what_the_ensemble_does_not_allow_below_a_table_is_a_refusal(make_manager, table, ensemble_client):
-    node = f"{table_node(ROOT, TableResource.of(table))}/partitions"
-    ensemble_client.ensure_path(node)
-    ensemble_client.create(f"{node}/year=2013", b"", acl=[make_acl("world", "anyone", read=True)])
+def test_an_acl_below_a_table_is_a_refusal(make_manager, table, znodes):
+    path = f"{znodes.path}/partitions"
+    znodes.client.ensure_path(path)
+    znodes.client.create(f"{path}/year=2013", b"", acl=[make_acl("world", "anyone", read=True)])
     with pytest.raises(EnsembleRefusedError, match="NoAuth"):
         make_manager().acquire(table, partitions=[part(2013)], timeout_seconds=20)
 
 
-def test_values_that_no_path_takes_as_they_are_can_be_locked(make_manager, table):
+def test_partition_values_that_are_no_znode_names_are_locked(make_manager, table):
     schema = PartitionSchema((PartitionColumn("word", "string"), PartitionColumn("money", "decimal(38,18)")))
     for word in ("\U0001f600", "a/b", "..", "100 %", "\u202e", "é", "\ue000", "x" * 200):
         values = {"word": word, "money": Decimal("12345678901.000000000000000000")}
