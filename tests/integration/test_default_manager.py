@@ -1,9 +1,9 @@
-"""``locked`` with its default manager and a writer with an explicit one, in one thread of a real driver: one hold."""
+"""``locked`` with the default manager and a writer with its own manager share one hold in one thread."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def default_manager(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the environment name the ensemble, and no manager made for it yet."""
+    """Name the ensemble in the environment. The test creates the default manager."""
     monkeypatch.setenv("SLUICE_ZK_HOSTS", zookeeper.hosts)
-    made: dict[Any, ZookeeperLockManager] = {}
-    monkeypatch.setattr(locking, "_managers", made)
+    managers: dict[Any, ZookeeperLockManager] = {}
+    monkeypatch.setattr(locking, "_managers", managers)
     yield
-    assert len(made) == 1, "the default manager was used"
-    for manager in made.values():
+    assert len(managers) == 1, "the default manager was used"
+    for manager in managers.values():
         manager.close()
 
 
@@ -37,48 +37,49 @@ def append(rows: DataFrame, table: str) -> None:
     rows.write.format("delta").mode("append").save(table)
 
 
-def holds(table: str) -> list[str]:
-    """Return the hold of each commit, by the log."""
+def hold_ids(table: str) -> list[str]:
+    """Return the hold id of each commit."""
     files = sorted(Path(table).glob("_delta_log/*.json"))
     return [json.loads(path.read_text().splitlines()[0])["commitInfo"]["sluice"]["hold"] for path in files]
 
 
-def test_a_writer_with_its_own_manager_inside_locked_commits_under_the_same_hold(
-    spark: SparkSession, manager: ZookeeperLockManager, table: str
+def test_a_writer_inside_locked_commits_under_the_same_hold(
+    spark: SparkSession, manager: ZookeeperLockManager, table: str, rows_of: Callable[..., list[Any]]
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, table)
-    with locked(spark, table) as outer:
+    with locked(spark, table) as hold:
         append(spark.range(1), table)
         result = writer.append(spark.range(1, 2), lock_timeout_seconds=0)
         append(spark.range(2, 3), table)
-        assert (result.version, result.token) == (1, outer.token)
+        assert (result.version, result.token) == (1, hold.token)
         assert len(manager.queue(table)) == 1
-    assert holds(table) == [outer.hold_id] * 3
+    assert hold_ids(table) == [hold.hold_id] * 3
     assert manager.queue(table) == []
-    assert spark.read.format("delta").load(table).count() == 3
+    assert len(rows_of(table)) == 3
 
 
-def test_locked_inside_a_block_and_inside_a_write_of_another_manager_is_the_same_hold(
-    spark: SparkSession, manager: ZookeeperLockManager, table: str
+def test_locked_inside_a_block_or_write_is_the_same_hold(
+    spark: SparkSession, manager: ZookeeperLockManager, table: str, rows_of: Callable[..., list[Any]]
 ) -> None:
     with locked(spark, table, manager=manager) as outer:
         with locked(spark, table, timeout_seconds=0) as inner:
             assert inner is outer
             append(spark.range(1), table)
         append(spark.range(1, 2), table)
-    seen = []
+    holds_and_counts = []
 
-    def look(_: object) -> None:
+    def record(_: object) -> None:
         with locked(spark, table, timeout_seconds=0) as hold:
-            seen.append((hold.hold_id, spark.read.format("delta").load(table).count()))
+            holds_and_counts.append((hold.hold_id, len(rows_of(table))))
 
-    LockedDeltaWriter(spark, manager, table).append(spark.range(2, 3), before_write=look)
-    assert holds(table) == [outer.hold_id] * 2 + [seen[0][0]]
-    assert seen[0][1] == 2
+    LockedDeltaWriter(spark, manager, table).append(spark.range(2, 3), before_write=record)
+    write_hold, row_count = holds_and_counts[0]
+    assert hold_ids(table) == [outer.hold_id] * 2 + [write_hold]
+    assert row_count == 2
     assert manager.queue(table) == []
 
 
-def test_what_would_be_refused_with_one_manager_is_refused_with_both(
+def test_two_managers_refuse_the_order_that_one_refuses(
     spark: SparkSession, manager: ZookeeperLockManager, table: str
 ) -> None:
     with locked(spark, f"{table}-b"), pytest.raises(LockOrderError, match="first"):
