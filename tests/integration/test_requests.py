@@ -87,16 +87,16 @@ def test_a_table_takes_four_requests(client: Client, *, shared: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_partitions_take_four_and_three_for_each_level_and_key(
+def test_partitions_take_four_requests_and_three_per_level(
     client: Client, partitions: list[Partition], nodes: int, *, shared: bool
 ) -> None:
-    """A level that two keys share counts once."""
+    """Each level of each partition counts, and a level that two partitions share counts once."""
     table = f"s3://lake/{uuid.uuid4().hex}"
     cost = client.cost_of(lambda: client.manager.acquire(table, partitions=partitions, shared=shared))
     assert cost <= 4 + 3 * nodes
 
 
-def test_tables_take_four_each_and_three_for_each_level(client: Client) -> None:
+def test_tables_take_four_requests_each_and_three_per_level(client: Client) -> None:
     tables = [f"s3://lake/{uuid.uuid4().hex}" for _ in range(3)]
     scopes = [TableScope.of(tables[0]), TableScope.of(tables[1], [part(2013, 1)]), TableScope.of(tables[2])]
     assert client.cost_of(lambda: client.manager.acquire_all(scopes)) <= 3 * 4 + 3 * 2

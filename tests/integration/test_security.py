@@ -166,7 +166,7 @@ def test_a_refused_manager_works_once_the_server_knows_it(tmp_path):
         manager.acquire(TABLE).release()
 
 
-def test_a_connection_lost_in_the_sasl_exchange_is_repeated(sasl_server):
+def test_a_sasl_exchange_is_repeated_after_a_lost_connection(sasl_server):
     """Kazoo would treat it as a refusal, and end the session with all its holds."""
     with Link(sasl_server.hosts) as proxy, manager_of(proxy.hosts, USER, session_timeout_seconds=20) as manager:
         hold = manager.acquire(TABLE)
@@ -246,13 +246,13 @@ def test_tls_to_a_plain_port_never_falls_back_to_plain_text(open_server, authori
         manager.connect(timeout_seconds=2)
 
 
-def test_another_server_replaces_one_with_a_bad_certificate(tls_server, authority):
+def test_a_server_with_a_bad_certificate_is_skipped(tls_server, authority):
     port = tls_server.servers[0].client_port
     for _ in range(3):  # Kazoo tries them in random order.
         acquire_and_check(f"localhost:{port},127.0.0.1:{port}", authority.client("job"))
 
 
-def test_certificates_are_read_again_and_bad_ones_survived(
+def test_a_session_survives_temporarily_bad_certificates(
     tls_server, authority, unknown_authority, tmp_path, eventually
 ):
     """A bad certificate is final before the first session. Later it is an outage, because a hold may be valid."""
