@@ -102,7 +102,7 @@ class OppositeOrders:
         self.outcomes: Counter[str] = Counter()
 
     def play_round(self, *, hold_first: bool = False) -> None:
-        """Let each thread acquire both tables; with ``hold_first`` it requests the second when both hold their first."""
+        """Let each thread acquire both tables; with ``hold_first`` both hold one before they request the other."""
         with ThreadPoolExecutor(2) as pool:
             self.outcomes.update(pool.map(lambda number: self._acquire_tables(number, hold_first=hold_first), range(2)))
 
