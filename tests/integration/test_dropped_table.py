@@ -122,7 +122,7 @@ def test_verify_names_a_late_commit_to_a_dropped_table(
     assert any(problem.startswith("version 3 carries fencing token") for problem in late_commits)
     gaps = [problem for problem in problems if "missing from the log, and version 3 is there" in problem]
     assert len(gaps) == (versions == 1)
-    # The table is unreadable: versions are missing, or the data of the old table.
+    # The table is unreadable: a version is missing, or data files of the old table.
     with pytest.raises((PySparkException, Py4JJavaError)):
         spark.read.format("delta").load(table).collect()
 

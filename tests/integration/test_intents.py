@@ -74,7 +74,7 @@ def test_a_waiter_finds_an_intent_stored_while_it_waits(make_manager, manager, t
 
 
 def test_an_attempt_of_unknown_outcome_keeps_the_intent(manager, table, znodes):
-    """Another attempt of the hold is settled."""
+    """Of two attempts of the hold only one is settled."""
     hold = manager.acquire(table)
     hold.intend(3, txn="t", attempt="unknown")
     hold.intents.settle([])

@@ -254,7 +254,7 @@ def test_the_lock_of_a_killed_holder_is_free_after_its_session(make_manager, tab
     killed_at = time.monotonic()
     with make_manager().acquire(table, timeout_seconds=60):
         # The holder requests a session of 4 s, and the server rounds up to its next tick. A busy machine may need
-        # longer. The default session has 30 s.
+        # longer, but not the 30 s of a default session.
         assert time.monotonic() - killed_at < 20
 
 

@@ -94,7 +94,7 @@ def test_the_granted_timeout_counts_not_the_requested_one(server, eventually):
         proxy.cut()
         cut_at = time.monotonic()
         eventually(lambda: not hold.is_valid(), within=10)
-        # With the 30 s that the manager requested the hold would stay valid for 12 s.
+        # With the 30 s that the manager requested, the hold would stay valid for 12 s.
         assert time.monotonic() - cut_at < 10
         proxy.mend()
 
