@@ -167,7 +167,7 @@ class LockMachine(RuleBasedStateMachine):
             except AssertionError as error:
                 self.faults.append(str(error))
 
-        request.thread = threading.Thread(claim=run, daemon=True)
+        request.thread = threading.Thread(target=run, daemon=True)
         self.requests.append(request)
         request.thread.start()
         self.eventually(lambda: not request.waiting or self.is_queued(request, earlier_acquisitions), "it is queued")

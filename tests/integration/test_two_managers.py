@@ -140,7 +140,7 @@ def test_negative_control_managers_that_know_only_their_holds_time_out(
     )  # fmt: skip
     with make_manager().acquire(table), pytest.raises(LockTimeoutError):
         make_manager().acquire(table, timeout_seconds=0)
-    threads = OppositeOrders(make_manager, table, timeout_seconds=5)
+    threads = OppositeOrders(make_manager, table, timeout_seconds=3)
     threads.play_round(hold_first=True)
     assert threads.outcomes["LockTimeoutError"] >= 1
     assert threads.outcomes["LockOrderError"] == 0
