@@ -1,4 +1,4 @@
-"""What a node does when it is new, and at each start: its own scripts, run as far as one machine can."""
+"""The scripts of a node, run in a folder: bootstrap, configuration at each start, the first vote of a member."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,54 @@ from tests.support.graph import INFRA, Graph, graph
 from tests.support.machine import Machine
 
 SCRIPTS = ["bootstrap.sh", "sluice-configure", "sluice-lock-root", "sluice-let-vote", "sluice-certificates"]
+# SC2154: variables of the environment. SC2310, SC2312: set -e in conditions and substitutions, which is intended.
+# SC2250: braces around every variable.
+EXCLUDED_CHECKS = "SC2154,SC2310,SC2312,SC2250"
+
+
+@dataclass
+class Node:
+    """Node 2 of a stack, and an archive in place of ZooKeeper's.
+
+    Attributes:
+        machine: Root folder of the scripts, with stand-ins for commands.
+        archive: Path of the archive.
+        sha512: Checksum of the archive.
+
+    """
+
+    machine: Machine
+    archive: Path
+    sha512: str
+
+    @property
+    def root(self) -> Path:
+        return self.machine.root
+
+    def file(self, path: str) -> str:
+        return (self.root / path).read_text()
+
+    def calls(self, *prefixes: str) -> list[str]:
+        """Return the calls of stand-ins that start with one of the prefixes."""
+        return [call for call in self.machine.calls if call.startswith(prefixes)]
+
+    def bootstrap(self) -> None:
+        """Run the user data, successfully."""
+        process = self.machine.bootstrap(self.archive, self.sha512)
+        assert process.returncode == 0, process.stderr
+
+    def failed_bootstrap(self) -> str:
+        """Run the user data, which fails before it starts a service; return its stderr."""
+        process = self.machine.bootstrap(self.archive, self.sha512)
+        assert process.returncode != 0
+        assert not self.calls("systemctl")
+        return process.stderr
+
+    def run(self, script: str) -> str:
+        """Run a script successfully; return its stderr."""
+        process = self.machine.run(script)
+        assert process.returncode == 0, process.stderr
+        return process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -24,227 +73,187 @@ def stack() -> Graph:
 
 
 @pytest.fixture
-def machine(stack: Graph, tmp_path: Path) -> Machine:
-    return Machine(stack, 2, tmp_path / "node")
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> tuple[Path, str]:
+def node(stack: Graph, tmp_path: Path) -> Node:
     (tmp_path / "zookeeper.jar").write_text("a jar")
-    file = tmp_path / "apache-zookeeper.tar.gz"
-    with tarfile.open(file, "w:gz") as made:
-        made.add(tmp_path / "zookeeper.jar", "apache-zookeeper-3.9.5-bin/lib/zookeeper.jar")
-    return file, hashlib.sha512(file.read_bytes()).hexdigest()
+    archive = tmp_path / "apache-zookeeper.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "zookeeper.jar", "apache-zookeeper-3.9.5-bin/lib/zookeeper.jar")
+    sha512 = hashlib.sha512(archive.read_bytes()).hexdigest()
+    return Node(Machine(stack, 2, tmp_path / "node"), archive, sha512)
 
 
 def shellcheck(text: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        str(Path(sys.executable).with_name("shellcheck")),
-        "--shell=bash",
-        "--enable=all",
-        f"--exclude={NOT_OURS}",
-        "-",
-    ]
+    program = str(Path(sys.executable).with_name("shellcheck"))
+    command = [program, "--shell=bash", "--enable=all", f"--exclude={EXCLUDED_CHECKS}", "-"]
     return subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
 
 
-# SC2154: what the environment brings. SC2310, SC2312: set -e in conditions and substitutions, which are meant so.
-# SC2250: braces around every variable.
-NOT_OURS = "SC2154,SC2310,SC2312,SC2250"
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_shellcheck_finds_nothing(script: str) -> None:
-    done = shellcheck((INFRA / "node" / script).read_text())
-    assert done.returncode == 0, done.stdout
+def test_shellcheck_accepts_the_script(script: str) -> None:
+    process = shellcheck((INFRA / "node" / script).read_text())
+    assert process.returncode == 0, process.stdout
 
 
-def test_shellcheck_finds_a_mistake() -> None:
+def test_negative_control_shellcheck_finds_a_mistake() -> None:
     assert shellcheck("rm -rf $1/*\n").returncode == 1
 
 
-def test_user_data_fits_and_is_what_is_checked(stack: Graph) -> None:
+def test_user_data_fits_and_ends_with_the_checked_script(stack: Graph) -> None:
     for instance in stack.all("Instance"):
-        told = instance.inputs["userData"]
-        assert len(told.encode()) < 16_384
-        assert told.startswith("#!/bin/bash\n")
-        assert told.endswith((INFRA / "node/bootstrap.sh").read_text())
-        assert subprocess.run(["bash", "-n"], input=told, text=True, check=False).returncode == 0
+        user_data = instance.inputs["userData"]
+        assert len(user_data.encode()) < 16_384
+        assert user_data.startswith("#!/bin/bash\n")
+        assert user_data.endswith((INFRA / "node/bootstrap.sh").read_text())
+        assert subprocess.run(["bash", "-n"], input=user_data, text=True, check=False).returncode == 0
 
 
 class TestANewNode:
-    def test_formats_blank_volumes_mounts_them_and_starts(self, machine: Machine, archive: tuple[Path, str]) -> None:
-        done = machine.bootstrap(*archive)
-        assert done.returncode == 0, done.stderr
-        made = [call.split()[-1].rpartition("_")[2] for call in machine.calls if call.startswith("mkfs.xfs")]
-        assert made == [machine.variables[name].replace("-", "") for name in ("DATA_VOLUME", "LOG_VOLUME")]
-        fstab = (machine.root / "etc/fstab").read_text().splitlines()
-        assert [line.split()[1] for line in fstab] == [
-            str(machine.root / "var/lib/zookeeper" / folder) for folder in ("data", "log")
+    def test_formats_and_mounts_blank_volumes_and_starts(self, node: Node) -> None:
+        node.bootstrap()
+        formatted = [call.split()[-1].rpartition("_")[2] for call in node.calls("mkfs.xfs")]
+        volumes = [node.machine.variables[name] for name in ("DATA_VOLUME", "LOG_VOLUME")]
+        assert formatted == [volume.replace("-", "") for volume in volumes]
+        assert [line.split()[1] for line in node.file("etc/fstab").splitlines()] == [
+            str(node.root / "var/lib/zookeeper" / folder) for folder in ("data", "log")
         ]
-        assert (machine.root / "var/lib/zookeeper/data/myid").read_text() == "2\n"
-        assert (machine.root / "opt/zookeeper/lib/zookeeper.jar").read_text() == "a jar"
-        # It does not wait for the other members, and who tells of faults comes first.
-        done_in_order = [call for call in machine.calls if call.startswith(("systemctl", "amazon-cloudwatch"))]
-        assert done_in_order[0].startswith("amazon-cloudwatch-agent-ctl")
-        assert done_in_order[-1].startswith("systemctl start --no-block zookeeper.service")
-        # Its successor has to call the owner of the files by the same number.
-        assert [call.split()[:4] for call in machine.calls if call.startswith("useradd")] == [
-            ["useradd", "--system", "--uid", "2181"]
-        ]
+        assert node.file("var/lib/zookeeper/data/myid") == "2\n"
+        assert node.file("opt/zookeeper/lib/zookeeper.jar") == "a jar"
+        # The agent that reports faults starts first. The start does not wait for the other members.
+        services = node.calls("systemctl", "amazon-cloudwatch")
+        assert services[0].startswith("amazon-cloudwatch-agent-ctl")
+        assert services[-1].startswith("systemctl start --no-block zookeeper.service")
+        # A replaced node must own the files under the same user id.
+        assert [call.split()[:4] for call in node.calls("useradd")] == [["useradd", "--system", "--uid", "2181"]]
 
-    def test_keeps_what_is_on_its_volumes(self, machine: Machine, archive: tuple[Path, str]) -> None:
-        (machine.root / "blkid-says").write_text("0")
-        done = machine.bootstrap(*archive)
-        assert done.returncode == 0, done.stderr
-        assert not [call for call in machine.calls if call.startswith("mkfs")]
-        assert len([call for call in machine.calls if call.startswith("mount ")]) == 2
+    def test_keeps_the_data_on_its_volumes(self, node: Node) -> None:
+        (node.root / "blkid-says").write_text("0")
+        node.bootstrap()
+        assert not node.calls("mkfs")
+        assert len(node.calls("mount ")) == 2
 
     @pytest.mark.parametrize(
-        ("said", "kept", "told"),
+        ("initialized", "folder", "log_files"),
         [
-            pytest.param("no", None, ["initialize"], id="in a new ensemble"),
-            pytest.param("yes", None, [], id="in an ensemble that has data"),
+            pytest.param("no", None, ["initialize"], id="new ensemble"),
+            pytest.param("yes", None, [], id="ensemble with data"),
             pytest.param("no", "data/version-2", [], id="with snapshots"),
             pytest.param("no", "log/version-2", ["version-2"], id="with transactions"),
         ],
     )
-    def test_votes_without_data_only_in_an_ensemble_that_has_none(
-        self, said: str, kept: str | None, told: list[str], machine: Machine, archive: tuple[Path, str]
+    def test_votes_without_data_only_in_a_new_ensemble(
+        self, initialized: str, folder: str | None, log_files: list[str], node: Node
     ) -> None:
-        machine.say_initialized(said)
-        state = machine.root / "var/lib/zookeeper"
-        if kept:
-            (state / kept).mkdir(parents=True)
-        done = machine.bootstrap(*archive)
-        assert done.returncode == 0, done.stderr
-        assert [each.name for each in (state / "log").iterdir()] == told
+        node.machine.say_initialized(initialized)
+        state = node.root / "var/lib/zookeeper"
+        if folder:
+            (state / folder).mkdir(parents=True)
+        node.bootstrap()
+        assert [path.name for path in (state / "log").iterdir()] == log_files
 
-    def test_does_not_start_while_it_does_not_know_whether_it_may_vote(
-        self, machine: Machine, archive: tuple[Path, str]
-    ) -> None:
-        machine.forget_initialized()
-        done = machine.bootstrap(*archive)
-        assert done.returncode != 0
-        assert not [call for call in machine.calls if call.startswith("systemctl")]
+    def test_does_not_start_without_knowing_whether_it_may_vote(self, node: Node) -> None:
+        node.machine.forget_initialized()
+        node.failed_bootstrap()
 
-    @pytest.mark.parametrize("how", ["blkid is in doubt", "it cannot be read"])
-    def test_formats_nothing_that_it_cannot_read(self, how: str, machine: Machine, archive: tuple[Path, str]) -> None:
-        if how == "blkid is in doubt":
-            (machine.root / "blkid-says").write_text("8")
+    @pytest.mark.parametrize("reason", ["blkid is in doubt", "unreadable device"])
+    def test_formats_no_volume_that_it_cannot_read(self, reason: str, node: Node) -> None:
+        if reason == "blkid is in doubt":
+            (node.root / "blkid-says").write_text("8")
         else:
-            # blkid says 2 then, as of a blank one.
-            for device in (machine.root / "dev/disk/by-id").iterdir():
+            # blkid then exits with 2, as for a blank device.
+            for device in (node.root / "dev/disk/by-id").iterdir():
                 device.unlink()
                 device.mkdir()
-        done = machine.bootstrap(*archive)
-        assert done.returncode != 0
-        assert "nothing is formatted" in done.stderr or "Is a directory" in done.stderr
-        assert not [call for call in machine.calls if call.startswith(("mkfs", "mount ", "systemctl"))]
+        stderr = node.failed_bootstrap()
+        assert "nothing is formatted" in stderr or "Is a directory" in stderr
+        assert not node.calls("mkfs", "mount ")
 
-    def test_takes_no_other_zookeeper_than_the_one_that_is_pinned(
-        self, machine: Machine, archive: tuple[Path, str]
-    ) -> None:
-        done = machine.bootstrap(archive[0], "0" * 128)
-        assert done.returncode != 0
-        assert "did NOT match" in done.stderr
-        assert not [call for call in machine.calls if call.startswith("systemctl")]
+    def test_refuses_an_archive_with_another_checksum(self, node: Node) -> None:
+        node.sha512 = "0" * 128
+        assert "did NOT match" in node.failed_bootstrap()
 
-    def test_takes_no_other_scripts_than_its_own(self, machine: Machine, archive: tuple[Path, str]) -> None:
-        (machine.root / "aws/sluice-configure").write_text("#!/bin/bash\necho other\n")
-        done = machine.bootstrap(*archive)
-        assert done.returncode != 0
-        assert not [call for call in machine.calls if call.startswith("systemctl")]
+    def test_refuses_scripts_of_another_version(self, node: Node) -> None:
+        (node.root / "aws/sluice-configure").write_text("#!/bin/bash\necho other\n")
+        node.failed_bootstrap()
 
-    def test_knows_its_services_and_who_it_is(self, machine: Machine, archive: tuple[Path, str]) -> None:
-        machine.bootstrap(*archive)
-        unit = (machine.root / "etc/systemd/system/zookeeper.service").read_text()
-        assert "member 2 of test" in unit
-        assert os.access(machine.root / "opt/sluice/sluice-configure", os.X_OK)
-        told = dict(line.split("=", 1) for line in (machine.root / "etc/zookeeper/node.env").read_text().splitlines())
-        assert {key: told[f"SLUICE_{key}"] for key in ("NODE", "SECRET", "PARAMETER", "LOCK_ROOT_ACL")} == {
-            key: machine.variables[key] for key in ("NODE", "SECRET", "PARAMETER", "LOCK_ROOT_ACL")
-        }
-        agent = json.loads((machine.root / "etc/zookeeper/cloudwatch-agent.json").read_text())
-        assert agent["logs"]["metrics_collected"]["prometheus"]["log_group_name"] == machine.variables["LOG_GROUP"]
-        assert "@" not in (machine.root / "etc/zookeeper/prometheus.yaml").read_text()
-
-
-def test_the_server_reads_its_certificates(machine: Machine) -> None:
-    """Fetched by root, for another user: by group, the folder too."""
-    (machine.root / "etc/zookeeper").mkdir()
-    machine.run("sluice-configure")
-    folder = machine.root / "etc/zookeeper/tls"
-    given = {call.split()[2].removesuffix(".new") for call in machine.calls if call.startswith("chgrp zookeeper")}
-    assert {str(folder), *(str(folder / name) for name in ("member.pem", "clients-ca.pem", "node.pem"))} <= given
-    assert folder.stat().st_mode & 0o777 == 0o750
+    def test_configures_its_services_and_its_identity(self, node: Node) -> None:
+        node.bootstrap()
+        assert "member 2 of test" in node.file("etc/systemd/system/zookeeper.service")
+        assert os.access(node.root / "opt/sluice/sluice-configure", os.X_OK)
+        variables = node.machine.variables
+        environment = dict(line.split("=", 1) for line in node.file("etc/zookeeper/node.env").splitlines())
+        for key in ("NODE", "SECRET", "PARAMETER", "LOCK_ROOT_ACL"):
+            assert environment[f"SLUICE_{key}"] == variables[key]
+        agent = json.loads(node.file("etc/zookeeper/cloudwatch-agent.json"))
+        assert agent["logs"]["metrics_collected"]["prometheus"]["log_group_name"] == variables["LOG_GROUP"]
+        assert "@" not in node.file("etc/zookeeper/prometheus.yaml")
 
 
 class TestLettingAMemberVote:
     @pytest.fixture
-    def state(self, machine: Machine) -> Path:
-        found = machine.root / "var/lib/zookeeper"
+    def state(self, node: Node) -> Path:
+        state = node.root / "var/lib/zookeeper"
         for folder in ("data/version-2", "log/version-2"):
-            (found / folder).mkdir(parents=True)
+            (state / folder).mkdir(parents=True)
         for name in ("currentEpoch", "acceptedEpoch"):
-            (found / "data/version-2" / name).write_text("-1")
-        return found
+            (state / "data/version-2" / name).write_text("-1")
+        return state
 
-    def test_it_forgets_its_epochs_and_may(self, machine: Machine, state: Path) -> None:
-        done = machine.run("sluice-let-vote")
-        assert done.returncode == 0, done.stderr
+    def test_removes_its_epochs_and_restarts_it(self, node: Node, state: Path) -> None:
+        node.run("sluice-let-vote")
         assert (state / "log/initialize").exists()
         assert not list((state / "data/version-2").iterdir())
-        assert machine.calls == ["systemctl stop zookeeper", "systemctl start --no-block zookeeper"]
+        assert node.machine.calls == ["systemctl stop zookeeper", "systemctl start --no-block zookeeper"]
 
     @pytest.mark.parametrize("name", ["data/version-2/snapshot.0", "log/version-2/log.100000001"])
-    def test_one_that_has_data_is_left_as_it_is(self, name: str, machine: Machine, state: Path) -> None:
+    def test_leaves_a_member_with_data_unchanged(self, name: str, node: Node, state: Path) -> None:
         (state / name).touch()
-        done = machine.run("sluice-let-vote")
-        assert done.returncode == 1
-        assert "this member has data" in done.stderr
+        process = node.machine.run("sluice-let-vote")
+        assert process.returncode == 1
+        assert "this member has data" in process.stderr
         assert not (state / "log/initialize").exists()
         assert (state / "data/version-2/currentEpoch").exists()
-        assert machine.calls[-1] == "systemctl start --no-block zookeeper"
+        assert node.machine.calls[-1] == "systemctl start --no-block zookeeper"
 
 
 class TestAStart:
-    def test_fetches_the_configuration_and_the_certificates(self, machine: Machine) -> None:
-        (machine.root / "etc/zookeeper").mkdir()
-        done = machine.run("sluice-configure")
-        assert done.returncode == 0, done.stderr
-        assert "server.3=" in (machine.root / "etc/zookeeper/zoo.cfg").read_text()
+    @pytest.fixture(autouse=True)
+    def _configuration_folder(self, node: Node) -> None:
+        (node.root / "etc/zookeeper").mkdir()
+
+    def test_fetches_the_configuration_and_the_certificates(self, node: Node) -> None:
+        node.run("sluice-configure")
+        assert "server.3=" in node.file("etc/zookeeper/zoo.cfg")
         for name in ("member.pem", "members-ca.pem", "clients-ca.pem", "node.pem"):
-            file = machine.root / "etc/zookeeper/tls" / name
-            assert "-----BEGIN" in file.read_text()
-            assert file.stat().st_mode & 0o777 == 0o640
-        assert (machine.root / "run/zookeeper/heap.env").read_text() == "SLUICE_HEAP=-Xms927m -Xmx927m\n"
+            assert "-----BEGIN" in node.file(f"etc/zookeeper/tls/{name}")
+            assert (node.root / "etc/zookeeper/tls" / name).stat().st_mode & 0o777 == 0o640
+        assert node.file("run/zookeeper/heap.env") == "SLUICE_HEAP=-Xms927m -Xmx927m\n"
 
-    def test_goes_on_with_what_it_has_when_aws_is_away(self, machine: Machine) -> None:
-        (machine.root / "etc/zookeeper").mkdir()
-        machine.run("sluice-configure")
-        (machine.root / "aws-is-away").touch()
-        before = (machine.root / "etc/zookeeper/zoo.cfg").read_text()
-        done = machine.run("sluice-configure")
-        assert done.returncode == 0, done.stderr
-        assert "stays as it was" in done.stderr
-        # An answer that does not come has to be given up before systemd gives up the start.
-        asked = [call for call in machine.calls if call.startswith("aws ")]
-        assert all("--cli-connect-timeout 5 --cli-read-timeout 15" in call for call in asked)
+    def test_lets_the_server_read_its_certificates(self, node: Node) -> None:
+        """Root fetches the files; the server's group may read them and their folder."""
+        node.run("sluice-configure")
+        folder = node.root / "etc/zookeeper/tls"
+        paths = {call.split()[2].removesuffix(".new") for call in node.calls("chgrp zookeeper")}
+        assert {str(folder), *(str(folder / name) for name in ("member.pem", "clients-ca.pem", "node.pem"))} <= paths
+        assert folder.stat().st_mode & 0o777 == 0o750
+
+    def test_keeps_its_configuration_while_aws_does_not_answer(self, node: Node) -> None:
+        node.run("sluice-configure")
+        (node.root / "aws-is-away").touch()
+        configuration = node.file("etc/zookeeper/zoo.cfg")
+        assert "stays as it was" in node.run("sluice-configure")
+        # Requests time out before systemd's limit for the start.
+        assert all("--cli-connect-timeout 5 --cli-read-timeout 15" in call for call in node.calls("aws "))
         assert "TimeoutStartSec=180" in (INFRA / "node/zookeeper.service").read_text()
-        assert (machine.root / "etc/zookeeper/zoo.cfg").read_text() == before
+        assert node.file("etc/zookeeper/zoo.cfg") == configuration
 
-    def test_does_not_begin_with_nothing(self, machine: Machine) -> None:
-        (machine.root / "etc/zookeeper").mkdir()
-        (machine.root / "aws-is-away").touch()
-        done = machine.run("sluice-configure")
-        assert done.returncode != 0
-        assert "there is no zoo.cfg of an earlier start" in done.stderr
+    def test_fails_without_any_configuration(self, node: Node) -> None:
+        (node.root / "aws-is-away").touch()
+        process = node.machine.run("sluice-configure")
+        assert process.returncode != 0
+        assert "there is no zoo.cfg of an earlier start" in process.stderr
 
-    def test_tells_how_long_its_certificate_is_good(self, machine: Machine) -> None:
-        (machine.root / "etc/zookeeper").mkdir()
-        machine.run("sluice-configure")
-        done = machine.run("sluice-certificates")
-        assert done.returncode == 0, done.stderr
-        [call] = [call for call in machine.calls if "certificate_days_left" in call]
+    def test_reports_the_days_left_of_its_certificate(self, node: Node) -> None:
+        node.run("sluice-configure")
+        node.run("sluice-certificates")
+        [call] = [call for call in node.machine.calls if "certificate_days_left" in call]
         assert call.endswith(("--value 364", "--value 365"))

@@ -1,4 +1,4 @@
-"""The policy pack as Pulumi runs it: a process that serves gRPC, and is asked for each resource and for the stack."""
+"""The policy pack as Pulumi runs it: a gRPC server that checks each resource and the whole stack."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -33,15 +35,15 @@ RULE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 
 @contextmanager
 def served(config: dict[str, str]) -> Iterator[analyzer_pb2_grpc.AnalyzerStub]:
-    """Start the pack with a stack's configuration, in Pulumi's words; end it afterwards."""
-    env = os.environ | {
+    """Start the pack with a stack's configuration in Pulumi's format; end it afterwards."""
+    environment = os.environ | {
         "PULUMI_CONFIG": json.dumps({f"sluice:{key}": value for key, value in config.items()}),
         "PULUMI_PROJECT": "sluice",
         "PULUMI_STACK": "test",
         "PULUMI_DRY_RUN": "true",
     }
     command = [sys.executable, "-u", "-m", "pulumi.policy", "127.0.0.1:0", str(INFRA / "policy")]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
@@ -62,93 +64,78 @@ def stack() -> Graph:
     return graph()
 
 
-def struct(values: dict[str, object]) -> struct_pb2.Struct:
-    made = struct_pb2.Struct()
-    made.update(values)
-    return made
-
-
-def options(resource: Resource) -> analyzer_pb2.AnalyzerResourceOptions:
-    before = resource.options.get("delete_before_replace")
-    return analyzer_pb2.AnalyzerResourceOptions(
+def fields(resource: Resource, properties: dict[str, object]) -> dict[str, Any]:
+    """Return the fields that both messages about a resource have."""
+    struct = struct_pb2.Struct()
+    struct.update(properties)
+    delete_before_replace = resource.options.get("delete_before_replace")
+    options = analyzer_pb2.AnalyzerResourceOptions(
         protect=bool(resource.options.get("protect")),
         ignoreChanges=ignored(resource),
-        deleteBeforeReplace=bool(before),
-        deleteBeforeReplaceDefined=before is not None,
+        deleteBeforeReplace=bool(delete_before_replace),
+        deleteBeforeReplaceDefined=delete_before_replace is not None,
     )
+    return {
+        "type": resource.type, "name": resource.name, "urn": urn_of(resource),
+        "properties": struct, "options": options,
+    }  # fmt: skip
 
 
-def in_stack(resource: Resource, resources: list[Resource]) -> analyzer_pb2.AnalyzerResource:
-    return analyzer_pb2.AnalyzerResource(
-        type=resource.type,
-        name=resource.name,
-        urn=urn_of(resource),
-        properties=struct(resource.inputs | outputs(resource)),
-        options=options(resource),
-        propertyDependencies={
-            key: analyzer_pb2.AnalyzerPropertyDependencies(urns=[urn_of(each) for each in makers])
-            for key, makers in dependencies(resource, resources).items()
-        },
-    )
+def analyze(pack: analyzer_pb2_grpc.AnalyzerStub, resource: Resource) -> list[analyzer_pb2.AnalyzeDiagnostic]:
+    request = analyzer_pb2.AnalyzeRequest(**fields(resource, resource.inputs))
+    return list(pack.Analyze(request, timeout=SECONDS).diagnostics)
 
 
-def asked(resource: Resource) -> analyzer_pb2.AnalyzeRequest:
-    return analyzer_pb2.AnalyzeRequest(
-        type=resource.type,
-        name=resource.name,
-        urn=urn_of(resource),
-        properties=struct(resource.inputs),
-        options=options(resource),
-    )
+def analyze_stack(
+    pack: analyzer_pb2_grpc.AnalyzerStub, resources: list[Resource]
+) -> list[analyzer_pb2.AnalyzeDiagnostic]:
+    messages = [
+        analyzer_pb2.AnalyzerResource(
+            **fields(resource, resource.inputs | outputs(resource)),
+            propertyDependencies={
+                key: analyzer_pb2.AnalyzerPropertyDependencies(urns=[urn_of(target) for target in targets])
+                for key, targets in dependencies(resource, resources).items()
+            },
+        )
+        for resource in resources
+    ]
+    request = analyzer_pb2.AnalyzeStackRequest(resources=messages)
+    return list(pack.AnalyzeStack(request, timeout=SECONDS).diagnostics)
 
 
-def test_it_tells_pulumi_of_every_rule(pack: analyzer_pb2_grpc.AnalyzerStub) -> None:
+def test_the_pack_reports_every_rule_to_pulumi(pack: analyzer_pb2_grpc.AnalyzerStub) -> None:
     info = pack.GetAnalyzerInfo(analyzer_pb2.google_dot_protobuf_dot_empty__pb2.Empty(), timeout=SECONDS)
     assert info.name == "sluice"
-    assert [each.name for each in info.policies] == [each.name for each in RULES]
-    assert {each.enforcementLevel for each in info.policies} == {analyzer_pb2.MANDATORY}
-    kinds = {each.name: each.policy_type for each in info.policies}
-    assert {name for name, kind in kinds.items() if kind == analyzer_pb2.POLICY_TYPE_STACK} == {
-        each.name for each in RULES if isinstance(each.policy, StackValidationPolicy)
-    }
+    assert [policy.name for policy in info.policies] == [rule.name for rule in RULES]
+    assert {policy.enforcementLevel for policy in info.policies} == {analyzer_pb2.MANDATORY}
+    stack_policies = {policy.name for policy in info.policies if policy.policy_type == analyzer_pb2.POLICY_TYPE_STACK}
+    assert stack_policies == {rule.name for rule in RULES if isinstance(rule.policy, StackValidationPolicy)}
 
 
 def test_a_resource_that_breaks_a_rule_is_refused(pack: analyzer_pb2_grpc.AnalyzerStub) -> None:
     broken = Resource("SecurityGroupIngressRule", RULE, "open", OPEN_TO_ALL, [], {})
-    answer = pack.Analyze(asked(broken), timeout=SECONDS)
-    assert [each.policyName for each in answer.diagnostics] == ["ingress-from-inside"]
-    assert answer.diagnostics[0].enforcementLevel == analyzer_pb2.MANDATORY
-    assert "Ingress from 0.0.0.0/0 is allowed" in answer.diagnostics[0].message
+    [diagnostic] = analyze(pack, broken)
+    assert (diagnostic.policyName, diagnostic.enforcementLevel) == ("ingress-from-inside", analyzer_pb2.MANDATORY)
+    assert "Ingress from 0.0.0.0/0 is allowed" in diagnostic.message
 
 
-def test_the_program_s_resources_pass_one_by_one_and_all_together(
-    pack: analyzer_pb2_grpc.AnalyzerStub, stack: Graph
-) -> None:
-    for each in stack.resources:
-        assert list(pack.Analyze(asked(each), timeout=SECONDS).diagnostics) == []
-    every = [in_stack(each, stack.resources) for each in stack.resources]
-    answer = pack.AnalyzeStack(analyzer_pb2.AnalyzeStackRequest(resources=every), timeout=SECONDS)
-    assert list(answer.diagnostics) == []
+def test_each_resource_and_the_whole_stack_pass(pack: analyzer_pb2_grpc.AnalyzerStub, stack: Graph) -> None:
+    for resource in stack.resources:
+        assert analyze(pack, resource) == []
+    assert analyze_stack(pack, stack.resources) == []
 
 
-def test_a_stack_that_lacks_a_protection_is_refused_by_the_name_of_what_lacks_it(
-    pack: analyzer_pb2_grpc.AnalyzerStub, stack: Graph
-) -> None:
-    kept = [each for each in stack.resources if each.kind != "BucketVersioning" or each.name != "lake"]
-    every = [in_stack(each, kept) for each in kept]
-    answer = pack.AnalyzeStack(analyzer_pb2.AnalyzeStackRequest(resources=every), timeout=SECONDS)
-    assert [(each.policyName, each.urn) for each in answer.diagnostics] == [
+def test_a_missing_protection_is_reported_for_its_bucket(pack: analyzer_pb2_grpc.AnalyzerStub, stack: Graph) -> None:
+    versioning = stack.one("BucketVersioning", "lake")
+    diagnostics = analyze_stack(pack, [resource for resource in stack.resources if resource is not versioning])
+    assert [(diagnostic.policyName, diagnostic.urn) for diagnostic in diagnostics] == [
         ("buckets-are-complete", urn_of(stack.one("Bucket", "lake")))
     ]
 
 
-def test_it_reads_the_stack_s_own_configuration(stack: Graph) -> None:
+def test_the_pack_reads_the_configuration_of_the_stack(stack: Graph) -> None:
     lake = stack.one("Bucket", "lake")
-    lake.options["protect"] = False
-    try:
-        with served({"protect": "false"}) as permitting, served({"protect": "true"}) as strict:
-            assert list(permitting.Analyze(asked(lake), timeout=SECONDS).diagnostics) == []
-            refused = strict.Analyze(asked(lake), timeout=SECONDS).diagnostics
-            assert [each.policyName for each in refused] == ["protected"]
-    finally:
-        lake.options["protect"] = True
+    unprotected = replace(lake, options=lake.options | {"protect": False})
+    with served({"protect": "false"}) as permissive, served({"protect": "true"}) as strict:
+        assert analyze(permissive, unprotected) == []
+        assert [diagnostic.policyName for diagnostic in analyze(strict, unprotected)] == ["protected"]

@@ -1,4 +1,4 @@
-"""The script that replaces or restarts members one by one, against commands that write down how they were called."""
+"""scripts/roll_nodes.sh replaces or restarts members one by one; stand-ins for the commands record their arguments."""
 
 from __future__ import annotations
 
@@ -38,62 +38,64 @@ def commands(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rolled(commands: Path, *arguments: str, **environment: str) -> tuple[int, list[str]]:
+def roll_nodes(commands: Path, *arguments: str, **variables: str) -> tuple[int, list[str]]:
+    """Run the script; return its exit code and the calls of the stand-ins."""
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
-    told = {**os.environ, "PATH": path, "CALLS": str(commands / "calls"), **environment}
-    done = subprocess.run(["bash", str(SCRIPT), *arguments], env=told, capture_output=True, timeout=60, check=False)
+    environment = {**os.environ, "PATH": path, "CALLS": str(commands / "calls"), **variables}
+    command = ["bash", str(SCRIPT), *arguments]
+    process = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
     calls = commands / "calls"
-    return done.returncode, calls.read_text().splitlines() if calls.exists() else []
+    return process.returncode, calls.read_text().splitlines() if calls.exists() else []
 
 
-def test_shellcheck_finds_nothing() -> None:
-    shellcheck = Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([str(shellcheck), str(SCRIPT)], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout
+def test_shellcheck_accepts_the_script() -> None:
+    command = [str(Path(sys.executable).with_name("shellcheck")), str(SCRIPT)]
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stdout
 
 
-def test_each_is_replaced_by_an_up_of_its_own_and_the_ensemble_is_whole_between(commands: Path) -> None:
-    code, calls = rolled(commands, "replace")
+def test_nodes_are_replaced_one_by_one_in_a_complete_ensemble(commands: Path) -> None:
+    code, calls = roll_nodes(commands, "replace")
     assert code == 0
-    each = [
+    replacements = [
         f"pulumi config set replaceNode {node};pulumi up --yes --skip-preview;pulumi config rm replaceNode;"
         "sluice ensemble ready --expect 3 --wait 900"
-        # The leader last.
+        # The leader is the last one.
         for node in (1, 3, 2)
     ]
-    assert ";".join(calls[2:]) == ";".join(each)
+    assert ";".join(calls[2:]) == ";".join(replacements)
     assert calls[1] == "sluice ensemble ready --expect 3 --wait 60"
 
 
-def test_members_of_another_ensemble_are_not_touched(commands: Path) -> None:
+def test_an_ensemble_of_another_size_is_not_changed(commands: Path) -> None:
     (commands / "pulumi").write_text(PULUMI.replace("echo 3", "echo 5"))
-    code, calls = rolled(commands, "restart")
+    code, calls = roll_nodes(commands, "restart")
     assert code == 1
     assert calls == ["pulumi stack output zookeeper_members"]
 
 
-def test_the_next_is_not_touched_when_one_does_not_come_back(commands: Path) -> None:
-    code, calls = rolled(commands, "replace", NOT_READY_AT="2")
+def test_a_node_that_does_not_come_back_ends_the_script(commands: Path) -> None:
+    code, calls = roll_nodes(commands, "replace", NOT_READY_AT="2")
     assert code != 0
     assert [call for call in calls if "config set" in call] == ["pulumi config set replaceNode 1"]
 
 
-def test_nothing_is_done_to_an_ensemble_that_is_not_whole(commands: Path) -> None:
-    code, calls = rolled(commands, "replace", NOT_READY_AT="1")
+def test_an_incomplete_ensemble_is_not_changed(commands: Path) -> None:
+    code, calls = roll_nodes(commands, "replace", NOT_READY_AT="1")
     assert code == 1
     assert not [call for call in calls if "up" in call.split()]
 
 
-def test_members_are_restarted_where_they_are(commands: Path) -> None:
-    code, calls = rolled(commands, "restart", "2")
+def test_a_restart_keeps_the_machine(commands: Path) -> None:
+    code, calls = roll_nodes(commands, "restart", "2")
     assert code == 0
-    [sent] = [call for call in calls if "send-command" in call]
-    assert sent.startswith("aws ssm send-command --instance-ids i-2")
+    [restart] = [call for call in calls if "send-command" in call]
+    assert restart.startswith("aws ssm send-command --instance-ids i-2")
     assert not [call for call in calls if call.startswith("pulumi up")]
 
 
 @pytest.mark.parametrize("arguments", [(), ("reboot",), ("replace", "4"), ("replace", "one")])
-def test_a_wrong_argument_does_nothing(commands: Path, arguments: tuple[str, ...]) -> None:
-    code, calls = rolled(commands, *arguments)
+def test_a_wrong_argument_changes_nothing(commands: Path, arguments: tuple[str, ...]) -> None:
+    code, calls = roll_nodes(commands, *arguments)
     assert code == 2
     assert calls in ([], ["pulumi stack output zookeeper_members"])
