@@ -1,4 +1,4 @@
-"""`sluice config from-stack`: what it makes of a stack's outputs, read as a shell, Spark and the lock read it."""
+"""`sluice config from-stack` writes a stack's outputs as files that a shell, Spark and the lock read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from writer_jobs.delta.session import DEFAULTS, DELTA_EXTENSION, KERNEL_LOG_STOR
 
 ROOT = Path(__file__).parents[2]
 DEFAULTS_FILE, ENVIRONMENT_FILE = "spark-defaults.conf", "sluice.env"
-NAMES = {DEFAULTS_FILE, ENVIRONMENT_FILE}
+FILES = {DEFAULTS_FILE, ENVIRONMENT_FILE}
 OUTPUTS: dict[str, Any] = {
     "region": "eu-central-1",
     "delta_lake_bucket_name": "lake-7f3a",
@@ -38,82 +38,96 @@ OUTPUTS: dict[str, Any] = {
     "policy_arns": {"appender": "arn:aws:iam::123456789012:policy/appender"},
     "commit_policy_statements": [{"Sid": "x"}],
 }
-# What Spark's SparkSubmitUtils does with a properties file: java.util.Properties, whose values are trimmed.
+# SparkSubmitUtils reads a properties file with java.util.Properties and trims the values.
 PROPERTY = re.compile(r"([^\s=:]+)[\s=:]\s*(.*?)\s*")
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Callable[..., Result]:
-    """Run the command on changed outputs, into ``conf``."""
+@dataclass
+class ConfigCommand:
+    """The command, with outputs in ``folder`` and written files in ``folder/conf``."""
 
-    def run(*arguments: str, piped: str | None = None, **changes: Any) -> Result:
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.conf = self.folder / "conf"
+        self.defaults_file, self.environment_file = self.conf / DEFAULTS_FILE, self.conf / ENVIRONMENT_FILE
+
+    def run(self, *arguments: str, stdin: str | None = None, **changes: Any) -> Result:
+        """Run the command on changed outputs; the value ``...`` removes an output."""
         outputs = {name: value for name, value in {**OUTPUTS, **changes}.items() if value is not ...}
-        file = tmp_path / "outputs.json"
+        file = self.folder / "outputs.json"
         file.write_text(json.dumps(outputs), encoding="utf-8")
-        given = [] if piped is not None else [str(file)]
-        command = ["config", "from-stack", *given, "--output", str(tmp_path / "conf"), *arguments]
-        return CliRunner().invoke(app, command, input=piped)
+        source = [] if stdin is not None else [str(file)]
+        command = ["config", "from-stack", *source, "--output", str(self.conf), *arguments]
+        return CliRunner().invoke(app, command, input=stdin)
 
-    return run
+    def refusal(self, *arguments: str, code: int = 2, stdin: str | None = None, **changes: Any) -> str:
+        """Run the command, which fails with one line on stderr and nothing on stdout; return that line."""
+        result = self.run(*arguments, stdin=stdin, **changes)
+        assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (code, "", 1)
+        return result.stderr
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.conf.iterdir()} if self.conf.exists() else set()
+
+    def properties(self) -> dict[str, str]:
+        """Return the written Spark properties."""
+        lines = self.defaults_file.read_text(encoding="utf-8").splitlines()
+        return {match[1]: match[2] for line in lines if (match := PROPERTY.fullmatch(line))}
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that a shell with an empty environment gets from the file."""
+        show = "import json, os; print(json.dumps(dict(os.environ)))"
+        program = f"set -a; . {self.environment_file}; {sys.executable} -c '{show}'"
+        output = subprocess.run(["sh", "-ec", program], env={}, check=True, capture_output=True, text=True).stdout
+        return {name: value for name, value in json.loads(output).items() if name.startswith(("SLUICE_", "AWS_"))}
 
 
-def properties(folder: Path) -> dict[str, str]:
-    lines = (folder / DEFAULTS_FILE).read_text(encoding="utf-8").splitlines()
-    found = [PROPERTY.fullmatch(line) for line in lines]
-    return {match[1]: match[2] for match in found if match}
+@pytest.fixture
+def config(tmp_path: Path) -> ConfigCommand:
+    return ConfigCommand(tmp_path)
 
 
-def variables(folder: Path) -> dict[str, str]:
-    """Return what a shell has of the file, with none of its own."""
-    show = "import json, os; print(json.dumps(dict(os.environ)))"
-    program = f"set -a; . {folder / ENVIRONMENT_FILE}; {sys.executable} -c '{show}'"
-    said = subprocess.run(["sh", "-ec", program], env={}, check=True, capture_output=True, text=True).stdout
-    return {name: value for name, value in json.loads(said).items() if name.startswith(("SLUICE_", "AWS_"))}
-
-
-def test_the_lock_reads_back_what_the_stack_said(
-    stack: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = stack()
-    assert answer.exit_code == 0, answer.output
-    found = variables(tmp_path / "conf")
-    assert found == {
+def test_the_lock_reads_the_outputs_of_the_stack(config: ConfigCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = config.run()
+    assert result.exit_code == 0, result.output
+    variables = config.variables()
+    assert variables == {
         "SLUICE_ZK_HOSTS": OUTPUTS["zookeeper_connection_string"],
         "SLUICE_LOCK_ROOT": "/locks/delta_tables",
         "SLUICE_ZK_SECRET": OUTPUTS["secret_arns"]["appender"],
         "AWS_REGION": "eu-central-1",
         "AWS_DEFAULT_REGION": "eu-central-1",
     }
-    asked: list[str] = []
-    monkeypatch.setattr(aws_secret, "fetch", lambda arn: asked.append(arn) or '{"acl": "world:anyone:r"}')
-    settings = LockSettings.from_env(found)
-    assert asked == [OUTPUTS["secret_arns"]["appender"]]
+    arns: list[str] = []
+    monkeypatch.setattr(aws_secret, "fetch", lambda arn: arns.append(arn) or '{"acl": "world:anyone:r"}')
+    settings = LockSettings.from_env(variables)
+    assert arns == [OUTPUTS["secret_arns"]["appender"]]
     assert (settings.zk_hosts, settings.lock_root) == (OUTPUTS["zookeeper_connection_string"], OUTPUTS["lock_root"])
     assert settings.security.acl == "world:anyone:r"
 
 
-def test_the_lines_need_no_quotes_so_that_docker_and_systemd_read_the_same(
-    stack: Callable[..., Result], tmp_path: Path
-) -> None:
-    stack()
-    text = (tmp_path / "conf" / ENVIRONMENT_FILE).read_text(encoding="utf-8")
-    assert dict(line.split("=", 1) for line in text.splitlines()) == variables(tmp_path / "conf")
+def test_docker_and_systemd_read_the_same_values_as_a_shell(config: ConfigCommand) -> None:
+    """Their format has no quotes."""
+    config.run()
+    lines = config.environment_file.read_text(encoding="utf-8").splitlines()
+    assert dict(line.split("=", 1) for line in lines) == config.variables()
 
 
-def test_spark_is_led_through_the_guarded_log_store(stack: Callable[..., Result], tmp_path: Path) -> None:
-    stack()
-    found = properties(tmp_path / "conf")
-    assert judge(tmp_path, found).verdict is Verdict.OK
-    assert {key: found[key] for key in DEFAULTS} == dict(DEFAULTS)
-    assert found["spark.sql.extensions"] == DELTA_EXTENSION
-    assert {found[key] for key in (LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS)} == {LOG_STORE}
-    assert found["spark.hadoop.fs.s3a.endpoint.region"] == "eu-central-1"
+def test_spark_gets_the_guarded_log_store(config: ConfigCommand) -> None:
+    config.run()
+    properties = config.properties()
+    assert judge(config.folder, properties).verdict is Verdict.OK
+    assert {key: properties[key] for key in DEFAULTS} == dict(DEFAULTS)
+    assert properties["spark.sql.extensions"] == DELTA_EXTENSION
+    assert {properties[key] for key in (LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS)} == {LOG_STORE}
+    assert properties["spark.hadoop.fs.s3a.endpoint.region"] == "eu-central-1"
 
 
-def test_spark_submit_takes_the_file(stack: Callable[..., Result], tmp_path: Path) -> None:
-    """A program that knows nothing of us has the settings in its SparkConf; no context is started."""
-    stack()
-    program = tmp_path / "program.py"
+def test_spark_submit_reads_the_file(config: ConfigCommand) -> None:
+    """Any program has the settings in its SparkConf; this one starts no context."""
+    config.run()
+    program = config.folder / "program.py"
     program.write_text(
         "import json\n"
         "from pyspark import SparkConf, SparkContext\n"
@@ -121,151 +135,124 @@ def test_spark_submit_takes_the_file(stack: Callable[..., Result], tmp_path: Pat
         "print(json.dumps(dict(SparkConf().getAll())))\n"
     )
     submit = Path(sys.executable).with_name("spark-submit")
-    command = [str(submit), "--properties-file", str(tmp_path / "conf" / DEFAULTS_FILE), str(program)]
+    command = [str(submit), "--properties-file", str(config.defaults_file), str(program)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=environment).stdout
-    taken = json.loads(said.splitlines()[-1])
-    expected = properties(tmp_path / "conf")
-    assert {key: taken.get(key) for key in expected} == expected
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=environment).stdout
+    assert json.loads(output.splitlines()[-1]).items() >= config.properties().items()
 
 
 @pytest.mark.parametrize("role", ["appender", "maintenance", "operator"])
-def test_each_role_gets_the_arn_of_its_own_secret(stack: Callable[..., Result], tmp_path: Path, role: str) -> None:
-    assert stack("--role", role).exit_code == 0
-    assert variables(tmp_path / "conf")["SLUICE_ZK_SECRET"] == OUTPUTS["secret_arns"][role]
+def test_each_role_gets_the_arn_of_its_own_secret(config: ConfigCommand, role: str) -> None:
+    assert config.run("--role", role).exit_code == 0
+    assert config.variables()["SLUICE_ZK_SECRET"] == OUTPUTS["secret_arns"][role]
 
 
 @pytest.mark.parametrize("arns", [{}, None, {"maintenance": OUTPUTS["secret_arns"]["maintenance"]}, ...])
-def test_a_stack_without_a_secret_for_the_role_names_none(
-    stack: Callable[..., Result], tmp_path: Path, arns: object
-) -> None:
-    answer = stack(secret_arns=arns)
-    assert answer.exit_code == 0
-    assert "no secret for the role appender" in answer.stdout
-    assert "SLUICE_ZK_SECRET" not in variables(tmp_path / "conf")
+def test_a_role_without_a_secret_gets_no_arn(config: ConfigCommand, arns: object) -> None:
+    result = config.run(secret_arns=arns)
+    assert result.exit_code == 0
+    assert "no secret for the role appender" in result.stdout
+    assert "SLUICE_ZK_SECRET" not in config.variables()
 
 
-def test_it_says_what_was_written_and_how_to_go_on(stack: Callable[..., Result], tmp_path: Path) -> None:
-    conf = tmp_path / "conf"
-    wrote, line = stack().stdout.splitlines()
-    assert wrote == f"wrote {conf / DEFAULTS_FILE} and {conf / ENVIRONMENT_FILE}"
-    assert f"spark-submit --properties-file {conf / DEFAULTS_FILE} $(sluice submit-args) " in line
-    assert "s3a://lake-7f3a/" in line
-    assert {path.name for path in conf.iterdir()} == NAMES
+def test_the_command_prints_its_files_and_the_next_step(config: ConfigCommand) -> None:
+    written, next_step = config.run().stdout.splitlines()
+    assert written == f"wrote {config.defaults_file} and {config.environment_file}"
+    assert f"spark-submit --properties-file {config.defaults_file} $(sluice submit-args) " in next_step
+    assert "s3a://lake-7f3a/" in next_step
+    assert config.files() == FILES
 
 
 @pytest.mark.parametrize("dash", [["-"], []])
 def test_outputs_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dash: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(app, ["config", "from-stack", *dash], input=json.dumps(OUTPUTS))
-    assert answer.exit_code == 0, answer.output
-    assert {path.name for path in tmp_path.iterdir()} == NAMES
-    assert "(set -a; . ./sluice.env; " in answer.stdout
+    result = CliRunner().invoke(app, ["config", "from-stack", *dash], input=json.dumps(OUTPUTS))
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    assert "(set -a; . ./sluice.env; " in result.stdout
 
 
-def test_nobody_is_asked_to_type_the_outputs(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
+def test_the_command_does_not_read_a_terminal(tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
     program = [sys.executable, "-c", "from sluice.cli import main; main()", "config", "from-stack"]
-    answer = subprocess.run(
-        [*program, "--output", str(tmp_path)], stdin=theirs, capture_output=True, text=True, timeout=60, check=False,
+    process = subprocess.run(
+        [*program, "--output", str(tmp_path)], stdin=terminal, capture_output=True, text=True, timeout=60, check=False,
         cwd=ROOT,
     )  # fmt: skip
-    os.close(ours)
-    os.close(theirs)
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("sluice: no outputs; give a file, or pipe: pulumi stack output --json")
-
-
-# -- what is refused -------------------------------------------------------------------------------------------------
+    os.close(controller)
+    os.close(terminal)
+    assert process.returncode == 2
+    assert process.stderr.startswith("sluice: no outputs; give a file, or pipe: pulumi stack output --json")
 
 
 @pytest.mark.parametrize("name", ["region", "delta_lake_bucket_name", "zookeeper_connection_string", "lock_root"])
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [(..., "is missing"), (None, "is empty"), ("", "is empty"), ("[secret]", "--show-secrets"), (7, "must be a text"),
      ("a b", "needs no quotes"), ("$(rm -r .)", "needs no quotes"), ("a\nB=c", "needs no quotes")],
 )  # fmt: skip
-def test_an_output_that_cannot_be_used_is_named_and_nothing_is_written(
-    stack: Callable[..., Result], tmp_path: Path, name: str, value: object, said: str
+def test_an_unusable_output_is_named_and_no_file_is_written(
+    config: ConfigCommand, name: str, value: object, message: str
 ) -> None:
-    answer = stack(**{name: value})
-    assert (answer.exit_code, answer.stdout) == (2, "")
-    assert (name in answer.stderr, said in answer.stderr) == (True, True)
-    assert len(answer.stderr.splitlines()) == 1
-    assert not (tmp_path / "conf").exists()
+    error = config.refusal(**{name: value})
+    assert (name in error, message in error) == (True, True)
+    assert not config.conf.exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"zookeeper_connection_string": "zk1:99999"}, "is not host:port"),
         ({"lock_root": "locks"}, "absolute znode path"),
         ({"secret_arns": "x"}, "object of ARNs by role"),
+        ({"secret_arns": {"appender": "hunter2"}}, "secret_arns.appender must be arn:aws:secretsmanager"),
     ],
 )
-def test_what_the_lock_would_not_take_is_not_written(
-    stack: Callable[..., Result], tmp_path: Path, changes: dict[str, Any], said: str
+def test_values_that_the_lock_refuses_are_not_written(
+    config: ConfigCommand, changes: dict[str, Any], message: str
 ) -> None:
-    answer = stack(**changes)
-    assert (answer.exit_code, said in answer.stderr, len(answer.stderr.splitlines())) == (2, True, 1)
-    assert not (tmp_path / "conf").exists()
+    error = config.refusal(**changes)
+    assert message in error
+    assert "hunter2" not in error, "a secret in the place of an ARN is shown"
+    assert not config.conf.exists()
 
 
-def test_a_secret_in_the_place_of_an_arn_is_neither_written_nor_shown(
-    stack: Callable[..., Result], tmp_path: Path
-) -> None:
-    answer = stack(secret_arns={"appender": "hunter2"})
-    assert answer.exit_code == 2
-    assert "secret_arns.appender must be arn:aws:secretsmanager" in answer.stderr
-    assert "hunter2" not in answer.output
-    assert not (tmp_path / "conf").exists()
+@pytest.mark.parametrize("text", ["{", "", "[1]"])
+def test_outputs_must_be_a_json_object(config: ConfigCommand, text: str) -> None:
+    assert "is not a JSON object" in config.refusal(stdin=text)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("{", "is not a JSON object"), ("", "is not a JSON object"), ("[1]", "is not a JSON object")]
-)
-def test_what_is_no_json_object_is_told_in_a_sentence(stack: Callable[..., Result], text: str, said: str) -> None:
-    answer = stack(piped=text)
-    assert (answer.exit_code, said in answer.stderr, len(answer.stderr.splitlines())) == (2, True, 1)
+def test_an_unknown_role_exits_with_code_2(config: ConfigCommand) -> None:
+    assert config.run("--role", "king").exit_code == 2
 
 
-def test_an_unknown_role_and_a_file_that_is_not_there_are_exit_code_2(
-    stack: Callable[..., Result], tmp_path: Path
-) -> None:
-    assert stack("--role", "king").exit_code == 2
-    answer = CliRunner().invoke(app, ["config", "from-stack", str(tmp_path / "none.json")])
-    assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1)
-    assert "none.json cannot be read" in answer.stderr
+def test_a_missing_file_exits_with_code_2(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["config", "from-stack", str(tmp_path / "none.json")])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "none.json cannot be read" in result.stderr
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_a_file_that_is_there_is_replaced_only_by_force(
-    stack: Callable[..., Result], tmp_path: Path, name: str
-) -> None:
-    conf = tmp_path / "conf"
-    conf.mkdir()
-    (conf / name).write_text("mine\n")
-    answer = stack()
-    assert (answer.exit_code, "--force" in answer.stderr) == (2, True)
-    assert [path.name for path in conf.iterdir()] == [name]
-    assert (conf / name).read_text() == "mine\n"
-    assert stack("--force").exit_code == 0
-    assert {path.name for path in conf.iterdir()} == NAMES
-    assert "mine" not in (conf / name).read_text()
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_force_is_needed_to_replace_a_file(config: ConfigCommand, name: str) -> None:
+    config.conf.mkdir()
+    (config.conf / name).write_text("mine\n")
+    assert "--force" in config.refusal()
+    assert config.files() == {name}
+    assert (config.conf / name).read_text() == "mine\n"
+    assert config.run("--force").exit_code == 0
+    assert config.files() == FILES
+    assert "mine" not in (config.conf / name).read_text()
 
 
-def test_if_one_cannot_be_written_the_other_is_not_either(stack: Callable[..., Result], tmp_path: Path) -> None:
-    conf = tmp_path / "conf"
-    (conf / ENVIRONMENT_FILE).mkdir(parents=True)
-    (conf / DEFAULTS_FILE).write_text("mine\n")
-    answer = stack("--force")
-    assert (answer.exit_code, len(answer.stderr.splitlines())) == (1, 1)
-    assert f"{conf / ENVIRONMENT_FILE} cannot be written: it is a folder" in answer.stderr
-    assert (conf / DEFAULTS_FILE).read_text() == "mine\n"
-    assert {path.name for path in conf.iterdir()} == NAMES
+def test_both_files_are_written_or_none(config: ConfigCommand) -> None:
+    config.environment_file.mkdir(parents=True)
+    config.defaults_file.write_text("mine\n")
+    error = config.refusal("--force", code=1)
+    assert f"{config.environment_file} cannot be written: it is a folder" in error
+    assert config.defaults_file.read_text() == "mine\n"
+    assert config.files() == FILES
 
 
-def test_a_folder_that_is_a_file_is_told_in_a_sentence(stack: Callable[..., Result], tmp_path: Path) -> None:
-    (tmp_path / "conf").write_text("a file\n")
-    answer = stack()
-    assert (answer.exit_code, "cannot be written" in answer.stderr, len(answer.stderr.splitlines())) == (1, True, 1)
+def test_an_output_folder_that_is_a_file_is_refused(config: ConfigCommand) -> None:
+    config.conf.write_text("a file\n")
+    assert "cannot be written" in config.refusal(code=1)

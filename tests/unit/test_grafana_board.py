@@ -1,6 +1,6 @@
-"""The Grafana board asks for metrics and labels that the code has, and for all of them; and imports as it is.
+"""The Grafana board queries every metric of the code with existing labels, and can be imported without changes.
 
-``promtool`` parses its expressions; :mod:`tests.unit.test_grafana_figures` has what they come to.
+``promtool`` parses its expressions; :mod:`tests.unit.test_grafana_figures` checks their values.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from lock_manager.events import Event
 from lock_manager.metrics import Metrics
-from tests.unit.test_health_page import cared_for
+from tests.unit.test_health_page import maintenance_report
 from writer_jobs.maintenance.findings import RENAMED_CODES
 from writer_jobs.maintenance.gauges import HealthGauges
 
@@ -35,12 +36,12 @@ needs_promtool = pytest.mark.skipif(
     PROMTOOL is None,
     reason="promtool is not on the PATH: it comes with Prometheus (Debian: apt-get install prometheus)",
 )
-#: Whether a counter began within the window is asked of these, which the client adds.
+#: Suffix of the series with the start time of a counter, which the client adds.
 CREATED = "_created"
 
 
 def metrics() -> dict[str, set[str]]:
-    """Return the labels of each series that the code makes, by its name."""
+    """Return the labels of each series that the code exports, by name."""
     registry = CollectorRegistry()
     locks, health = Metrics(registry), HealthGauges(registry)
     locks(Event.QUEUED, "t")
@@ -48,15 +49,21 @@ def metrics() -> dict[str, set[str]]:
     locks(Event.LOST, "t", seconds=1.0)
     locks(Event.COMMITTED, "t")
     locks(Event.REFUSED, "t", error="LockLostError")
-    report = cared_for()
+    report = maintenance_report()
     health.show(report.before, report.findings)
     health.count(report)
     return {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
 
 
 METRICS = metrics()
-#: Names that are documented and shown: of a histogram that of the family.
-FAMILIES = {re.sub(r"_(bucket|sum|count)$", "", name) for name in METRICS if not name.endswith(CREATED)}
+
+
+def family(name: str) -> str:
+    """Return the documented name of a series: that of the histogram it belongs to, or its own."""
+    return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+FAMILIES = {family(name) for name in METRICS if not name.endswith(CREATED)}
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,68 +74,67 @@ def expressions(board: dict[str, Any]) -> list[str]:
     return [target["expr"] for panel in panels(board) for target in panel["targets"]]
 
 
-def as_grafana_asks(expression: str) -> str:
-    """Return an expression as Prometheus gets it if all tables are chosen."""
+def for_all_tables(expression: str) -> str:
+    """Return the expression that Grafana sends to Prometheus if all tables are selected."""
     return expression.replace("$table", ".*")
 
 
-def documented() -> list[str]:
-    """Return the expressions of docs/operate.md."""
-    said = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
-    return re.findall(r"^```promql\n(.*?)^```$", said, flags=re.DOTALL | re.MULTILINE)
+def documentation() -> str:
+    return (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
 
 
-def promtool(folder: Path, command: str, asked: Mapping[str, Any]) -> str:
-    """Return what ``promtool COMMAND rules`` finds wrong; empty: nothing."""
+def documented_expressions() -> list[str]:
+    return re.findall(r"^```promql\n(.*?)^```$", documentation(), flags=re.DOTALL | re.MULTILINE)
+
+
+def promtool(folder: Path, command: str, content: Mapping[str, Any]) -> str:
+    """Run ``promtool COMMAND rules``; return its output if it fails, else an empty string."""
     assert PROMTOOL is not None
     file = folder / "rules.yml"
-    file.write_text(json.dumps(asked), encoding="utf-8")  # JSON is YAML
-    done = subprocess.run([PROMTOOL, command, "rules", str(file)], capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    file.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML
+    process = subprocess.run([PROMTOOL, command, "rules", str(file)], capture_output=True, text=True, check=False)
+    return "" if process.returncode == 0 else process.stdout + process.stderr
 
 
-def unparsable(folder: Path, asked: Iterable[str]) -> str:
-    """Return what Prometheus' own parser says against expressions; empty: nothing."""
-    rules = [{"record": f"board:expression:{number}", "expr": expression} for number, expression in enumerate(asked)]
+def parse_errors(folder: Path, queries: Iterable[str]) -> str:
+    """Return the errors of Prometheus' own parser for these expressions, or an empty string."""
+    rules = [{"record": f"board:expression:{number}", "expr": expression} for number, expression in enumerate(queries)]
     return promtool(folder, "check", {"groups": [{"name": "board", "rules": rules}]})
 
 
 def mistakes(board: dict[str, Any]) -> Iterator[str]:
-    """Yield what a board asks for, and the code has not."""
+    """Yield the metrics and labels of a board that the code does not export."""
     for panel in panels(board):
         for target in panel["targets"]:
             expression = target["expr"]
-            names = METRIC.findall(expression)
-            if not names:
-                yield f"{expression} asks for no metric"
-            known = set[str]()
+            if not METRIC.search(expression):
+                yield f"{expression} queries no metric"
+            labels = set[str]()
             for name, selector in SELECTOR.findall(expression):
                 if name not in METRICS:
                     yield f"there is no metric {name}"
                     continue
-                known |= METRICS[name]
-                used = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
-                yield from (f"{name} has no label {label}" for label in used - METRICS[name])
-            for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
-                labels = {label.strip() for label in grouped.split(",")}
-                yield from (f"{expression} groups by {label}" for label in labels - known)
+                labels |= METRICS[name]
+                selected = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
+                yield from (f"{name} has no label {label}" for label in selected - METRICS[name])
+            groups = re.findall(r"\bby \(([^)]*)\)", expression)
+            grouped = {label.strip() for group in groups for label in group.split(",")}
+            yield from (f"{expression} groups by {label}" for label in grouped - labels)
             shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            kept = {label.strip() for each in re.findall(r"\bby \(([^)]*)\)", expression) for label in each.split(",")}
-            yield from (f"{panel['title']} shows {label}, which is not kept" for label in shown - kept)
+            yield from (f"{panel['title']} shows {label} without grouping by it" for label in shown - grouped)
 
 
-def test_it_asks_for_what_the_code_has() -> None:
+def test_the_board_queries_existing_metrics_and_labels() -> None:
     assert list(mistakes(BOARD)) == []
 
 
-def test_it_shows_everything_that_the_code_has() -> None:
-    asked = set(METRIC.findall(" ".join(expressions(BOARD))))
-    # Of a histogram the buckets, or the count, are enough.
-    assert FAMILIES - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
+def test_the_board_shows_every_metric() -> None:
+    # The buckets or the count of a histogram are enough.
+    assert FAMILIES - {family(name) for name in METRIC.findall(" ".join(expressions(BOARD)))} == set()
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "says"),
+    ("right", "wrong", "mistake"),
     [
         ("sluice_commits_total", "sluice_comits_total", "there is no metric sluice_comits_total"),
         ('outcome=\\"gave_up\\"', 'result=\\"gave_up\\"', "has no label result"),
@@ -136,24 +142,24 @@ def test_it_shows_everything_that_the_code_has() -> None:
         ("{{table}} {{error}}", "{{table}} {{mistake}}", "shows mistake"),
     ],
 )
-def test_negative_control_a_misspelt_name_is_found(right: str, wrong: str, says: str) -> None:
+def test_negative_control_a_misspelt_name_is_found(right: str, wrong: str, mistake: str) -> None:
     text = json.dumps(BOARD)
     assert right in text
-    assert any(says in each for each in mistakes(json.loads(text.replace(right, wrong))))
+    assert any(mistake in message for message in mistakes(json.loads(text.replace(right, wrong))))
 
 
 @needs_promtool
 def test_prometheus_parses_every_expression(tmp_path: Path) -> None:
     _, table = BOARD["templating"]["list"]
-    (choice,) = re.findall(r"label_values\((.*), table\)", table["definition"])
-    asked = [*map(as_grafana_asks, expressions(BOARD)), choice, *documented()]
-    assert not [each for each in asked if "$" in each]
-    assert unparsable(tmp_path, asked) == ""
+    (table_query,) = re.findall(r"label_values\((.*), table\)", table["definition"])
+    queries = [*map(for_all_tables, expressions(BOARD)), table_query, *documented_expressions()]
+    assert not [query for query in queries if "$" in query]
+    assert parse_errors(tmp_path, queries) == ""
 
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("right", "wrong", "says"),
+    ("right", "wrong", "error"),
     [
         ("sum by (table)", "sum by (table", "unexpected"),
         ("increase(", "increse(", "unknown function"),
@@ -161,22 +167,18 @@ def test_prometheus_parses_every_expression(tmp_path: Path) -> None:
         ("[1h]", "[$window]", "missing unit character"),
     ],
 )
-def test_negative_control_a_broken_expression_is_found(tmp_path: Path, right: str, wrong: str, says: str) -> None:
-    for expression in map(as_grafana_asks, expressions(BOARD)):
-        broken = expression.replace(right, wrong)
-        if broken != expression:
-            assert re.search(says, unparsable(tmp_path, [broken])), broken
-            return
-    raise AssertionError(f"no expression has {right}")
+def test_negative_control_a_broken_expression_is_found(tmp_path: Path, right: str, wrong: str, error: str) -> None:
+    queries = map(for_all_tables, expressions(BOARD))
+    broken = next(query.replace(right, wrong) for query in queries if right in query)
+    assert re.search(error, parse_errors(tmp_path, [broken])), broken
 
 
-def test_the_documented_expressions_ask_for_what_the_code_has() -> None:
-    assert documented()
-    for expression in documented():
-        assert set(METRIC.findall(expression)) <= set(METRICS)
+def test_documented_expressions_query_existing_metrics() -> None:
+    assert documented_expressions()
+    assert set(METRIC.findall(" ".join(documented_expressions()))) <= set(METRICS)
 
 
-def test_it_imports_without_being_edited() -> None:
+def test_the_board_can_be_imported_without_changes() -> None:
     assert BOARD["id"] is None
     assert "__inputs" not in BOARD
     source, table = BOARD["templating"]["list"]
@@ -190,7 +192,7 @@ def test_it_imports_without_being_edited() -> None:
         assert all(target["datasource"] == SOURCE for target in panel["targets"])
 
 
-def test_old_spellings_of_findings_are_shown_as_the_new_ones() -> None:
+def test_old_codes_of_findings_are_shown_as_the_new_ones() -> None:
     (panel,) = (panel for panel in panels(BOARD) if panel["title"] == "Findings")
     (override,) = panel["fieldConfig"]["overrides"]
     assert override["matcher"] == {"id": "byName", "options": "code"}
@@ -199,22 +201,23 @@ def test_old_spellings_of_findings_are_shown_as_the_new_ones() -> None:
 
 
 def test_no_panel_covers_another() -> None:
-    places = [panel["gridPos"] for panel in BOARD["panels"]]
-    assert all(place["x"] >= 0 and place["x"] + place["w"] <= WIDTH for place in places)
-    for one, other in itertools.combinations(places, 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert beside or below, (one, other)
+    boxes = [panel["gridPos"] for panel in BOARD["panels"]]
+    assert all(box["x"] >= 0 and box["x"] + box["w"] <= WIDTH for box in boxes)
+    cells = Counter(
+        cell
+        for box in boxes
+        for cell in itertools.product(range(box["x"], box["x"] + box["w"]), range(box["y"], box["y"] + box["h"]))
+    )
+    assert [cell for cell, count in cells.items() if count > 1] == []
 
 
 def test_every_metric_is_documented() -> None:
-    said = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
-    assert [name for name in sorted(FAMILIES) if f"`{name}`" not in said] == []
+    assert [name for name in sorted(FAMILIES) if f"`{name}`" not in documentation()] == []
 
 
-def test_gauges_show_a_table_as_it_is_now() -> None:
+def test_gauges_show_the_current_state_of_a_table() -> None:
     registry = CollectorRegistry()
-    health, report = HealthGauges(registry), cared_for()
+    health, report = HealthGauges(registry), maintenance_report()
     health.show(report.before, report.findings)
     table = {"table": report.before.table}
 

@@ -1,7 +1,7 @@
-"""What the panels of the Grafana board show, computed by Prometheus' own engine (``promtool test rules``).
+"""The values of the panels of the Grafana board, computed by Prometheus' own engine (``promtool test rules``).
 
-Two kinds of jobs are scraped every minute: one that serves its metrics for hours and is started again, and some that
-are over at once, night after night, and write a file for node_exporter's textfile collector.
+Prometheus scrapes two kinds of jobs every minute: a long one that serves its metrics and is restarted, and short
+nightly ones that write a file for node_exporter's textfile collector.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager.events import Event, emit
 from lock_manager.metrics import MetricsExporter
-from tests.unit.test_grafana_board import BOARD, as_grafana_asks, needs_promtool, panels, promtool
-from tests.unit.test_health_page import cared_for
+from tests.unit.test_grafana_board import BOARD, for_all_tables, needs_promtool, panels, promtool
+from tests.unit.test_health_page import maintenance_report
 from writer_jobs.maintenance.gauges import HealthGauges
 
 pytestmark = needs_promtool
@@ -31,30 +31,42 @@ MIB = 1 << 20
 HOUR, DAY = 60, 1440  # minutes
 FIRST, SECOND, THIRD = HOUR, HOUR + DAY, HOUR + 2 * DAY
 EXPRESSIONS = {
-    f"{panel['title']} {target['refId']}": as_grafana_asks(target["expr"])
+    f"{panel['title']} {target['refId']}": for_all_tables(target["expr"])
     for panel in panels(BOARD)
     for target in panel["targets"]
 }
-OF_TABLE = f'{{table="{TABLE}"}}'
-#: To a value, by labels.
+#: Values of series by their labels.
 Figures = Mapping[str, float]
-NOTHING: Figures = {}
+NO_SERIES: Figures = {}
+#: Expected figures by expression and minute.
+Expected = dict[tuple[str, int], Figures]
 
 
-def one(value: float) -> Figures:
-    """Return the figures of an expression that has one series for each table."""
-    return {OF_TABLE: value}
+def table_value(value: float) -> Figures:
+    """Return the figures of an expression with one series for each table."""
+    return {f'{{table="{TABLE}"}}': value}
+
+
+def by_state(**values: float) -> Figures:
+    return {f'{{state="{state}", table="{TABLE}"}}': value for state, value in values.items()}
 
 
 @dataclass
 class Prometheus:
-    """What it scraped, minute by minute, and what its engine makes of that."""
+    """Scrapes, minute by minute, and the engine that evaluates expressions over them.
 
+    Attributes:
+        folder: Folder for files of promtool.
+        minute: Current time, which is also the start time of new counters.
+
+    """
+
+    folder: Path
     minute: int = 0
     _scrapes: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
 
     def scrape(self, target: str, text: str) -> None:
-        """Take in what a target says at this minute, and until it says something else; ``""``: it is gone."""
+        """Store the metrics of a target from this minute until its next scrape; an empty text means it is gone."""
         self._scrapes.setdefault(target, {})[self.minute] = {
             f"{sample.name}{{{labels}}}": sample.value
             for family in text_string_to_metric_families(text)
@@ -64,131 +76,129 @@ class Prometheus:
             ]
         }
 
-    def wrong(self, folder: Path, asked: Mapping[tuple[str, int], Figures]) -> str:
-        """Return which (expressions, minutes) do not come to the figures, rounded; empty: none.
-
-        Shares are in percent.
-        """
+    def differences(self, expected: Expected) -> str:
+        """Return promtool's report on rounded values that differ, or an empty string; shares are in percent."""
         checks = [
             {
                 "expr": f"round({expression} * {100 if ' / ' in expression else 1})",
                 "eval_time": f"{minute}m",
                 "exp_samples": [{"labels": labels, "value": value} for labels, value in figures.items()],
             }
-            for (expression, minute), figures in asked.items()
+            for (expression, minute), figures in expected.items()
         ]
-        end = 1 + max(*(minute for _, minute in asked), *(max(scrapes) for scrapes in self._scrapes.values()))
+        end = 1 + max(*(minute for _, minute in expected), *(max(scrapes) for scrapes in self._scrapes.values()))
         series = [
             {"series": name, "values": _values(scrapes, name, end)}
             for scrapes in self._scrapes.values()
             for name in sorted({name for scrape in scrapes.values() for name in scrape})
         ]
-        return promtool(
-            folder, "test", {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": checks}]}
-        )
+        test = {"interval": "1m", "input_series": series, "promql_expr_test": checks}
+        return promtool(self.folder, "test", {"tests": [test]})
+
+    @contextmanager
+    def nightly_job(self, name: str, minute: int) -> Iterator[MetricsExporter]:
+        """Run a job of 2 minutes that writes a file, which node_exporter shows at the job's start and at its end."""
+        file = self.folder / name
+
+        def scrape() -> None:
+            written = f'node_textfile_mtime_seconds{{file="{file}"}} {self.minute * 60}\n'
+            self.scrape(name, file.read_text(encoding="utf-8") + written)
+
+        self.minute = minute
+        with MetricsExporter(str(file)) as exporter:
+            scrape()
+            self.minute += 1
+            yield exporter
+        self.minute += 1
+        scrape()
+
+    def serve(self, minute: int, exporter: MetricsExporter) -> None:
+        """Scrape a job that serves its metrics, at this minute."""
+        self.minute = minute
+        self.scrape("stream:9464", generate_latest(exporter.registry).decode())
+
+    def maintain(self, exporter: MetricsExporter) -> None:
+        """Export the metrics of a maintained table, which has 21 files afterwards."""
+        gauges, report = HealthGauges(exporter.registry), maintenance_report()
+        assert report.after is not None
+        now = datetime.fromtimestamp(self.minute * 60, UTC)
+        gauges.show(replace(report.after, measured_at=now), report.findings_after)
+        gauges.count(report)
 
 
 def _values(scrapes: Mapping[int, Mapping[str, float]], name: str, end: int) -> str:
     """Return the values of a series in promtool's notation, from minute 0."""
     begins = sorted(scrapes)
     values = [f"_x{begins[0]}"] if begins[0] else []
-    was_there = False
+    present = False
     for begin, until in zip(begins, [*begins[1:], end], strict=True):
         value = scrapes[begin].get(name)
         if value is not None:
             values.append(f"{value!r}+0x{until - begin - 1}")
         else:
-            values.append("stale" if was_there else "_")
+            values.append("stale" if present else "_")
             values += [f"_x{until - begin - 1}"] if until - begin > 1 else []
-        was_there = value is not None
+        present = value is not None
     return " ".join(values)
 
 
 @pytest.fixture
-def prometheus(monkeypatch: pytest.MonkeyPatch) -> Prometheus:
-    """Prometheus, by whose clock counters begin."""
-    made = Prometheus()
-    monkeypatch.setattr("prometheus_client.metrics.time", SimpleNamespace(time=lambda: made.minute * 60.0))
-    return made
+def prometheus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Prometheus:
+    prometheus = Prometheus(tmp_path)
+    monkeypatch.setattr("prometheus_client.metrics.time", SimpleNamespace(time=lambda: prometheus.minute * 60.0))
+    return prometheus
 
 
-@contextmanager
-def night(prometheus: Prometheus, file: Path, minute: int) -> Iterator[MetricsExporter]:
-    """Run a job that writes a file, which node_exporter shows when it begins and when it is over, 2 minutes later."""
-
-    def scrape() -> None:
-        written = f'node_textfile_mtime_seconds{{file="{file}"}} {prometheus.minute * 60}\n'
-        prometheus.scrape(file.name, file.read_text(encoding="utf-8") + written)
-
-    prometheus.minute = minute
-    with MetricsExporter(str(file)) as exporter:
-        scrape()
-        prometheus.minute += 1
-        yield exporter
-    prometheus.minute += 1
-    scrape()
-
-
-def write(*, commits: int, ends: Event = Event.RELEASED, gives_up: bool = False) -> None:
-    """Have the events of a writer that waits 2 s and holds the lock for 3 s."""
+def write(*, commits: int, end: Event = Event.RELEASED, gives_up: bool = False) -> None:
+    """Emit the events of a writer that waits 2 s and holds the lock for 3 s."""
     emit(Event.QUEUED, TABLE)
     emit(Event.ACQUIRED, TABLE, seconds=2.0)
     for _ in range(commits):
         emit(Event.COMMITTED, TABLE)
-    emit(ends, TABLE, seconds=3.0)
-    if ends is Event.LOST:
+    emit(end, TABLE, seconds=3.0)
+    if end is Event.LOST:
         emit(Event.REFUSED, TABLE, error="LockLostError")
     if gives_up:
         emit(Event.QUEUED, TABLE)
         emit(Event.GAVE_UP, TABLE, seconds=2.0)
 
 
-def maintain(prometheus: Prometheus, exporter: MetricsExporter) -> None:
-    """Look after a table: it has 21 files then."""
-    gauges, report = HealthGauges(exporter.registry), cared_for()
-    assert report.after is not None
-    now = datetime.fromtimestamp(prometheus.minute * 60, UTC)
-    gauges.show(replace(report.after, measured_at=now), report.findings_after)
-    gauges.count(report)
-
-
-# The bucket from 1 s to 5 s, by linear interpolation.
-P50, P99 = one(3), one(5)
+# Linear interpolation in the bucket from 1 s to 5 s.
+LOCK_TIMES: dict[str, Figures] = {
+    "Wait for the lock A": table_value(3),
+    "Wait for the lock B": table_value(5),
+    "Hold of the lock A": table_value(3),
+    "Hold of the lock B": table_value(5),
+}
 HEALTH: dict[str, Figures] = {
-    "Data files A": one(21),
-    "Small files A": one(52),
-    "Deleted rows A": one(5),
-    "Orphans A": one(7),
+    "Data files A": table_value(21),
+    "Small files A": table_value(52),
+    "Deleted rows A": table_value(5),
+    "Orphans A": table_value(7),
     "Findings A": {
-        f'{{code="{finding.code}", table="{TABLE}"}}': max(1.0, finding.worth) for finding in cared_for().findings_after
+        f'{{code="{finding.code}", table="{TABLE}"}}': max(1.0, finding.worth)
+        for finding in maintenance_report().findings_after
     },
 }
 HISTORY: dict[str, Figures] = {
-    "Where the bytes are A": {
-        f'{{state="{state}", table="{TABLE}"}}': size
-        for state, size in {
-            "live": 240.0 * MIB,
-            "removed": 120.0 * MIB,
-            "orphan": 60.0 * MIB,
-            "expired": 0.0,
-            "kept_for_pins": 0.0,
-            "kept_for_streams": 0.0,
-            "uncommitted": 0.0,
-        }.items()
-    },
-    "Rows and partitions A": one(19_000),
-    "Rows and partitions B": one(2),
-    "Log A": one(1235),
-    "Bytes of the log A": one(9 * MIB),
-    "Versions since the checkpoint A": one(34),
-    "Growth by day A": one(-5 * MIB),
-    # Half of it is rounded up.
-    "Commits by day A": one(121),
-}
+    "Where the bytes are A": by_state(
+        live=240.0 * MIB, removed=120.0 * MIB, orphan=60.0 * MIB, expired=0.0,
+        kept_for_pins=0.0, kept_for_streams=0.0, uncommitted=0.0,
+    ),
+    "Rows and partitions A": table_value(19_000),
+    "Rows and partitions B": table_value(2),
+    "Log A": table_value(1235),
+    "Bytes of the log A": table_value(9 * MIB),
+    "Versions since the checkpoint A": table_value(34),
+    "Growth by day A": table_value(-5 * MIB),
+    # 120.5, rounded up.
+    "Commits by day A": table_value(121),
+}  # fmt: skip
+REFUSED_COMMIT = f'{{error="LockLostError", table="{TABLE}"}}'
 
 
-def done(times: int) -> dict[str, Figures]:
-    """Return what the panels show if the table was looked after so many times in the last day."""
+def maintained(times: int) -> dict[str, Figures]:
+    """Return the figures of the panels if the table was maintained so many times in the last day."""
     return {
         "What was done A": {
             '{action="compact", outcome="done"}': times,
@@ -199,187 +209,155 @@ def done(times: int) -> dict[str, Figures]:
     }
 
 
-def at(minute: int, figures: Mapping[str, Figures]) -> dict[tuple[str, int], Figures]:
-    return {(EXPRESSIONS[panel], minute): expected for panel, expected in figures.items()}
+def at(minute: int, panel_figures: Mapping[str, Figures]) -> Expected:
+    return {(EXPRESSIONS[panel], minute): figures for panel, figures in panel_figures.items()}
 
 
-def nights(prometheus: Prometheus, folder: Path) -> dict[tuple[str, int], Figures]:
-    """Have three nights of jobs that write files, and return what the panels are to show.
+def run_three_nights(prometheus: Prometheus) -> Expected:
+    """Run three nights of jobs that write files, and return the expected figures of the panels.
 
-    Another job writes the same table in the first. In the third the maintainer fails before it sees a table.
+    In the first night a second job writes the same table. In the third, the maintainer fails before it reads a table.
     """
     for minute in (FIRST, SECOND, THIRD):
-        with night(prometheus, folder / "nightly.prom", minute):
-            write(commits=2, ends=Event.LOST if minute == SECOND else Event.RELEASED, gives_up=minute == THIRD)
+        with prometheus.nightly_job("nightly.prom", minute):
+            write(commits=2, end=Event.LOST if minute == SECOND else Event.RELEASED, gives_up=minute == THIRD)
         if minute == FIRST:
-            with night(prometheus, folder / "other.prom", minute):
+            with prometheus.nightly_job("other.prom", minute):
                 write(commits=1)
-        with night(prometheus, folder / "maintain.prom", minute) as exporter:
+        with prometheus.nightly_job("maintain.prom", minute) as exporter:
             if minute != THIRD:
-                maintain(prometheus, exporter)
-    waits = {
-        "Wait for the lock A": P50,
-        "Wait for the lock B": P99,
-        "Hold of the lock A": P50,
-        "Hold of the lock B": P99,
-    }
-    refused = f'{{error="LockLostError", table="{TABLE}"}}'
-    holders = {f'{{state="{state}", table="{TABLE}"}}': 0.0 for state in ("waiting", "holding")}
-    first = (
-        waits
-        | HEALTH
-        | HISTORY
-        | done(1)
-        | {
-            "Who waits and who holds A": NOTHING,
-            "Commits A": one(3),
-            # Nothing has ever been.
-            "Locks that were not had A": NOTHING,
-            "Locks that were lost A": NOTHING,
-            "Commits that were refused A": NOTHING,
-            # Measured in the 61st minute, asked in the 90th.
-            "Not looked at for A": one(29 * 60),
-        }
-    )
+                prometheus.maintain(exporter)
+    first = {
+        **LOCK_TIMES, **HEALTH, **HISTORY, **maintained(1),
+        "Who waits and who holds A": NO_SERIES,
+        "Commits A": table_value(3),
+        # These counters do not exist before their first event.
+        "Locks that were not had A": NO_SERIES,
+        "Locks that were lost A": NO_SERIES,
+        "Commits that were refused A": NO_SERIES,
+        # Measured in the 61st minute, evaluated in the 90th.
+        "Not looked at for A": table_value(29 * 60),
+    }  # fmt: skip
     second = first | {
-        "Commits A": one(2),
-        "Locks that were lost A": one(1),
-        "Commits that were refused A": {refused: 1},
+        "Commits A": table_value(2),
+        "Locks that were lost A": table_value(1),
+        "Commits that were refused A": {REFUSED_COMMIT: 1},
     }
-    third = (
-        first
-        | dict.fromkeys(HISTORY, NOTHING)
-        | done(0)
-        | {
-            "Commits A": one(2),
-            "Locks that were not had A": one(1),
-            "Locks that were lost A": one(0),
-            "Commits that were refused A": {refused: 0},
-            "Not looked at for A": one((29 + DAY) * 60),
-        }
-    )
-    silent = {"Commits A": one(0), "Locks that were not had A": one(0), "Locks that were lost A": one(0)}
+    third = {
+        **first, **dict.fromkeys(HISTORY, NO_SERIES), **maintained(0),
+        "Commits A": table_value(2),
+        "Locks that were not had A": table_value(1),
+        "Locks that were lost A": table_value(0),
+        "Commits that were refused A": {REFUSED_COMMIT: 0},
+        "Not looked at for A": table_value((29 + DAY) * 60),
+    }  # fmt: skip
+    counters = ("Commits A", "Locks that were not had A", "Locks that were lost A")
     return (
-        at(FIRST + 2, {"Who waits and who holds A": holders})
+        at(FIRST + 2, {"Who waits and who holds A": by_state(waiting=0, holding=0)})
         | at(FIRST + 30, first)
         | at(SECOND + 30, second)
         | at(THIRD + 30, third)
-        | at(THIRD + 2 * HOUR, silent)
+        | at(THIRD + 2 * HOUR, dict.fromkeys(counters, table_value(0)))
     )
 
 
-def test_jobs_that_write_a_file_at_their_end(prometheus: Prometheus, tmp_path: Path) -> None:
-    expected = nights(prometheus, tmp_path)
+def test_panels_show_jobs_that_write_a_file_at_their_end(prometheus: Prometheus) -> None:
+    expected = run_three_nights(prometheus)
     assert {expression for expression, _ in expected} == set(EXPRESSIONS.values())
-    assert prometheus.wrong(tmp_path, expected) == ""
+    assert prometheus.differences(expected) == ""
 
 
 @pytest.mark.parametrize(
-    ("naive", "minute", "what_happened"),
+    ("naive", "minute", "events"),
     [
         ("increase(sluice_commits_total{file=~'.*nightly.prom'}[1h])", FIRST + 30, 2),
         ("sum by (table) (increase(sluice_lock_losses_total[1h]))", SECOND + 30, 1),
         ("sum by (table) (rate(sluice_lock_wait_seconds_count[5m])) * 300", FIRST + 3, 2),
     ],
 )
-def test_negative_control_what_a_new_counter_counted_first_is_not_in_its_increase(
-    prometheus: Prometheus, tmp_path: Path, naive: str, minute: int, what_happened: int
+def test_negative_control_increase_misses_the_first_events_of_a_counter(
+    prometheus: Prometheus, naive: str, minute: int, events: int
 ) -> None:
-    nights(prometheus, tmp_path)
-    asked = f"sum by (table) ({naive})"
-    assert prometheus.wrong(tmp_path, {(asked, minute): one(0)}) == ""
-    assert "FAILED" in prometheus.wrong(tmp_path, {(asked, minute): one(what_happened)})
+    run_three_nights(prometheus)
+    query = f"sum by (table) ({naive})"
+    assert prometheus.differences({(query, minute): table_value(0)}) == ""
+    assert "FAILED" in prometheus.differences({(query, minute): table_value(events)})
 
 
-def test_negative_control_of_files_that_begin_anew_two_equal_nights_are_none(
-    prometheus: Prometheus, tmp_path: Path
-) -> None:
+def test_negative_control_increase_misses_a_night_equal_to_the_last_one(prometheus: Prometheus) -> None:
+    """A job that deletes its file starts its counters again."""
     for minute in (FIRST, SECOND):
-        (tmp_path / "nightly.prom").unlink(missing_ok=True)
-        with night(prometheus, tmp_path / "nightly.prom", minute):
+        (prometheus.folder / "nightly.prom").unlink(missing_ok=True)
+        with prometheus.nightly_job("nightly.prom", minute):
             write(commits=2)
     naive = "sum by (table) (increase(sluice_commits_total[1h]))"
-    assert prometheus.wrong(tmp_path, {(naive, SECOND + 30): one(0)}) == ""
-    # The board can tell even then, by the time at which the counter began.
-    assert prometheus.wrong(tmp_path, at(SECOND + 30, {"Commits A": one(2)})) == ""
+    assert prometheus.differences({(naive, SECOND + 30): table_value(0)}) == ""
+    # The board's expression uses the start time of the counter.
+    assert prometheus.differences(at(SECOND + 30, {"Commits A": table_value(2)})) == ""
 
 
-def test_a_job_that_is_scraped_for_hours_and_started_again(prometheus: Prometheus, tmp_path: Path) -> None:
-    def serve(minute: int, exporter: MetricsExporter) -> None:
-        prometheus.minute = minute
-        prometheus.scrape("stream:9464", generate_latest(exporter.registry).decode())
-
+def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) -> None:
     with MetricsExporter("0") as exporter:
-        serve(0, exporter)
+        prometheus.serve(0, exporter)
         write(commits=1)
-        serve(10, exporter)
+        prometheus.serve(10, exporter)
         write(commits=2)
-        serve(100, exporter)
+        prometheus.serve(100, exporter)
         emit(Event.QUEUED, TABLE)
-        serve(105, exporter)
+        prometheus.serve(105, exporter)
         emit(Event.ACQUIRED, TABLE, seconds=2.0)
-        serve(106, exporter)
+        prometheus.serve(106, exporter)
         emit(Event.RELEASED, TABLE, seconds=3.0)
         prometheus.minute = 110
-        write(commits=0, ends=Event.LOST, gives_up=True)
-        serve(110, exporter)
-        maintain(prometheus, exporter)
-        serve(111, exporter)
+        write(commits=0, end=Event.LOST, gives_up=True)
+        prometheus.serve(110, exporter)
+        prometheus.maintain(exporter)
+        prometheus.serve(111, exporter)
     prometheus.minute = 112
     prometheus.scrape("stream:9464", "")
     with MetricsExporter("0") as exporter:
-        serve(115, exporter)
+        prometheus.serve(115, exporter)
         prometheus.minute = 116
         write(commits=1)
-        serve(116, exporter)
+        prometheus.serve(116, exporter)
 
-    state = {each: f'{{state="{each}", table="{TABLE}"}}' for each in ("waiting", "holding")}
-    waits = {
-        "Wait for the lock A": P50,
-        "Wait for the lock B": P99,
-        "Hold of the lock A": P50,
-        "Hold of the lock B": P99,
-    }
-    # What was counted before the process ended, too.
-    end = (
-        waits
-        | HEALTH
-        | done(1)
-        | {
-            "Who waits and who holds A": {state["waiting"]: 0, state["holding"]: 0},
-            "Commits A": one(3),
-            "Locks that were not had A": one(1),
-            "Locks that were lost A": one(1),
-            "Commits that were refused A": {f'{{error="LockLostError", table="{TABLE}"}}': 1},
-            "Not looked at for A": one(10 * 60),
-        }
-    )
+    holders = "Who waits and who holds A"
+    # Events from before the end of the first process count, too.
+    end = {
+        **LOCK_TIMES, **HEALTH, **maintained(1),
+        holders: by_state(waiting=0, holding=0),
+        "Commits A": table_value(3),
+        "Locks that were not had A": table_value(1),
+        "Locks that were lost A": table_value(1),
+        "Commits that were refused A": {REFUSED_COMMIT: 1},
+        "Not looked at for A": table_value(10 * 60),
+    }  # fmt: skip
     expected = (
-        at(10, waits | {"Commits A": one(1), "Locks that were lost A": NOTHING})
-        | at(50, waits | {"Commits A": one(1)})
-        | at(90, {"Commits A": one(0), "Who waits and who holds A": {state["waiting"]: 0, state["holding"]: 0}})
-        | at(105, {"Commits A": one(2), "Who waits and who holds A": {state["waiting"]: 1, state["holding"]: 0}})
-        | at(106, {"Who waits and who holds A": {state["waiting"]: 0, state["holding"]: 1}})
+        at(10, LOCK_TIMES | {"Commits A": table_value(1), "Locks that were lost A": NO_SERIES})
+        | at(50, LOCK_TIMES | {"Commits A": table_value(1)})
+        | at(90, {"Commits A": table_value(0), holders: by_state(waiting=0, holding=0)})
+        | at(105, {"Commits A": table_value(2), holders: by_state(waiting=1, holding=0)})
+        | at(106, {holders: by_state(waiting=0, holding=1)})
         | at(111, HISTORY)
         | at(120, end)
     )
     assert {expression for expression, _ in expected} == set(EXPRESSIONS.values())
-    assert prometheus.wrong(tmp_path, expected) == ""
+    assert prometheus.differences(expected) == ""
 
 
-def test_a_job_that_was_killed_holds_no_more_once_its_file_is_old(
-    prometheus: Prometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+def test_a_killed_job_holds_no_lock_once_its_file_is_old(
+    prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     monkeypatch.setattr("lock_manager.metrics.WRITE_SECONDS", 0.05)
-    file = tmp_path / "nightly.prom"
+    file = prometheus.folder / "nightly.prom"
     holding = f'state="holding",table="{TABLE}"}} 1.0'
     with MetricsExporter(str(file)):
         emit(Event.QUEUED, TABLE)
         emit(Event.ACQUIRED, TABLE, seconds=2.0)
         eventually(lambda: holding in file.read_text(encoding="utf-8"))
-        left_behind = file.read_text(encoding="utf-8")
+        stale_metrics = file.read_text(encoding="utf-8")
     prometheus.minute = 1
-    prometheus.scrape("host", f'{left_behind}node_textfile_mtime_seconds{{file="{file}"}} 60\n')
-    holds = {f'{{state="holding", table="{TABLE}"}}': 1.0, f'{{state="waiting", table="{TABLE}"}}': 0.0}
+    prometheus.scrape("host", f'{stale_metrics}node_textfile_mtime_seconds{{file="{file}"}} 60\n')
     panel = "Who waits and who holds A"
-    assert prometheus.wrong(tmp_path, at(2, {panel: holds}) | at(3, {panel: NOTHING})) == ""
+    expected = at(2, {panel: by_state(holding=1, waiting=0)}) | at(3, {panel: NO_SERIES})
+    assert prometheus.differences(expected) == ""

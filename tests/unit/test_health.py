@@ -1,4 +1,4 @@
-"""What the figures of a table mean: every rule alone, and what docs/maintenance.md says of each."""
+"""Each rule on the health of a table, its row in docs/maintenance.md, and the maintenance policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOG = LogHealth(
     retention_seconds=30 * 86_400,
     writers_clean=False,
 )
-GOOD = TableHealth(
+HEALTHY_TABLE = TableHealth(
     table="file:/lake/t",
     table_id="id",
     version=2,
@@ -44,24 +44,18 @@ GOOD = TableHealth(
     log=LOG,
     folder=FolderHealth(retention_seconds=7 * 86_400),
 )
-PART = GOOD.partitions[0]
+PART = HEALTHY_TABLE.partitions[0]
 
 
 def partition(**changes: Any) -> dict[str, Any]:
     return {"partitions": (replace(PART, **changes),)}
 
 
-SICK: dict[str, tuple[dict[str, Any], Policy]] = {
+UNHEALTHY: dict[str, tuple[dict[str, Any], Policy]] = {
     "small-files": (partition(small=FileTotals(6, 6 * MIB)), Policy()),
-    "unordered": (
-        {**partition(unordered=FileTotals(2, 200 * MIB)), "zorder_by": ("a",)},
-        Policy(zorder_by=("a",)),
-    ),
+    "unordered": ({**partition(unordered=FileTotals(2, 200 * MIB)), "zorder_by": ("a",)}, Policy(zorder_by=("a",))),
     "invalid-zorder": ({"order_problem": "a is not a column of the table"}, Policy()),
-    "unclustered": (
-        {**partition(unclustered=FileTotals(2, 200 * MIB)), "clustering_columns": ("a",)},
-        Policy(),
-    ),
+    "unclustered": ({**partition(unclustered=FileTotals(2, 200 * MIB)), "clustering_columns": ("a",)}, Policy()),
     "deleted-rows": (
         partition(stored_rows=1060, deleted_rows=60, with_deleted_rows=FileTotals(1, 128 * MIB)),
         Policy(),
@@ -88,45 +82,39 @@ SICK: dict[str, tuple[dict[str, Any], Policy]] = {
 
 
 def test_a_healthy_table_has_no_findings() -> None:
-    assert find(GOOD, Policy()) == []
-    assert SICK.keys() == RULES.keys()
+    assert find(HEALTHY_TABLE, Policy()) == []
+    assert UNHEALTHY.keys() == RULES.keys()
 
 
 @pytest.mark.parametrize("code", RULES)
-def test_each_rule_finds_what_it_is_for_and_says_so(code: str) -> None:
-    changes, policy = SICK[code]
-    (found,) = find(replace(GOOD, **changes), policy)
-    assert found.code == code
-    assert found.message
-    assert found.advice
-    assert found.worth > 0 or found.action is None
-
-
-@pytest.mark.parametrize("code", RULES)
-def test_each_code_and_what_mends_it_is_documented(code: str) -> None:
+def test_each_rule_has_a_finding_that_is_documented(code: str) -> None:
+    changes, policy = UNHEALTHY[code]
+    (finding,) = find(replace(HEALTHY_TABLE, **changes), policy)
+    assert finding.code == code
+    assert finding.message
+    assert finding.advice
+    assert finding.worth > 0 or finding.action is None
     row = re.search(rf"^\| `{code}` \|.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert row is not None
-    changes, policy = SICK[code]
-    (found,) = find(replace(GOOD, **changes), policy)
-    assert (f"`--{found.action}`" in row[0]) == (found.action is not None)
+    assert (f"`--{finding.action}`" in row[0]) == (finding.action is not None)
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED_CODES.items())
-def test_an_old_spelling_of_a_code_is_documented_beside_the_new_one(old: str, new: str) -> None:
+def test_an_old_code_is_documented_with_its_new_name(old: str, new: str) -> None:
     assert (old in RULES, new in RULES) == (False, True)
     assert f"`{old}` for `{new}`" in re.sub(r"\s+", " ", PAGE.read_text(encoding="utf-8"))
 
 
-def test_files_without_statistics_do_not_count_for_the_share_of_deleted_rows() -> None:
+def test_files_without_statistics_have_no_deleted_share() -> None:
     part = PartitionHealth(values={}, total=FileTotals(9, MIB), rows=None, stored_rows=1000, deleted_rows=1)
     assert part.deleted_share == 0.001
     assert replace(part, stored_rows=0, deleted_rows=0).deleted_share == 0.0
 
 
-def test_what_is_worth_most_comes_first() -> None:
+def test_the_most_valuable_finding_comes_first() -> None:
     few = PartitionHealth(values={"day": "1"}, total=FileTotals(9, MIB), small=FileTotals(9, MIB), rows=1)
     many = replace(few, values={"day": "2"}, total=FileTotals(50, MIB), small=FileTotals(50, MIB))
-    table = replace(GOOD, partitions=(few, many), log=replace(LOG, since_checkpoint=1000))
+    table = replace(HEALTHY_TABLE, partitions=(few, many), log=replace(LOG, since_checkpoint=1000))
     first, second = find(table, Policy())
     assert (first.code, first.worth) == ("old-checkpoint", 1000)
     assert (second.code, second.worth) == ("small-files", 57)
@@ -134,10 +122,10 @@ def test_what_is_worth_most_comes_first() -> None:
 
 
 def test_every_property_is_in_the_help_with_its_default() -> None:
-    named = set(re.findall(rf"^  {re.escape(PREFIX)}(\w+)", _EPILOG, re.MULTILINE))
-    with pytest.raises(TableError) as refused:
+    documented = set(re.findall(rf"^  {re.escape(PREFIX)}(\w+)", _EPILOG, re.MULTILINE))
+    with pytest.raises(TableError) as error:
         Policy.of({f"{PREFIX}nothing": "1"}, "file:/t")
-    assert named == set(str(refused.value).partition("valid names are ")[2].split(", "))
+    assert documented == set(str(error.value).partition("valid names are ")[2].split(", "))
     for default in ("(128 MiB)", "(4)", "(0.2)", "(0.05)"):
         assert default in _EPILOG
     assert Policy.of({}, "file:/t") == Policy()
@@ -170,7 +158,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "big", "-1", "0", "1 MiBs", "1 2"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a size such as"):
         parse_size(text)
 
@@ -178,11 +166,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1.5 * MIB, "1.5 MiB"), (3 << 40, "3.0 TiB")]
 )
-def test_sizes_are_said(size: float, text: str) -> None:
+def test_sizes_are_formatted(size: float, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_files_saved_are_those_that_go_away() -> None:
+def test_files_saved_is_the_decrease_in_files() -> None:
     part = PartitionHealth(values={}, total=FileTotals(10, 300), small=FileTotals(10, 300))
     assert part.files_saved(100) == 7
     assert part.files_saved(1000) == 9
