@@ -1,4 +1,4 @@
-"""JVMs with an archive of parsed classes: used where there is one, never in the way."""
+"""JVMs with an archive of parsed classes: they use a valid archive and ignore any other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lock_manager.testing.embedded import find_java
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the archive would be in an environment of its own; there is none."""
+    """Return the path of the archive in a new environment, which has none."""
     monkeypatch.setattr(class_archives.sys, "prefix", str(tmp_path))
     path = archive_path(SPARK)
     path.parent.mkdir(parents=True)
@@ -25,23 +25,23 @@ def run_java(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([find_java(), *options, "-version"], capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_without_an_archive_or_with_an_empty_one_nothing_is_asked_for(archive: Path) -> None:
+def test_a_missing_or_empty_archive_is_not_used(archive: Path) -> None:
     assert archive_options(SPARK) == []
     archive.touch()
     assert archive_options(SPARK) == []
 
 
-def test_a_jvm_uses_the_archive_that_another_one_made(archive: Path) -> None:
+def test_a_jvm_uses_the_archive_of_an_earlier_jvm(archive: Path) -> None:
     assert run_java(*write_archive_options(archive)).returncode == 0
-    # Required: without the archive it would not start.
-    done = run_java(*archive_options(SPARK), "-Xshare:on")
-    assert (done.returncode, done.stdout) == (0, "")
+    # With -Xshare:on a JVM does not start without the archive.
+    java = run_java(*archive_options(SPARK), "-Xshare:on")
+    assert (java.returncode, java.stdout) == (0, "")
 
 
-def test_an_archive_that_does_not_fit_is_passed_over_in_silence(archive: Path) -> None:
+def test_an_invalid_archive_is_ignored_without_a_warning(archive: Path) -> None:
     archive.write_bytes(b"no archive of classes")
-    done = run_java(*archive_options(SPARK))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "warning" not in done.stderr
-    # The control: the JVM has looked at it.
+    java = run_java(*archive_options(SPARK))
+    assert (java.returncode, java.stdout) == (0, "")
+    assert "warning" not in java.stderr
+    # The control: the JVM reads the archive.
     assert run_java(*archive_options(SPARK), "-Xshare:on").returncode != 0

@@ -1,4 +1,4 @@
-"""`sluice log`: a line for each commit, the newest first, marked where it was made without the lock."""
+"""`sluice log` lists commits, the newest first, and marks commits without the lock. Arguments of `sluice adopt`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ RUN = CliRunner()
 def write_version(table: Path, version: int, *actions: dict[str, Any], **info: Any) -> None:
     folder = table / "_delta_log"
     folder.mkdir(parents=True, exist_ok=True)
-    told = {
+    commit_info = {
         "timestamp": 1_795_261_760_000 + 1000 * version,
         "operation": "WRITE",
         "operationMetrics": {"numOutputRows": "8419"},
         "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0",
         **info,
     }
-    lines = [json.dumps(action) for action in ({"commitInfo": told}, *actions)]
+    lines = [json.dumps(action) for action in ({"commitInfo": commit_info}, *actions)]
     (folder / f"{version:020}.json").write_text("\n".join(lines))
 
 
-def held(number: int, **changes: Any) -> dict[str, Any]:
+def stamp(number: int, **changes: Any) -> dict[str, Any]:
+    """Return the stamp of a commit under a lock."""
     return {
         "hold": f"{number}0123456789abcdef",
         "ensemble": "eeeeeeee-1111-2222-3333-444444444444",
@@ -44,27 +45,27 @@ def held(number: int, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "flights"
-    write_version(path, 0, sluice=held(0))
+    write_version(path, 0, sluice=stamp(0))
     write_version(path, 1, operation="MERGE", operationMetrics={}, engineInfo="delta-rs:py-1.6.6")
     write_version(path, 2, operation="DELETE", sluice={"observed": "LockNotHeldError", "attempt": "a"})
     nodes = [
         {"key": "t", "mode": "shared", "token": 0x300000001},
         {"key": "p", "mode": "exclusive", "token": 0x300000002},
     ]
-    write_version(path, 3, sluice=held(3, nodes=nodes, job=None))
+    write_version(path, 3, sluice=stamp(3, nodes=nodes, job=None))
     return path
 
 
-def people_read(table: Path) -> tuple[str, list[list[str]]]:
-    """Return the title of what is printed, and the words of each commit's line."""
-    answer = RUN.invoke(app, ["log", str(table)])
-    assert answer.exit_code == 0
-    title, *lines = answer.stdout.splitlines()
+def printed_log(table: Path) -> tuple[str, list[list[str]]]:
+    """Return the printed title, and the words of each commit's line."""
+    result = RUN.invoke(app, ["log", str(table)])
+    assert result.exit_code == 0
+    title, *lines = result.stdout.splitlines()
     return title.strip(), [line.split() for line in lines if line.strip()[:1].isdecimal()]
 
 
-def test_people_read_a_line_for_each_commit_the_newest_first(table: Path) -> None:
-    title, lines = people_read(table)
+def test_the_log_has_a_line_for_each_commit_the_newest_first(table: Path) -> None:
+    title, lines = printed_log(table)
     assert title == f"{table}, ensemble eeeeeeee-1111-2222-3333-444444444444"
     assert [line[0] for line in lines] == ["3", "2", "1", "0"]
     assert lines[0][1:] == [
@@ -76,27 +77,23 @@ def test_people_read_a_line_for_each_commit_the_newest_first(table: Path) -> Non
 
 
 def test_two_ensembles_get_a_column(table: Path) -> None:
-    write_version(table, 4, sluice=held(4, ensemble="another-ensemble"))
-    title, lines = people_read(table)
+    write_version(table, 4, sluice=stamp(4, ensemble="another-ensemble"))
+    title, lines = printed_log(table)
     assert title == str(table)
     assert lines[0][5:] == ["nightly", "40123456", "8589934612", "another-", "Delta-Lake/4.4.0"]
     assert lines[4][5:] == ["nightly", "00123456", "8589934608", "eeeeeeee", "Delta-Lake/4.4.0"]
 
 
-def test_programs_read_all_of_it(table: Path) -> None:
+def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
     write_version(table, 4, {"metaData": {"configuration": {"sluice.ensemble": "another"}}}, operationMetrics={})
-    answer = RUN.invoke(app, ["log", str(table), "--json", "--limit", "3"])
-    assert answer.exit_code == 0
-    found = json.loads(answer.stdout)
-    assert found["table"] == str(table)
-    adopted, newest, observed = found["commits"]
-    assert (adopted["version"], adopted["adopted_by"], adopted["rows"], adopted["locked"]) == (
-        4,
-        "another",
-        None,
-        False,
-    )
-    assert newest == {
+    result = RUN.invoke(app, ["log", str(table), "--json", "--limit", "3"])
+    assert result.exit_code == 0
+    output = json.loads(result.stdout)
+    assert output["table"] == str(table)
+    adoption, write, observed = output["commits"]
+    assert (adoption["version"], adoption["adopted_by"]) == (4, "another")
+    assert (adoption["rows"], adoption["locked"]) == (None, False)
+    assert write == {
         "version": 3,
         "timestamp": 1_795_261_763.0,
         "operation": "WRITE",
@@ -118,33 +115,29 @@ def test_programs_read_all_of_it(table: Path) -> None:
     assert (observed["locked"], observed["observed"]) == (False, "LockNotHeldError")
 
 
-def test_a_limit_reads_no_more_than_it_has_to_and_0_is_all(table: Path) -> None:
+def test_a_limit_reads_no_further_versions_and_0_is_no_limit(table: Path) -> None:
     (table / "_delta_log" / f"{0:020}.json").write_text("{")
     limited = RUN.invoke(app, ["log", str(table), "--limit", "3"])
     assert limited.exit_code == 0
     assert "problem" not in limited.stdout
-    everything = RUN.invoke(app, ["log", str(table), "--limit", "0"])
-    assert everything.exit_code == 0
-    assert "problem: version 0 cannot be read" in everything.stdout
+    unlimited = RUN.invoke(app, ["log", str(table), "--limit", "0"])
+    assert unlimited.exit_code == 0
+    assert "problem: version 0 cannot be read" in unlimited.stdout
 
 
-def test_what_is_no_table_is_a_sentence_and_exit_code_2(tmp_path: Path) -> None:
-    answer = RUN.invoke(app, ["log", str(tmp_path / "nothing")])
-    assert answer.exit_code == 2
-    assert answer.stdout == ""
-    assert answer.stderr.startswith("sluice: there is no Delta table at")
+def test_a_missing_table_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    result = RUN.invoke(app, ["log", str(tmp_path / "nothing")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("sluice: there is no Delta table at")
 
 
 @pytest.mark.parametrize("command", ["log", "adopt"])
-def test_both_commands_have_help_and_refuse_what_makes_no_sense(command: str) -> None:
-    answer = RUN.invoke(app, [command, "--help"])
-    assert answer.exit_code == 0
-    assert f"Usage: sluice {command}" in answer.output
+def test_a_command_without_a_table_exits_with_code_2(command: str) -> None:
     assert RUN.invoke(app, [command]).exit_code == 2
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--zookeeper", "a:b:c"], "is not host:port"),
         (["--zookeeper", "a:1", "--conf", "novalue"], "expected KEY=VALUE"),
@@ -152,12 +145,12 @@ def test_both_commands_have_help_and_refuse_what_makes_no_sense(command: str) ->
     ],
 )
 def test_adopt_checks_its_arguments_before_it_starts_spark(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLUICE_ZK_HOSTS", raising=False)
-    answer = RUN.invoke(app, ["adopt", "/nowhere", *arguments])
-    assert answer.exit_code == 2
-    assert said in answer.stderr
+    result = RUN.invoke(app, ["adopt", "/nowhere", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -172,14 +165,16 @@ def test_adopt_checks_its_arguments_before_it_starts_spark(
         ({}, 6),
     ],
 )
-def test_rows_are_those_that_the_operation_changed(metrics: dict[str, Any], rows: int) -> None:
-    added = [{"add": {"path": name, "stats": json.dumps({"numRecords": 3}), "dataChange": True}} for name in ("a", "b")]
-    lines = [{"commitInfo": {"operation": metrics.pop("operation", "DELETE"), "operationMetrics": metrics}}, *added]
+def test_rows_counts_the_rows_that_the_operation_changed(metrics: dict[str, Any], rows: int) -> None:
+    adds = [{"add": {"path": name, "stats": json.dumps({"numRecords": 3}), "dataChange": True}} for name in ("a", "b")]
+    lines = [{"commitInfo": {"operation": metrics.pop("operation", "DELETE"), "operationMetrics": metrics}}, *adds]
     assert parse_commit(0, "\n".join(map(json.dumps, lines)).encode()).rows == rows
 
 
-def test_compaction_and_files_without_statistics_tell_no_rows() -> None:
-    moved = {"add": {"path": "a", "stats": json.dumps({"numRecords": 3}), "dataChange": False}}
-    assert parse_commit(0, json.dumps(moved).encode()).rows is None
-    unknown = {"add": {"path": "a", "dataChange": True}}
-    assert parse_commit(0, json.dumps(unknown).encode()).rows is None
+@pytest.mark.parametrize(
+    "file",
+    [{"stats": json.dumps({"numRecords": 3}), "dataChange": False}, {"dataChange": True}],
+    ids=["compaction", "no statistics"],
+)
+def test_the_number_of_rows_is_unknown(file: dict[str, Any]) -> None:
+    assert parse_commit(0, json.dumps({"add": {"path": "a", **file}}).encode()).rows is None

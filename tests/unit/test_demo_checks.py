@@ -1,4 +1,4 @@
-"""The demo's verdict is a pure function of what was recorded: each kind of damage to the record is reported."""
+"""The demo's verdict on a recorded load: each kind of damage to the record is reported."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SOURCE = Contents(
 
 
 def commit(number: int, **changes: Any) -> AcknowledgedCommit:
-    """Commit ``number`` of two rows: requested at 10 s, held from 100 s on for 3 s, 10 s apart."""
-    facts = {
+    """Return a commit of two rows, requested at 10 s; holds take 3 s and start every 10 s from 100 s on."""
+    fields = {
         "writer": number % 2 + 1,
         "commit_id": f"c{number}",
         "rows": 2,
@@ -34,7 +34,7 @@ def commit(number: int, **changes: Any) -> AcknowledgedCommit:
         "released_at": 103.0 + 10 * number,
         "token": number + 1,
     }
-    return AcknowledgedCommit(**(facts | changes))
+    return AcknowledgedCommit(**(fields | changes))
 
 
 def logged(number: int, **changes: Any) -> LogCommit:
@@ -43,7 +43,7 @@ def logged(number: int, **changes: Any) -> LogCommit:
 
 
 class Record:
-    """A sound load of four commits by two writers, to be damaged."""
+    """A correct load of four commits by two writers, which a test damages."""
 
     def __init__(self) -> None:
         self.writers = [Writer(1, 0.0), Writer(2, 0.5)]
@@ -55,10 +55,11 @@ class Record:
         self.table = Contents(Counter(SOURCE.keys), dict(SOURCE.sums))
         self.locked = True
 
-    def judge(self) -> Outcome:
+    def judge(self, **options: Any) -> Outcome:
         return judge(
-            self.writers, self.log, SOURCE, self.table, locked=self.locked, commits_planned=4, wall_seconds=140.0
-        )
+            self.writers, self.log, SOURCE, self.table,
+            locked=self.locked, commits_planned=4, wall_seconds=140.0, **options,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def record() -> Record:
     return Record()
 
 
-def test_a_sound_load_passes_and_its_figures_are_right(record: Record) -> None:
+def test_a_correct_load_passes_with_correct_figures(record: Record) -> None:
     outcome = record.judge()
     assert outcome.ok
     assert outcome.problems == ()
@@ -91,7 +92,7 @@ def test_a_missing_version_is_counted(record: Record) -> None:
     assert record.judge().missing_versions == 1
 
 
-def test_a_commit_that_nobody_was_told_of_is_reported(record: Record) -> None:
+def test_a_commit_that_no_writer_reported_is_reported(record: Record) -> None:
     record.log.append(logged(4))
     assert record.judge().problems == ("1 commit in the log, but reported by no writer: c4",)
 
@@ -101,7 +102,7 @@ def test_a_commit_that_is_in_the_log_twice_is_reported(record: Record) -> None:
     assert record.judge().problems == ("1 commit in the log more than once",)
 
 
-def test_a_commit_that_was_never_made_is_reported(record: Record) -> None:
+def test_a_planned_commit_without_a_record_is_reported(record: Record) -> None:
     record.writers[1].commits.pop()
     record.log.pop()
     assert record.judge().problems == ("4 commits were planned, and 3 acknowledged",)
@@ -114,10 +115,10 @@ def test_overlapping_holds_are_reported(record: Record) -> None:
     assert outcome.problems == ("two holds overlap by 1.000 s: writer 2, commit c1 and writer 1, commit c2",)
 
 
-def test_a_missing_a_duplicate_and_a_foreign_row_are_reported(record: Record) -> None:
-    first, second, *_ = record.table.keys
-    record.table.keys.pop(first)
-    record.table.keys[second] += 1
+def test_missing_duplicate_and_unexpected_rows_are_reported(record: Record) -> None:
+    missing, duplicate, *_ = record.table.keys
+    record.table.keys.pop(missing)
+    record.table.keys[duplicate] += 1
     record.table.keys["2014-01-01T00:00:00Z", "UA", "1"] += 1
     outcome = record.judge()
     assert (outcome.rows_found, outcome.missing_rows, outcome.duplicate_rows, outcome.unexpected_rows) == (9, 1, 1, 1)
@@ -128,12 +129,12 @@ def test_a_missing_a_duplicate_and_a_foreign_row_are_reported(record: Record) ->
     ]
 
 
-def test_a_row_whose_values_changed_is_reported(record: Record) -> None:
+def test_a_row_with_changed_values_is_reported(record: Record) -> None:
     record.table = Contents(record.table.keys, {"flight": (8, 8), "distance": (7, 800)})
     assert record.judge().problems == ("1 column with other values than the source: distance",)
 
 
-def test_without_the_lock_writes_that_are_done_again_are_counted(record: Record) -> None:
+def test_repeated_writes_without_the_lock_are_counted(record: Record) -> None:
     record.writers[0].apply({"event": "retry", "at": 120.0}, 120.0)
     record.locked = False
     outcome = record.judge()
@@ -147,24 +148,19 @@ def test_a_writer_that_failed_is_reported(record: Record) -> None:
     assert outcome.failed_writers == (2,)
 
 
-def test_what_a_check_of_the_table_found_is_a_problem_of_the_load() -> None:
-    record = Record()
-    outcome = judge(
-        record.writers, record.log, SOURCE, record.table,
-        locked=True, commits_planned=4, wall_seconds=1.0, table_problems=["version 2 was overwritten"],
-    )  # fmt: skip
-    assert outcome.problems == ("version 2 was overwritten",)
+def test_a_problem_of_the_table_is_a_problem_of_the_load(record: Record) -> None:
+    assert record.judge(table_problems=["version 2 was overwritten"]).problems == ("version 2 was overwritten",)
 
 
-def test_nothing_loaded_at_all_is_reported_not_raised() -> None:
+def test_an_empty_load_is_reported_without_an_error() -> None:
     writer = Writer(1, 0.0)
     writer.end(3, 9.0)
     outcome = judge([writer], [], SOURCE, Contents(), locked=True, commits_planned=4, wall_seconds=9.0)
-    first, second, third = (f"2013-01-01T0{hour}:00:00Z" for hour in range(3))
+    examples = ", ".join(f"2013-01-01T0{hour}:00:00Z UA 1" for hour in range(3))
     assert outcome.problems[:3] == (
         "writer 1 failed",
         "4 commits were planned, and 0 acknowledged",
-        f"8 rows missing, for example {first} UA 1, {second} UA 1, {third} UA 1 …",
+        f"8 rows missing, for example {examples} …",
     )
     assert (outcome.loading_seconds, outcome.hold_seconds_p50) == (0.0, None)
 
@@ -178,7 +174,7 @@ def test_nothing_loaded_at_all_is_reported_not_raised() -> None:
         ("x", None),
     ],
 )
-def test_commits_without_the_lock_are_known_by_their_own_id(metadata: str, name: str | None) -> None:
+def test_commits_without_the_lock_have_an_id_in_their_metadata(metadata: str, name: str | None) -> None:
     assert commit_id(LogCommit(0, user_metadata=metadata)) == name
     assert commit_id(LogCommit(0)) is None
 
@@ -199,21 +195,22 @@ def test_overlaps_finds_every_pair(holds: list[tuple[float, float, str]], pairs:
     assert len(overlaps([Interval(*hold) for hold in holds])) == pairs
 
 
-def test_a_writer_is_what_its_lines_say() -> None:
+def test_the_lines_of_a_writer_change_its_state() -> None:
     writer = Writer(3, 50.0)
     assert (writer.phase, writer.since, writer.running) == (Phase.STARTING, 50.0, True)
     writer.apply({"event": "begun", "commit": 1, "commits": 2, "begun_at": 60.0}, 60.1)
     assert (writer.phase, writer.since) == (Phase.BEGUN, 60.0)
     writer.apply({"event": "holding", "commit": 1, "token": 7, "acquired_at": 61.0}, 61.1)
     assert (writer.phase, writer.since) == (Phase.HOLDING, 61.0)
-    writer.apply({"event": "something else", "of": "a later release"}, 61.5)
+    writer.apply({"event": "unknown", "from": "a later release"}, 61.5)
     line = {
         "event": "commit", "commit": 1, "commits": 2, "version": 4, "rows": 10, "token": 7, "hold_id": "h",
         "commit_id": "c", "requested_at": 60.0, "acquired_at": 61.0, "released_at": 63.0,
     }  # fmt: skip
     writer.apply(line, 63.1)
-    (done,) = writer.commits
-    assert (done.writer, done.version, done.rows, done.hold) == (3, 4, 10, Interval(61.0, 63.0, "writer 3, commit c"))
+    (commit,) = writer.commits
+    assert (commit.writer, commit.version, commit.rows) == (3, 4, 10)
+    assert commit.hold == Interval(61.0, 63.0, "writer 3, commit c")
     assert (writer.phase, writer.rows) == (Phase.BETWEEN, 10)
     writer.end(0, 70.0)
     assert (writer.phase, writer.running, writer.ended_at) == (Phase.DONE, False, 70.0)

@@ -1,4 +1,4 @@
-"""A writer's process, with a small program in Spark's place: what it says arrives, and it leaves nothing behind."""
+"""The process of a demo writer: its events arrive and its children end. A small program stands in for Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.errors import SparkSubmitError
 from tests.support.running import is_running
 
 ROOT = Path(__file__).parents[2]
-# A child that ignores SIGTERM, below a parent that does too, as a JVM with its Python might.
+# A parent and a child that ignore SIGTERM, as a JVM with its Python may.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -35,24 +35,25 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-def start(tmp_path: Path, program: str, events: Events, number: int = 1) -> WriterProcess:
-    script = tmp_path / f"program-{number}.py"
+def start(folder: Path, program: str, events: Events, number: int = 1) -> WriterProcess:
+    """Start writer ``number`` with a program in the place of a job."""
+    script = folder / f"program-{number}.py"
     script.write_text(program)
-    return WriterProcess(number, [sys.executable, str(script)], {"GREETING": "hello"}, tmp_path, events)
+    return WriterProcess(number, [sys.executable, str(script)], {"ZK_GREETING": "hello"}, folder, events)
 
 
-def test_what_a_writer_prints_arrives_and_its_end_is_the_last_event(tmp_path: Path) -> None:
+def test_printed_events_arrive_and_the_exit_is_the_last_one(tmp_path: Path) -> None:
     events = Events()
     program = (
         "import json, os, sys\n"
         "print('not json')\n"
         "print('[1]')\n"
-        "print(json.dumps({'event': 'begun', 'says': os.environ['GREETING']}), flush=True)\n"
+        "print(json.dumps({'event': 'begun', 'greeting': os.environ['ZK_GREETING']}), flush=True)\n"
         "sys.stderr.write('a warning\\nthe reason\\n')\n"
         "sys.exit(5)\n"
     )
     writer = start(tmp_path, program, events, number=3)
-    assert events.get(timeout=10) == (3, {"event": "begun", "says": "hello"})
+    assert events.get(timeout=10) == (3, {"event": "begun", "greeting": "hello"})
     assert events.get(timeout=10) == (3, {"event": "exit", "code": 5})
     end_processes([writer])
     assert writer.stderr_tail == ["a warning", "the reason"]
@@ -61,9 +62,7 @@ def test_what_a_writer_prints_arrives_and_its_end_is_the_last_event(tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_writers_and_what_they_started_are_ended_even_if_they_do_not_want_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writers_that_ignore_sigterm_end_with_their_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.demo.processes._GRACE_SECONDS", 0.2)
     events = Events()
     writers = [start(tmp_path, STUBBORN, events, number) for number in (1, 2)]
@@ -76,7 +75,7 @@ def test_writers_and_what_they_started_are_ended_even_if_they_do_not_want_to(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_writer_ends_with_this_process_even_if_that_is_killed(tmp_path: Path) -> None:
+def test_a_writer_ends_when_the_demo_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom sluice.demo.processes import *\n"
         "events = Events()\n"
@@ -84,10 +83,9 @@ def test_a_writer_ends_with_this_process_even_if_that_is_killed(tmp_path: Path) 
         f"writer = WriterProcess(1, [sys.executable, '-c', code], {{}}, Path({str(tmp_path)!r}), events)\n"
         "print(events.get()[1]['pid'], flush=True)\ntime.sleep(600)\n"
     )
+    command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
-    ) as parent:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_running(pid)
@@ -95,7 +93,7 @@ def test_a_writer_ends_with_this_process_even_if_that_is_killed(tmp_path: Path) 
     wait_until_gone([pid])
 
 
-def test_spark_submit_is_pysparks_own_or_that_of_spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_submit_comes_from_spark_home_or_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     assert spark_submit().name == "spark-submit"
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
@@ -106,18 +104,16 @@ def test_spark_submit_is_pysparks_own_or_that_of_spark_home(tmp_path: Path, monk
     assert spark_submit() == tmp_path / "bin" / "spark-submit"
 
 
-def test_a_writer_of_the_demo_does_not_get_the_users_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_does_not_get_the_users_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_ZK_SECRET", "arn:aws:secretsmanager:…")
-    code = "import json, os; print(json.dumps({'event': [name for name in os.environ if 'ZK' in name]}))"
     events = Events()
-    writer = WriterProcess(1, [sys.executable, "-c", code], {"ZK_OURS": "x"}, tmp_path, events)
-    assert events.get(timeout=30)[1]["event"] == ["ZK_OURS"]
+    program = "import json, os; print(json.dumps({'event': [name for name in os.environ if 'ZK' in name]}))"
+    writer = start(tmp_path, program, events)
+    assert events.get(timeout=30)[1]["event"] == ["ZK_GREETING"]
     end_processes([writer])
 
 
-def test_settings_given_win_over_the_demos_own() -> None:
+def test_configured_settings_replace_the_demos_own() -> None:
     command = submit_command(Path("job.py"), ["--table", "t"], conf={"spark.ui.enabled": "true", "spark.x": "a b"})
     assert command[-3:] == ["job.py", "--table", "t"]
     assert "spark.ui.enabled=true" in command

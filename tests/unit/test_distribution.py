@@ -1,3 +1,5 @@
+"""The zip of Python packages for a cluster, and the arguments of spark-submit."""
+
 from __future__ import annotations
 
 import os
@@ -29,17 +31,17 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [*paths, LOG_STORE_JAR]
 
 
-def test_the_zip_is_the_same_whenever_and_wherever_it_is_built(tmp_path: Path) -> None:
-    first = build_zip(tmp_path / "a" / "one.zip")
-    os.utime(first, (0, 0))
-    second = build_zip(str(tmp_path / "b" / "two.zip"))
-    assert first.read_bytes() == second.read_bytes()
-    assert build_zip(first) == first
-    assert first.stat().st_mtime > time.time() - 3600
-    assert [path.name for path in first.parent.iterdir()] == ["one.zip"]
+def test_the_zip_is_reproducible(tmp_path: Path) -> None:
+    archive = build_zip(tmp_path / "a" / "one.zip")
+    os.utime(archive, (0, 0))
+    copy = build_zip(str(tmp_path / "b" / "two.zip"))
+    assert archive.read_bytes() == copy.read_bytes()
+    assert build_zip(archive) == archive
+    assert archive.stat().st_mtime > time.time() - 3600
+    assert [path.name for path in archive.parent.iterdir()] == ["one.zip"]
 
 
-def test_the_zip_has_what_jobs_import_and_nothing_else(tmp_path: Path) -> None:
+def test_the_zip_contains_only_the_imports_of_jobs(tmp_path: Path) -> None:
     with zipfile.ZipFile(build_zip(tmp_path / "it.zip")) as archive:
         names = archive.namelist()
         entries = archive.infolist()
@@ -60,44 +62,44 @@ def test_the_lock_can_be_imported_from_the_zip_alone(tmp_path: Path) -> None:
         "lock_manager.ZookeeperLockManager('127.0.0.1:1').close()\n"
         "lock_manager.Security(auth='sasl', username='a', password='b')\n"
     )
-    # Neither the environment nor its packages.
+    # Without the environment and without installed packages.
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, cwd=tmp_path)
 
 
-def test_the_arguments_are_those_that_spark_submit_takes(jars: list[Path], tmp_path: Path) -> None:
+def test_submit_arguments_name_jars_zip_and_settings(jars: list[Path], tmp_path: Path) -> None:
     archive = tmp_path / "my zip"
-    found = submit_arguments(archive)
-    assert found[:4] == ["--jars", ",".join(map(str, jars)), "--py-files", str(archive)]
-    assert set(found[4::2]) == {"--conf"}
-    assert [setting.partition("=")[0] for setting in found[5::2]] == [
+    arguments = submit_arguments(archive)
+    assert arguments[:4] == ["--jars", ",".join(map(str, jars)), "--py-files", str(archive)]
+    assert set(arguments[4::2]) == {"--conf"}
+    assert [setting.partition("=")[0] for setting in arguments[5::2]] == [
         "spark.sql.extensions",
         "spark.sql.catalog.spark_catalog",
         "spark.delta.logStore.class",
         *KERNEL_LOG_STORE_SETTINGS,
     ]
-    assert submit_arguments(archive, guard="observe") == [*found, "--conf", "spark.sluice.guard=observe"]
-    assert shlex.split(shlex.join(found)) == found
+    assert submit_arguments(archive, guard="observe") == [*arguments, "--conf", "spark.sluice.guard=observe"]
+    assert shlex.split(shlex.join(arguments)) == arguments
 
 
-def test_without_a_zip_one_is_made_beside_the_jars(jars: list[Path]) -> None:
+def test_the_default_zip_is_built_next_to_the_jars(jars: list[Path]) -> None:
     archive = Path(submit_arguments()[3])
     assert archive.parent == jars[0].parent.parent
     assert zipfile.is_zipfile(archive)
 
 
-def test_missing_jars_are_named_with_the_command_that_brings_them(jars: list[Path]) -> None:
+def test_the_error_for_a_missing_jar_names_the_command(jars: list[Path]) -> None:
     jars[3].unlink()
     with pytest.raises(JarsError, match="run `sluice jars` once"):
         submit_arguments()
 
 
-def test_sasl_is_left_out_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optional_package_that_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "_IF_INSTALLED", ("no_such_package",))
     with zipfile.ZipFile(build_zip(tmp_path / "it.zip")) as archive:
         assert {name.split("/")[0] for name in archive.namelist()} == {"lock_manager", "writer_jobs", "kazoo"}
 
 
-def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "_PACKAGES", ("lock_manager", "no_such_package"))
     with pytest.raises(DistributionError, match="no_such_package"):
         build_zip(tmp_path / "it.zip")

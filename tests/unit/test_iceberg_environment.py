@@ -1,4 +1,4 @@
-"""The environment of Iceberg, for `make bench-peers`, is made again if its making was interrupted."""
+"""An interrupted set-up of the Iceberg environment, for `make bench-peers`, is repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ environment.PYSPARK = sys.argv[2]
 environment.iceberg_python()
 print(*(jar.name for jar in environment.iceberg_jars()))
 """
-#: Stands in for uv, and for the Python that it installs. A step waits for as long as the file ``stop-at-STEP`` exists.
+#: Stands in for uv and for the Python that it installs. A step waits while the file ``stop-at-STEP`` exists.
 UV = """#!/bin/sh
 cd {folder}
 echo "$1" >> steps
@@ -45,9 +45,8 @@ def test_an_interrupted_set_up_of_iceberg_is_repeated(step: str, expected_steps:
     command = [sys.executable, "-c", SET_UP, str(tmp_path)]
 
     def set_up(pyspark: str) -> str:
-        return subprocess.run(
-            [*command, pyspark], env=environment, check=True, stdout=subprocess.PIPE, text=True
-        ).stdout
+        process = subprocess.run([*command, pyspark], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        return process.stdout
 
     stop.touch()
     with subprocess.Popen([*command, "pyspark==4"], env=environment, start_new_session=True) as process:
@@ -61,6 +60,6 @@ def test_an_interrupted_set_up_of_iceberg_is_repeated(step: str, expected_steps:
     complete = steps.read_text()
     assert set_up("pyspark==4") == "one.jar two.jar\n"
     assert steps.read_text() == complete
-    # Another PySpark than the one that is installed.
+    # Another version of PySpark replaces the environment.
     set_up("pyspark==5")
     assert steps.read_text() == complete + "venv\npip\n"

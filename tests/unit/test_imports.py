@@ -1,4 +1,4 @@
-"""Who may import whom: the rules of docs/develop.md, over every import statement, those for types alone included."""
+"""The import rules of docs/develop.md, for every import statement, including those for types."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: In this order: each imports itself and what stands before it.
+#: A package imports only itself and the packages before it.
 PACKAGES = ("lock_manager", "writer_jobs", "sluice", "soak")
 KAZOO = ("lock_manager.zookeeper", "lock_manager.testing")
-#: Of the commands and the jobs, the only modules that import ZooKeeper's part of the lock, and why each does.
-ASKS_ZOOKEEPER = {
-    "sluice.commands.operate": "makes the inspector of status and break",
-    "sluice.doctor.acl": "ACLs are ZooKeeper's",
+#: The only modules outside ``lock_manager`` that import ``lock_manager.zookeeper``, with the reason.
+ZOOKEEPER_IMPORTERS = {
+    "sluice.commands.operate": "creates the inspector of status and break",
+    "sluice.doctor.acl": "reads ZooKeeper's ACLs",
     "sluice.doctor.adoption": "asks an ensemble for its id without a lock manager",
     "sluice.doctor.ensemble": "examines the servers of an ensemble",
     "sluice.ensemble.members": "asks each server of an ensemble",
@@ -24,7 +24,7 @@ ASKS_ZOOKEEPER = {
     "soak.unprotected": "replaces the queue's registry",
 }
 JOBS = ("append", "overwrite", "upsert", "cdc", "stream", "snapshot", "maintain")
-#: Packages that nobody else of the same top package imports, with the modules that may.
+#: Packages that only these modules of the same top package import.
 ENTRY_PACKAGES = {
     "writer_jobs.job": {f"writer_jobs.{job}" for job in JOBS},
     "sluice.commands": {"sluice.cli"},
@@ -33,12 +33,12 @@ Imports = Mapping[str, set[str]]
 
 
 def imports_of(sources: Mapping[str, str]) -> Imports:
-    """Return what each module imports: one of these modules, or the name of a package of others."""
-    return {name: set(_imported(ast.parse(text), sources)) for name, text in sources.items()}
+    """Return the imports of each module: modules of these sources, and packages of other projects."""
+    return {name: set(_imported_names(ast.parse(text), sources)) for name, text in sources.items()}
 
 
-def _imported(tree: ast.AST, known: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is imported; a relative import as it is written, with its dots."""
+def _imported_names(tree: ast.AST, sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of imports; a relative import keeps its dots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -46,99 +46,81 @@ def _imported(tree: ast.AST, known: Mapping[str, str]) -> Iterator[str]:
             yield "." * node.level + (node.module or "")
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield whole if whole in known else node.module
+                module = f"{node.module}.{alias.name}"
+                yield module if module in sources else node.module
 
 
-def is_in(name: str, package: str) -> bool:
-    return name == package or name.startswith(f"{package}.")
+def is_in(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def relative(imports: Imports) -> list[tuple[str, str]]:
-    """Return what is imported by dots: the other rules do not see it."""
-    return [(name, each) for name, found in imports.items() for each in sorted(found) if each.startswith(".")]
+def edges(imports: Imports) -> list[tuple[str, str]]:
+    """Return pairs of an importing module and an imported one."""
+    return [(module, imported) for module, names in imports.items() for imported in sorted(names)]
 
 
-def knows_zookeeper(imports: Imports) -> list[str]:
-    """Return the modules of the rest of ``lock_manager`` that import the packages which may import kazoo."""
-    return [
-        name
-        for name, found in imports.items()
-        if is_in(name, PACKAGES[0]) and not any(is_in(name, each) for each in KAZOO)
-        if any(is_in(each, place) for each in found for place in KAZOO)
-    ]
+def relative_imports(imports: Imports) -> list[tuple[str, str]]:
+    """Return imports with dots, which the other rules do not resolve."""
+    return [edge for edge in edges(imports) if edge[1].startswith(".")]
 
 
-def asks_zookeeper(imports: Imports) -> set[str]:
-    """Return the modules outside ``lock_manager`` that import a module below ``lock_manager.zookeeper``, or it."""
+def imports_of_kazoo_packages(imports: Imports) -> set[str]:
+    """Return the other modules of ``lock_manager`` that import the packages which may import kazoo."""
     return {
-        name
-        for name, found in imports.items()
-        if not is_in(name, PACKAGES[0]) and any(is_in(each, KAZOO[0]) for each in found)
+        module
+        for module, imported in edges(imports)
+        if is_in(module, PACKAGES[0]) and not is_in(module, *KAZOO) and is_in(imported, *KAZOO)
     }
 
 
-def kazoo_outside(imports: Imports) -> list[str]:
-    return [
-        name
-        for name, found in imports.items()
-        if any(is_in(each, "kazoo") for each in found) and not any(is_in(name, each) for each in KAZOO)
-    ]
+def zookeeper_importers(imports: Imports) -> set[str]:
+    """Return the modules outside ``lock_manager`` that import ``lock_manager.zookeeper``."""
+    return {
+        module for module, imported in edges(imports) if not is_in(module, PACKAGES[0]) and is_in(imported, KAZOO[0])
+    }
 
 
-def backwards(imports: Imports) -> list[tuple[str, str]]:
+def kazoo_importers(imports: Imports) -> set[str]:
+    """Return the modules that import kazoo and must not."""
+    return {module for module, imported in edges(imports) if is_in(imported, "kazoo") and not is_in(module, *KAZOO)}
+
+
+def backward_imports(imports: Imports) -> list[tuple[str, str]]:
+    """Return imports of a later package, or of tests."""
     rank = {package: number for number, package in enumerate(PACKAGES)}
     return [
-        (name, each)
-        for name, found in imports.items()
-        for each in found
-        if rank.get(each.split(".")[0], -1) > rank[name.split(".")[0]] or is_in(each, "tests")
+        (module, imported)
+        for module, imported in edges(imports)
+        if rank.get(imported.split(".")[0], -1) > rank[module.split(".")[0]] or is_in(imported, "tests")
     ]
 
 
-def of_entry_packages(imports: Imports) -> list[tuple[str, str]]:
-    """Return imports of entry packages by modules outside them, but of the same top package."""
+def entry_package_imports(imports: Imports) -> list[tuple[str, str]]:
+    """Return imports of entry packages by other modules of the same top package."""
     return [
-        (name, imported)
-        for name, names in imports.items()
-        for imported in sorted(names)
+        (module, imported)
+        for module, imported in edges(imports)
         for package, importers in ENTRY_PACKAGES.items()
-        if is_in(imported, package) and is_in(name, package.split(".")[0])
-        if not is_in(name, package) and name not in importers
+        if is_in(imported, package) and is_in(module, package.split(".")[0])
+        if not is_in(module, package) and module not in importers
     ]
 
 
 def circles(imports: Imports) -> list[list[str]]:
-    """Return the modules that import themselves by way of others; by Kosaraju's two passes."""
-    order: list[str] = []
-    seen: set[str] = set()
+    """Return the modules of each circle: modules that reach each other."""
 
-    def visit(start: str, graph: Imports, done: list[str]) -> None:
-        stack = [(start, iter(sorted(graph.get(start, ()))))]
-        seen.add(start)
-        while stack:
-            name, others = stack[-1]
-            following = next((each for each in others if each not in seen and each in graph), None)
-            if following is None:
-                stack.pop()
-                done.append(name)
-            else:
-                seen.add(following)
-                stack.append((following, iter(sorted(graph[following]))))
+    def reachable(start: str) -> set[str]:
+        modules: set[str] = set()
+        pending = [start]
+        while pending:
+            new = (imports.get(pending.pop(), set()) & imports.keys()) - modules
+            modules |= new
+            pending += new
+        return modules
 
-    for name in imports:
-        if name not in seen:
-            visit(name, imports, order)
-    back = {name: {other for other, found in imports.items() if name in found and other != name} for name in imports}
-    seen.clear()
-    found = []
-    for name in reversed(order):
-        if name not in seen:
-            group: list[str] = []
-            visit(name, back, group)
-            if len(group) > 1:
-                found.append(sorted(group))
-    return found
+    reached = {module: reachable(module) for module in imports}
+    groups = {tuple(sorted(name for name in reached[module] if module in reached[name])) for module in imports}
+    return [list(group) for group in sorted(groups) if len(group) > 1]
 
 
 @pytest.fixture(scope="module")
@@ -152,31 +134,34 @@ def imports() -> Imports:
     return imports_of(sources)
 
 
-def test_every_import_says_the_whole_name(imports: Imports) -> None:
-    assert relative(imports) == []
+def test_no_import_is_relative(imports: Imports) -> None:
+    assert relative_imports(imports) == []
 
 
-def test_kazoo_is_zookeeper_s_alone(imports: Imports) -> None:
-    assert kazoo_outside(imports) == []
+def test_only_packages_on_zookeeper_import_kazoo(imports: Imports) -> None:
+    assert kazoo_importers(imports) == set()
 
 
 def test_imports_point_one_way(imports: Imports) -> None:
-    assert backwards(imports) == []
+    assert backward_imports(imports) == []
 
 
-def test_entry_packages_are_imported_by_entry_points_alone(imports: Imports) -> None:
-    assert of_entry_packages(imports) == []
+def test_only_entry_points_import_entry_packages(imports: Imports) -> None:
+    assert entry_package_imports(imports) == []
 
 
-def test_the_rest_of_the_lock_manager_does_not_know_zookeeper(imports: Imports) -> None:
-    """But for the package's own face, which names what programs use."""
-    assert knows_zookeeper(imports) == ["lock_manager"]
+def test_the_lock_manager_does_not_import_its_kazoo_packages(imports: Imports) -> None:
+    """Only ``lock_manager/__init__.py`` does, which exports the public names."""
+    assert imports_of_kazoo_packages(imports) == {"lock_manager"}
 
 
-def test_only_what_is_about_zookeeper_asks_zookeeper(imports: Imports) -> None:
-    assert asks_zookeeper(imports) == set(ASKS_ZOOKEEPER)
-    assert not any(is_in(name, "writer_jobs") for name in ASKS_ZOOKEEPER)
-    control = {
+def test_only_listed_modules_import_the_zookeeper_package(imports: Imports) -> None:
+    assert zookeeper_importers(imports) == set(ZOOKEEPER_IMPORTERS)
+    assert not any(is_in(module, "writer_jobs") for module in ZOOKEEPER_IMPORTERS)
+
+
+def test_negative_control_a_zookeeper_importer_is_found() -> None:
+    sources = {
         "lock_manager.a": "import lock_manager.zookeeper.queue",
         "lock_manager.zookeeper.queue": "",
         "sluice.a": "from lock_manager import zookeeper",
@@ -185,15 +170,14 @@ def test_only_what_is_about_zookeeper_asks_zookeeper(imports: Imports) -> None:
         "writer_jobs.a": "if TYPE_CHECKING:\n    from lock_manager.zookeeper.queue import Acquisition",
         "lock_manager.zookeeper": "",
     }
-    assert asks_zookeeper(imports_of(control)) == {"sluice.a", "sluice.b", "writer_jobs.a"}
+    assert zookeeper_importers(imports_of(sources)) == {"sluice.a", "sluice.b", "writer_jobs.a"}
 
 
 def test_there_is_no_circle(imports: Imports) -> None:
     assert circles(imports) == []
 
 
-def test_each_rule_finds_what_breaks_it() -> None:
-    """Negative controls."""
+def test_negative_control_each_rule_finds_a_violation() -> None:
     broken = imports_of(
         {
             "lock_manager.a": "from kazoo.client import KazooClient\nfrom writer_jobs import b",
@@ -208,9 +192,9 @@ def test_each_rule_finds_what_breaks_it() -> None:
             "sluice.commands.g": "",
         }
     )
-    assert knows_zookeeper(broken) == ["lock_manager.f", "lock_manager.h"]
-    assert of_entry_packages(broken) == [("sluice.f", "sluice.commands.g")]
-    assert relative(broken) == [("lock_manager.i", each) for each in (".", "..", ".zookeeper.c")]
-    assert kazoo_outside(broken) == ["lock_manager.a"]
-    assert sorted(backwards(broken)) == [("lock_manager.a", "writer_jobs.b"), ("writer_jobs.b", "sluice.d")]
+    assert imports_of_kazoo_packages(broken) == {"lock_manager.f", "lock_manager.h"}
+    assert entry_package_imports(broken) == [("sluice.f", "sluice.commands.g")]
+    assert relative_imports(broken) == [("lock_manager.i", name) for name in (".", "..", ".zookeeper.c")]
+    assert kazoo_importers(broken) == {"lock_manager.a"}
+    assert sorted(backward_imports(broken)) == [("lock_manager.a", "writer_jobs.b"), ("writer_jobs.b", "sluice.d")]
     assert circles(broken) == [["sluice.d", "sluice.e"]]
