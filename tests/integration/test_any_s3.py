@@ -1,4 +1,4 @@
-"""What the log store relies on, tried on the S3 that is used: the embedded one, or one of the user's choice."""
+"""Conditional PUTs of the S3 in use, and buckets and settings of an S3 that the user chooses."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ KEYS, RIVALS = 40, 8
 
 
 def put_if_absent(client: Any, bucket: str, key: str, body: bytes) -> int:
+    """Return the HTTP status."""
     try:
         client.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
     except ClientError as error:
@@ -30,75 +31,80 @@ def put_if_absent(client: Any, bucket: str, key: str, body: bytes) -> int:
     return 200
 
 
-def keys(environment: dict[str, str], bucket: str, prefix: str = "") -> list[str]:
-    found = s3_client(environment).list_objects_v2(Bucket=bucket, Prefix=prefix)
-    return [each["Key"] for each in found.get("Contents", ())]
+def keys(environment: dict[str, str], bucket: str) -> list[str]:
+    listing = s3_client(environment).list_objects_v2(Bucket=bucket)
+    return [entry["Key"] for entry in listing.get("Contents", ())]
+
+
+def bucket_names(client: Any) -> list[str]:
+    return [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]
+
+
+def split_root(root: str) -> tuple[str, str]:
+    """Return the bucket of a root, and the prefix of its keys: empty, or with a slash at its end."""
+    bucket, _, prefix = root.partition("/")
+    return bucket, f"{prefix}/" if prefix else ""
 
 
 @pytest.mark.s3
-def test_of_rivals_for_a_key_exactly_one_wins_and_its_content_stays(s3: S3) -> None:
+def test_exactly_one_rival_wins_a_key_and_its_content_stays(s3: S3) -> None:
     client = s3_client(s3.environment)
-    bucket, _, prefix = f"{s3.root}/".partition("/")
+    bucket, prefix = split_root(s3.root)
+    contents = [f"rival {number}".encode() for number in range(RIVALS)]
     with ThreadPoolExecutor(RIVALS) as pool:
         for number in range(KEYS):
             key = f"{prefix}rivals/_delta_log/{number:020}.json"
             start = threading.Barrier(RIVALS)
 
-            def rival(name: bytes, key: str = key, start: threading.Barrier = start) -> int:
+            def put(content: bytes, key: str = key, start: threading.Barrier = start) -> int:
                 start.wait(30)
-                return put_if_absent(client, bucket, key, name)
+                return put_if_absent(client, bucket, key, content)
 
-            names = [f"rival {index}".encode() for index in range(RIVALS)]
-            answers = list(pool.map(rival, names))
-            # AWS may answer 409 to who comes while another is at it, and the log store repeats such a PUT.
-            assert set(answers) <= {200, 409, 412}
-            assert answers.count(200) == 1
-            stored = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-            assert stored == names[answers.index(200)]
+            statuses = list(pool.map(put, contents))
+            # AWS may answer 409 during a PUT of another client, and the log store repeats such a PUT.
+            assert set(statuses) <= {200, 409, 412}
+            assert statuses.count(200) == 1
+            assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == contents[statuses.index(200)]
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[LocalS3]:
-    with LocalS3() as running:
-        yield running
+def running_s3() -> Iterator[LocalS3]:
+    with LocalS3() as server:
+        yield server
 
 
-def chosen(
-    local: LocalS3, monkeypatch: pytest.MonkeyPatch, bucket: str | None = None, endpoint: str | None = None
-) -> ChosenS3:
-    for name, value in local.environment.items():
+@pytest.fixture
+def local(running_s3: LocalS3, monkeypatch: pytest.MonkeyPatch) -> LocalS3:
+    """Return an S3 that the environment names, as a user's."""
+    for name, value in running_s3.environment.items():
         monkeypatch.setenv(name, value)
-    return ChosenS3(endpoint or local.endpoint, bucket)
+    return running_s3
 
 
-def test_a_bucket_of_ones_own_is_removed_with_all_that_is_in_it(
-    local: LocalS3, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with chosen(local, monkeypatch) as s3:
+def test_a_temporary_bucket_is_deleted_with_all_its_versions(local: LocalS3) -> None:
+    with ChosenS3(local.endpoint, None) as s3:
         client = s3_client(s3.environment)
         client.put_bucket_versioning(Bucket=s3.root, VersioningConfiguration={"Status": "Enabled"})
         for number in range(3):
             client.put_object(Bucket=s3.root, Key=f"table/{number % 2}", Body=b"x")
         client.delete_object(Bucket=s3.root, Key="table/0")
         assert keys(s3.environment, s3.root) == ["table/1"]
-    assert s3.root not in [each["Name"] for each in client.list_buckets()["Buckets"]]
+    assert s3.root not in bucket_names(client)
 
 
-def test_in_a_bucket_that_is_there_only_the_prefix_of_ones_own_is_removed(
-    local: LocalS3, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_temporary_prefix_of_a_chosen_bucket_is_deleted(local: LocalS3) -> None:
     local.create_bucket("theirs")
-    with chosen(local, monkeypatch, "theirs") as s3:
+    with ChosenS3(local.endpoint, "theirs") as s3:
         bucket, _, prefix = s3.root.partition("/")
         assert bucket == "theirs"
         client = s3_client(s3.environment)
-        for key in ("kept", f"{prefix}/table/0", f"{prefix}-another/kept"):
+        for key in ("data", f"{prefix}/table/0", f"{prefix}-another/data"):
             client.put_object(Bucket=bucket, Key=key, Body=b"x")
-    assert keys(s3.environment, "theirs") == ["kept", f"{prefix}-another/kept"]
+    assert keys(s3.environment, "theirs") == ["data", f"{prefix}-another/data"]
 
 
 class NoVersions(Gateway):
-    """Does not list versions of objects."""
+    """Refuses to list versions of objects."""
 
     answer = (403, "AccessDenied")
 
@@ -110,36 +116,30 @@ class NoVersions(Gateway):
 
 
 class NotImplementedStatus(NoVersions):
-    """The same, for it does not know versions."""
-
     answer = (501, "NotImplemented")
 
 
 class NotImplementedCode(NoVersions):
-    """The same, with another status."""
-
     answer = (400, "NotImplemented")
 
 
-@pytest.mark.parametrize("kind", [NoVersions, NotImplementedStatus, NotImplementedCode])
+@pytest.mark.parametrize("gateway", [NoVersions, NotImplementedStatus, NotImplementedCode])
 @pytest.mark.parametrize("bucket", [None, "plain"])
-def test_where_versions_cannot_be_listed_objects_are_removed_without_them(
-    local: LocalS3, monkeypatch: pytest.MonkeyPatch, kind: type[Gateway], bucket: str | None
+def test_objects_are_deleted_where_versions_cannot_be_listed(
+    local: LocalS3, gateway: type[Gateway], bucket: str | None
 ) -> None:
     local.create_bucket("plain")
-    with served(kind, local.endpoint) as endpoint, chosen(local, monkeypatch, bucket, endpoint) as s3:
-        name, _, prefix = f"{s3.root}/".partition("/")
+    with served(gateway, local.endpoint) as endpoint, ChosenS3(endpoint, bucket) as s3:
+        name, prefix = split_root(s3.root)
         for number in range(3):
             s3_client(s3.environment).put_object(Bucket=name, Key=f"{prefix}table/{number}", Body=b"x")
         assert len(keys(local.environment, name)) == 3
-    client = s3_client(local.environment)
-    left = [each["Name"] for each in client.list_buckets()["Buckets"]]
     assert keys(local.environment, "plain") == []
-    assert bucket or s3.root not in left
+    assert bucket or s3.root not in bucket_names(s3_client(local.environment))
 
 
 class NoDelete(Gateway):
-    """Refuses to remove anything."""
+    """Refuses to delete objects."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -147,71 +147,67 @@ class NoDelete(Gateway):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_cannot_be_removed_does_not_hide_the_error_that_came_first(
-    local: LocalS3, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, fails: bool
+def test_a_failed_deletion_does_not_hide_an_earlier_error(
+    local: LocalS3, capsys: pytest.CaptureFixture[str], *, fails: bool
 ) -> None:
     local.create_bucket("stuck")
     with (
         served(NoDelete, local.endpoint) as endpoint,
         pytest.raises(ZeroDivisionError if fails else ChosenS3Error),
-        chosen(local, monkeypatch, "stuck", endpoint) as s3,
+        ChosenS3(endpoint, "stuck") as s3,
     ):
-        s3_client(s3.environment).put_object(Bucket="stuck", Key=f"{s3.root.partition('/')[2]}/part", Body=b"x")
+        s3_client(s3.environment).put_object(Bucket="stuck", Key=f"{split_root(s3.root)[1]}part", Body=b"x")
         if fails:
             raise ZeroDivisionError
-    told = capsys.readouterr().err
-    assert (f"remove the objects below s3://{s3.root} yourself" in told) is fails
+    assert (f"remove the objects below s3://{s3.root} yourself" in capsys.readouterr().err) is fails
 
 
-def test_a_bucket_that_is_not_there_is_told_in_a_sentence(local: LocalS3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_bucket_has_advice(local: LocalS3) -> None:
     with pytest.raises(ChosenS3Error, match=r"NoSuchBucket.*; name an existing bucket$"):
-        chosen(local, monkeypatch, "nobody-s").start()
+        ChosenS3(local.endpoint, "missing").start()
 
 
-def test_without_credentials_the_sentence_says_so(local: LocalS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = chosen(local, monkeypatch)
+def test_missing_credentials_are_reported(local: LocalS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3 = ChosenS3(local.endpoint, None)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-        del there.environment[name]
-    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it remembers the credentials of an earlier test
+        del s3.environment[name]
+    # The default session stores the credentials of an earlier test.
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     with pytest.raises(ChosenS3Error, match="Unable to locate credentials"):
-        there.start()
+        s3.start()
 
 
-def test_a_demo_keeps_its_table_on_disk_and_leaves_nothing_in_the_bucket(
-    local: LocalS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_demo_copies_its_table_to_disk_and_empties_the_bucket(local: LocalS3, tmp_path: Path) -> None:
     local.create_bucket("demos")
-    with open_store("s3", tmp_path, chosen(local, monkeypatch, "demos")) as store:
-        bucket, _, prefix = store.root.removeprefix("s3a://").partition("/")
-        s3_client({}).put_object(Bucket=bucket, Key=f"{prefix}/flights/part", Body=b"x")
-        assert store.table("flights") == f"s3a://demos/{prefix}/flights"
+    with open_store("s3", tmp_path, ChosenS3(local.endpoint, "demos")) as store:
+        bucket, prefix = split_root(store.root.removeprefix("s3a://"))
+        s3_client({}).put_object(Bucket=bucket, Key=f"{prefix}flights/part", Body=b"x")
+        assert store.table("flights") == f"s3a://demos/{prefix}flights"
         keep_tables(store, tmp_path)
     assert (tmp_path / "flights/part").read_bytes() == b"x"
     assert keys(local.environment, "demos") == []
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "https://", "http://[::1", "http://host:port"])
-def test_what_is_no_url_of_an_endpoint_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ChosenS3Error, match="give http://HOST:PORT or https://HOST"):
         ChosenS3(endpoint)
 
 
-def test_without_an_endpoint_everyone_takes_the_one_that_the_environment_names(
+def test_the_default_endpoint_comes_from_the_environment(
     local: LocalS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     local.create_bucket("named")
-    for name, value in local.environment.items():
-        monkeypatch.setenv(name, value)
     s3 = ChosenS3(None, "named")
     assert s3.endpoint == local.endpoint
     assert s3.environment["AWS_ENDPOINT_URL"] == local.endpoint
     assert s3.spark_conf["spark.hadoop.fs.s3a.endpoint"] == local.endpoint
     with open_store("s3", tmp_path, s3) as store:
         assert store.where == f"s3a://{s3.root} on {local.endpoint}"
-        s3_client(store.environment).put_object(Bucket="named", Key=f"{s3.root.partition('/')[2]}/part", Body=b"x")
+        s3_client(store.environment).put_object(Bucket="named", Key=f"{split_root(s3.root)[1]}part", Body=b"x")
     assert keys(local.environment, "named") == []
     monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
     with pytest.raises(ChosenS3Error, match=r"'127\.0\.0\.1:9000' is not an endpoint"):
@@ -220,7 +216,7 @@ def test_without_an_endpoint_everyone_takes_the_one_that_the_environment_names(
     assert "spark.hadoop.fs.s3a.endpoint" not in ChosenS3(None, "named").spark_conf
 
 
-def test_region_encryption_and_where_the_bucket_is_named_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_region_tls_and_address_style_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", raising=False)
     assert s3a_settings("http://h:1", None) == {
         "fs.s3a.endpoint": "http://h:1", "fs.s3a.path.style.access": "true", "fs.s3a.connection.ssl.enabled": "false",
@@ -232,10 +228,11 @@ def test_region_encryption_and_where_the_bucket_is_named_are_the_users(monkeypat
     assert s3.spark_conf["spark.hadoop.fs.s3a.path.style.access"] == "false"
     assert s3.spark_conf["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "true"
     assert s3.environment["AWS_ALLOW_HTTP"] == "false"
-    urls = [s3_client(s3.environment).generate_presigned_url("get_object", {"Bucket": "theirs", "Key": "k"})]
+
+    def url() -> str:
+        client = s3_client(s3.environment)
+        return str(client.generate_presigned_url("get_object", {"Bucket": "theirs", "Key": "k"})).partition("?")[0]
+
+    assert url() == "https://theirs.s3.example.com/k"
     monkeypatch.delenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
-    urls.append(s3_client(s3.environment).generate_presigned_url("get_object", {"Bucket": "theirs", "Key": "k"}))
-    assert [url.partition("?")[0] for url in urls] == [
-        "https://theirs.s3.example.com/k",
-        "https://s3.example.com/theirs/k",
-    ]
+    assert url() == "https://s3.example.com/theirs/k"

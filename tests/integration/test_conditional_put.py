@@ -1,8 +1,9 @@
-"""A store that ignores ``If-None-Match`` gets no commit: the first commit of a driver proves that it is honoured."""
+"""The first commit of a driver proves that the store honours ``If-None-Match``; other stores get no commit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ Append = Callable[..., Any]
 
 
 @pytest.fixture
-def rows(csv_file: Callable[..., Path]) -> Path:
-    return csv_file("rows.csv", HEADER, [(1, "one", 1.0)])
+def append_row(append: Append, csv_file: Callable[..., Path]) -> Append:
+    """Append a row to a table with the append job."""
+    return partial(append, "--source", csv_file("rows.csv", HEADER, [(1, "one", 1.0)]), "--table")
 
 
 def keys(s3: CarelessS3) -> list[str]:
@@ -37,11 +39,9 @@ def winners(s3: CarelessS3, version: int) -> list[str]:
 
 
 @pytest.mark.parametrize("hold", ["commit", "write"])
-def test_a_store_that_ignores_the_condition_gets_no_commit(
-    spark: SparkSession, append: Append, rows: Path, hold: str
-) -> None:
+def test_a_store_that_ignores_the_condition_gets_no_commit(spark: SparkSession, append_row: Append, hold: str) -> None:
     with careless_table(spark, ignores=".") as (s3, table):
-        outcome = append("--table", table, "--source", rows, "--hold", hold)
+        outcome = append_row(table, "--hold", hold)
         assert (outcome.code, outcome.commits) == (5, [])
         assert len(outcome.error.splitlines()) == 1
         assert f"s3a://{s3.root} at {s3.endpoint} in us-east-1 ignores If-None-Match" in outcome.error
@@ -50,16 +50,15 @@ def test_a_store_that_ignores_the_condition_gets_no_commit(
         assert s3.front.puts[SCRATCH] == 2
 
 
-def test_negative_control_where_only_version_files_are_overwritten_a_commit_is_lost(
-    spark: SparkSession, append: Append, rows: Path
-) -> None:
+def test_negative_control_an_overwritten_version_file_loses_a_commit(spark: SparkSession, append_row: Append) -> None:
+    """The store honours the condition for the object of the proof, and ignores it for version files."""
     with careless_table(spark, ignores=VERSION_FILES) as (s3, table):
         enabled = {"Status": "Enabled"}
         s3_client(s3.environment).put_bucket_versioning(Bucket=s3.root, VersioningConfiguration=enabled)
-        assert append("--table", table, "--source", rows).code == 0
+        assert append_row(table).code == 0
         # The rival's PUT is stored and acknowledged first.
         s3.faults.arm(WRITER, S3Fault(rival=True))
-        assert append("--table", table, "--source", rows).code == 0
+        assert append_row(table).code == 0
         assert winners(s3, 1) == [RIVAL, WRITER]
         verification = read(table)
         assert verification["unlocked_writers"] == {}, "the rival's commit is gone"
@@ -68,13 +67,11 @@ def test_negative_control_where_only_version_files_are_overwritten_a_commit_is_l
         assert problem.endswith(f"by {RIVAL}")
 
 
-def test_where_the_condition_is_honoured_the_rival_s_commit_stays(
-    spark: SparkSession, append: Append, rows: Path
-) -> None:
+def test_a_store_that_honours_the_condition_loses_no_commit(spark: SparkSession, append_row: Append) -> None:
     with careless_table(spark) as (s3, table):
-        assert append("--table", table, "--source", rows).code == 0
+        assert append_row(table).code == 0
         s3.faults.arm(WRITER, S3Fault(rival=True))
-        assert append("--table", table, "--source", rows).code == 0
+        assert append_row(table).code == 0
         assert (winners(s3, 1), winners(s3, 2)) == ([RIVAL], [WRITER])
         verification = read(table)
         assert verification["problems"] == []
@@ -82,35 +79,32 @@ def test_where_the_condition_is_honoured_the_rival_s_commit_stays(
 
 
 @pytest.mark.full
-def test_a_driver_proves_a_store_once_by_two_requests_and_by_one_where_another_did(
-    spark: SparkSession, append: Append, rows: Path
-) -> None:
+def test_a_driver_proves_a_store_once_with_two_requests(spark: SparkSession, append_row: Append) -> None:
+    """One request is enough if another driver has proved the store."""
     with careless_table(spark) as (s3, table):
-        assert append("--table", table, "--source", rows, "--commits", "1").code == 0
+        assert append_row(table, "--commits", "1").code == 0
         assert s3.front.puts[SCRATCH] == 2
-        assert append("--table", table, "--source", rows).code == 0
-        assert append("--table", f"{table}-2", "--source", rows).code == 0
+        assert append_row(table).code == 0
+        assert append_row(f"{table}-2").code == 0
         assert s3.front.puts[SCRATCH] == 2
         assert [key for key in keys(s3) if key.endswith(SCRATCH)] == [f"table/_delta_log/{SCRATCH}"]
     with careless_table(spark) as (s3, table):
         s3_client(s3.environment).put_object(Bucket=s3.root, Key=f"table/_delta_log/{SCRATCH}", Body=b"")
         s3.front.puts.clear()
-        assert append("--table", table, "--source", rows).code == 0
+        assert append_row(table).code == 0
         assert s3.front.puts[SCRATCH] == 1
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("status", [403, 500, 503, 409])
-def test_without_a_usable_answer_nothing_is_committed_and_the_next_commit_asks_again(
-    spark: SparkSession, append: Append, rows: Path, status: int
-) -> None:
+def test_a_failed_proof_is_repeated_with_the_next_commit(spark: SparkSession, append_row: Append, status: int) -> None:
     with careless_table(spark) as (s3, table):
         s3.front.errors.extend([status] * 50)
-        outcome = append("--table", table, "--source", rows)
+        outcome = append_row(table)
         assert (outcome.code, outcome.commits) == (5, [])
         assert "gave no answer that proves that it honours If-None-Match" in outcome.error
         assert s3.faults.puts == []
         s3.front.errors.clear()
-        # One failure is repeated at once.
+        # A single failure is repeated at once.
         s3.front.errors.append(status)
-        assert append("--table", table, "--source", rows).code == 0
+        assert append_row(table).code == 0

@@ -1,4 +1,4 @@
-"""The embedded S3 is tested first: a conditional PUT must have exactly one winner."""
+"""The embedded S3: a conditional PUT has exactly one winner; start, stop and errors of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,11 +22,12 @@ from moto.s3.models import S3Backend
 from sluice.errors import LocalS3Error
 from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
 from sluice.local.s3 import LocalS3
+from tests.support.waiting import eventually
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[2]
 RIVALS = 8
-# moto checks no signature, but tells anonymous requests for objects from those of an account
+# moto checks no signature, but distinguishes anonymous requests for objects from those of an account.
 AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request, Signature=any"
 
 
@@ -43,23 +43,24 @@ def request(endpoint: str, method: str, path: str, body: bytes = b"", *, conditi
 
 
 def race(
-    endpoint: str, keys: int, bucket: str = "lake", answers_of: frozenset[int] = frozenset({200, 412})
+    endpoint: str, keys: int = 1, bucket: str = "lake", statuses: frozenset[int] = frozenset({200, 412})
 ) -> list[tuple[list[str], str]]:
-    """Let RIVALS threads PUT each key if it is new; return who won and what is stored, per key."""
+    """Let RIVALS threads PUT each key if it does not exist; return the winners and the stored content of each key."""
     results = []
     with ThreadPoolExecutor(RIVALS) as pool:
         for number in range(keys):
             path = f"/{bucket}/_delta_log/{number:020}.json"
             start = threading.Barrier(RIVALS)
 
-            def rival(name: str, path: str = path, start: threading.Barrier = start) -> tuple[str, int]:
+            def put(name: str, path: str = path, start: threading.Barrier = start) -> int:
                 start.wait(30)
-                return name, request(endpoint, "PUT", path, name.encode(), condition=True)[0]
+                return request(endpoint, "PUT", path, name.encode(), condition=True)[0]
 
-            answers = list(pool.map(rival, [f"rival {index} of {path}" for index in range(RIVALS)]))
-            assert {status for _, status in answers} <= answers_of
+            names = [f"rival {index} of {path}" for index in range(RIVALS)]
+            answers = dict(zip(names, pool.map(put, names), strict=True))
+            assert set(answers.values()) <= statuses
             stored = request(endpoint, "GET", path)[1].decode()
-            results.append(([name for name, status in answers if status == 200], stored))
+            results.append(([name for name, status in answers.items() if status == 200], stored))
     return results
 
 
@@ -70,9 +71,9 @@ def s3() -> Iterator[LocalS3]:
         yield server
 
 
-def test_a_conditional_put_has_exactly_one_winner_whose_content_stays(s3: LocalS3) -> None:
+def test_a_conditional_put_has_one_winner_whose_content_stays(s3: LocalS3) -> None:
     results = race(s3.endpoint, keys=40)
-    assert [won for won, _ in results] == [[stored] for _, stored in results]
+    assert [winners for winners, _ in results] == [[stored] for _, stored in results]
 
 
 @contextmanager
@@ -89,8 +90,8 @@ def moto_in_this_process(gate: Callable[[WsgiApplication], WsgiApplication]) -> 
 
 
 def widen_window(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Hold the first PUT between moto's check and its act until a rival is there too, or for so long."""
-    act = S3Backend.put_object
+    """Hold the first PUT between moto's check and its write until a rival arrives, or for so many seconds."""
+    write = S3Backend.put_object
     first = threading.Lock()
     rival = threading.Event()
 
@@ -99,7 +100,7 @@ def widen_window(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
             rival.wait(seconds)
         else:
             rival.set()
-        return act(self, *args, **kwargs)
+        return write(self, *args, **kwargs)
 
     monkeypatch.setattr(S3Backend, "put_object", put_object)
 
@@ -108,49 +109,45 @@ def test_negative_control_without_the_gate_the_same_race_has_several_winners(mon
     widen_window(monkeypatch, seconds=60)
     with moto_in_this_process(lambda application: application) as endpoint:
         request(endpoint, "PUT", "/ungated")
-        # Without the gate a request may also find moto's own records half changed, and fail.
-        ((won, _),) = race(endpoint, keys=1, bucket="ungated", answers_of=frozenset({200, 412, 500}))
-    assert len(won) > 1
+        # Without the gate a request may also fail while moto changes its own records.
+        ((winners, _),) = race(endpoint, bucket="ungated", statuses=frozenset({200, 412, 500}))
+    assert len(winners) > 1
 
 
-def test_with_the_gate_even_the_widened_window_has_one_winner(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No rival will come: the gate keeps it out.
+def test_with_the_gate_a_wider_window_has_one_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The gate delays rivals, so none arrives.
     widen_window(monkeypatch, seconds=1)
     with moto_in_this_process(OneAtATimePerKey) as endpoint:
         request(endpoint, "PUT", "/gated")
-        ((won, stored),) = race(endpoint, keys=1, bucket="gated")
-    assert won == [stored]
+        ((winners, stored),) = race(endpoint, bucket="gated")
+    assert winners == [stored]
 
 
-def test_it_stops_when_its_parent_is_killed() -> None:
+def test_the_server_ends_when_its_parent_is_killed() -> None:
     program = (
         "import sys\nfrom sluice.local.s3 import LocalS3\ns3 = LocalS3().start()\n"
         "print(s3.endpoint, flush=True)\nsys.stdin.read()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    ) as parent:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as parent:
         assert parent.stdout is not None
         endpoint = parent.stdout.readline().strip()
         assert request(endpoint, "GET", "/")[0] == 200
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+
+    def is_gone() -> bool:
         try:
             request(endpoint, "GET", "/")
         except (ConnectionError, http.client.HTTPException):
-            # Refused, or ended in the middle of an answer.
-            return
-        time.sleep(0.02)
-    pytest.fail("the server outlived its parent by 10 s")
+            # The connection is refused, or ends during a response.
+            return True
+        return False
+
+    eventually(is_gone, 10)
 
 
-def test_stop_forgets_everything_and_start_begins_anew() -> None:
+def test_a_restarted_server_is_empty() -> None:
     server = LocalS3()
     with pytest.raises(LocalS3Error, match="not running"):
         _ = server.endpoint
@@ -167,7 +164,7 @@ def test_stop_forgets_everything_and_start_begins_anew() -> None:
     server.stop()
 
 
-def test_a_start_that_fails_says_why_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_start_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "moto.py").write_text("raise ModuleNotFoundError(\"No module named 'moto'\")\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = LocalS3(log=tmp_path / "s3.log")
@@ -177,6 +174,6 @@ def test_a_start_that_fails_says_why_in_one_sentence(tmp_path: Path, monkeypatch
     assert "Traceback" in (tmp_path / "s3.log").read_text()
 
 
-def test_a_bucket_name_that_s3_refuses_is_refused(s3: LocalS3) -> None:
+def test_an_invalid_bucket_name_is_refused(s3: LocalS3) -> None:
     with pytest.raises(LocalS3Error, match="InvalidBucketName"):
         s3.create_bucket("L")

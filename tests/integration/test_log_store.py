@@ -1,4 +1,4 @@
-"""The guarded log store on every kind of storage but S3: in a bare JVM, on the local disk under other names."""
+"""The guarded log store in a bare JVM, on a local disk and on services whose files are on this disk."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socketserver
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,95 +28,111 @@ from tests.support.without_hard_links import SYSTEM_CALLS
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 COMMIT = ['{"commitInfo":{"txnId":"a"}}', '{"add":{}}']
-DELTAS_OWN = {"hdfs": "HDFSLogStore", "abfs": "AzureLogStore", "gs": "GCSLogStore"}
+DELTA_LOG_STORES = {"hdfs": "HDFSLogStore", "abfs": "AzureLogStore", "gs": "GCSLogStore"}
 WAIT = 240
 
 
-class Passing:
-    """A guard that lets all pass, and lets somebody else write first if it is told to."""
+class PermissiveGuard:
+    """Allows every commit, after an action of the test."""
 
     def __init__(self) -> None:
-        self.before: Callable[[], object] = lambda: None
+        self.before_answer: Callable[[], object] = lambda: None
 
     def check(self, request: str) -> str:
-        self.before()
+        self.before_answer()
         hold = json.loads(request)["blocks"]
         return json.dumps({"holds": [hold], "stamp": {"hold": hold}})
-
-
-@pytest.fixture(scope="module")
-def guard() -> Passing:
-    return Passing()
-
-
-@pytest.fixture(scope="module")
-def jvm(guard: Passing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
-    """A log store for which the services are folders of this machine (``Elsewhere.java``)."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    javac = Path(find_java()).with_name("javac")
-    command = [str(javac), "-cp", f"{find_spark_jars()}/*", "-d", str(folder), str(SUPPORT / "Elsewhere.java")]
-    subprocess.run(command, check=True, capture_output=True, timeout=WAIT)
-    hadoop = {f"fs.{scheme}.impl": f"Elsewhere${scheme.capitalize()}" for scheme in DELTAS_OWN}
-    hadoop["fs.AbstractFileSystem.hdfs.impl"] = "Elsewhere$HdfsContext"
-    made = StoreJvm(hadoop=hadoop, guard=guard, mode="required", conditional=True, errors=folder / "jvm.log")
-    urls = made._gateway.new_array(made._jvm.java.net.URL, 1)
-    urls[0] = made._jvm.java.net.URL(f"file:{folder}/")
-    made._conf.setClassLoader(made._jvm.java.net.URLClassLoader(urls, made._conf.getClassLoader()))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A table's folder, with an empty log."""
-    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
-    return tmp_path / "table"
 
 
 def version_file(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
-@pytest.mark.parametrize("scheme", DELTAS_OWN)
-def test_where_delta_s_own_store_puts_if_absent_it_does_it_behind_the_guard(
-    jvm: StoreJvm, guard: Passing, folder: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
-) -> None:
-    table, hold = f"{scheme}://elsewhere{folder}", f"hold-{scheme}"
-    jvm.write(table, 0, COMMIT, block=hold)
-    first, *others = version_file(folder, 0).read_text().splitlines()
-    assert json.loads(first)["commitInfo"]["sluice"]["hold"] == hold
-    assert others == COMMIT[1:]
-    creator = str(jvm._jvm.java.lang.System.getProperty("elsewhere.created.by"))
-    assert creator.startswith(f"io.delta.storage.{DELTAS_OWN[scheme]}")
+@dataclass
+class LogStore:
+    """The log store of a JVM, its guard, and the folder of a table with an empty log."""
+
+    jvm: StoreJvm
+    guard: PermissiveGuard
+    folder: Path
+
+    def write(self, version: int, hold: str, table: str | None = None) -> None:
+        """Write a version of the table at its URI on the local disk, or at another URI."""
+        self.jvm.write(table or f"file:{self.folder}", version, COMMIT, block=hold)
+
+    def files(self) -> list[Path]:
+        return list((self.folder / "_delta_log").iterdir())
+
+
+@pytest.fixture(scope="module")
+def guard() -> PermissiveGuard:
+    return PermissiveGuard()
+
+
+@pytest.fixture(scope="module")
+def jvm(guard: PermissiveGuard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
+    """Start a log store whose services are folders of this machine (``Elsewhere.java``)."""
+    classes = tmp_path_factory.mktemp("elsewhere")
+    javac = Path(find_java()).with_name("javac")
+    command = [str(javac), "-cp", f"{find_spark_jars()}/*", "-d", str(classes), str(SUPPORT / "Elsewhere.java")]
+    subprocess.run(command, check=True, capture_output=True, timeout=WAIT)
+    hadoop = {f"fs.{scheme}.impl": f"Elsewhere${scheme.capitalize()}" for scheme in DELTA_LOG_STORES}
+    hadoop["fs.AbstractFileSystem.hdfs.impl"] = "Elsewhere$HdfsContext"
+    jvm = StoreJvm(hadoop=hadoop, guard=guard, mode="required", conditional=True, errors=classes / "jvm.log")
+    urls = jvm._gateway.new_array(jvm._jvm.java.net.URL, 1)
+    urls[0] = jvm._jvm.java.net.URL(f"file:{classes}/")
+    jvm._conf.setClassLoader(jvm._jvm.java.net.URLClassLoader(urls, jvm._conf.getClassLoader()))
+    yield jvm
+    jvm.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the folder of a table with an empty log."""
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def store(jvm: StoreJvm, guard: PermissiveGuard, folder: Path) -> Iterator[LogStore]:
+    yield LogStore(jvm, guard, folder)
+    guard.before_answer = lambda: None
+
+
+@pytest.mark.parametrize("scheme", DELTA_LOG_STORES)
+def test_delta_s_own_store_creates_versions_behind_the_guard(store: LogStore, scheme: str) -> None:
+    table, hold = f"{scheme}://elsewhere{store.folder}", f"hold-{scheme}"
+    store.write(0, hold, table)
+    commit_info, *actions = version_file(store.folder, 0).read_text().splitlines()
+    assert json.loads(commit_info)["commitInfo"]["sluice"]["hold"] == hold
+    assert actions == COMMIT[1:]
+    creator = str(store.jvm._jvm.java.lang.System.getProperty("elsewhere.created.by"))
+    assert creator.startswith(f"io.delta.storage.{DELTA_LOG_STORES[scheme]}")
     with pytest.raises(VersionTakenError):
-        jvm.write(table, 0, COMMIT, block=hold)
-    # Faster than the put, slower than the look before it: Delta's store has to find out.
-    monkeypatch.setattr(guard, "before", lambda: version_file(folder, 1).write_text("of another"))
+        store.write(0, hold, table)
+    # A rival creates the version after the log store looked for it and before the put: Delta's store must detect it.
+    store.guard.before_answer = lambda: version_file(store.folder, 1).write_text("of a rival")
     with pytest.raises(VersionTakenError):
-        jvm.write(table, 1, COMMIT, block=hold)
-    assert version_file(folder, 1).read_text() == "of another"
-    assert [attempt["outcome"] for attempt in jvm.attempts(hold)] == ["committed", "taken"]
-    assert jvm.versions(table, 0) == [0, 1]
-    assert [path.name for path in folder.rglob("*.tmp")] == []
+        store.write(1, hold, table)
+    assert version_file(store.folder, 1).read_text() == "of a rival"
+    assert [attempt["outcome"] for attempt in store.jvm.attempts(hold)] == ["committed", "taken"]
+    assert store.jvm.versions(table, 0) == [0, 1]
+    assert [path.name for path in store.folder.rglob("*.tmp")] == []
 
 
-def test_a_name_that_is_taken_by_what_cannot_be_read_is_said_to_be_taken(
-    jvm: StoreJvm, guard: Passing, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard, "before", lambda: version_file(folder, 0).mkdir())
-    with pytest.raises(WriteError, match=f"the store gave no answer: {version_file(folder, 0)}"):
-        jvm.write(f"file:{folder}", 0, COMMIT, block="hold-taken")
+def test_an_unreadable_file_with_the_name_of_a_version_is_named(store: LogStore) -> None:
+    store.guard.before_answer = lambda: version_file(store.folder, 0).mkdir()
+    with pytest.raises(WriteError, match=f"the store gave no answer: {version_file(store.folder, 0)}"):
+        store.write(0, "hold-taken")
 
 
-def test_a_scheme_that_is_not_known_is_refused_before_anything_is_asked_or_written(
-    jvm: StoreJvm, guard: Passing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[None] = []
-    monkeypatch.setattr(guard, "before", lambda: asked.append(None))
-    with pytest.raises(WriteError, match="for this scheme no way is known to create a file only if") as refused:
-        jvm.write("weird://host/table", 0, COMMIT, block="hold-weird")
-    assert (refused.value.kind, refused.value.reason) == ("refused", "TableError")
-    assert (asked, jvm.attempts("hold-weird")) == ([], [])
+def test_an_unknown_scheme_is_refused_before_the_guard_is_asked(store: LogStore) -> None:
+    requests: list[None] = []
+    store.guard.before_answer = lambda: requests.append(None)
+    with pytest.raises(WriteError, match="for this scheme no way is known to create a file only if") as error:
+        store.write(0, "hold-weird", "weird://host/table")
+    assert (error.value.kind, error.value.reason) == ("refused", "TableError")
+    assert (requests, store.jvm.attempts("hold-weird")) == ([], [])
 
 
 def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path: Path) -> None:
@@ -126,9 +143,9 @@ def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path
         conf = java.org.apache.hadoop.conf.Configuration()
         path = java.org.apache.hadoop.fs.Path(f"file:{version_file(folder, 0)}")
         lines = java.java.util.ArrayList(COMMIT).iterator()
-        with pytest.raises(Py4JJavaError, match="a driver without Python cannot write a guarded table") as refused:
+        with pytest.raises(Py4JJavaError, match="a driver without Python cannot write a guarded table") as error:
             java.io.deltasluice.storage.GuardedLogStore(conf).write(path, lines, False, conf)
-        assert refused.value.java_exception.reason() == "GuardMissingError"
+        assert error.value.java_exception.reason() == "GuardMissingError"
     finally:
         gateway.close()
         process.kill()
@@ -137,7 +154,7 @@ def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path
 
 
 class Forger(socketserver.StreamRequestHandler):
-    """Lets every commit pass."""
+    """Allows every commit without the secret of a guard."""
 
     def handle(self) -> None:
         self.rfile.readline()
@@ -145,95 +162,79 @@ class Forger(socketserver.StreamRequestHandler):
         self.wfile.write(b"0" * 64 + b'\n{"holds": ["forged"], "stamp": {}}\n')
 
 
-def test_whoever_takes_the_port_of_a_python_that_ended_lets_nothing_pass(
-    jvm: StoreJvm, guard: Passing, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_process_on_the_port_of_a_guard_allows_nothing(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else Linux keeps the port for a minute.
+    # Otherwise Linux reserves the port for a minute.
     monkeypatch.setattr(socketserver.TCPServer, "allow_reuse_address", True)
-    ended = GuardServer(guard)
-    ended.install(jvm._jvm, answer_seconds=60)
-    ended.close()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", ended.port), Forger) as server:
+    closed_server = GuardServer(store.guard)
+    closed_server.install(store.jvm._jvm, answer_seconds=60)
+    closed_server.close()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", closed_server.port), Forger) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(WriteError, match="is not the Python process of this guard") as refused:
-            jvm.write(f"file:{folder}", 0, COMMIT, block="hold-forged")
+        with pytest.raises(WriteError, match="is not the Python process of this guard") as error:
+            store.write(0, "hold-forged")
         server.shutdown()
-    assert (refused.value.kind, list((folder / "_delta_log").iterdir())) == ("refused", [])
-    # With nobody there, the JVM forgets that one, and asks the one before it.
-    jvm.write(f"file:{folder}", 0, COMMIT, block="hold-forged")
+    assert (error.value.kind, store.files()) == ("refused", [])
+    # When nothing listens on that port, the JVM returns to the previous guard.
+    store.write(0, "hold-forged")
 
 
-@pytest.mark.parametrize(
-    ("scheme", "visible"),
-    [("s3", False), ("s3a", False), ("s3n", False), ("S3A", False), ("file", True), *DELTAS_OWN.items()],
-)
-def test_a_reader_may_see_half_a_file_where_the_store_makes_it_so(
-    jvm: StoreJvm,
-    scheme: str,
-    visible: bool | str,  # noqa: FBT001 (pytest gives it by name)
-) -> None:
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n", "S3A", "file", *DELTA_LOG_STORES])
+def test_the_service_decides_whether_partial_writes_are_visible(jvm: StoreJvm, scheme: str) -> None:
     path = jvm._path(f"{scheme}://elsewhere/table/_delta_log/{0:020d}.json")
-    if isinstance(visible, str):
-        own: Any = getattr(jvm._jvm.io.delta.storage, visible)(jvm._conf)
-        visible = own.isPartialWriteVisible(path, jvm._conf)
+    visible = scheme == "file"
+    if scheme in DELTA_LOG_STORES:
+        delta_store: Any = getattr(jvm._jvm.io.delta.storage, DELTA_LOG_STORES[scheme])(jvm._conf)
+        visible = delta_store.isPartialWriteVisible(path, jvm._conf)
     assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is visible
 
 
-KNOWN_MACHINE = pytest.mark.skipif(
-    platform.machine() not in SYSTEM_CALLS, reason="the numbers of its system calls are not known here"
+NEEDS_SYSTEM_CALLS = pytest.mark.skipif(
+    platform.machine() not in SYSTEM_CALLS, reason="the numbers of its system calls are unknown on this machine"
 )
 
 
-@KNOWN_MACHINE
+def write_with_link_error(folder: Path, error: str, *options: str) -> dict[str, Any]:
+    """Write version 0 in a process whose links end with this error; with the option ``later`` a link appears later."""
+    log = folder.parent / "jvm.log"
+    process = subprocess.run(
+        [sys.executable, str(SUPPORT / "without_hard_links.py"), f"file:{folder}", str(log), error, *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=WAIT,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    result: dict[str, Any] = json.loads(process.stdout)
+    return result
+
+
+@NEEDS_SYSTEM_CALLS
 @pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
-def test_a_disk_that_makes_no_hard_links_is_refused_and_left_as_it_was(
-    answer_to_link: Callable[[str, bool], dict[str, Any]], folder: Path, error: str
-) -> None:
-    said = answer_to_link(error, False)
-    assert said["message"].startswith("this disk makes no hard links: ")
-    assert (said["kind"], said["outcomes"]) == ("failed", ["rejected"])
+def test_a_disk_without_hard_links_is_refused_and_unchanged(folder: Path, error: str) -> None:
+    result = write_with_link_error(folder, error)
+    assert result["message"].startswith("this disk makes no hard links: ")
+    assert (result["kind"], result["outcomes"]) == ("failed", ["rejected"])
     assert list((folder / "_delta_log").iterdir()) == []
 
 
-@KNOWN_MACHINE
+@NEEDS_SYSTEM_CALLS
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_an_error_that_does_not_say_that_no_link_was_made_leaves_it_unknown(
-    answer_to_link: Callable[[str, bool], dict[str, Any]], folder: Path, error: str
-) -> None:
-    said = answer_to_link(error, False)
-    assert (said["kind"], said["reason"], said["outcomes"]) == ("unknown", "CommitUnknownException", ["unknown"])
-    assert said["links"] == 4
+def test_after_an_ambiguous_error_the_outcome_is_unknown(folder: Path, error: str) -> None:
+    """The error does not state that no link was created."""
+    result = write_with_link_error(folder, error)
+    assert (result["kind"], result["reason"], result["outcomes"]) == ("unknown", "CommitUnknownException", ["unknown"])
+    assert result["links"] == 4
     assert list((folder / "_delta_log").iterdir()) == []
 
 
-@KNOWN_MACHINE
-def test_a_link_that_is_made_after_its_error_is_found_and_is_ours(
-    answer_to_link: Callable[[str, bool], dict[str, Any]], folder: Path
-) -> None:
-    said = answer_to_link("EIO", True)
-    assert said["outcomes"] == ["committed"]
-    assert "kind" not in said
+@NEEDS_SYSTEM_CALLS
+def test_a_link_that_appears_after_its_error_is_the_commit(folder: Path) -> None:
+    result = write_with_link_error(folder, "EIO", "later")
+    assert result["outcomes"] == ["committed"]
+    assert "kind" not in result
     (file,) = (folder / "_delta_log").iterdir()
-    first = json.loads(file.read_text().splitlines()[0])
+    commit_info = json.loads(file.read_text().splitlines()[0])
     assert file == version_file(folder, 0)
-    assert first["commitInfo"]["sluice"]["attempt"] == said["attempt"]
-
-
-@pytest.fixture
-def answer_to_link(folder: Path, tmp_path: Path) -> Callable[[str, bool], dict[str, Any]]:
-    """Write a version where a link ends with this error, and is made a moment later all the same or never."""
-
-    def write(error: str, later: bool) -> dict[str, Any]:  # noqa: FBT001
-        program = [sys.executable, str(SUPPORT / "without_hard_links.py"), f"file:{folder}", str(tmp_path / "jvm.log")]
-        done = subprocess.run(
-            [*program, error, *(["later"] if later else [])],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=WAIT,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        said: dict[str, Any] = json.loads(done.stdout)
-        return said
-
-    return write
+    assert commit_info["commitInfo"]["sluice"]["attempt"] == result["attempt"]
 
 
 WITHOUT_THE_JAR = """
@@ -245,35 +246,35 @@ from writer_jobs import GuardMissingError, attach, build_session
 
 jars = [path for path in jar_paths() if path != LOG_STORE_JAR]
 spark = build_session("without the jar", jars=jars, launch_conf=json.loads(sys.argv[2]), log_level="OFF")
-said = {}
+errors = {}
 try:
     attach(spark)
 except GuardMissingError as error:
-    said["attach"] = str(error)
+    errors["attach"] = str(error)
 try:
     spark.range(1).write.format("delta").save(sys.argv[1])
 except Exception as error:
-    said["write"] = str(error)
-print(json.dumps(said))
+    errors["write"] = str(error)
+print(json.dumps(errors))
 spark.stop()
 """
 
 
 @pytest.mark.full
 @pytest.mark.spark
-def test_a_session_without_the_jar_commits_nothing_and_is_told_what_to_give(jars: list[Path], tmp_path: Path) -> None:
+def test_a_session_without_the_jar_is_refused_with_advice(jars: list[Path], tmp_path: Path) -> None:
     table = tmp_path / "table"
     conf = {"spark.master": "local[1]", "spark.driver.extraJavaOptions": QUICK_JVM, **LOCAL_DRIVER}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_JAR, str(table), json.dumps(conf)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True, text=True, check=False, timeout=WAIT,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["attach"] == (
+    assert process.returncode == 0, process.stderr
+    errors = json.loads(process.stdout.splitlines()[-1])
+    assert errors["attach"] == (
         "the guarded log store is not on the driver's class path: give spark-submit the --jars that "
         "`sluice submit-args` prints, or build_session(jars=…)"
     )
-    assert "io.deltasluice.storage.GuardedLogStore" in said["write"]
+    assert "io.deltasluice.storage.GuardedLogStore" in errors["write"]
     assert not list(table.glob("_delta_log/*.json"))
