@@ -22,6 +22,7 @@ class Mutation:
     """A change of the program that removes a protection.
 
     Attributes:
+        name: Description.
         file: Path below ``infra/``.
         old, new: The first occurrence of the old text is replaced by the new text.
         catches: The rule of the policy pack, or the invariant, that must report it.
@@ -29,6 +30,7 @@ class Mutation:
 
     """
 
+    name: str
     file: str
     old: str
     new: str
@@ -37,257 +39,163 @@ class Mutation:
 
 
 C = "components/"
-MUTATIONS: Mapping[str, Mutation] = {
-    "open the client port to the world": Mutation(
-        C + "access.py", "referenced_security_group_id=peer,", 'cidr_ipv4="0.0.0.0/0",', "ingress-from-inside",
-    ),
-    "open SSH": Mutation(
-        C + "ensemble.py", '("election", ELECTION_PORT))', '("election", ELECTION_PORT), ("ssh", 22))',
-        "no-remote-shell-ports",
-    ),
-    "let clients reach the quorum's port": Mutation(
-        C + "access.py", "from_port=CLIENT_PORT,", "from_port=2888,", "ensemble-ports",
-    ),
-    "let nodes go anywhere by any protocol": Mutation(
-        C + "network.py", 'description="HTTPS to AWS services",\n                ip_protocol="tcp"',
-        'description="HTTPS to AWS services",\n                ip_protocol="-1"', "egress-by-one-port",
-    ),
-    "give the default security group a rule": Mutation(
-        C + "network.py", "vpc_id=vpc.id, ingress=[], egress=[]",
-        'vpc_id=vpc.id, ingress=[{"protocol": "-1", "self": True, "from_port": 0, "to_port": 0}], egress=[]',
-        "default-group-has-no-rules",
-    ),
-    "give subnets public addresses": Mutation(
-        C + "network.py", "map_public_ip_on_launch=False", "map_public_ip_on_launch=True",
-        "subnets-give-no-public-addresses",
-    ),
-    "log accepted flows only": Mutation(C + "network.py", 'traffic_type="ALL"', 'traffic_type="ACCEPT"', "flow-logs"),
-    "let the S3 endpoint lead anywhere": Mutation(
-        C + "network.py", "policy=self._gateway_policy(),", "", "endpoints-are-limited",
-    ),
-    "let other accounts use the endpoints": Mutation(
-        C + "network.py", '{"aws:PrincipalAccount": account_id}', '{"aws:RequestedRegion": "eu-central-1"}',
-        "endpoints-are-limited",
-    ),
-    "allow public policies": Mutation(
-        C + "lake.py", "block_public_policy=True", "block_public_policy=False", "buckets-are-private",
-    ),
-    "allow ACLs": Mutation(C + "lake.py", "BucketOwnerEnforced", "ObjectWriter", "no-access-control-lists"),
-    "keep no versions": Mutation(
-        C + "lake.py", 'versioning_configuration={"status": "Enabled"}',
-        'versioning_configuration={"status": "Suspended"}', "buckets-are-versioned",
-    ),
-    "do not encrypt volumes": Mutation(C + "ensemble.py", "            encrypted=True,\n", "", "volumes-are-encrypted"),
-    "do not encrypt the machines' disk": Mutation(
-        C + "ensemble.py", '"encrypted": True', '"encrypted": False', "root-volume-is-encrypted",
-    ),
-    "drop the KMS key of the lake": Mutation(
-        C + "lake.py", "            if args.kms_key_arn\n", "            if False\n", "buckets-are-encrypted",
-        "KMS and prefixes",
-    ),
-    "keep one KMS key for ever": Mutation(
-        C + "lake.py", "enable_key_rotation=True", "enable_key_rotation=False", "keys-are-rotated", "KMS and prefixes",
-    ),
-    "allow plain HTTP": Mutation(
-        C + "lake.py", 'tls_only(values["arn"]), *values["statements"]', '*values["statements"]',
-        "buckets-by-tls-only",
-    ),
-    "expire current objects": Mutation(
-        C + "lake.py", '"noncurrent_version_expiration": {"noncurrent_days": args.noncurrent_version_days},',
-        '"expiration": {"days": 90},', "current-objects-stay",
-    ),
-    "drop the statement about conditional PUTs": Mutation(
-        C + "commit_policy.py", "return [put, delete]", "return [delete]", "commits-are-conditional",
-    ),
-    "drop the statement about deletion": Mutation(
-        C + "commit_policy.py", "return [put, delete]", "return [put]", "versions-are-kept",
-    ),
-    "misspell the condition": Mutation(
-        C + "commit_policy.py", '"s3:if-none-match": "true"', '"s3:if-nonematch": "true"', "commits-are-conditional",
-    ),
-    "leave out tables at the root of the bucket": Mutation(
-        C + "commit_policy.py", 'for folder in ("", "*/")]', 'for folder in ("*/",)]', "commits-are-conditional",
-    ),
-    "drop the appender's own statement": Mutation(
-        C + "access.py", "        unconditional_commit(lake.bucket, lake.prefixes),\n", "",
-        "writers-commit-conditionally", "existing bucket",
-    ),
-    "let appenders delete logs": Mutation(
-        C + "access.py", '"Sid": "KeepLogs",\n        "Effect": "Deny"',
-        '"Sid": "KeepLogs",\n        "Effect": "Allow"', "one-role-removes-logs",
-    ),
-    "replace the policy of an existing bucket": Mutation(
-        "__main__.py", "partition, settings.existing_bucket)\n",
-        "partition, settings.existing_bucket)\n    aws.s3.BucketPolicy('lake', bucket=lake_name, policy="
-        "pulumi.Output.json_dumps({'Statement': commit_statements.of(lake_arn)}))\n",
-        "a bucket that is not ours is left alone", "existing bucket",
-    ),
-    "give every member the last id": Mutation(
-        C + "ensemble.py", "NODE=str(node),", "NODE=str(self._args.nodes),", "members-have-ids",
-    ),
-    "give every member the first interface": Mutation(
-        C + "ensemble.py", "self._node(member_id, interfaces[member_id], node)",
-        "self._node(member_id, interfaces[1], node)", "members-have-interfaces",
-    ),
-    "leave a member out of the list": Mutation(
-        C + "node_config.py", "for number, address in sorted(members.items())),\n    ]",
-        "for number, address in sorted(members.items()) if number < 3),\n    ]", "members-know-each-other",
-    ),
-    "let members without data elect a leader": Mutation(
-        C + "node_config.py", "db.autocreate=false", "db.autocreate=true", "empty-members-wait",
-    ),
-    "do not store that an ensemble has data": Mutation(
-        C + "ensemble.py", ', ignore_changes=["value"]', "", "members without data elect nobody but in a new ensemble",
-    ),
-    "put all members into one zone": Mutation(
-        C + "ensemble.py", "[(node - 1) % len(self._args.subnet_ids)]", "[0]", "members-are-spread",
-    ),
-    "let an image replace nodes": Mutation(
-        C + "ensemble.py", 'REPLACING_PROPERTIES = ["ami", ', "REPLACING_PROPERTIES = [",
-        "machines-are-replaced-on-purpose",
-    ),
-    "let user data replace nodes": Mutation(
-        C + "ensemble.py", '"user_data", "root', '"root', "machines-are-replaced-on-purpose",
-    ),
-    "create a machine before its predecessor is deleted": Mutation(
-        C + "ensemble.py", "                delete_before_replace=True,\n", "", "machines-make-room",
-    ),
-    "allow IMDSv1": Mutation(
-        C + "ensemble.py", '"http_tokens": "required"', '"http_tokens": "optional"', "metadata-needs-a-token",
-    ),
-    "listen in clear text": Mutation(
-        C + "node_config.py", 'f"secureClientPort={CLIENT_PORT}",',
-        'f"clientPort={CLIENT_PORT}", "secureClientPort=2282",', "members-speak-tls",
-    ),
-    "let clients without a certificate in": Mutation(
-        C + "node_config.py", 'f"{prefix}.clientAuth=need"', 'f"{prefix}.clientAuth=want"', "members-speak-tls",
-    ),
-    "let a client's certificate open the quorum": Mutation(
-        C + "node_config.py", '("ssl.quorum", "members-ca.pem")', '("ssl.quorum", "clients-ca.pem")',
-        "members-speak-tls",
-    ),
-    "turn the audit log off": Mutation(
-        C + "node_config.py", "audit.enable=true", "audit.enable=false", "members-speak-tls",
-    ),
-    "serve metrics to the network": Mutation(
-        C + "node_config.py", "metricsProvider.httpHost=127.0.0.1", "metricsProvider.httpHost=0.0.0.0",
-        "members-speak-tls",
-    ),
-    "never purge": Mutation(
-        C + "node_config.py", "autopurge.purgeInterval=6", "autopurge.purgeInterval=0", "members-speak-tls",
-    ),
-    "open the lock root": Mutation(
-        C + "certificates.py",
-        'LOCK_ROOT_ACL = x509_acl({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
-        'LOCK_ROOT_ACL = "world:anyone:cdrwa"', "locks-are-for-ours",
-    ),
-    "put a key into user data": Mutation(
-        C + "ensemble.py", "SECRET=secret.arn,",
-        'SECRET=secret.arn, KEY=args.clients.issue_to_client(f"leak-{node}").key,', "keys-are-in-secrets",
-    ),
-    "treat missing metrics as healthy": Mutation(
-        C + "monitoring.py", 'treat_missing_data="breaching"', 'treat_missing_data="notBreaching"',
-        "silence-is-a-fault",
-    ),
-    "drop the alarm on file descriptors": Mutation(
-        C + "monitoring.py", '        Alarm("files", "open_file_descriptor_count"', '        Alarm("files", "uptime"',
-        "alarms watch metrics that nodes send",
-    ),
-    "let a node read all secrets": Mutation(
-        C + "ensemble.py", 'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
-        'allow("OwnSecret", "secretsmanager:GetSecretValue", "*")', "data-is-named",
-    ),
-    "allow a node everything of S3": Mutation(
-        C + "ensemble.py", 'allow("Artifacts", "s3:GetObject"', 'allow("Artifacts", "s3:*"', "actions-are-named",
-    ),
-    "do not protect the volumes": Mutation(
-        C + "ensemble.py", "protect=self._args.protect, ignore_changes", "ignore_changes", "protected",
-    ),
-    "do not protect the lake": Mutation(
-        C + "lake.py", "child = pulumi.ResourceOptions(parent=self, protect=args.protect)",
-        "child = pulumi.ResourceOptions(parent=self)", "protected",
-    ),
-    "do not protect the lake's policy": Mutation(
-        C + "lake.py", "protect=args.protect, depends_on=[access_block]", "depends_on=[access_block]",
-        "what holds data is protected",
-    ),
-    "tag nothing": Mutation("__main__.py", 'tag_everything({"Project"', '({"Project"', "tagged"),
-    "keep logs for ever": Mutation(
-        "__main__.py", "retention_in_days=settings.log_retention_days", "retention_in_days=None", "logs-end",
-    ),
-    "put all subnets into one zone": Mutation(
-        C + "network.py", "blocks[number], zones[number])", "blocks[number], zones[0])", "a majority survives a zone",
-    ),
-    "create volumes in another zone": Mutation(
-        C + "ensemble.py", "availability_zone=zone.availability_zone", 'availability_zone="eu-central-1a"',
-        "a majority survives a zone",
-    ),
-    "mount one volume twice": Mutation(
-        C + "ensemble.py", 'LOG_VOLUME=volumes["log"].id', 'LOG_VOLUME=volumes["data"].id',
-        "members have volumes and addresses of their own",
-    ),
-    "let nodes reach the internet": Mutation(
-        C + "network.py", 'targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}',
-        'targets["aws"] = {"cidr_ipv4": ANYWHERE}', "nodes go out to aws alone",
-    ),
-    "drop the writers' route to AWS": Mutation(
-        C + "access.py", '            args.aws_egress.allow(f"{name}-writers", group.id, self._child)\n', "",
-        "writers reach zookeeper and aws",
-    ),
-    "start machines before their routes": Mutation(
-        C + "ensemble.py", "*args.artifacts.objects, *self._connectivity]", "*args.artifacts.objects]",
-        "a machine comes after its way to aws",
-    ),
-    "start machines before their permissions": Mutation(
-        C + "ensemble.py", "depends_on=[version, role_policy, ", "depends_on=[version, ",
-        "a machine comes after its way to aws",
-    ),
-    "open the znodes of clients": Mutation(
-        C + "certificates.py", 'CLIENT_ACL = x509_acl({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
-        'CLIENT_ACL = "world:anyone:cdrwa"', "what clients make is not for everybody",
-    ),
-    "let certificates expire": Mutation(
-        C + "certificates.py", "            early_renewal_hours=RENEWAL_DAYS * _DAY_HOURS,\n", "",
-        "certificates are renewed in time",
-    ),
-    "watch another namespace": Mutation(
-        C + "monitoring.py", 'NAMESPACE = "Sluice/ZooKeeper"', 'NAMESPACE = "Sluice/Zookeeper"',
-        "alarms watch metrics that nodes send",
-    ),
-    "misspell a label of the metrics": Mutation(
-        "node/prometheus.yaml", "          Stack:", "          stack:", "alarms watch metrics that nodes send",
-    ),
-    "let another account be the writer": Mutation(
-        C + "documents.py", 'trust_policy({"Service": "ec2.amazonaws.com"})',
-        'trust_policy({"AWS": "arn:aws:iam::999999999999:root"})', "roles are for services and for this account",
-    ),
-    "open another port of the endpoints": Mutation(
-        C + "network.py",
-        'cidr_ipv4=self._args.cidr,\n                ip_protocol="tcp",\n                from_port=HTTPS',
-        'cidr_ipv4=self._args.cidr,\n                ip_protocol="tcp",\n                from_port=80',
-        "groups beside the members admit https only",
-    ),
-    "refuse the log clean-up of the maintenance role": Mutation(
-        C + "commit_policy.py", "[maintenance_role_arn, *exempt]", "[*exempt]", "safe commits and the clean up pass",
-    ),
-    "detach volumes of a running machine": Mutation(
-        C + "ensemble.py", "                stop_instance_before_detaching=True,\n", "",
-        "a running machine keeps its volumes",
-    ),
-    "let nodes only read the lock root": Mutation(
-        C + "certificates.py", 'LOCK_ROOT_ACL = x509_acl({NODE: "cdrwa"', 'LOCK_ROOT_ACL = x509_acl({NODE: "r"',
-        "nodes may change the acl of the lock root",
-    ),
-    "answer every command": Mutation(
-        C + "node_config.py", "4lw.commands.whitelist=srvr,mntr,ruok", "4lw.commands.whitelist=*",
-        "a member answers few commands and allows long sessions",
-    ),
-    "let a node read its neighbours' secrets": Mutation(
-        C + "ensemble.py", 'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
-        'allow("OwnSecret", "secretsmanager:GetSecretValue", secret.replace("-1", "-2"))',
-        "a node reads its own secret alone",
-    ),
-}  # fmt: skip
+MUTATIONS = [
+    Mutation("open the client port to the world", C + "access.py", "referenced_security_group_id=peer,",
+             'cidr_ipv4="0.0.0.0/0",', "ingress-from-inside"),
+    Mutation("open SSH", C + "ensemble.py", '("election", ELECTION_PORT))', '("election", ELECTION_PORT), ("ssh", 22))',
+             "no-remote-shell-ports"),
+    Mutation("let clients reach the quorum's port", C + "access.py", "from_port=CLIENT_PORT,", "from_port=2888,",
+             "ensemble-ports"),
+    Mutation("let nodes go anywhere by any protocol", C + "network.py",
+             'description="HTTPS to AWS services",\n                ip_protocol="tcp"',
+             'description="HTTPS to AWS services",\n                ip_protocol="-1"', "egress-by-one-port"),
+    Mutation("give the default security group a rule", C + "network.py", "vpc_id=vpc.id, ingress=[], egress=[]",
+             'vpc_id=vpc.id, ingress=[{"protocol": "-1", "self": True, "from_port": 0, "to_port": 0}], egress=[]',
+             "default-group-has-no-rules"),
+    Mutation("give subnets public addresses", C + "network.py", "map_public_ip_on_launch=False",
+             "map_public_ip_on_launch=True", "subnets-give-no-public-addresses"),
+    Mutation("log accepted flows only", C + "network.py", 'traffic_type="ALL"', 'traffic_type="ACCEPT"', "flow-logs"),
+    Mutation("let the S3 endpoint lead anywhere", C + "network.py", "policy=self._gateway_policy(),", "",
+             "endpoints-are-limited"),
+    Mutation("let other accounts use the endpoints", C + "network.py", '{"aws:PrincipalAccount": account_id}',
+             '{"aws:RequestedRegion": "eu-central-1"}', "endpoints-are-limited"),
+    Mutation("allow public policies", C + "lake.py", "block_public_policy=True", "block_public_policy=False",
+             "buckets-are-private"),
+    Mutation("allow ACLs", C + "lake.py", "BucketOwnerEnforced", "ObjectWriter", "no-access-control-lists"),
+    Mutation("keep no versions", C + "lake.py", 'versioning_configuration={"status": "Enabled"}',
+             'versioning_configuration={"status": "Suspended"}', "buckets-are-versioned"),
+    Mutation("do not encrypt volumes", C + "ensemble.py", "            encrypted=True,\n", "", "volumes-are-encrypted"),
+    Mutation("do not encrypt the machines' disk", C + "ensemble.py", '"encrypted": True', '"encrypted": False',
+             "root-volume-is-encrypted"),
+    Mutation("drop the KMS key of the lake", C + "lake.py", "            if args.kms_key_arn\n",
+             "            if False\n", "buckets-are-encrypted", "KMS and prefixes"),
+    Mutation("keep one KMS key for ever", C + "lake.py", "enable_key_rotation=True", "enable_key_rotation=False",
+             "keys-are-rotated", "KMS and prefixes"),
+    Mutation("allow plain HTTP", C + "lake.py", 'tls_only(values["arn"]), *values["statements"]',
+             '*values["statements"]', "buckets-by-tls-only"),
+    Mutation("expire current objects", C + "lake.py",
+             '"noncurrent_version_expiration": {"noncurrent_days": args.noncurrent_version_days},',
+             '"expiration": {"days": 90},', "current-objects-stay"),
+    Mutation("drop the statement about conditional PUTs", C + "commit_policy.py", "return [put, delete]",
+             "return [delete]", "commits-are-conditional"),
+    Mutation("drop the statement about deletion", C + "commit_policy.py", "return [put, delete]", "return [put]",
+             "versions-are-kept"),
+    Mutation("misspell the condition", C + "commit_policy.py", '"s3:if-none-match": "true"',
+             '"s3:if-nonematch": "true"', "commits-are-conditional"),
+    Mutation("leave out tables at the root of the bucket", C + "commit_policy.py", 'for folder in ("", "*/")]',
+             'for folder in ("*/",)]', "commits-are-conditional"),
+    Mutation("drop the appender's own statement", C + "access.py",
+             "        unconditional_commit(lake.bucket, lake.prefixes),\n", "", "writers-commit-conditionally",
+             "existing bucket"),
+    Mutation("let appenders delete logs", C + "access.py", '"Sid": "KeepLogs",\n        "Effect": "Deny"',
+             '"Sid": "KeepLogs",\n        "Effect": "Allow"', "one-role-removes-logs"),
+    Mutation("replace the policy of an existing bucket", "__main__.py", "partition, settings.existing_bucket)\n",
+             "partition, settings.existing_bucket)\n    aws.s3.BucketPolicy('lake', bucket=lake_name, policy="
+             "pulumi.Output.json_dumps({'Statement': commit_statements.of(lake_arn)}))\n",
+             "a bucket that is not ours is left alone", "existing bucket"),
+    Mutation("give every member the last id", C + "ensemble.py", "NODE=str(node),", "NODE=str(self._args.nodes),",
+             "members-have-ids"),
+    Mutation("give every member the first interface", C + "ensemble.py",
+             "self._node(member_id, interfaces[member_id], node)", "self._node(member_id, interfaces[1], node)",
+             "members-have-interfaces"),
+    Mutation("leave a member out of the list", C + "node_config.py",
+             "for number, address in sorted(members.items())),\n    ]",
+             "for number, address in sorted(members.items()) if number < 3),\n    ]", "members-know-each-other"),
+    Mutation("let members without data elect a leader", C + "node_config.py", "db.autocreate=false",
+             "db.autocreate=true", "empty-members-wait"),
+    Mutation("do not store that an ensemble has data", C + "ensemble.py", ', ignore_changes=["value"]', "",
+             "members without data elect nobody but in a new ensemble"),
+    Mutation("put all members into one zone", C + "ensemble.py", "[(node - 1) % len(self._args.subnet_ids)]", "[0]",
+             "members-are-spread"),
+    Mutation("let an image replace nodes", C + "ensemble.py", 'REPLACING_PROPERTIES = ["ami", ',
+             "REPLACING_PROPERTIES = [", "machines-are-replaced-on-purpose"),
+    Mutation("let user data replace nodes", C + "ensemble.py", '"user_data", "root', '"root',
+             "machines-are-replaced-on-purpose"),
+    Mutation("create a machine before its predecessor is deleted", C + "ensemble.py",
+             "                delete_before_replace=True,\n", "", "machines-make-room"),
+    Mutation("allow IMDSv1", C + "ensemble.py", '"http_tokens": "required"', '"http_tokens": "optional"',
+             "metadata-needs-a-token"),
+    Mutation("listen in clear text", C + "node_config.py", 'f"secureClientPort={CLIENT_PORT}",',
+             'f"clientPort={CLIENT_PORT}", "secureClientPort=2282",', "members-speak-tls"),
+    Mutation("let clients without a certificate in", C + "node_config.py", 'f"{prefix}.clientAuth=need"',
+             'f"{prefix}.clientAuth=want"', "members-speak-tls"),
+    Mutation("let a client's certificate open the quorum", C + "node_config.py", '("ssl.quorum", "members-ca.pem")',
+             '("ssl.quorum", "clients-ca.pem")', "members-speak-tls"),
+    Mutation("turn the audit log off", C + "node_config.py", "audit.enable=true", "audit.enable=false",
+             "members-speak-tls"),
+    Mutation("serve metrics to the network", C + "node_config.py", "metricsProvider.httpHost=127.0.0.1",
+             "metricsProvider.httpHost=0.0.0.0", "members-speak-tls"),
+    Mutation("never purge", C + "node_config.py", "autopurge.purgeInterval=6", "autopurge.purgeInterval=0",
+             "members-speak-tls"),
+    Mutation("open the lock root", C + "certificates.py",
+             'LOCK_ROOT_ACL = x509_acl({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
+             'LOCK_ROOT_ACL = "world:anyone:cdrwa"', "locks-are-for-ours"),
+    Mutation("put a key into user data", C + "ensemble.py", "SECRET=secret.arn,",
+             'SECRET=secret.arn, KEY=args.clients.issue_to_client(f"leak-{node}").key,', "keys-are-in-secrets"),
+    Mutation("treat missing metrics as healthy", C + "monitoring.py", 'treat_missing_data="breaching"',
+             'treat_missing_data="notBreaching"', "silence-is-a-fault"),
+    Mutation("drop the alarm on file descriptors", C + "monitoring.py",
+             '        Alarm("files", "open_file_descriptor_count"', '        Alarm("files", "uptime"',
+             "alarms watch metrics that nodes send"),
+    Mutation("let a node read all secrets", C + "ensemble.py",
+             'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
+             'allow("OwnSecret", "secretsmanager:GetSecretValue", "*")', "data-is-named"),
+    Mutation("allow a node everything of S3", C + "ensemble.py", 'allow("Artifacts", "s3:GetObject"',
+             'allow("Artifacts", "s3:*"', "actions-are-named"),
+    Mutation("do not protect the volumes", C + "ensemble.py", "protect=self._args.protect, ignore_changes",
+             "ignore_changes", "protected"),
+    Mutation("do not protect the lake", C + "lake.py",
+             "child = pulumi.ResourceOptions(parent=self, protect=args.protect)",
+             "child = pulumi.ResourceOptions(parent=self)", "protected"),
+    Mutation("do not protect the lake's policy", C + "lake.py", "protect=args.protect, depends_on=[access_block]",
+             "depends_on=[access_block]", "what holds data is protected"),
+    Mutation("tag nothing", "__main__.py", 'tag_everything({"Project"', '({"Project"', "tagged"),
+    Mutation("keep logs for ever", "__main__.py", "retention_in_days=settings.log_retention_days",
+             "retention_in_days=None", "logs-end"),
+    Mutation("put all subnets into one zone", C + "network.py", "blocks[number], zones[number])",
+             "blocks[number], zones[0])", "a majority survives a zone"),
+    Mutation("create volumes in another zone", C + "ensemble.py", "availability_zone=zone.availability_zone",
+             'availability_zone="eu-central-1a"', "a majority survives a zone"),
+    Mutation("mount one volume twice", C + "ensemble.py", 'LOG_VOLUME=volumes["log"].id',
+             'LOG_VOLUME=volumes["data"].id', "members have volumes and addresses of their own"),
+    Mutation("let nodes reach the internet", C + "network.py",
+             'targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}',
+             'targets["aws"] = {"cidr_ipv4": ANYWHERE}', "nodes go out to aws alone"),
+    Mutation("drop the writers' route to AWS", C + "access.py",
+             '            args.aws_egress.allow(f"{name}-writers", group.id, self._child)\n', "",
+             "writers reach zookeeper and aws"),
+    Mutation("start machines before their routes", C + "ensemble.py", "*args.artifacts.objects, *self._connectivity]",
+             "*args.artifacts.objects]", "a machine comes after its way to aws"),
+    Mutation("start machines before their permissions", C + "ensemble.py", "depends_on=[version, role_policy, ",
+             "depends_on=[version, ", "a machine comes after its way to aws"),
+    Mutation("open the znodes of clients", C + "certificates.py",
+             'CLIENT_ACL = x509_acl({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
+             'CLIENT_ACL = "world:anyone:cdrwa"', "what clients make is not for everybody"),
+    Mutation("let certificates expire", C + "certificates.py",
+             "            early_renewal_hours=RENEWAL_DAYS * _DAY_HOURS,\n", "", "certificates are renewed in time"),
+    Mutation("watch another namespace", C + "monitoring.py", 'NAMESPACE = "Sluice/ZooKeeper"',
+             'NAMESPACE = "Sluice/Zookeeper"', "alarms watch metrics that nodes send"),
+    Mutation("misspell a label of the metrics", "node/prometheus.yaml", "          Stack:", "          stack:",
+             "alarms watch metrics that nodes send"),
+    Mutation("let another account be the writer", C + "documents.py", 'trust_policy({"Service": "ec2.amazonaws.com"})',
+             'trust_policy({"AWS": "arn:aws:iam::999999999999:root"})', "roles are for services and for this account"),
+    Mutation("open another port of the endpoints", C + "network.py",
+             'cidr_ipv4=self._args.cidr,\n                ip_protocol="tcp",\n                from_port=HTTPS',
+             'cidr_ipv4=self._args.cidr,\n                ip_protocol="tcp",\n                from_port=80',
+             "groups beside the members admit https only"),
+    Mutation("refuse the log clean-up of the maintenance role", C + "commit_policy.py",
+             "[maintenance_role_arn, *exempt]", "[*exempt]", "safe commits and the clean up pass"),
+    Mutation("detach volumes of a running machine", C + "ensemble.py",
+             "                stop_instance_before_detaching=True,\n", "", "a running machine keeps its volumes"),
+    Mutation("let nodes only read the lock root", C + "certificates.py", 'LOCK_ROOT_ACL = x509_acl({NODE: "cdrwa"',
+             'LOCK_ROOT_ACL = x509_acl({NODE: "r"', "nodes may change the acl of the lock root"),
+    Mutation("answer every command", C + "node_config.py", "4lw.commands.whitelist=srvr,mntr,ruok",
+             "4lw.commands.whitelist=*", "a member answers few commands and allows long sessions"),
+    Mutation("let a node read its neighbours' secrets", C + "ensemble.py",
+             'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
+             'allow("OwnSecret", "secretsmanager:GetSecretValue", secret.replace("-1", "-2"))',
+             "a node reads its own secret alone"),
+]  # fmt: skip
 
 
 def checked_graphs(runs: Mapping[str, tuple[Path, str]], *, preview: bool = False) -> dict[str, Graph]:
@@ -319,18 +227,17 @@ def stack_configuration() -> Iterator[None]:
 @pytest.mark.usefixtures("stack_configuration")
 def test_every_missing_protection_is_reported(tmp_path: Path) -> None:
     runs = {
-        name: (_mutated(tmp_path / str(number), mutation), mutation.config)
-        for number, (name, mutation) in enumerate(MUTATIONS.items())
+        mutation.name: (_mutated(tmp_path / str(number), mutation), mutation.config)
+        for number, mutation in enumerate(MUTATIONS)
     }
-    for name, stack in checked_graphs(runs).items():
-        mutation = MUTATIONS[name]
+    for mutation, stack in zip(MUTATIONS, checked_graphs(runs).values(), strict=True):
         configure(CONFIGURATIONS[mutation.config])
         reports = {*broken(stack), *(violation.rule for violation in violations(RULES, stack.resources))}
-        assert mutation.catches in reports, f"{name}: reported by {reports} only"
+        assert mutation.catches in reports, f"{mutation.name}: reported by {reports} only"
 
 
 def test_every_invariant_catches_a_mutation() -> None:
-    catching = {mutation.catches for mutation in MUTATIONS.values()}
+    catching = {mutation.catches for mutation in MUTATIONS}
     assert set(INVARIANTS) <= catching <= {*INVARIANTS, *(rule.name for rule in RULES)}
 
 

@@ -55,53 +55,32 @@ def classes(*numbers: int) -> tuple[int, ...]:
 
 
 def health(**changes: Any) -> TableHealth:
-    parts = (
+    partitions = (
         PartitionHealth(
             values={"day": "2013-01-01", "place": None},
-            total=FileTotals(40, 40 * MIB),
-            small=FileTotals(40, 40 * MIB),
-            rows=9000,
-            deleted_rows=1000,
-            with_deleted_rows=FileTotals(4, 4 * MIB),
-            histogram=classes(10, 0, 20, 10),
+            total=FileTotals(40, 40 * MIB), small=FileTotals(40, 40 * MIB), with_deleted_rows=FileTotals(4, 4 * MIB),
+            rows=9000, deleted_rows=1000, histogram=classes(10, 0, 20, 10),
         ),
         PartitionHealth(
             values={"day": "<script>alert(1)</script>", "place": "a&b"},
-            total=FileTotals(20, 200 * MIB),
-            small=FileTotals(10, 10 * MIB),
-            rows=10_000,
-            histogram=classes(5, 0, 5, 10),
+            total=FileTotals(20, 200 * MIB), small=FileTotals(10, 10 * MIB),
+            rows=10_000, histogram=classes(5, 0, 5, 10),
         ),
+    )  # fmt: skip
+    log = LogHealth(
+        total=FileTotals(1300, 9 * MIB), first_version=0, versions=1235, expired_versions=500,
+        checkpoint_version=1200, checkpointed_at=NOW, since_checkpoint=34, checkpoint_interval=10,
+        retention_seconds=30 * 86_400, writers_clean=True,
+    )  # fmt: skip
+    folder = FolderHealth(
+        removed=FileTotals(10, 120 * MIB), orphans=FileTotals(7, 60 * MIB), retention_seconds=7 * 86_400
     )
     table = TableHealth(
-        table="s3://lake/flights",
-        table_id="id",
-        version=1234,
-        committed_at=NOW,
-        measured_at=NOW,
-        measuring_seconds=1.5,
-        partition_columns=("day", "place"),
-        target_file_size=128 * MIB,
-        partitions=parts,
-        log=LogHealth(
-            total=FileTotals(1300, 9 * MIB),
-            first_version=0,
-            versions=1235,
-            checkpoint_version=1200,
-            checkpointed_at=NOW,
-            since_checkpoint=34,
-            checkpoint_interval=10,
-            expired_versions=500,
-            retention_seconds=30 * 86_400,
-            writers_clean=True,
-        ),
-        folder=FolderHealth(
-            removed=FileTotals(10, 120 * MIB), orphans=FileTotals(7, 60 * MIB), retention_seconds=7 * 86_400
-        ),
-        growth_per_day=-5.0 * MIB,
-        commits_per_day=120.5,
-        pins=("2013-01",),
-    )
+        table="s3://lake/flights", table_id="id", version=1234,
+        committed_at=NOW, measured_at=NOW, measuring_seconds=1.5,
+        partition_columns=("day", "place"), target_file_size=128 * MIB, partitions=partitions, log=log, folder=folder,
+        growth_per_day=-5.0 * MIB, commits_per_day=120.5, pins=("2013-01",),
+    )  # fmt: skip
     return replace(table, **changes)
 
 
@@ -115,19 +94,12 @@ def maintenance_report() -> MaintenanceReport:
     file = FileTotals(1, 40 * MIB)
     part = replace(table.partitions[0], total=file, small=file, histogram=classes(0, 0, 0, 0, 0, 0, 1))
     after = replace(table, version=1235, partitions=(part, table.partitions[1]))
-    units = (
-        UnitResult(
-            action=Action.COMPACT,
-            partitions=(table.partitions[0].values,),
-            version=1235,
-            seconds=12.0,
-            held_seconds=0.2,
-            removed=FileTotals(40, 40 * MIB),
-            added=FileTotals(1, 39 * MIB),
-        ),
-        UnitResult(action=Action.VACUUM, problem="another writer has changed <it>"),
-    )
-    return report(table, done=units, left=3, after=after, findings_after=tuple(find(after, Policy())))
+    compaction = UnitResult(
+        action=Action.COMPACT, partitions=(table.partitions[0].values,), version=1235, seconds=12.0, held_seconds=0.2,
+        removed=FileTotals(40, 40 * MIB), added=FileTotals(1, 39 * MIB),
+    )  # fmt: skip
+    vacuum = UnitResult(action=Action.VACUUM, problem="another writer has changed <it>")
+    return report(table, done=(compaction, vacuum), left=3, after=after, findings_after=tuple(find(after, Policy())))
 
 
 class WellFormed(HTMLParser):
