@@ -137,7 +137,9 @@ def test_an_even_ensemble_is_permitted_only_while_it_grows(stacks: dict[str, Gra
 
 def test_two_machines_are_not_replaced_at_the_same_time(stacks: dict[str, Graph]) -> None:
     configure(STACKS["replacing node 2"])
-    second = Break("machines-are-replaced-on-purpose", "Instance", "zookeeper-1", options={"ignore_changes": None})
-    resources, _ = second.of(stacks["replacing node 2"])
+    second_replacement = Break(
+        "machines-are-replaced-on-purpose", "Instance", "zookeeper-1", options={"ignore_changes": None}
+    )
+    resources, _ = second_replacement.of(stacks["replacing node 2"])
     reported = {(violation.rule, violation.urn.rpartition(":")[2]) for violation in violations(RULES, resources)}
     assert reported == {("machines-are-replaced-on-purpose", f"zookeeper-{node}") for node in (1, 2)}

@@ -92,11 +92,11 @@ def moto_in_this_process(gate: Callable[[WsgiApplication], WsgiApplication]) -> 
 def widen_window(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Hold the first PUT between moto's check and its write until a rival arrives, or for so many seconds."""
     write = S3Backend.put_object
-    first = threading.Lock()
+    first_put = threading.Lock()
     rival = threading.Event()
 
     def put_object(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if first.acquire(blocking=False):
+        if first_put.acquire(blocking=False):
             rival.wait(seconds)
         else:
             rival.set()

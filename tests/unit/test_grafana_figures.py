@@ -29,7 +29,7 @@ pytestmark = needs_promtool
 TABLE = "s3://lake/flights"
 MIB = 1 << 20
 HOUR, DAY = 60, 1440  # minutes
-FIRST, SECOND, THIRD = HOUR, HOUR + DAY, HOUR + 2 * DAY
+FIRST_NIGHT, SECOND_NIGHT, THIRD_NIGHT = HOUR, HOUR + DAY, HOUR + 2 * DAY
 EXPRESSIONS = {
     f"{panel['title']} {target['refId']}": for_all_tables(target["expr"])
     for panel in panels(BOARD)
@@ -121,8 +121,8 @@ class Prometheus:
         """Export the metrics of a maintained table, which has 21 files afterwards."""
         gauges, report = HealthGauges(exporter.registry), maintenance_report()
         assert report.after is not None
-        now = datetime.fromtimestamp(self.minute * 60, UTC)
-        gauges.show(replace(report.after, measured_at=now), report.findings_after)
+        measured_at = datetime.fromtimestamp(self.minute * 60, UTC)
+        gauges.show(replace(report.after, measured_at=measured_at), report.findings_after)
         gauges.count(report)
 
 
@@ -218,16 +218,18 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
 
     In the first night a second job writes the same table. In the third, the maintainer fails before it reads a table.
     """
-    for minute in (FIRST, SECOND, THIRD):
+    for minute in (FIRST_NIGHT, SECOND_NIGHT, THIRD_NIGHT):
         with prometheus.nightly_job("nightly.prom", minute):
-            write(commits=2, end=Event.LOST if minute == SECOND else Event.RELEASED, gives_up=minute == THIRD)
-        if minute == FIRST:
+            write(
+                commits=2, end=Event.LOST if minute == SECOND_NIGHT else Event.RELEASED, gives_up=minute == THIRD_NIGHT
+            )
+        if minute == FIRST_NIGHT:
             with prometheus.nightly_job("other.prom", minute):
                 write(commits=1)
         with prometheus.nightly_job("maintain.prom", minute) as exporter:
-            if minute != THIRD:
+            if minute != THIRD_NIGHT:
                 prometheus.maintain(exporter)
-    first = {
+    first_night = {
         **LOCK_TIMES, **HEALTH, **HISTORY, **maintained(1),
         "Who waits and who holds A": NO_SERIES,
         "Commits A": table_value(3),
@@ -238,13 +240,13 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         # Measured in the 61st minute, evaluated in the 90th.
         "Not looked at for A": table_value(29 * 60),
     }  # fmt: skip
-    second = first | {
+    second_night = first_night | {
         "Commits A": table_value(2),
         "Locks that were lost A": table_value(1),
         "Commits that were refused A": {REFUSED_COMMIT: 1},
     }
-    third = {
-        **first, **dict.fromkeys(HISTORY, NO_SERIES), **maintained(0),
+    third_night = {
+        **first_night, **dict.fromkeys(HISTORY, NO_SERIES), **maintained(0),
         "Commits A": table_value(2),
         "Locks that were not had A": table_value(1),
         "Locks that were lost A": table_value(0),
@@ -253,11 +255,11 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
     }  # fmt: skip
     counters = ("Commits A", "Locks that were not had A", "Locks that were lost A")
     return (
-        at(FIRST + 2, {"Who waits and who holds A": by_state(waiting=0, holding=0)})
-        | at(FIRST + 30, first)
-        | at(SECOND + 30, second)
-        | at(THIRD + 30, third)
-        | at(THIRD + 2 * HOUR, dict.fromkeys(counters, table_value(0)))
+        at(FIRST_NIGHT + 2, {"Who waits and who holds A": by_state(waiting=0, holding=0)})
+        | at(FIRST_NIGHT + 30, first_night)
+        | at(SECOND_NIGHT + 30, second_night)
+        | at(THIRD_NIGHT + 30, third_night)
+        | at(THIRD_NIGHT + 2 * HOUR, dict.fromkeys(counters, table_value(0)))
     )
 
 
@@ -270,9 +272,9 @@ def test_panels_show_jobs_that_write_a_file_at_their_end(prometheus: Prometheus)
 @pytest.mark.parametrize(
     ("naive", "minute", "events"),
     [
-        ("increase(sluice_commits_total{file=~'.*nightly.prom'}[1h])", FIRST + 30, 2),
-        ("sum by (table) (increase(sluice_lock_losses_total[1h]))", SECOND + 30, 1),
-        ("sum by (table) (rate(sluice_lock_wait_seconds_count[5m])) * 300", FIRST + 3, 2),
+        ("increase(sluice_commits_total{file=~'.*nightly.prom'}[1h])", FIRST_NIGHT + 30, 2),
+        ("sum by (table) (increase(sluice_lock_losses_total[1h]))", SECOND_NIGHT + 30, 1),
+        ("sum by (table) (rate(sluice_lock_wait_seconds_count[5m])) * 300", FIRST_NIGHT + 3, 2),
     ],
 )
 def test_negative_control_increase_misses_the_first_events_of_a_counter(
@@ -286,14 +288,14 @@ def test_negative_control_increase_misses_the_first_events_of_a_counter(
 
 def test_negative_control_increase_misses_a_night_equal_to_the_last_one(prometheus: Prometheus) -> None:
     """A job that deletes its file starts its counters again."""
-    for minute in (FIRST, SECOND):
+    for minute in (FIRST_NIGHT, SECOND_NIGHT):
         (prometheus.folder / "nightly.prom").unlink(missing_ok=True)
         with prometheus.nightly_job("nightly.prom", minute):
             write(commits=2)
     naive = "sum by (table) (increase(sluice_commits_total[1h]))"
-    assert prometheus.differences({(naive, SECOND + 30): table_value(0)}) == ""
+    assert prometheus.differences({(naive, SECOND_NIGHT + 30): table_value(0)}) == ""
     # The board's expression uses the start time of the counter.
-    assert prometheus.differences(at(SECOND + 30, {"Commits A": table_value(2)})) == ""
+    assert prometheus.differences(at(SECOND_NIGHT + 30, {"Commits A": table_value(2)})) == ""
 
 
 def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) -> None:
@@ -323,7 +325,7 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
 
     holders = "Who waits and who holds A"
     # Events from before the end of the first process count, too.
-    end = {
+    final_figures = {
         **LOCK_TIMES, **HEALTH, **maintained(1),
         holders: by_state(waiting=0, holding=0),
         "Commits A": table_value(3),
@@ -339,7 +341,7 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         | at(105, {"Commits A": table_value(2), holders: by_state(waiting=1, holding=0)})
         | at(106, {holders: by_state(waiting=0, holding=1)})
         | at(111, HISTORY)
-        | at(120, end)
+        | at(120, final_figures)
     )
     assert {expression for expression, _ in expected} == set(EXPRESSIONS.values())
     assert prometheus.differences(expected) == ""

@@ -20,30 +20,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "maintenance.md"
 MIB = 1 << 20
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LOG = LogHealth(
-    total=FileTotals(3, 3000),
-    first_version=0,
-    versions=3,
-    checkpoint_version=None,
-    checkpointed_at=None,
-    since_checkpoint=2,
-    checkpoint_interval=10,
-    expired_versions=0,
-    retention_seconds=30 * 86_400,
-    writers_clean=False,
-)
+    total=FileTotals(3, 3000), first_version=0, versions=3, expired_versions=0,
+    checkpoint_version=None, checkpointed_at=None, since_checkpoint=2, checkpoint_interval=10,
+    retention_seconds=30 * 86_400, writers_clean=False,
+)  # fmt: skip
 HEALTHY_TABLE = TableHealth(
-    table="file:/lake/t",
-    table_id="id",
-    version=2,
-    committed_at=NOW,
-    measured_at=NOW,
-    measuring_seconds=0.1,
-    partition_columns=("day",),
-    target_file_size=128 * MIB,
+    table="file:/lake/t", table_id="id", version=2,
+    committed_at=NOW, measured_at=NOW, measuring_seconds=0.1,
+    partition_columns=("day",), target_file_size=128 * MIB,
     partitions=(PartitionHealth(values={"day": "1"}, total=FileTotals(4, 512 * MIB), rows=1000),),
-    log=LOG,
-    folder=FolderHealth(retention_seconds=7 * 86_400),
-)
+    log=LOG, folder=FolderHealth(retention_seconds=7 * 86_400),
+)  # fmt: skip
 PART = HEALTHY_TABLE.partitions[0]
 
 
@@ -112,13 +99,13 @@ def test_files_without_statistics_have_no_deleted_share() -> None:
 
 
 def test_the_most_valuable_finding_comes_first() -> None:
-    few = PartitionHealth(values={"day": "1"}, total=FileTotals(9, MIB), small=FileTotals(9, MIB), rows=1)
-    many = replace(few, values={"day": "2"}, total=FileTotals(50, MIB), small=FileTotals(50, MIB))
-    table = replace(HEALTHY_TABLE, partitions=(few, many), log=replace(LOG, since_checkpoint=1000))
-    first, second = find(table, Policy())
-    assert (first.code, first.worth) == ("old-checkpoint", 1000)
-    assert (second.code, second.worth) == ("small-files", 57)
-    assert [dict(values) for values in second.partitions] == [{"day": "2"}, {"day": "1"}]
+    smaller = PartitionHealth(values={"day": "1"}, total=FileTotals(9, MIB), small=FileTotals(9, MIB), rows=1)
+    larger = replace(smaller, values={"day": "2"}, total=FileTotals(50, MIB), small=FileTotals(50, MIB))
+    table = replace(HEALTHY_TABLE, partitions=(smaller, larger), log=replace(LOG, since_checkpoint=1000))
+    checkpoint, compaction = find(table, Policy())
+    assert (checkpoint.code, checkpoint.worth) == ("old-checkpoint", 1000)
+    assert (compaction.code, compaction.worth) == ("small-files", 57)
+    assert [dict(values) for values in compaction.partitions] == [{"day": "2"}, {"day": "1"}]
 
 
 def test_every_property_is_in_the_help_with_its_default() -> None:

@@ -93,13 +93,15 @@ def maintenance_report() -> MaintenanceReport:
     table = health()
     file = FileTotals(1, 40 * MIB)
     part = replace(table.partitions[0], total=file, small=file, histogram=classes(0, 0, 0, 0, 0, 0, 1))
-    after = replace(table, version=1235, partitions=(part, table.partitions[1]))
+    table_after = replace(table, version=1235, partitions=(part, table.partitions[1]))
     compaction = UnitResult(
         action=Action.COMPACT, partitions=(table.partitions[0].values,), version=1235, seconds=12.0, held_seconds=0.2,
         removed=FileTotals(40, 40 * MIB), added=FileTotals(1, 39 * MIB),
     )  # fmt: skip
     vacuum = UnitResult(action=Action.VACUUM, problem="another writer has changed <it>")
-    return report(table, done=(compaction, vacuum), left=3, after=after, findings_after=tuple(find(after, Policy())))
+    return report(
+        table, done=(compaction, vacuum), left=3, after=table_after, findings_after=tuple(find(table_after, Policy()))
+    )
 
 
 class WellFormed(HTMLParser):
@@ -235,9 +237,9 @@ def test_the_lengths_of_bars_are_proportional_to_the_figures(tmp_path: Path) -> 
 
 
 def assert_proportional(lengths: list[float], values: Any) -> None:
-    longest, most = max(lengths), max(values)
+    longest, largest = max(lengths), max(values)
     assert longest > 50
-    assert [length / longest for length in lengths] == pytest.approx([value / most for value in values], abs=0.01)
+    assert [length / longest for length in lengths] == pytest.approx([value / largest for value in values], abs=0.01)
 
 
 def test_the_page_lists_tables_that_failed() -> None:

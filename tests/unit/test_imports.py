@@ -113,9 +113,9 @@ def circles(imports: Imports) -> list[list[str]]:
         modules: set[str] = set()
         pending = [start]
         while pending:
-            new = (imports.get(pending.pop(), set()) & imports.keys()) - modules
-            modules |= new
-            pending += new
+            unvisited = (imports.get(pending.pop(), set()) & imports.keys()) - modules
+            modules |= unvisited
+            pending += unvisited
         return modules
 
     reached = {module: reachable(module) for module in imports}
