@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.test_health import GOOD, MIB
+from tests.unit.test_health import HEALTHY_TABLE, MIB
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth
 from writer_jobs.maintenance.plan import WorkUnit, plan
 from writer_jobs.maintenance.policy import Action, Policy
@@ -25,7 +25,7 @@ def table(*small: tuple[int, int], deleted: int = 0) -> TableHealth:
         )
         for day, (files, size) in enumerate(small)
     )
-    return replace(GOOD, partitions=tuple(parts))
+    return replace(HEALTHY_TABLE, partitions=tuple(parts))
 
 
 def days(units: list[WorkUnit]) -> list[tuple[str, ...]]:
