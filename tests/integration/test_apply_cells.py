@@ -1,4 +1,4 @@
-"""``apply_cells``: the table has what HBase shows, whatever is late, repeated or mixed up."""
+"""``apply_cells``: the table equals the rows that HBase shows, in any order of cells and batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
+from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process, zone_of
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
+from tests.support.hbase_table import visible_values
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase import apply as hbase_apply
@@ -37,18 +38,31 @@ from writer_jobs.merge.result import ChangesResult
 pytestmark = pytest.mark.spark
 
 SEED = 20
-MAPPING = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}]}')
+ID = '"row_key": [{"column": "id", "type": "string"}]'
+MAPPING = HBaseMapping.parsed(f"{{{ID}}}")
 
 
 class Feed:
-    """Applies cells to one table."""
+    """Applies cells to one table, and reads the table with delta-rs."""
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> None:
         self.spark, self.table = spark, table
         self.writer = LockedDeltaWriter(spark, manager, str(table))
 
-    def apply(self, cells: Iterable[Cell], mapping: HBaseMapping = MAPPING, **how: Any) -> ChangesResult:
-        return apply_cells(self.writer, self.spark.createDataFrame(list(cells), SCHEMA), mapping, **how)
+        self.dead_letters = f"{table}_dead_letters"
+
+    def apply(self, cells: Iterable[Cell], mapping: HBaseMapping = MAPPING, **options: Any) -> ChangesResult:
+        return apply_cells(self.writer, self.spark.createDataFrame(list(cells), SCHEMA), mapping, **options)
+
+    def apply_json(self, messages: DataFrame, mapping: HBaseMapping, run: int) -> ChangesResult:
+        return apply_cells(self.writer, parse_json_cells(messages, mapping), mapping, txn=("run", run))
+
+    def values(self) -> dict[str, dict[str, str]]:
+        return visible_values(self.table)
+
+    def columns(self, *names: str) -> list[tuple[Any, ...]]:
+        rows = DeltaTable(self.table).to_pyarrow_table(columns=list(names)).to_pylist()
+        return sorted(tuple(row.values()) for row in rows)
 
 
 @pytest.fixture
@@ -56,110 +70,96 @@ def feed(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Fee
     return Feed(spark, manager, table)
 
 
-def shown_by(table: Path) -> dict[str, dict[str, str]]:
-    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
-    assert len({row["id"] for row in rows}) == len(rows), "a row is there twice"
-    return {
-        row["id"]: {name.replace("_", ":"): value for name, value in row.items() if name != "id" and value is not None}
-        for row in rows
-    }
-
-
 @HISTORIES
-def test_histories_of_cells_in_any_order_show_what_hbase_shows(
-    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, number: int
+def test_histories_of_cells_in_any_order_equal_the_hbase_rows(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     cells = histories(SEED, number)
-    first, second, third = delivered(SEED, cells, 3)
-    feed.apply(first)
-    assert shown_by(table) == hbase_shows(first)
-    with monkeypatch.context() as patch:
+    first_batch, killed_batch, third_batch = delivered(SEED, cells, 3)
+    feed.apply(first_batch)
+    assert feed.values() == hbase_shows(first_batch)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(BatchApplier, "_merge", end_of_the_process)
-        with pytest.raises(Killed):
-            feed.apply(second)
-    assert shown_by(table) == hbase_shows(first)
-    feed.apply(third)
-    # The batch that was killed is undone as a whole.
-    assert shown_by(table) == hbase_shows([*first, *third])
-    feed.apply(second)
-    assert shown_by(table) == hbase_shows(cells)
+        feed.apply(killed_batch)
+    assert feed.values() == hbase_shows(first_batch)
+    # The next batch undoes the whole killed batch.
+    feed.apply(third_batch)
+    assert feed.values() == hbase_shows([*first_batch, *third_batch])
+    feed.apply(killed_batch)
+    assert feed.values() == hbase_shows(cells)
 
 
-def test_negative_control_without_the_cells_of_before_rows_are_wrong(
-    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     source = CellRows.source
     monkeypatch.setattr(CellRows, "source", lambda self, rows, read, _: source(self, rows, read, None))
     cells = histories(SEED, 500)
     for batch in delivered(SEED, cells, 2):
         feed.apply(batch)
-    shown, right = shown_by(table), hbase_shows(cells)
-    assert sum(shown.get(row) != right.get(row) for row in shown.keys() | right.keys()) > 100
+    stored, expected = feed.values(), hbase_shows(cells)
+    assert sum(stored.get(row) != expected.get(row) for row in stored.keys() | expected.keys()) > 100
 
 
 @pytest.mark.full
-def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
+def test_expiry_of_hidden_cells_keeps_the_rows(
     feed: Feed,
-    table: Path,
     care: Callable[..., MaintenanceReport],
     make_manager: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    cells_table = f"{feed.table}_cells"
     cells = histories(SEED, 200)
-    first, second, third = delivered(SEED, cells, 3)
-    feed.apply(first)
-    feed.apply(second)
-    kept_rows, second_feed = SideTableRetention.drop_expired, Feed(feed.spark, make_manager(), table)
+    first_batch, second_batch, concurrent_batch = delivered(SEED, cells, 3)
+    feed.apply(first_batch)
+    feed.apply(second_batch)
+    drop_expired, second_feed = SideTableRetention.drop_expired, Feed(feed.spark, make_manager(), feed.table)
+    calls: list[DataFrame] = []
 
-    def kept_while_a_batch_comes(self: SideTableRetention, rows: DataFrame) -> DataFrame:
-        # The first call is of the measuring, the second one of the rewrite, which has read nothing yet.
-        calls.append(kept_rows(self, rows))
+    def drop_expired_during_a_batch(self: SideTableRetention, rows: DataFrame) -> DataFrame:
+        # The first call measures. The second one belongs to the rewrite, which reads nothing before it.
+        calls.append(drop_expired(self, rows))
         if len(calls) == 2:
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(second_feed.apply, third).result()
+                thread.submit(second_feed.apply, concurrent_batch).result()
         return calls[-1]
 
-    calls: list[DataFrame] = []
-    # The table's maintainer looks after its cells, too.
-    assert [Path(name).name for name in list_tables(feed.spark, [str(table)])] == ["table", "table_cells"]
-    monkeypatch.setattr(SideTableRetention, "drop_expired", kept_while_a_batch_comes)
-    (forgotten,) = care(Action.FORGET, suffix="_cells").done
-    assert (forgotten.problem, len(calls) >= 2) == (None, True)
-    monkeypatch.setattr(SideTableRetention, "drop_expired", kept_rows)
-    # Nothing is old: only what is hidden for ever is forgotten, and what was said twice.
-    remaining = DeltaTable(f"{table}_cells").to_pyarrow_table().num_rows
+    # The maintainer of the table maintains its cells, too.
+    assert [Path(name).name for name in list_tables(feed.spark, [str(feed.table)])] == ["table", "table_cells"]
+    with monkeypatch.context() as patch:
+        patch.setattr(SideTableRetention, "drop_expired", drop_expired_during_a_batch)
+        (expiry,) = care(Action.FORGET, suffix="_cells").done
+    assert (expiry.problem, len(calls) >= 2) == (None, True)
+    # No cell is old. Only cells that stay hidden and repeated cells are deleted.
+    remaining = DeltaTable(cells_table).to_pyarrow_table().num_rows
     assert len(set(cells)) / 4 < remaining < len(set(cells))
-    assert shown_by(table) == hbase_shows(cells)
-    late = Cell("r00000", "d", "a", 99, "Put", "late")
-    feed.apply([late], retention=timedelta(0))
-    assert shown_by(table) == hbase_shows([*cells, late])
-    # The longest retention of all feeds counts; with it too little has expired.
+    assert feed.values() == hbase_shows(cells)
+    late_cell = Cell("r00000", "d", "a", 99, "Put", "late")
+    feed.apply([late_cell], retention=timedelta(0))
+    assert feed.values() == hbase_shows([*cells, late_cell])
+    # The longest retention of all feeds applies. Too few cells have expired by it.
     assert not [unit for unit in care(suffix="_cells").done if unit.action is Action.FORGET]
     days = "'sluice.maintenance.forgetAfterDays' = '0'"
-    with locked(feed.spark, f"{table}_cells", manager=feed.writer.manager):
-        feed.spark.sql(f"ALTER TABLE delta.`{table}_cells` SET TBLPROPERTIES ({days})")
+    with locked(feed.spark, cells_table, manager=feed.writer.manager):
+        feed.spark.sql(f"ALTER TABLE delta.`{cells_table}` SET TBLPROPERTIES ({days})")
     assert Action.FORGET in [unit.action for unit in care(suffix="_cells").done]
-    types = DeltaTable(f"{table}_cells").to_pyarrow_table(columns=["__sluice_type"])
-    # All is old: what is left are the values that the rows have.
+    # All cells are old. Only the values of the rows remain.
+    types = DeltaTable(cells_table).to_pyarrow_table(columns=["__sluice_type"])
     assert set(types["__sluice_type"].to_pylist()) == {"Put"}
-    assert types.num_rows == sum(map(len, shown_by(table).values()))
+    assert types.num_rows == sum(map(len, feed.values().values()))
 
 
 @pytest.mark.full
-def test_two_values_of_one_timestamp_are_refused_unless_it_is_said_which_was_written_later(
-    feed: Feed, table: Path, spark: SparkSession
-) -> None:
+def test_two_values_of_one_timestamp_need_a_sequence(feed: Feed) -> None:
     feed.apply([Cell("a", "d", "x", 1, "Put", "one"), Cell("b", "d", "x", 1, "Put", "one")])
-    for rivals in ([("a", "two"), ("a", "three")], [("a", "two")]):
+    for timestamp, values in ((2, ("two", "three")), (1, ("two",))):
         with pytest.raises(ChangesError, match="id=a"):
-            feed.apply([Cell(row, "d", "x", 1 if len(rivals) == 1 else 2, "Put", value) for row, value in rivals])
-    ordered = spark.createDataFrame(
+            feed.apply([Cell("a", "d", "x", timestamp, "Put", value) for value in values])
+    ordered = feed.spark.createDataFrame(
         [("a", "d", "x", 3, "4", "four", 8), ("a", "d", "x", 3, "put", "three", 7), ("b", "d", "x", 3, "12", None, 7)],
         f"{SCHEMA}, sequence long",
     )
-    done = apply_cells(feed.writer, ordered, MAPPING)
-    assert shown_by(table) == {"a": {"d:x": "four"}}
-    assert (done.changes, done.folded, done.keys, done.updated, done.deleted) == (3, 2, 2, 1, 1)
+    result = apply_cells(feed.writer, ordered, MAPPING)
+    assert feed.values() == {"a": {"d:x": "four"}}
+    assert (result.changes, result.folded, result.keys, result.updated, result.deleted) == (3, 2, 2, 1, 1)
 
 
 BYTES: dict[str, list[tuple[bytes, Any]]] = {
@@ -193,7 +193,7 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
         (b"today", None),
         (b"12:00:00", None),
         (b"2026-01-02T00:00:00.1234567Z", None),
-        # Without a zone a time is UTC, in any session: here one that leaves out this hour.
+        # A time without a zone is UTC in any session. The session's zone leaves out this hour.
         (b"2026-03-29 02:30:00", 1774751400.0),
         (b"2026-03-29 02:30", 1774751400.0),
         (b"2026-03-29", 1774742400.0),
@@ -209,25 +209,17 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
 }
 
 
-def test_bytes_are_read_as_hbase_writes_them(spark: SparkSession, request: pytest.FixtureRequest) -> None:
-    zone = spark.conf.get("spark.sql.session.timeZone")
-    request.addfinalizer(lambda: spark.conf.set("spark.sql.session.timeZone", zone))
-    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    row = spark.range(1).select(
-        *(
-            (
-                F.unix_millis(ValueType(kind).decode(F.lit(given))) / 1000
-                if kind.endswith(("timestamp", "millis"))
-                else ValueType(kind).decode(F.lit(given))
-            ).alias(f"{kind}/{number}")
-            for kind, values in BYTES.items()
-            for number, (given, _) in enumerate(values)
-        )
-    )
-    found = row.first()
-    assert found is not None
-    wanted = {f"{kind}/{number}": value for kind, values in BYTES.items() for number, (_, value) in enumerate(values)}
-    assert found.asDict() == wanted
+def test_bytes_are_decoded_as_hbase_encodes_them(spark: SparkSession) -> None:
+    columns, expected = [], {}
+    for kind, values in BYTES.items():
+        for number, (encoded, value) in enumerate(values):
+            decoded = ValueType(kind).decode(F.lit(encoded))
+            is_timestamp = kind.endswith(("timestamp", "millis"))
+            columns.append((F.unix_millis(decoded) / 1000 if is_timestamp else decoded).alias(f"{kind}/{number}"))
+            expected[f"{kind}/{number}"] = value
+    with zone_of(spark):
+        (row,) = spark.range(1).select(*columns).collect()
+    assert row.asDict() == expected
 
 
 TYPED = """{
@@ -242,15 +234,16 @@ TYPED = """{
 }"""
 
 
-def line(row: bytes, column: str, said: bytes | None, **more: Any) -> str:
+def line(row: bytes, column: str, value: bytes | None, **fields: Any) -> str:
+    """Return a cell as JSON, in hex."""
     family, _, qualifier = column.partition(":")
     cell = {"row": row.hex(), "family": family.encode().hex(), "qualifier": qualifier.encode().hex(), "timestamp": 5}
-    return json.dumps({**cell, "type": "Put", "value": None if said is None else said.hex(), **more})
+    return json.dumps({**cell, "type": "Put", "value": None if value is None else value.hex(), **fields})
 
 
 @pytest.mark.full
-def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
-    feed: Feed, table: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+def test_json_cells_become_typed_columns_or_dead_letters(
+    feed: Feed, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapping = HBaseMapping.parsed(TYPED)
     key = b"no|" + struct.pack(">h", 260) + b"17"
@@ -280,36 +273,35 @@ def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
         [(text.encode(errors="surrogateescape"), f"file:{number}") for number, text in enumerate([*good, *bad])],
         "value binary, origin string",
     )
-    done = apply_cells(feed.writer, parse_json_cells(messages, mapping), mapping, txn=("run", 1))
-    assert (done.dead_letters, done.folded, done.inserted) == (len(bad), len(good), 2)
-    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    result = feed.apply_json(messages, mapping, run=1)
+    assert (result.dead_letters, result.folded, result.inserted) == (len(bad), len(good), 2)
+    rows = DeltaTable(feed.table).to_pyarrow_table().to_pylist()
     assert sorted(rows, key=lambda row: row["country"]) == [
         {"country": "no", "shop": 260, "id": 17, "age": 36, "d_name": "Ada", "m_new_one": 8},
         {"country": "se", "shop": 1, "id": 4, "age": None, "d_name": None, "m_new_one": None},
     ]
-    letters = DeltaTable(f"{table}_dead_letters").to_pyarrow_table().to_pylist()
-    found = {row["value"].decode(errors="surrogateescape"): row["reason"] for row in letters}
-    assert found == bad
+    letters = DeltaTable(feed.dead_letters).to_pyarrow_table().to_pylist()
+    assert {letter["value"].decode(errors="surrogateescape"): letter["reason"] for letter in letters} == bad
     assert letters[0]["origin"].startswith("file:")
-    # The same batch again: neither its cells nor its dead letters come twice. One that is killed behind the table's
-    # commit has them when it comes again.
-    assert apply_cells(feed.writer, parse_json_cells(messages, mapping), mapping, txn=("run", 1)).already_applied
-    assert DeltaTable(f"{table}_dead_letters").version() == 0
-    killed = spark.createDataFrame([(good[0].encode(), "file:a"), (b"no", "file:b")], messages.schema)
+    # A repeated batch adds neither cells nor dead letters.
+    assert feed.apply_json(messages, mapping, run=1).already_applied
+    assert DeltaTable(feed.dead_letters).version() == 0
+    # A batch that is killed after the commit to the table writes its dead letters when it is repeated.
+    killed_batch = spark.createDataFrame([(good[0].encode(), "file:a"), (b"no", "file:b")], messages.schema)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(hbase_apply, "write_dead_letters", end_of_the_process)
-        apply_cells(feed.writer, parse_json_cells(killed, mapping), mapping, txn=("run", 2))
-    assert DeltaTable(f"{table}_dead_letters").version() == 0
+        feed.apply_json(killed_batch, mapping, run=2)
+    assert DeltaTable(feed.dead_letters).version() == 0
     for _ in range(2):
-        again = apply_cells(feed.writer, parse_json_cells(killed, mapping), mapping, txn=("run", 2))
-        assert (again.already_applied, again.dead_letters) == (True, 1)
-    letters = DeltaTable(f"{table}_dead_letters")
-    assert [letters.transaction_version(name) for name in ("run/dead_letters", "run")] == [2, None]
-    assert letters.to_pyarrow_table().num_rows == len(bad) + 1
+        repeated = feed.apply_json(killed_batch, mapping, run=2)
+        assert (repeated.already_applied, repeated.dead_letters) == (True, 1)
+    letter_table = DeltaTable(feed.dead_letters)
+    assert [letter_table.transaction_version(name) for name in ("run/dead_letters", "run")] == [2, None]
+    assert letter_table.to_pyarrow_table().num_rows == len(bad) + 1
 
 
 @pytest.mark.full
-def test_a_row_key_that_a_partition_cannot_hold_is_a_dead_letter(feed: Feed, table: Path, spark: SparkSession) -> None:
+def test_row_keys_that_no_partition_can_hold_are_dead_letters(feed: Feed) -> None:
     key = [{"column": "country", "type": "string", "until": "|"}, {"column": "id", "type": "string"}]
     mapping = HBaseMapping.parsed(json.dumps({"row_key": key}))
     cells = [Cell(row, "d", "x", 1, "Put", "y") for row in ("|4", "__HIVE_DEFAULT_PARTITION__|4", "no|", "no|4")]
@@ -318,14 +310,13 @@ def test_a_row_key_that_a_partition_cannot_hold_is_a_dead_letter(feed: Feed, tab
         assert (result.dead_letters, result.folded) == (2, 2)
     assert "the partition column country has the value '" in (result.dead_reason or "")
     values = [Cell("no|4", "d", qualifier, 1, "Put", "") for qualifier in ("x", "y")]
-    cells_of_values = decode_cells(spark.createDataFrame(values, SCHEMA), mapping, ["country", "D_X"])
-    first, second = (row[REASON] for row in cells_of_values.orderBy(QUALIFIER).collect())
-    assert (first.startswith("the partition column D_X has the value ''"), second) == (True, None)
-    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
-    assert sorted((row["country"], row["id"]) for row in rows) == [("no", ""), ("no", "4")]
+    decoded = decode_cells(feed.spark.createDataFrame(values, SCHEMA), mapping, ["country", "D_X"])
+    reason_of_x, reason_of_y = (row[REASON] for row in decoded.orderBy(QUALIFIER).collect())
+    assert (reason_of_x.startswith("the partition column D_X has the value ''"), reason_of_y) == (True, None)
+    assert feed.columns("country", "id") == [("no", ""), ("no", "4")]
 
 
-def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: SparkSession) -> None:
+def test_events_of_the_hbase_kafka_proxy_are_decoded(feed: Feed, spark: SparkSession) -> None:
     encoded = avro_events(
         spark,
         [
@@ -339,22 +330,22 @@ def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: 
             ("r4", 1, False, b"one", "x", "d", "other"),
         ],
     )
-    mapping = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}], "table": "shop"}')
-    # As Kafka's source gives them.
+    mapping = HBaseMapping.parsed(f'{{{ID}, "table": "shop"}}')
+    # These are the columns of Spark's Kafka source.
     topic = spark.createDataFrame(
         [(None, event, f"cells/0/{offset}") for offset, event in enumerate([*encoded, b"\x02", encoded[0] + b"\x00"])],
         "key binary, value binary, origin string",
     )
-    done = apply_cells(feed.writer, parse_avro_cells(topic, mapping), mapping)
-    assert shown_by(table) == {"r1": {"d:y": "two"}, "r2": {"d:x": "one"}, "r3": {"m:x": "one"}}
-    assert (done.changes, done.dead_letters, done.filtered) == (7, 2, 1)
-    mapping = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}], "table": "other"}')
+    result = apply_cells(feed.writer, parse_avro_cells(topic, mapping), mapping)
+    assert feed.values() == {"r1": {"d:y": "two"}, "r2": {"d:x": "one"}, "r3": {"m:x": "one"}}
+    assert (result.changes, result.dead_letters, result.filtered) == (7, 2, 1)
+    mapping = HBaseMapping.parsed(f'{{{ID}, "table": "other"}}')
     with pytest.raises(ChangesError, match="source tables: shop in the table, other in this run"):
         apply_cells(feed.writer, parse_avro_cells(topic, mapping), mapping)
 
 
 def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[bytes]:
-    """Encode events with Avro's own library, by the schema file of hbase-connectors."""
+    """Encode events with the Avro library, by the schema file of hbase-connectors."""
     jvm: Any = spark._jvm
     fields = [
         {"name": name, "type": kind}
@@ -383,30 +374,29 @@ def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[byte
 
 
 @pytest.mark.full
-def test_a_new_qualifier_is_a_new_column_and_one_name_is_one_column(feed: Feed, table: Path) -> None:
+def test_a_new_qualifier_adds_a_column_with_a_unique_name(feed: Feed) -> None:
     feed.apply([Cell("a", "d", "x", 1, "Put", "one")])
     feed.apply([Cell("a", "d", "new", 2, "Put", "two"), Cell("b", "d", "", 1, "Put", "of the family itself")])
-    assert DeltaTable(table).schema().to_arrow().names == ["id", "d_x", "d", "d_new"]
+    assert DeltaTable(feed.table).schema().to_arrow().names == ["id", "d_x", "d", "d_new"]
     for family, qualifier in (("d", "X"), ("id", "")):
         with pytest.raises(ChangesError, match="name it in the mapping"):
             feed.apply([Cell("c", family, qualifier, 3, "Put", "y")])
-    assert shown_by(table) == {"a": {"d:x": "one", "d:new": "two"}, "b": {"d": "of the family itself"}}
+    assert feed.values() == {"a": {"d:x": "one", "d:new": "two"}, "b": {"d": "of the family itself"}}
 
 
-def test_a_table_that_was_filled_in_another_way_is_refused(feed: Feed, table: Path, spark: SparkSession) -> None:
-    feed.writer.append(spark.createDataFrame([("a", "one", "two")], "id string, d_x string, d_y string"))
+def test_a_table_with_rows_but_without_cells_is_refused(feed: Feed) -> None:
+    feed.writer.append(feed.spark.createDataFrame([("a", "one", "two")], "id string, d_x string, d_y string"))
     with pytest.raises(ChangesError, match="the table has rows"):
         feed.apply([Cell("a", "d", "x", 1, "Put", "new")])
-    assert shown_by(table) == {"a": {"d:x": "one", "d:y": "two"}}
+    assert feed.values() == {"a": {"d:x": "one", "d:y": "two"}}
 
 
 @pytest.mark.full
-def test_generated_columns_are_left_to_delta(spark: SparkSession, manager: Any, copy_of: Callable[..., Path]) -> None:
+def test_delta_computes_generated_columns(spark: SparkSession, manager: Any, copy_of: Callable[..., Path]) -> None:
     table = copy_of(
         "CREATE TABLE {t} (id STRING, d_x STRING, twice STRING GENERATED ALWAYS AS (d_x || d_x)) USING delta"
     )
     feed = Feed(spark, manager, table)
     feed.apply([Cell("a", "d", "x", 1, "Put", "one"), Cell("b", "d", "x", 1, "Put", "two")])
     feed.apply([Cell("a", "d", "x", 2, "Put", "new")])
-    rows = DeltaTable(table).to_pyarrow_table(columns=["id", "d_x", "twice"]).to_pylist()
-    assert sorted(tuple(row.values()) for row in rows) == [("a", "new", "newnew"), ("b", "two", "twotwo")]
+    assert feed.columns("id", "d_x", "twice") == [("a", "new", "newnew"), ("b", "two", "twotwo")]

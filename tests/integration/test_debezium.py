@@ -1,4 +1,4 @@
-"""Debezium's messages: the table equals the source's, and what cannot be decoded is set aside with its reason."""
+"""Messages of Debezium: the table equals the source table, and undecodable messages become dead letters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -36,16 +37,16 @@ INT, TEXT = {"type": "int64", "optional": True}, {"type": "string", "optional": 
 PLACEHOLDER = "__debezium_unavailable_value"
 
 
-def octets(value: Any) -> bytes | None:
+def encoded(value: Any) -> bytes | None:
     return None if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
 
 
 def message(key: Any, value: Any, origin: str = "t/0/0") -> Message:
-    return octets(key), octets(value), origin
+    return encoded(key), encoded(value), origin
 
 
 def struct(**fields: Json) -> Json:
-    return {"type": "struct", "optional": True, "fields": [{"field": name, **kind} for name, kind in fields.items()]}
+    return {"type": "struct", "optional": True, "fields": [{"field": name, **type_} for name, type_ in fields.items()]}
 
 
 def with_schema(payload: Any, schema: Json | None) -> Any:
@@ -57,22 +58,28 @@ def envelope_schema(row: Json) -> Json:
     return {"type": "struct", "name": "t.Envelope", "fields": fields}
 
 
-def source(lsn: int, commit: int | None = None, **more: Any) -> Json:
+def source(lsn: int, commit: int | None = None, **fields: Any) -> Json:
     sequence = json.dumps([None if commit is None else str(commit), str(lsn)])
-    told = {"connector": "postgresql", "ts_ms": 1_700_000_000_000 + lsn, "snapshot": "false", "lsn": lsn}
-    return {**told, "sequence": sequence, **more}
+    position = {"connector": "postgresql", "ts_ms": 1_700_000_000_000 + lsn, "snapshot": "false", "lsn": lsn}
+    return {**position, "sequence": sequence, **fields}
 
 
-def event(op: str, lsn: int, *, before: Json | None = None, after: Any = None, **more: Any) -> Json:
-    return {"before": before, "after": after, "op": op, "source": source(lsn, **more), "ts_ms": 1_700_000_100_000}
+def event(op: str, lsn: int, *, before: Json | None = None, after: Any = None, **fields: Any) -> Json:
+    return {"before": before, "after": after, "op": op, "source": source(lsn, **fields), "ts_ms": 1_700_000_100_000}
+
+
+def row_message(row: Json, schema: Json) -> Message:
+    """Return the message of a created row, with its schema."""
+    value = with_schema(event("c", row["id"], after=row), envelope_schema(schema))
+    return message({"id": row["id"]}, value, f"t/0/{row['id']}")
 
 
 def frame(spark: SparkSession, messages: Iterable[Message]) -> DataFrame:
     return spark.createDataFrame(list(messages), "key binary, value binary, origin string")
 
 
-def state(schema: str, *partition_columns: str) -> TableState:
-    return TableState(3, StructType.fromDDL(schema), partition_columns, frozenset(), forgets_transactions=False)
+def state(schema: str) -> TableState:
+    return TableState(3, StructType.fromDDL(schema), (), frozenset(), forgets_transactions=False)
 
 
 Decode = Callable[..., DecodedBatch]
@@ -80,40 +87,45 @@ Decode = Callable[..., DecodedBatch]
 
 @pytest.fixture
 def decoded(spark: SparkSession) -> Iterator[Decode]:
-    made: list[DecodedBatch] = []
-
-    def of(messages: Iterable[Message], **how: Any) -> DecodedBatch:
-        made.append(decode(frame(spark, messages), **{"table": None, **how}))
-        return made[-1]
-
-    yield of
-    for each in made:
-        each.close()
+    """Decode messages: ``decoded(messages, table=…)``. All batches are closed after the test."""
+    with ExitStack() as batches:
+        yield lambda messages, **options: batches.enter_context(
+            decode(frame(spark, messages), **{"table": None, **options})
+        )
 
 
-def rows(changes: DecodedBatch) -> list[Json]:
-    return [row.asDict(recursive=True) for row in changes.changes.collect()]
+def rows(batch: DecodedBatch) -> list[Json]:
+    return [row.asDict(recursive=True) for row in batch.changes.collect()]
 
 
-def reasons(changes: DecodedBatch) -> dict[str, str]:
-    found = {row["origin"]: row["reason"] for row in changes.dead.collect()}
-    assert len(found) == changes.dead_count
-    return found
+def rows_by_id(batch: DecodedBatch) -> dict[Any, Json]:
+    return {row["id"]: row for row in rows(batch)}
 
 
-# -- a database, and what Debezium tells of it -------------------------------------------------------------------------
+def types(batch: DecodedBatch) -> dict[str, str]:
+    return {column.name: column.dataType.simpleString() for column in batch.changes.schema}
+
+
+def reasons(batch: DecodedBatch) -> dict[str, str]:
+    """Return the reason of each dead letter, by origin."""
+    letters = {row["origin"]: row["reason"] for row in batch.dead.collect()}
+    assert len(letters) == batch.dead_count
+    return letters
+
+
+# -- a source table, and its topic -------------------------------------------------------------------------------------
 
 ZONED = {"type": "string", "optional": True, "name": "io.debezium.time.ZonedTimestamp"}
 V1 = struct(id=INT, name=TEXT, o=struct(x=INT, y=TEXT), at=ZONED)
 V2 = struct(id=INT, name=TEXT, o=struct(x=INT, y=TEXT), at=ZONED, size={"type": "int32", "optional": True})
-#: Values that their columns cannot have, as JSON.
+#: Columns, and JSON values that do not fit them.
 UNFIT = (("at", '"15:13:16Z"'), ("o", '{"x": "1"}'), ("o", '{"x": 1, "z": [2]}'), ("name", "1" * 40), ("o", "7"))
 BAD = "bad/0/"
 
 
 @dataclass
 class Source:
-    """A table of PostgreSQL's and its topic: by default with schemas, every key is told, and tombstones follow."""
+    """A table of PostgreSQL and its topic. Messages of even keys have schemas."""
 
     chance: random.Random
     lsn: int = 0
@@ -121,22 +133,26 @@ class Source:
     topic: list[Message] = field(default_factory=list)
     schema: Json = field(default_factory=lambda: V1)
 
-    def tell(self, op: str, key: int, before: Json | None, after: Json | None, *, schemas: bool) -> None:
+    def publish(self, op: str, key: int, before: Json | None, after: Json | None) -> None:
         self.lsn += self.chance.randint(1, 9)
-        told = event(op, self.lsn, before=before, after=after)
-        key_of = with_schema({"id": key}, struct(id=INT) if schemas else None)
-        value = with_schema(told, envelope_schema(self.schema) if schemas else None)
-        self.topic.append(message(key_of, value, f"t/0/{len(self.topic)}"))
+        has_schema = key % 2 == 0
+        value = event(op, self.lsn, before=before, after=after)
+        self.topic.append(
+            message(
+                with_schema({"id": key}, struct(id=INT) if has_schema else None),
+                with_schema(value, envelope_schema(self.schema) if has_schema else None),
+                f"t/0/{len(self.topic)}",
+            )
+        )
 
     def put(self, key: int, row: Json) -> None:
-        old = self.rows.get(key)
+        op = "u" if key in self.rows else self.chance.choice("cr")
         self.rows[key] = row
-        self.tell("u" if old else self.chance.choice("cr"), key, None, row, schemas=key % 2 == 0)
+        self.publish(op, key, None, row)
 
     def delete(self, key: int) -> None:
-        old = self.rows.pop(key)
-        before = self.chance.choice([None, {"id": key}, old])
-        self.tell("d", key, before, None, schemas=key % 2 == 0)
+        row = self.rows.pop(key)
+        self.publish("d", key, self.chance.choice([None, {"id": key}, row]), None)
         if self.chance.random() < 0.7:
             self.topic.append(message({"id": key}, None))
 
@@ -145,7 +161,7 @@ class Source:
             self.delete(key)
             return
         if self.chance.random() < 0.02:
-            self.tell_unfit(key)
+            self.publish_unfit(key)
         inner = {"x": self.lsn, "y": self.chance.choice(AWKWARD_TEXTS)}
         row: Json = {
             "id": key,
@@ -155,7 +171,7 @@ class Source:
         }
         self.put(key, row if self.schema is V1 else {**row, "size": self.chance.randint(-5, 5)})
 
-    def tell_unfit(self, key: int) -> None:
+    def publish_unfit(self, key: int) -> None:
         column, text = self.chance.choice(UNFIT)
         self.lsn += 1
         value = json.dumps(event("u", self.lsn, after={"id": key, column: "?"})).replace('"?"', text)
@@ -163,24 +179,24 @@ class Source:
 
 
 class Feed:
-    """Applies messages to one table, and keeps the origins of dead letters."""
+    """Applies messages to one table, and collects the origins of dead letters."""
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> None:
         self.spark, self.table = spark, table
         self.writer = LockedDeltaWriter(spark, manager, str(table))
         self.dead: set[str] = set()
 
-    def apply(self, messages: Iterable[Message], *, keys: list[str] | None = None, **how: Any) -> ChangesResult:
-        with decode(frame(self.spark, messages), table=self.writer.log.state(), keys=keys) as found:
-            dead = {row["origin"]: row["reason"] for row in found.dead.collect()}
+    def apply(self, messages: Iterable[Message], **options: Any) -> ChangesResult:
+        with decode(frame(self.spark, messages), table=self.writer.log.state()) as batch:
+            dead = {row["origin"]: row["reason"] for row in batch.dead.collect()}
             assert {origin: reason for origin, reason in dead.items() if not origin.startswith(BAD)} == {}
             self.dead |= dead.keys()
-            return apply_changes(self.writer, found.changes, **found.apply_options, schema_evolution=True, **how)
+            return apply_changes(self.writer, batch.changes, **batch.apply_options, schema_evolution=True, **options)
 
     def rows(self) -> dict[int, Json]:
-        found = DeltaTable(self.table).to_pyarrow_table().to_pylist()
-        assert len({row["id"] for row in found}) == len(found), "a key has two rows"
-        return {row["id"]: {name: row[name] for name in row if name != "__SEQUENCE"} for row in found}
+        rows = DeltaTable(self.table).to_pyarrow_table().to_pylist()
+        assert len({row["id"] for row in rows}) == len(rows), "a key has two rows"
+        return {row["id"]: {name: row[name] for name in row if name != "__SEQUENCE"} for row in rows}
 
 
 @pytest.fixture
@@ -192,12 +208,13 @@ SEED = 7
 
 
 @HISTORIES
-def test_histories_with_and_without_schemas_in_any_order_equal_the_source(feed: Feed, number: int) -> None:
+def test_histories_of_messages_in_any_order_equal_the_source(feed: Feed, number: int) -> None:
     chance = random.Random(SEED)
     database = Source(chance)
     for _ in range(3 * number):
         database.change(chance.randrange(number))
-    database.schema = V2  # a column is added, and old messages are still on their way
+    # A column is added while messages without it are in transit.
+    database.schema = V2
     for _ in range(number):
         database.change(chance.randrange(number))
     for batch in delivered(SEED, database.topic, 2):
@@ -212,62 +229,45 @@ def test_histories_with_and_without_schemas_in_any_order_equal_the_source(feed: 
     assert feed.rows() == expected
 
 
-# -- bugs that others had ----------------------------------------------------------------------------------------------
+def test_messages_that_broke_other_sinks_are_applied(feed: Feed) -> None:
+    """Replay issues of other sinks in a table whose partition column is no key. Keys are the numbers of the issues.
 
-
-@pytest.fixture(scope="module")
-def replayed(spark: SparkSession, zookeeper: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Json]:
-    """The rows of a table, partitioned by a column that is no key, after two batches with what others stumbled over."""
+    debezium-server-iceberg 661 and 403, iceberg-kafka-connect 318, flink-cdc 4360.
+    """
     old, new = struct(id=INT, region=TEXT, n=INT), struct(id=INT, region=TEXT, n=INT, added=TEXT)
 
-    def of(op: str, lsn: int, row: Json, schema: Json = old, *, before: Json | None = None) -> Message:
+    def change(op: str, lsn: int, row: Json, schema: Json = old, *, before: Json | None = None) -> Message:
         after = None if op == "d" else row
         value = with_schema(event(op, lsn, before=before, after=after), envelope_schema(schema))
         return message(with_schema({"id": row["id"]}, struct(id=INT)), value)
 
-    def row(key: int, n: int, region: str = "eu", **more: Any) -> Json:
-        return {"id": key, "region": region, "n": n, **more}
+    def row(key: int, n: int, region: str = "eu", **columns: Any) -> Json:
+        return {"id": key, "region": region, "n": n, **columns}
 
-    first = [
-        *(of("c", lsn, row(key, 0)) for lsn, key in enumerate((403, 318, 4360), 10)),
-        # insert, delete, insert
-        *(of("c", 30, row(661, 1)), of("d", 31, row(661, 1)), of("c", 32, row(661, 3))),
+    first_batch = [
+        *(change("c", lsn, row(key, 0)) for lsn, key in enumerate((403, 318, 4360), 10)),
+        # Insert, delete, insert.
+        *(change("c", 30, row(661, 1)), change("d", 31, row(661, 1)), change("c", 32, row(661, 3))),
     ]
-    second = [
-        # an update with the row before it, which is no delete
-        of("u", 500, row(403, 2), before=row(403, 0)),
-        of("u", 501, row(403, 3, region="us"), before=row(403, 2)),
-        # a delete with nothing but the key: it does not tell the partition
-        of("d", 510, {"id": 318}, before={"id": 318}),
-        # the schema changes in the middle of a batch
-        *(of("u", 520 + n, row(4360, n)) for n in (1, 2)),
-        *(of("u", 520 + n, row(4360, n, added=f"v{n}"), new) for n in (3, 4)),
-        of("c", 530, row(4361, 1, added="new"), new),
+    second_batch = [
+        # Updates with the previous row, which is not a delete.
+        change("u", 500, row(403, 2), before=row(403, 0)),
+        change("u", 501, row(403, 3, region="us"), before=row(403, 2)),
+        # A delete with only the key, without the partition column.
+        change("d", 510, {"id": 318}, before={"id": 318}),
+        # The schema changes within the batch.
+        *(change("u", 520 + n, row(4360, n)) for n in (1, 2)),
+        *(change("u", 520 + n, row(4360, n, added=f"v{n}"), new) for n in (3, 4)),
+        change("c", 530, row(4361, 1, added="new"), new),
     ]
-    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as manager:
-        feed = Feed(spark, manager, tmp_path_factory.mktemp("replayed") / "table")
-        feed.apply(reversed(first), partition_by=["region"])
-        feed.apply([*reversed(second), *second, *first])
-        return feed.rows()
-
-
-@pytest.mark.full
-def test_debezium_server_iceberg_661_the_last_of_insert_delete_insert_in_a_batch_stays(replayed: Any) -> None:
-    assert replayed[661]["n"] == 3
-
-
-def test_debezium_server_iceberg_403_an_update_deletes_nothing(replayed: Any) -> None:
-    assert replayed[403] == {"id": 403, "region": "us", "n": 3, "added": None}
-
-
-def test_iceberg_kafka_connect_318_a_delete_with_nothing_but_the_key_finds_the_row_s_partition(replayed: Any) -> None:
-    assert 318 not in replayed
-
-
-def test_flink_cdc_4360_a_schema_change_in_a_batch_leaves_one_row_a_key(replayed: Any) -> None:
-    assert replayed[4360] == {"id": 4360, "region": "eu", "n": 4, "added": "v4"}
-    assert replayed[4361] == {"id": 4361, "region": "eu", "n": 1, "added": "new"}
-    assert len(replayed) == 4
+    feed.apply(reversed(first_batch), partition_by=["region"])
+    feed.apply([*reversed(second_batch), *second_batch, *first_batch])
+    assert feed.rows() == {
+        403: row(403, 3, region="us", added=None),
+        661: row(661, 3, added=None),
+        4360: row(4360, 4, added="v4"),
+        4361: row(4361, 1, added="new"),
+    }
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -380,24 +380,21 @@ VALUES: dict[str, tuple[Json, Any, str, Any]] = {
 
 
 @pytest.mark.full
-def test_each_type_of_a_schema_has_a_type_and_its_value(decoded: Decode) -> None:
-    schema = struct(id=INT, **{name: kind for name, (kind, *_) in VALUES.items()})
-    full = {"id": 1, **{name: value for name, (_, value, *_) in VALUES.items()}}
-    events = [event("c", 1, after=full), event("c", 2, after={**dict.fromkeys(full), "id": 2})]
-    found = decoded(
-        [message({"id": each["after"]["id"]}, with_schema(each, envelope_schema(schema))) for each in events]
-    )
-    assert reasons(found) == {}
-    kinds = {each.name: each.dataType.simpleString() for each in found.changes.schema}
-    assert {name: kinds[name] for name in VALUES} == {name: kind for name, (_, _, kind, _) in VALUES.items()}
-    one, two = sorted(rows(found), key=lambda row: row["id"])
-    one["double"] = str(one["double"])
-    assert {name: one[name] for name in VALUES} == {name: value for name, (_, _, _, value) in VALUES.items()}
-    assert {two[name] for name in VALUES} == {None}
+def test_each_schema_type_is_decoded_to_its_column_type(decoded: Decode) -> None:
+    schema = struct(id=INT, **{name: schema_type for name, (schema_type, *_) in VALUES.items()})
+    full_row = {"id": 1, **{name: value for name, (_, value, *_) in VALUES.items()}}
+    batch = decoded([row_message(row, schema) for row in (full_row, {**dict.fromkeys(full_row), "id": 2})])
+    assert reasons(batch) == {}
+    column_types = types(batch)
+    assert {name: column_types[name] for name in VALUES} == {name: type_ for name, (*_, type_, _) in VALUES.items()}
+    stored = rows_by_id(batch)
+    stored[1]["double"] = str(stored[1]["double"])
+    assert {name: stored[1][name] for name in VALUES} == {name: value for name, (*_, value) in VALUES.items()}
+    assert {stored[2][name] for name in VALUES} == {None}
 
 
 @pytest.mark.full
-def test_where_several_types_would_do_the_table_s_is_taken_and_no_digit_is_lost(decoded: Decode) -> None:
+def test_the_type_of_the_table_wins_and_no_digit_is_lost(decoded: Decode) -> None:
     variable = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []}
     schema = struct(
         id=INT,
@@ -408,14 +405,16 @@ def test_where_several_types_would_do_the_table_s_is_taken_and_no_digit_is_lost(
         exact=decimal(9, 38),
     )
 
-    def of(key: int, value: int) -> Message:
-        after = {"id": key, "number": {"scale": 3, "value": base64_of(value)}, "local": 1, "nanos": 7, "text": 0}
-        told = json.dumps(with_schema(event("c", key, after={**after, "exact": "?"}), envelope_schema(schema)))
-        return message({"id": key}, told.replace('"?"', "12345678901234567890.123456789").encode(), f"t/0/{key}")
+    def message_of(key: int, value: int) -> Message:
+        number = {"scale": 3, "value": base64_of(value)}
+        row = {"id": key, "number": number, "local": 1, "nanos": 7, "text": 0, "exact": "?"}
+        message_key, text, origin = row_message(row, schema)
+        assert text is not None
+        return message_key, text.replace(b'"?"', b"12345678901234567890.123456789"), origin
 
     table = state("id bigint, number decimal(10,2), local timestamp_ntz, nanos bigint, text string")
-    found = decoded([of(1, -5_000), of(2, 5_001)], table=table)
-    assert rows(found)[0] | {ORDER: None} == {
+    batch = decoded([message_of(1, -5_000), message_of(2, 5_001)], table=table)
+    assert rows(batch)[0] | {ORDER: None} == {
         "id": 1,
         "number": Decimal("-5.00"),
         "local": utc(1970, 1, 1, 0, 0, 0, 1),
@@ -425,12 +424,12 @@ def test_where_several_types_would_do_the_table_s_is_taken_and_no_digit_is_lost(
         ORDER: None,
         DELETES: False,
     }
-    assert reasons(found) == {"t/0/2": "the value of the column number does not fit decimal(10,2)"}
+    assert reasons(batch) == {"t/0/2": "the value of the column number does not fit decimal(10,2)"}
 
 
 @pytest.mark.full
-def test_without_schemas_types_are_the_table_s_and_else_those_of_the_values(decoded: Decode) -> None:
-    after = {
+def test_without_a_schema_types_come_from_the_table_or_values(decoded: Decode) -> None:
+    row = {
         "id": 1,
         "day": 1,
         "iso": "2018-06-20",
@@ -447,12 +446,12 @@ def test_without_schemas_types_are_the_table_s_and_else_those_of_the_values(deco
         "big": 2**70,
     }
     table = state("id int, day date, iso date, at timestamp, price decimal(5,2), blob binary, gone string")
-    told = [after, {**after, "id": 2, "real": 2, "mixed": "x"}]
-    events = [message({"id": row["id"]}, event("c", row["id"], after=row)) for row in told]
-    found = decoded(events, table=table)
-    assert reasons(found) == {}
-    first, second = sorted(rows(found), key=lambda row: row["id"])
-    assert first | {ORDER: None, DELETES: None} == {
+    rows_without_schema = (row, {**row, "id": 2, "real": 2, "mixed": "x"})
+    messages = [message({"id": after["id"]}, event("c", after["id"], after=after)) for after in rows_without_schema]
+    batch = decoded(messages, table=table)
+    assert reasons(batch) == {}
+    stored = rows_by_id(batch)
+    assert stored[1] | {ORDER: None, DELETES: None} == {
         "id": 1,
         "day": dt.date(1970, 1, 2),
         "iso": dt.date(2018, 6, 20),
@@ -469,7 +468,7 @@ def test_without_schemas_types_are_the_table_s_and_else_those_of_the_values(deco
         ORDER: None,
         DELETES: None,
     }
-    assert (second["mixed"], second["real"]) == ("x", 2.0)
+    assert (stored[2]["mixed"], stored[2]["real"]) == ("x", 2.0)
 
 
 DEAD = "dead"
@@ -502,8 +501,8 @@ JSON_TABLE = (
 )
 
 
-def test_without_a_schema_the_json_type_counts(decoded: Decode) -> None:
-    def of(at: int, column: str, text: str) -> Message:
+def test_without_a_schema_the_json_type_has_to_fit(decoded: Decode) -> None:
+    def message_of(at: int, column: str, text: str) -> Message:
         value = json.dumps(event("c", at, after={"id": at, column: "?"})).replace('"?"', text)
         return message({"id": at}, value.encode(), str(at))
 
@@ -511,10 +510,10 @@ def test_without_a_schema_the_json_type_counts(decoded: Decode) -> None:
     stored: dict[int, Json] = {}
     dead: dict[str, str] = {}
     for is_bad in (False, True):
-        batch = [of(at, column, text) for at, (column, text, value) in cases if (value == DEAD) == is_bad]
-        changes = decoded(batch, table=state(JSON_TABLE))
-        stored |= {row["id"]: row for row in rows(changes)}
-        dead |= reasons(changes)
+        messages = [message_of(at, column, text) for at, (column, text, value) in cases if (value == DEAD) == is_bad]
+        batch = decoded(messages, table=state(JSON_TABLE))
+        stored |= rows_by_id(batch)
+        dead |= reasons(batch)
     wrong = {
         (column, text): stored[at][column] if at in stored else dead[str(at)]
         for at, (column, text, value) in cases
@@ -527,15 +526,15 @@ MICROS = {"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"}
 
 
 def test_types_of_several_schemas_widen(decoded: Decode) -> None:
-    def of(key: int, **kinds: Json) -> Message:
-        row = {"id": key, **dict.fromkeys(kinds, key)}
-        return message({"id": key}, with_schema(event("c", key, after=row), envelope_schema(struct(id=INT, **kinds))))
+    def message_of(key: int, **schema_types: Json) -> Message:
+        return row_message({"id": key, **dict.fromkeys(schema_types, key)}, struct(id=INT, **schema_types))
 
+    small, large = {"type": "int16"}, {"type": "int32"}
     millis = {"type": "int64", "name": f"{DEBEZIUM}Timestamp"}
-    changes = decoded([of(1, n={"type": "int16"}, at=millis), of(2, n={"type": "int32"}, at=MICROS), of(3)])
-    kinds = {column.name: column.dataType.simpleString() for column in changes.changes.schema}
-    assert (kinds["n"], kinds["at"]) == ("int", "timestamp")
-    assert {row["id"]: (row["n"], row["at"]) for row in rows(changes)} == {
+    batch = decoded([message_of(1, n=small, at=millis), message_of(2, n=large, at=MICROS), message_of(3)])
+    column_types = types(batch)
+    assert (column_types["n"], column_types["at"]) == ("int", "timestamp")
+    assert {row["id"]: (row["n"], row["at"]) for row in rows(batch)} == {
         1: (1, utc(1970, 1, 1, 0, 0, 0, 1000)),
         2: (2, utc(1970, 1, 1, 0, 0, 0, 2)),
         3: (None, None),
@@ -544,18 +543,16 @@ def test_types_of_several_schemas_widen(decoded: Decode) -> None:
 
 @pytest.mark.full
 def test_a_nested_field_that_a_schema_lacks_is_null(decoded: Decode) -> None:
-    def of(key: int, value: Json, kind: Json) -> Message:
-        schema = envelope_schema(struct(id=INT, o=kind, list={"type": "array", "items": kind}))
-        return message(
-            {"id": key}, with_schema(event("c", key, after={"id": key, "o": value, "list": [value]}), schema)
-        )
+    def message_of(key: int, value: Json, schema: Json) -> Message:
+        row = {"id": key, "o": value, "list": [value]}
+        return row_message(row, struct(id=INT, o=schema, list={"type": "array", "items": schema}))
 
     table = state("id bigint, o struct<x:bigint,y:string>, list array<struct<y:string,x:bigint>>")
-    messages = [of(1, {"x": 1}, struct(x=INT)), of(2, {"x": 2, "z": "new"}, struct(x=INT, z=TEXT))]
-    changes = decoded([*messages, message({"id": 3}, event("c", 3, after={"id": 3, "o": {"X": 3}}))], table=table)
-    assert reasons(changes) == {}
+    messages = [message_of(1, {"x": 1}, struct(x=INT)), message_of(2, {"x": 2, "z": "new"}, struct(x=INT, z=TEXT))]
+    batch = decoded([*messages, message({"id": 3}, event("c", 3, after={"id": 3, "o": {"X": 3}}))], table=table)
+    assert reasons(batch) == {}
     values = [{"x": 1, "y": None, "z": None}, {"x": 2, "y": None, "z": "new"}]
-    assert {row["id"]: (row["o"], row["list"]) for row in rows(changes)} == {
+    assert {row["id"]: (row["o"], row["list"]) for row in rows(batch)} == {
         **{number: (value, [value]) for number, value in enumerate(values, 1)},
         3: ({"x": 3, "y": None, "z": None}, None),
     }
@@ -564,16 +561,16 @@ def test_a_nested_field_that_a_schema_lacks_is_null(decoded: Decode) -> None:
 # -- operations, keys, order -------------------------------------------------------------------------------------------
 
 
-def test_operations_and_what_says_nothing_of_a_row(decoded: Decode) -> None:
+def test_operations_are_decoded_and_other_messages_skipped(decoded: Decode) -> None:
     messages = [
         message({"id": 1}, event("r", 5, after={"id": 1, "v": "read"}, snapshot="last")),
         message({"id": 2}, event("d", 6, before=None)),
         message(None, event("d", 7, before={"id": 3, "v": "old"})),
-        # An update of a key comes as two.
+        # An update of a key is a delete and a create.
         message({"id": 4}, event("d", 8, before={"id": 4, "v": "x"})),
         message({"id": 4}, None),
         message({"id": 5}, event("c", 8, after={"id": 5, "v": "x"})),
-        # Lines of a file.
+        # Lines of a file contain key and value.
         message(None, {"key": {"id": 6}, "value": event("d", 9)}),
         message(None, {"key": with_schema({"id": 7}, struct(id=INT)), "value": event("c", 9, after={"id": 7})}),
         message(None, {"key": {"id": 7}, "value": None}),
@@ -581,9 +578,9 @@ def test_operations_and_what_says_nothing_of_a_row(decoded: Decode) -> None:
         message({"prefix": "p"}, {"op": "m", "source": source(10), "message": {"prefix": "p", "content": "eA=="}}),
         message({"serverName": "t"}, {"ts_ms": 1_700_000_000_000}),
     ]
-    found = decoded(messages)
-    assert reasons(found) == {}
-    assert {row["id"]: (row["v"], row[DELETES]) for row in rows(found)} == {
+    batch = decoded(messages)
+    assert reasons(batch) == {}
+    assert {row["id"]: (row["v"], row[DELETES]) for row in rows(batch)} == {
         1: ("read", False),
         2: (None, True),
         3: (None, True),
@@ -592,11 +589,11 @@ def test_operations_and_what_says_nothing_of_a_row(decoded: Decode) -> None:
         6: (None, True),
         7: (None, False),
     }
-    assert (found.keys, found.count, found.skipped) == (("id",), 7, 5)
-    assert found.newest_source_time == 1_700_000_000.009
+    assert (batch.keys, batch.count, batch.skipped) == (("id",), 7, 5)
+    assert batch.newest_source_time == 1_700_000_000.009
 
 
-def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) -> None:
+def test_undecodable_messages_become_dead_letters(decoded: Decode) -> None:
     schema = envelope_schema(
         struct(
             id=INT,
@@ -653,15 +650,15 @@ def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) ->
     ]
     good = [({"id": 2}, row(2, id=2)), ({"id": 3}, event("d", 3, before={"id": 3, "n": PLACEHOLDER}))]
     messages = [message(key, value, str(at)) for at, (key, value, _) in enumerate(cases)]
-    changes = decoded([*messages, *(message(key, value) for key, value in good)], partition_by=["Region"])
-    reason_of = reasons(changes)
+    batch = decoded([*messages, *(message(key, value) for key, value in good)], partition_by=["Region"])
+    reason_of = reasons(batch)
     assert [
-        (at, says, reason_of.get(str(at)))
-        for at, (*_, says) in enumerate(cases)
-        if not all(part in reason_of.get(str(at), "") for part in says.split("…"))
+        (at, expected, reason_of.get(str(at)))
+        for at, (*_, expected) in enumerate(cases)
+        if not all(part in reason_of.get(str(at), "") for part in expected.split("…"))
     ] == []
-    assert {row["id"] for row in rows(changes)} == {2, 3}
-    letters = {row["origin"]: (row["key"], row["value"]) for row in changes.dead.collect()}
+    assert {row["id"] for row in rows(batch)} == {2, 3}
+    letters = {row["origin"]: (row["key"], row["value"]) for row in batch.dead.collect()}
     assert {origin: (key and bytes(key), value and bytes(value)) for origin, (key, value) in letters.items()} == {
         origin: (key, value) for key, value, origin in messages
     }
@@ -691,22 +688,22 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
     ([message({"id": 1}, event("c", 1, after={"id": 1, "ID": 1}))], {}, "differ by case alone: ID, id"),
     (
         [
-            message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=kind))))
-            for kind in (INT, TEXT)
+            row_message({"id": 1}, struct(id=INT, v=INT)),
+            row_message({"id": 1}, struct(id=INT, v=TEXT)),
         ],
         {},
         "column v has changed at the source, and no type holds both bigint and string.*the table's column a string",
     ),
     (
         [
-            message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=MICROS)))),
-            message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=INT)))),
+            row_message({"id": 1}, struct(id=INT, v=MICROS)),
+            row_message({"id": 1}, struct(id=INT, v=INT)),
         ],
         {},
         "column v has changed at the source, and no type holds both bigint and timestamp: apply.*or feed a new table$",
     ),
     (
-        [message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=MICROS))))],
+        [row_message({"id": 1}, struct(id=INT, v=MICROS))],
         {"table": "id bigint, v string"},
         "column v is a string, which does not hold timestamp in every time zone: feed a new table$",
     ),
@@ -714,35 +711,35 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("messages", "how", "says"), REFUSED)
-def test_what_concerns_the_whole_feed_is_refused_in_a_sentence(
-    decoded: Decode, messages: list[Message], how: Json, says: str
+@pytest.mark.parametrize(("messages", "options", "error"), REFUSED)
+def test_a_feed_that_cannot_be_applied_is_refused(
+    decoded: Decode, messages: list[Message], options: Json, error: str
 ) -> None:
-    table = state(how["table"]) if "table" in how else None
-    with pytest.raises(FeedError, match=says):
-        decoded(messages, **{**how, "table": table})
+    table = state(options["table"]) if "table" in options else None
+    with pytest.raises(FeedError, match=error):
+        decoded(messages, **{**options, "table": table})
 
 
-def of_connector(connector: str, **told: Any) -> Json:
-    return {"connector": connector, "ts_ms": 1, "snapshot": None, **told}
+def of_connector(connector: str, **fields: Any) -> Json:
+    return {"connector": connector, "ts_ms": 1, "snapshot": None, **fields}
 
 
-def binlog(file: str, pos: int, row: int = 0, **more: Any) -> Json:
-    return of_connector("mysql", file=file, pos=pos, row=row, **more)
+def binlog(file: str, pos: int, row: int = 0, **fields: Any) -> Json:
+    return of_connector("mysql", file=file, pos=pos, row=row, **fields)
 
 
-def cdc(commit: str, change: str | None, serial: int | None, **more: Any) -> Json:
-    return of_connector("sqlserver", commit_lsn=commit, change_lsn=change, event_serial_no=serial, **more)
+def cdc(commit: str, change: str | None, serial: int | None, **fields: Any) -> Json:
+    return of_connector("sqlserver", commit_lsn=commit, change_lsn=change, event_serial_no=serial, **fields)
 
 
-#: Of each connector, in the order in which changes were made.
+#: Sources of each connector, in the order of the changes.
 IN_ORDER: list[list[Json]] = [
     [
         source(90, snapshot="true"),
         source(90, snapshot="last") | {"ts_ms": 2},
         source(90),
         source(91),
-        # The log's order is not that of commits: 95 was written before 101 was committed, and read behind it.
+        # The log is not in the order of commits: the change at 95 belongs to the commit at 101.
         source(98, 93),
         source(100, 93) | {"lsn": None, "snapshot": "incremental"},
         source(95, 101),
@@ -776,127 +773,127 @@ IN_ORDER: list[list[Json]] = [
 ]
 
 
-def test_positions_of_each_connector_are_in_the_order_of_its_changes(decoded: Decode) -> None:
+def test_positions_follow_the_order_of_changes_per_connector(decoded: Decode) -> None:
     messages = [
         message(
             {"id": f"{number}/{at:02}"},
-            {"op": "r" if told["snapshot"] in ("true", "last") else "u", "source": told, "after": {}},
+            {"op": "r" if origin["snapshot"] in ("true", "last") else "u", "source": origin, "after": {}},
         )
-        for number, changes in enumerate(IN_ORDER)
-        for at, told in enumerate(changes)
+        for number, origins in enumerate(IN_ORDER)
+        for at, origin in enumerate(origins)
     ]
-    found = decoded(messages)
-    assert reasons(found) == {}
-    order = {row["id"]: row[ORDER] for row in rows(found)}
+    batch = decoded(messages)
+    assert reasons(batch) == {}
+    order = {row["id"]: row[ORDER] for row in rows(batch)}
     assert len(order) == len(messages)
     for number in range(len(IN_ORDER)):
         positions = [order[name] for name in sorted(order) if name.startswith(f"{number}/")]
         if number == 0:
-            assert positions[0] == positions[1]  # of a snapshot, which has each row once
+            # Rows of a snapshot have one position: a snapshot has each row once.
+            assert positions[0] == positions[1]
         assert positions == sorted(positions)
         assert len(set(positions)) == len(positions) - (number == 0)
 
 
-def test_a_given_order_and_given_keys_win(decoded: Decode) -> None:
+def test_an_explicit_sequence_and_explicit_keys_win(decoded: Decode) -> None:
     messages = [
         message({"id": 1}, event("c", 1, after={"id": 1, "code": "a"}, connector="vitess", vgtid="17")),
-        # The row of the old code has to go.
+        # This update deletes the row of the old code.
         message({"id": 1}, event("u", 2, before={"id": 1, "code": "a"}, after={"id": 1, "code": "b"}, vgtid="18")),
         message({"id": 1}, event("u", 2, before={"id": 1, "code": "b"}, after={"id": 1, "code": "b"}, vgtid="19")),
-        # The table cannot have the row of the old code.
+        # No partition can have the row of the old code.
         message({"id": 2}, event("u", 2, before={"id": 2, "code": ""}, after={"id": 2, "code": "c"}, vgtid="20")),
         message({"id": 1}, event("d", 3, before={"id": 1, "code": "b"}, vgtid="x"), "unordered"),
     ]
-    how = "struct(try_cast(source.vgtid AS bigint) AS a, transaction.id IS NULL AS b)"
-    changes = decoded(messages, keys=["code"], sequence_by=how, partition_by=["code"])
-    order = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(changes))
+    sequence = "struct(try_cast(source.vgtid AS bigint) AS a, transaction.id IS NULL AS b)"
+    batch = decoded(messages, keys=["code"], sequence_by=sequence, partition_by=["code"])
+    order = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(batch))
     assert order == [
         *((17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False), (20, "c", 2, False)),
     ]
-    assert (changes.count, changes.event_count) == (5, 4)
-    assert set(reasons(changes)) == {"unordered"}
+    assert (batch.count, batch.event_count) == (5, 4)
+    assert set(reasons(batch)) == {"unordered"}
+
+
+def table_event(table: str, op: str = "c", lsn: int = 1, schema: str = "public") -> Message:
+    """Return an event of a source table whose rows contain its name."""
+    after = None if op in "dt" else {"id": 1, "of": table}
+    return message({"id": 1}, event(op, lsn, after=after, db="shop", schema=schema, table=table), table)
 
 
 @pytest.mark.full
-def test_events_of_other_source_tables_are_left_out_and_counted(decoded: Decode) -> None:
-    def of(table: str, op: str = "c", schema: str = "public") -> Message:
-        after = None if op in "dt" else {"id": 1, "of": table}
-        return message({"id": 1}, event(op, 1, after=after, db="shop", schema=schema, table=table), table)
-
-    messages = [of("orders_1"), of("orders_2", "d"), of("customers", "d"), of("orders_1", schema="old"), of("x", "t")]
-    long = event("c", 1, after={"id": 1, "of": 10**40}, db="shop", schema="public", table="customers")
-    messages += [of("customers", "?"), message({"id": 1}, long)]
+def test_events_of_other_source_tables_are_filtered(decoded: Decode) -> None:
+    orders = [table_event("orders_1"), table_event("orders_2", "d")]
+    filtered = [table_event("customers", "d"), table_event("orders_1", schema="old"), table_event("x", "t")]
+    large = event("c", 1, after={"id": 1, "of": 10**40}, db="shop", schema="public", table="customers")
+    filtered += [table_event("customers", "?"), message({"id": 1}, large)]
     bad = message({"id": 1}, b"{", "bad")
-    changes = decoded([*messages, bad], source_tables=["public.orders_1", "orders_2", "orders_3"])
-    assert [(row["of"], row[DELETES]) for row in rows(changes)] == [("orders_1", False), (None, True)]
-    assert (changes.filtered, list(reasons(changes))) == (5, ["bad"])
-    assert changes.source_tables == ("orders_3", "shop.public.orders_1", "shop.public.orders_2")
-    assert decoded(messages[:1]).source_tables == ("shop.public.orders_1",)
+    batch = decoded([*orders, *filtered, bad], source_tables=["public.orders_1", "orders_2", "orders_3"])
+    assert [(row["of"], row[DELETES]) for row in rows(batch)] == [("orders_1", False), (None, True)]
+    assert (batch.filtered, list(reasons(batch))) == (5, ["bad"])
+    assert batch.source_tables == ("orders_3", "shop.public.orders_1", "shop.public.orders_2")
+    assert decoded(orders[:1]).source_tables == ("shop.public.orders_1",)
     assert decoded([message({"id": 1}, event("c", 1, after={"id": 1}))]).source_tables is None
 
 
 @pytest.mark.full
-def test_events_of_another_table_are_refused_in_a_later_batch(feed: Feed) -> None:
-    def of(table: str, op: str, lsn: int) -> Message:
-        after = None if op == "d" else {"id": 1}
-        return message({"id": 1}, event(op, lsn, after=after, db="shop", schema="public", table=table))
-
-    feed.apply([of("orders", "c", 1)])
+def test_a_later_batch_of_another_source_table_is_refused(feed: Feed) -> None:
+    feed.apply([table_event("orders")])
     with pytest.raises(ChangesError, match=r"source tables: shop.public.orders in the table, shop.public.customers"):
-        feed.apply([of("customers", "d", 2)])
+        feed.apply([table_event("customers", "d", 2)])
     assert set(feed.rows()) == {1}
 
 
 @pytest.mark.full
-def test_a_dropped_column_and_a_wider_number_do_not_depend_on_batches(feed: Feed) -> None:
-    def of(key: int, lsn: int, **row: Any) -> Message:
+def test_dropped_columns_and_wider_numbers_fit_any_batch(feed: Feed) -> None:
+    def message_of(key: int, lsn: int, **row: Any) -> Message:
         return message({"id": key}, event("u", lsn, after={"id": key, **row}))
 
-    # Without schemas: numbers are whole at first, and the column "size" is dropped at the source.
-    first = {"price": 10, "size": 7, "o": {"x": 1}}
-    feed.apply([of(1, 1, **first), of(2, 2, **first), of(3, 3, **{**first, "price": 1})])
+    # Messages have no schemas. Numbers are whole at first, and the column "size" is dropped at the source.
+    row = {"price": 10, "size": 7, "o": {"x": 1}}
+    feed.apply([message_of(1, 1, **row), message_of(2, 2, **row), message_of(3, 3, **{**row, "price": 1})])
     with locked(feed.spark, str(feed.table), manager=feed.writer.manager):
         feed.spark.sql(f"ALTER TABLE delta.`{feed.table}` ADD COLUMNS (note string)")
     feed.writer.update({"note": "'mine'"})
-    feed.apply([of(1, 4, price=19.99)])
-    # A new nested field, by the function that users call.
-    last = [of(2, 5, price=0.125, o={"x": 1, "y": "new"}), of(4, 6, price=2.5, size=8)]
-    apply_events(feed.writer, frame(feed.spark, last))
+    feed.apply([message_of(1, 4, price=19.99)])
+    # The public function adds a nested field.
+    messages = [message_of(2, 5, price=0.125, o={"x": 1, "y": "new"}), message_of(4, 6, price=2.5, size=8)]
+    apply_events(feed.writer, frame(feed.spark, messages))
     expected = {1: ("19.99", None), 2: ("0.125", None), 3: ("1", 7), 4: ("2.5", 8)}
-    # Not every reader knows tables whose types were widened.
-    read = feed.spark.read.format("delta").load(str(feed.table)).collect()
-    assert {row["id"]: (row["price"], row["size"]) for row in read} == {
+    # delta-rs does not read a table with type widening.
+    stored = feed.spark.read.format("delta").load(str(feed.table)).collect()
+    assert {row["id"]: (row["price"], row["size"]) for row in stored} == {
         key: (Decimal(price), size) for key, (price, size) in expected.items()
     }
-    assert {row["id"]: row["o"] and row["o"].asDict() for row in read} == {
+    assert {row["id"]: row["o"] and row["o"].asDict() for row in stored} == {
         1: None, 2: {"x": 1, "y": "new"}, 3: {"x": 1, "y": None}, 4: None,
     }  # fmt: skip
-    # No event has had this column.
-    assert {row["id"] for row in read if row["note"] == "mine"} == {1, 2, 3}
+    # No event has the column "note".
+    assert {row["id"] for row in stored if row["note"] == "mine"} == {1, 2, 3}
 
 
-def test_keys_may_be_spelled_as_the_table_does(decoded: Decode) -> None:
-    found = decoded([message({"id": 1}, event("d", 1))], keys=["ID"], table=state("ID int"))
-    assert (found.keys, rows(found)[0]["id"], reasons(found)) == (("id",), 1, {})
+def test_names_of_keys_match_regardless_of_case(decoded: Decode) -> None:
+    batch = decoded([message({"id": 1}, event("d", 1))], keys=["ID"], table=state("ID int"))
+    assert (batch.keys, rows(batch)[0]["id"], reasons(batch)) == (("id",), 1, {})
 
 
-def test_negative_control_by_the_log_s_order_alone_a_late_row_of_a_snapshot_wins(
+def test_negative_control_by_lsn_alone_an_old_snapshot_row_wins(
     decoded: Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction writes at 95, an incremental snapshot reads the old row at 100, then the transaction commits."""
-    read = event("r", 100, commit=93, after={"id": 1, "v": "old"}, snapshot="incremental")
-    written = event("u", 95, commit=101, after={"id": 1, "v": "new"})
+    snapshot_row = event("r", 100, commit=93, after={"id": 1, "v": "old"}, snapshot="incremental")
+    update = event("u", 95, commit=101, after={"id": 1, "v": "new"})
 
-    def newest() -> str:
-        found = rows(decoded([message({"id": 1}, each) for each in (read, written)]))
-        return str(max(found, key=lambda row: row[ORDER])["v"])
+    def newest_value() -> str:
+        batch = decoded([message({"id": 1}, value) for value in (snapshot_row, update)])
+        return str(max(rows(batch), key=lambda row: row[ORDER])["v"])
 
-    assert newest() == "new"
+    assert newest_value() == "new"
     monkeypatch.setitem(_POSITIONS, ("postgresql",), lambda: _digits(_field("lsn"), 20))
-    assert newest() == "old"
+    assert newest_value() == "old"
 
 
-def test_a_batch_without_changes_has_nothing_to_apply(decoded: Decode) -> None:
-    found = decoded([message({"id": 1}, None), message({"id": 1}, b"{", "bad")])
-    assert (found.count, found.dead_count, found.skipped, found.newest_source_time) == (0, 1, 1, None)
+def test_a_batch_without_changes_is_empty(decoded: Decode) -> None:
+    batch = decoded([message({"id": 1}, None), message({"id": 1}, b"{", "bad")])
+    assert (batch.count, batch.dead_count, batch.skipped, batch.newest_source_time) == (0, 1, 1, None)
     assert decoded([]).count == 0
