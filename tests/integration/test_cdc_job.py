@@ -1,4 +1,4 @@
-"""``cdc.py`` in this process: cells and events out of files and topics, once and as a stream; what bad input leaves."""
+"""``cdc.py`` in this process: cells and events of files and topics, once and as a stream. Bad input writes nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.support.deliveries import Killed, delivered, end_of_the_process
-from tests.support.hbase_model import SCHEMA, hbase_shows, histories
+from tests.support.error_line import error_line
+from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
+from tests.support.hbase_table import visible_values
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium import apply as debezium_apply
@@ -42,23 +43,15 @@ def cdc(run_job: Callable[..., Any], table: Path) -> Callable[..., Any]:
     return run
 
 
-def sentence(done: Any) -> str:
-    (said,) = [line for line in done.error.splitlines() if line.startswith("cdc.py: ")]
-    return str(said)
-
-
-def lines_of(file: Path, objects: Sequence[Any]) -> Path:
+def json_lines(file: Path, values: Sequence[Any]) -> Path:
+    """Write values as JSON lines. Texts are written as they are."""
     file.parent.mkdir(exist_ok=True)
-    file.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in objects))
+    file.write_text("".join((value if isinstance(value, str) else json.dumps(value)) + "\n" for value in values))
     return file
 
 
-def shown_by(table: Path) -> dict[str, dict[str, str]]:
-    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
-    return {
-        row["id"]: {name.replace("_", ":"): value for name, value in row.items() if name != "id" and value is not None}
-        for row in rows
-    }
+def cell_lines(file: Path, cells: Sequence[Cell], *texts: str) -> Path:
+    return json_lines(file, [*(cell._asdict() for cell in cells), *texts])
 
 
 def event(op: str, at: int, before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any]:
@@ -68,107 +61,104 @@ def event(op: str, at: int, before: dict[str, Any] | None, after: dict[str, Any]
 
 
 @pytest.mark.full
-def test_cells_as_lines_and_as_parquet_and_as_a_stream_of_both_are_what_hbase_shows(
+def test_cells_of_files_and_of_a_stream_equal_the_hbase_rows(
     cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
     cells = histories(7, 60)
-    first, second, third = delivered(7, cells, 3)
-    source = lines_of(tmp_path / "1" / "cells.jsonl", [*(each._asdict() for each in first), '{"row": '])
-    report = tmp_path / "report.json"
-    done = cdc("hbase", "--mapping", mapping, "--source", source, "--report", report, "--run-id", "one")
-    assert done.code == 0, done.error
-    assert [line["event"] for line in done.lines] == ["begun", "holding", "commit"]
-    told = json.loads(report.read_text())
-    assert (told["decoder"], told["commits"][0]["dead_letters"], told["commits"][0]["changes"]) == (
-        "hbase", 1, len(first),
-    )  # fmt: skip
-    assert told["commits"][0]["lag_s"] > 1e9
-    assert shown_by(table) == hbase_shows(first)
-    version = done.lines[-1]["version"]
-    done = cdc("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
-    assert (done.code, done.lines[-1]["already_committed"], done.lines[-1]["version"]) == (0, True, version)
+    json_batch, parquet_batch, stream_batch = delivered(7, cells, 3)
+    source = cell_lines(tmp_path / "1" / "cells.jsonl", json_batch, '{"row": ')
+    run = ("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
+    report_file = tmp_path / "report.json"
+    outcome = cdc(*run, "--report", report_file)
+    assert outcome.code == 0, outcome.error
+    assert [line["event"] for line in outcome.lines] == ["begun", "holding", "commit"]
+    report = json.loads(report_file.read_text())
+    (commit,) = report["commits"]
+    assert (report["decoder"], commit["dead_letters"], commit["changes"]) == ("hbase", 1, len(json_batch))
+    assert commit["lag_s"] > 1e9
+    assert visible_values(table) == hbase_shows(json_batch)
+    version = outcome.lines[-1]["version"]
+    outcome = cdc(*run)
+    assert (outcome.code, outcome.lines[-1]["already_committed"], outcome.lines[-1]["version"]) == (0, True, version)
     os.utime(source, (1_700_000_000,) * 2)
-    refused = cdc("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
-    assert (refused.code, "with other sources" in sentence(refused)) == (2, True)
-    spark.createDataFrame(second, SCHEMA).write.parquet(str(tmp_path / "2"))
+    outcome = cdc(*run)
+    assert (outcome.code, "with other sources" in error_line(outcome)) == (2, True)
+    spark.createDataFrame(parquet_batch, SCHEMA).write.parquet(str(tmp_path / "2"))
     assert cdc("hbase", "--mapping", mapping, "--source", tmp_path / "2").code == 0
-    assert shown_by(table) == hbase_shows([*first, *second])
+    assert visible_values(table) == hbase_shows([*json_batch, *parquet_batch])
     folder, checkpoint = tmp_path / "3", tmp_path / "checkpoint"
     stream = ("--mapping", mapping, "--source", folder, "--trigger", "available-now", "--checkpoint", checkpoint)
     for number in range(2):
-        lines_of(folder / f"{number}.jsonl", [each._asdict() for each in third[number::2]])
-        done = cdc("hbase", *stream)
-        assert done.code == 0, done.error
-    assert shown_by(table) == hbase_shows(cells)
+        cell_lines(folder / f"{number}.jsonl", stream_batch[number::2])
+        outcome = cdc("hbase", *stream)
+        assert outcome.code == 0, outcome.error
+    assert visible_values(table) == hbase_shows(cells)
 
 
 @pytest.mark.full
-def test_a_topic_of_debezium_is_the_table_as_a_stream_too(
-    cdc: Callable[..., Any], table: Path, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+def test_a_stream_of_debezium_messages_updates_the_table(
+    cdc: Callable[..., Any],
+    table: Path,
+    tmp_path: Path,
+    spark: SparkSession,
+    rows_of: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def topic(folder: str, messages: Sequence[dict[str, Any]]) -> None:
-        rows = [
-            (
-                json.dumps(each["key"]).encode(),
-                each["value"] and json.dumps(each["value"]).encode(),
-                "t",
-                0,
-                at,
-                None,
-                0,
-            )
-            for at, each in enumerate(messages)
-        ]
-        # As Kafka's source gives them.
-        spark.createDataFrame(rows, TOPIC).write.mode("append").parquet(str(tmp_path / folder))
+    def publish(messages: Sequence[dict[str, Any]]) -> None:
+        rows = []
+        for offset, message in enumerate(messages):
+            value = message["value"] and json.dumps(message["value"]).encode()
+            rows.append((json.dumps(message["key"]).encode(), value, "t", 0, offset, None, 0))
+        # These are the columns of Spark's Kafka source.
+        spark.createDataFrame(rows, TOPIC).write.mode("append").parquet(str(tmp_path / "topic"))
 
     ada, bo = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bo"}
-    topic("1", [
+    publish([
         event("u", 5, ada, {**ada, "name": "Ada!"}), event("c", 3, None, bo), event("c", 2, None, ada),
         event("d", 7, bo, None), {"key": {"id": 2}, "value": None}, {"key": {"id": 3}, "value": {"op": "x"}},
     ])  # fmt: skip
-    stream = ("--source", tmp_path / "1", "--trigger", "available-now", "--checkpoint", tmp_path / "checkpoint")
-    done = cdc("debezium", *stream, "--format", "parquet")
-    assert done.code == 0, done.error
+    stream = ("--source", tmp_path / "topic", "--format", "parquet", "--trigger", "available-now")
+    run = ("debezium", *stream, "--checkpoint", tmp_path / "checkpoint")
+    outcome = cdc(*run)
+    assert outcome.code == 0, outcome.error
     counts = {"changes": 4, "folded": 2, "inserted": 1, "dead_letters": 1, "skipped": 1}
-    assert {name: done.lines[-1][name] for name in counts} == counts
-    topic("1", [
+    assert {name: outcome.lines[-1][name] for name in counts} == counts
+    publish([
         event("u", 4, bo, {**bo, "name": "late"}), event("u", 9, ada, {**ada, "name": "Ada?", "age": 36}),
         {"key": {"id": 3}, "value": {"op": "y"}},
     ])  # fmt: skip
-    # Killed between the table's commit and that of the dead letters.
+    # The job is killed between the commits to the table and to the dead letters.
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(debezium_apply, "write_dead_letters", end_of_the_process)
-        cdc("debezium", *stream, "--format", "parquet")
-    done = cdc("debezium", *stream, "--format", "parquet")
-    assert (done.code, done.lines[-1]["already_committed"]) == (0, True), done.error
-    rows = DeltaTable(table).to_pyarrow_table(columns=["id", "name", "age"]).to_pylist()
-    assert rows == [{"id": 1, "name": "Ada?", "age": 36}]
-    letters = DeltaTable(f"{table}_dead_letters").to_pyarrow_table().to_pylist()
-    assert all("not known" in each["reason"] for each in letters)
-    assert sorted(each["origin"] for each in letters) == ["t/0/2", "t/0/5"]
+        cdc(*run)
+    outcome = cdc(*run)
+    assert (outcome.code, outcome.lines[-1]["already_committed"]) == (0, True), outcome.error
+    assert rows_of(table, "id", "name", "age") == [(1, "Ada?", 36)]
+    letters = rows_of(f"{table}_dead_letters", "origin", "reason")
+    assert all("not known" in reason for _, reason in letters)
+    assert [origin for origin, _ in letters] == ["t/0/2", "t/0/5"]
 
 
 @pytest.mark.full
-def test_an_input_of_which_nothing_is_applied_ends_with_8(
+def test_an_input_without_applied_changes_exits_with_8(
     cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path
 ) -> None:
-    flat = lines_of(tmp_path / "1" / "flat.json", [{"key": {"id": 1}, "value": {"id": 1, "__op": "u"}}])
+    flat = json_lines(tmp_path / "1" / "flat.json", [{"key": {"id": 1}, "value": {"id": 1, "__op": "u"}}])
     stream = ("--source", flat.parent, "--trigger", "available-now", "--checkpoint", tmp_path / "checkpoint")
     for arguments in (("--source", flat), stream):
         outcome = cdc("debezium", *arguments, "--format", "json")
         assert outcome.code == 8, outcome.error
-        assert "ExtractNewRecordState" in sentence(outcome)
-        start, _, end = sentence(outcome).partition("1 messages are in ")
+        assert "ExtractNewRecordState" in error_line(outcome)
+        start, _, end = error_line(outcome).partition("1 messages are in ")
         assert start == f"cdc.py: nothing was applied to file:{table}: "
         assert end.startswith(f"file:{table}_dead_letters, most frequent reason: "), end
         assert not end.endswith("in the table)"), end
     orders = event("c", 1, None, {"id": 1, "n": 10})
     orders["value"]["source"] |= {"db": "shop", "table": "orders"}
-    good = lines_of(tmp_path / "good.json", [orders])
+    good = json_lines(tmp_path / "good.json", [orders])
     outcome = cdc("debezium", "--source", good, "--source-table", "customers")
     assert (outcome.code, outcome.lines[-1]["filtered"]) == (8, 1), outcome.error
-    assert sentence(outcome) == (
+    assert error_line(outcome) == (
         f"cdc.py: nothing was applied to file:{table}: 1 events are of other source tables than customers"
     )
     assert not table.exists()
@@ -176,42 +166,45 @@ def test_an_input_of_which_nothing_is_applied_ends_with_8(
     for limit, code in (("0", 5), ("49%", 5), ("50%", 0), ("1", 0)):
         outcome = cdc("debezium", *mixed, limit)
         assert (outcome.code, table.exists()) == (code, code == 0), outcome.error
-    bound = ("--table", tmp_path / "bound", "--source", good, "--source-table")
-    customers = lines_of(tmp_path / "other.json", [json.loads(json.dumps(orders).replace("orders", "customers"))])
-    codes = [(8, "customers"), (0, "orders")]
-    assert [(cdc("debezium", *bound, name).code, name) for _, name in codes] == codes
-    # The bound table had no events; another name may be a misspelled one.
-    bound = ("--table", tmp_path / "bound", "--source", customers, "--source-table")
-    codes = [(0, "orders"), (8, "order")]
-    assert [(cdc("debezium", *bound, name).code, name) for _, name in codes] == codes
-    bad = lines_of(tmp_path / "bad.json", ["no cell"])
+    customers = json_lines(tmp_path / "other.json", [json.loads(json.dumps(orders).replace("orders", "customers"))])
+    # A source table without events is no error if the table is bound to it. Other names may be misspelled.
+    for source, name, code in (
+        (good, "customers", 8),
+        (good, "orders", 0),
+        (customers, "orders", 0),
+        (customers, "order", 8),
+    ):
+        outcome = cdc("debezium", "--table", tmp_path / "bound", "--source", source, "--source-table", name)
+        assert outcome.code == code, (name, outcome.error)
+    bad = json_lines(tmp_path / "bad.json", ["no cell"])
     cells = ("--mapping", mapping, "--source", bad, "--table", tmp_path / "cells")
     assert [cdc("hbase", *cells, *limit).code for limit in ((), ("--max-dead-letters", "0"))] == [8, 5]
     outcome = cdc("hbase", *cells, "--max-dead-letters", "few")
-    assert (outcome.code, "--max-dead-letters" in sentence(outcome)) == (2, True)
+    assert (outcome.code, "--max-dead-letters" in error_line(outcome)) == (2, True)
 
 
-def test_local_files_are_looked_for_before_spark_starts(mapping: Path, tmp_path: Path, spark: SparkSession) -> None:
-    full, empty, files = lines_of(tmp_path / "full" / "1.json", [{}]).parent, tmp_path / "empty", HadoopFiles.of(spark)
+def test_local_files_are_checked_before_spark_starts(mapping: Path, tmp_path: Path, spark: SparkSession) -> None:
+    folder, empty = json_lines(tmp_path / "full" / "1.json", [{}]).parent, tmp_path / "empty"
     empty.mkdir()
+    files = HadoopFiles.of(spark)
 
     def check(mapping: Path, *sources: Path) -> None:
-        place = ("--zookeeper", "127.0.0.1:1", "--table", "t", "--decoder", "hbase", "--mapping", str(mapping))
-        parse_arguments([*place, "--source", *map(str, sources)]).check_local_sources(files)
+        options = ("--zookeeper", "127.0.0.1:1", "--table", "t", "--decoder", "hbase", "--mapping", str(mapping))
+        parse_arguments([*options, "--source", *map(str, sources)]).check_local_sources(files)
 
     # One of several folders may be empty.
-    check(mapping, full, empty)
-    for bad_mapping, sources, words in (
-        (tmp_path / "nowhere.json", [full], "mapping .* does not exist"),
+    check(mapping, folder, empty)
+    for bad_mapping, sources, message in (
+        (tmp_path / "nowhere.json", [folder], "mapping .* does not exist"),
         (mapping, [empty], "has no files"),
-        (mapping, [full, tmp_path / "nowhere"], "does not exist"),
+        (mapping, [folder, tmp_path / "nowhere"], "does not exist"),
     ):
-        with pytest.raises(SourceError, match=words):
+        with pytest.raises(SourceError, match=message):
             check(bad_mapping, *sources)
 
 
 HBASE = ("--mapping", "{mapping}", "--source", "{cells}")
-BELOW = ("--source", "{folder}", "--trigger", "available-now", "--checkpoint", "{table}/notes")
+CHECKPOINT_IN_THE_TABLE = ("--source", "{folder}", "--trigger", "available-now", "--checkpoint", "{table}/notes")
 BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", ("--source", "{cells}"), 2, "--mapping"),
     ("hbase", (*HBASE, "--keys", "id"), 2, "--keys"),
@@ -221,7 +214,7 @@ BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", ("--mapping", "{cells}", "--source", "{cells}"), 2, "unknown fields: family, row"),
     ("hbase", ("--mapping", "{mapping}", "--source", "/nowhere"), 2, "does not exist"),
     ("hbase-proxy", HBASE, 2, "lines"),
-    ("hbase", ("--mapping", "{mapping}", *BELOW), 2, "in the folder of the table"),
+    ("hbase", ("--mapping", "{mapping}", *CHECKPOINT_IN_THE_TABLE), 2, "in the folder of the table"),
     ("hbase", ("--mapping", "{mapping}", "--source", "{corrupt}"), 5, ""),
     ("debezium", ("--source", "{truncate}"), 5, "truncated"),
     ("debezium", ("--source", "{keyless}"), 5, "key"),
@@ -230,8 +223,8 @@ BAD: list[tuple[str, tuple[str, ...], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("decoder", "arguments", "code", "says"), BAD)
-def test_bad_input_is_one_sentence_and_nothing_is_written(
+@pytest.mark.parametrize(("decoder", "arguments", "code", "message"), BAD)
+def test_bad_input_is_one_error_line_and_writes_nothing(
     cdc: Callable[..., Any],
     mapping: Path,
     table: Path,
@@ -239,19 +232,19 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     decoder: str,
     arguments: tuple[str, ...],
     code: int,
-    says: str,
+    message: str,
 ) -> None:
     files = {
         "folder": tmp_path,
         "table": table,
         "mapping": mapping,
-        "cells": lines_of(tmp_path / "cells.json", [{"row": "a", "family": "d"}]),
-        "truncate": lines_of(tmp_path / "truncate.json", [{**event("t", 1, None, {"id": 1}), "key": {"id": 1}}]),
-        "keyless": lines_of(tmp_path / "keyless.json", [event("c", 1, None, {"id": 1})["value"]]),
+        "cells": json_lines(tmp_path / "cells.json", [{"row": "a", "family": "d"}]),
+        "truncate": json_lines(tmp_path / "truncate.json", [{**event("t", 1, None, {"id": 1}), "key": {"id": 1}}]),
+        "keyless": json_lines(tmp_path / "keyless.json", [event("c", 1, None, {"id": 1})["value"]]),
     }
     (tmp_path / "corrupt.json.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     files["corrupt"] = tmp_path / "corrupt.json.gz"
-    done = cdc(decoder, *(each.format(**files) for each in arguments))
-    assert done.code == code, done.error
-    assert says in sentence(done), done.error
+    outcome = cdc(decoder, *(argument.format(**files) for argument in arguments))
+    assert outcome.code == code, outcome.error
+    assert message in error_line(outcome), outcome.error
     assert not table.exists()

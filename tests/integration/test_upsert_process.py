@@ -1,4 +1,4 @@
-"""``upsert.py`` as a stream under spark-submit: killed in a batch, started again, stopped between two."""
+"""``upsert.py`` as a stream under spark-submit: killed within a batch, restarted, and stopped between batches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ pytestmark = pytest.mark.spark
 
 UPSERT = Path(upsert_module.__file__)
 SEED, FILES, CHANGES, KEYS = 20261123, 3, 40, 12
+COLUMNS = "id,at,op"
+OPTIONS = ("--keys", "id", "--sequence-by", "at", "--apply-as-deletes", "op = 'd'", "--except-columns", "op")
+STREAM = ("--trigger", "1 second", "--max-files-per-batch", 1, "--lock-timeout", 60)
 
 
 @pytest.mark.full
-def test_a_stream_that_is_killed_goes_on_and_ends_when_it_is_told_to(
+def test_a_killed_stream_resumes_and_stops_at_sigterm(
     submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
     tmp_path: Path,
@@ -40,118 +43,103 @@ def test_a_stream_that_is_killed_goes_on_and_ends_when_it_is_told_to(
     table, landing = tmp_path / "table", tmp_path / "landing"
     landing.mkdir()
     numbers = list(range(FILES * CHANGES))
-    # Late ones come in a later file.
+    # Some changes are late: they are in a later file.
     chance.shuffle(numbers)
 
     def put(number: int) -> None:
         rows = []
         for at in numbers[number * CHANGES : (number + 1) * CHANGES]:
             change = (chance.randrange(KEYS), at, chance.choice("uuud"))
-            model[change[0]] = max(model.get(change[0], change), change, key=lambda each: each[1])
+            model[change[0]] = max(model.get(change[0], change), change, key=lambda candidate: candidate[1])
             rows.append(change)
-        then = 1_700_000_000 + number
-        path = csv_file(f"coming/{number}.csv", "id,at,op", rows)
-        os.utime(path, (then, then))
+        path = csv_file(f"coming/{number}.csv", COLUMNS, rows)
+        os.utime(path, (1_700_000_000 + number,) * 2)
         path.rename(landing / path.name)
 
     def start() -> SubmittedJob:
-        return submit(
-            UPSERT, "--table", table, "--source", landing, "--keys", "id", "--sequence-by", "at",
-            "--apply-as-deletes", "op = 'd'", "--except-columns", "op", "--trigger", "1 second",
-            "--checkpoint", tmp_path / "checkpoint", "--max-files-per-batch", 1, "--lock-timeout", 60,
-        )  # fmt: skip
+        paths = ("--table", table, "--source", landing, "--checkpoint", tmp_path / "checkpoint")
+        return submit(UPSERT, *paths, *OPTIONS, *STREAM)
 
     for number in range(FILES - 1):
         put(number)
-    first = start()
-    # Behind its commit, and before Spark has noted that the batch is done, most likely.
-    last = f"{FILES:020d}.json"
-    eventually(lambda: last in versions(table), within=240, what="the commit of the second batch")
-    first.kill()
-
-    second = start()
+    killed_job = start()
+    # The commit appears before Spark records the end of the batch, most likely.
+    version_file = f"{FILES:020d}.json"
+    eventually(lambda: version_file in versions(table), within=240, what="the commit of the second batch")
+    killed_job.kill()
+    job = start()
     put(FILES - 1)
-    eventually(
-        lambda: FILES - 1 in [line["batch"] for line in second.commits], within=240, what="the file that came later"
-    )
-    os.kill(second.python, signal.SIGTERM)
-    assert second.wait() == 143, second.error
-    (sentence,) = second.sentences
-    assert sentence.startswith("upsert.py: stopped by SIGTERM")
-    assert "Traceback" not in second.error
-
+    eventually(lambda: FILES - 1 in [line["batch"] for line in job.commits], within=240, what="the last file")
+    os.kill(job.python, signal.SIGTERM)
+    assert job.wait() == 143, job.error
+    (message,) = job.sentences
+    assert message.startswith("upsert.py: stopped by SIGTERM")
+    assert "Traceback" not in job.error
     assert batches_in(table) == list(range(FILES))
-    assert [line["batch"] for line in second.commits if not line["already_committed"]] == [FILES - 1]
+    assert [line["batch"] for line in job.commits if not line["already_committed"]] == [FILES - 1]
     assert rows_of(table, "id", "at") == sorted(((key, at) for key, at, op in model.values() if op != "d"), key=repr)
     assert manager.queue(f"file:{table}") == []
 
 
 @pytest.mark.soak
-def test_a_stream_that_is_killed_at_any_moment_under_its_lock_is_exactly_once(
+def test_a_stream_killed_under_its_lock_applies_files_once(
     submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
     tmp_path: Path,
     eventually: Callable[..., None],
 ) -> None:
-    """Killed between any two of its commits and notes; with history, each change that comes twice would be seen."""
+    """The stream is killed at any time under its lock. A history shows every change that is applied twice."""
     chance = random.Random(SEED)
     table, landing, kills = tmp_path / "table", tmp_path / "landing", 12
     landing.mkdir()
     changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(kills * CHANGES)]
     batches = delivered(SEED, changes, kills)
     for number, batch in enumerate(batches):
-        csv_file(f"coming/{number}.csv", "id,at,op", batch).rename(landing / f"{number}.csv")
+        csv_file(f"coming/{number}.csv", COLUMNS, batch).rename(landing / f"{number}.csv")
 
-    def start(trigger: str) -> SubmittedJob:
-        return submit(
-            UPSERT, "--table", table, "--source", landing, "--keys", "id", "--sequence-by", "at", "--scd-type", 2,
-            "--apply-as-deletes", "op = 'd'", "--except-columns", "op", "--trigger", trigger,
-            "--checkpoint", tmp_path / "checkpoint", "--max-files-per-batch", 1, "--lock-timeout", 60,
-        )  # fmt: skip
+    def start(*arguments: str) -> SubmittedJob:
+        paths = ("--table", table, "--source", landing, "--checkpoint", tmp_path / "checkpoint")
+        return submit(UPSERT, *paths, *OPTIONS, "--scd-type", 2, *STREAM, *arguments)
 
     for _ in range(kills):
-        job = start("1 second")
+        job = start()
         eventually(lambda job=job: any(event["event"] == "holding" for event in job.events), within=240, what="a lock")
         time.sleep(chance.random() * 3)
         job.kill()
-    last = start("available-now")
-    assert last.wait() == 0, last.error
+    job = start("--trigger", "available-now")
+    assert job.wait() == 0, job.error
     assert sorted(batches_in(table)) == list(range(kills))
-    assert history_of(table) == history_model(changes)
+    assert stored_history(table) == expected_history(changes)
 
 
 @pytest.mark.soak
-def test_eight_jobs_at_once_leave_one_current_row_a_key(
+def test_eight_jobs_at_once_leave_one_current_row_per_key(
     submit: Callable[..., SubmittedJob], csv_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What dbt-core 4661, dbt-adapters 1759 and mack 85 report of snapshots that run at the same time."""
+    """dbt-core 4661, dbt-adapters 1759 and mack 85 report several current rows of snapshots that run together."""
     chance = random.Random(SEED)
-    table, jobs = tmp_path / "table", 8
-    changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(jobs * CHANGES)]
-    started = [
-        submit(
-            UPSERT, "--table", table, "--source", csv_file(f"{number}.csv", "id,at,op", changes[number::jobs]),
-            "--keys", "id", "--sequence-by", "at", "--scd-type", 2, "--apply-as-deletes", "op = 'd'",
-            "--except-columns", "op", "--lock-timeout", 500,
-        )
-        for number in range(jobs)
-    ]  # fmt: skip
-    assert [job.wait(590) for job in started] == [0] * jobs, [job.sentences for job in started]
-    found = history_of(table)
-    assert found == history_model(changes)
-    current = [key for key, _, end in found if end is None]
-    assert len(current) == len(set(current))
+    table, number_of_jobs = tmp_path / "table", 8
+    changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(number_of_jobs * CHANGES)]
+    sources = [csv_file(f"{job}.csv", COLUMNS, changes[job::number_of_jobs]) for job in range(number_of_jobs)]
+    options = (*OPTIONS, "--scd-type", 2, "--lock-timeout", 500)
+    jobs = [submit(UPSERT, "--table", table, "--source", source, *options) for source in sources]
+    assert [job.wait(590) for job in jobs] == [0] * number_of_jobs, [job.sentences for job in jobs]
+    history = stored_history(table)
+    assert history == expected_history(changes)
+    current_keys = [key for key, _, end in history if end is None]
+    assert len(current_keys) == len(set(current_keys))
 
 
-def history_of(table: Path) -> list[tuple[int, int, int | None]]:
+def stored_history(table: Path) -> list[tuple[int, int, int | None]]:
     rows = DeltaTable(table).to_pyarrow_table(columns=["id", "__START_AT", "__END_AT"]).to_pylist()
     return sorted((row["id"], row["__START_AT"], row["__END_AT"]) for row in rows)
 
 
-def history_model(changes: list[tuple[int, int, str]]) -> list[tuple[int, int, int | None]]:
-    found: list[tuple[int, int, int | None]] = []
-    for key in {key for key, _, _ in changes}:
-        own = sorted((at, op) for each, at, op in changes if each == key)
-        ends = [*(at for at, _ in own[1:]), None]
-        found += [(key, at, end) for (at, op), end in zip(own, ends, strict=True) if op != "d"]
-    return sorted(found)
+def expected_history(changes: list[tuple[int, int, str]]) -> list[tuple[int, int, int | None]]:
+    """Return every row of every key. A row ends where the next change of its key starts."""
+    rows: list[tuple[int, int, int | None]] = []
+    for row_key in {key for key, _, _ in changes}:
+        changes_of_key = sorted((at, op) for key, at, op in changes if key == row_key)
+        ends = [*(at for at, _ in changes_of_key[1:]), None]
+        rows += [(row_key, at, end) for (at, op), end in zip(changes_of_key, ends, strict=True) if op != "d"]
+    return sorted(rows)
