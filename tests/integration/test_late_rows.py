@@ -1,4 +1,4 @@
-"""``apply_rows``: what is too late comes into a table of its own once, after its batch, and with that table's types."""
+"""``apply_rows``: rows that are too late go to a second table once, after their batch, with that table's types."""
 
 from __future__ import annotations
 
@@ -22,73 +22,78 @@ pytestmark = pytest.mark.spark
 
 BEGIN = datetime(2013, 1, 1, tzinfo=UTC)
 NEWEST = BEGIN + timedelta(days=100)
-HOW: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "keys": ["key"],
     "event_time": "at",
     "sequence_by": "version",
     "newest_before": NEWEST,
     "allowed_lateness": timedelta(days=10),
 }
-KNOWN, SECOND = (1, 1, 1, "known"), (2, 1, 1, "second")
+STORED_ROWS = [(1, 1, 1, "first"), (2, 1, 1, "second")]
 
 
 @pytest.fixture
 def apply(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Callable[..., RowsResult]:
-    """Apply rows, each a key, a day, a version and a value: ``apply((1, 1, 1, "x"), txn=…)``."""
-    writer = LockedDeltaWriter(spark, manager, str(table))
+    """Apply rows of key, day, version and value: ``apply((1, 1, 1, "x"), txn=…)``."""
+    table_writer = LockedDeltaWriter(spark, manager, str(table))
 
-    def run(*rows: tuple[Any, ...], **how: Any) -> RowsResult:
-        timed = [(key, None if day is None else BEGIN + timedelta(days=day), *more) for key, day, *more in rows]
-        schema = how.pop("schema", "key long, at timestamp, version int, value string")
-        return apply_rows(how.pop("writer", writer), spark.createDataFrame(timed, schema), **{**HOW, **how})
+    def run(
+        *rows: tuple[Any, ...],
+        schema: str = "key long, at timestamp, version int, value string",
+        writer: LockedDeltaWriter = table_writer,
+        **options: Any,
+    ) -> RowsResult:
+        timed = [(key, None if day is None else BEGIN + timedelta(days=day), *columns) for key, day, *columns in rows]
+        return apply_rows(writer, spark.createDataFrame(timed, schema), **{**OPTIONS, **options})
 
     return run
 
 
-def counted(done: RowsResult) -> tuple[int, int, int, int]:
-    return done.inserted, done.updated, done.repeated, done.too_late
+def counts(result: RowsResult) -> tuple[int, int, int, int]:
+    return result.inserted, result.updated, result.repeated, result.too_late
 
 
 @pytest.mark.full
-def test_what_is_too_late_is_written_once_after_its_batch_and_repetitions_are_not(
+def test_late_rows_are_written_once_after_their_batch(
     apply: Callable[..., RowsResult],
     table: Path,
     rows_of: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Refused, killed between the two commits, tried again; the control has no transaction."""
-    late, columns = Path(f"{table}_late"), ("key", "version", "value")
-    apply(KNOWN, SECOND, newest_before=None, txn=("s", 0))
-    # A batch that is refused leaves nothing, whatever it has then.
+    """A batch is refused, killed between its two commits, and repeated. The control has no transaction."""
+    late_table, columns = Path(f"{table}_late"), ("key", "version", "value")
+    apply(*STORED_ROWS, newest_before=None, txn=("s", 0))
+    # A refused batch writes nothing. Its repetition may have other rows.
     with pytest.raises(ChangesError, match="key=7"):
-        apply((3, 1, 1, "of before it was mended"), (7, None, 1, "x"), txn=("s", 1))
-    assert not late.exists()
-    # The table has the first three of what is too late, as new or newer.
-    batch = [KNOWN, SECOND, (2, 1, 0, "older"), (2, 1, 2, "newer"), (1, 1, 1, "other"), (3, 1, 1, "new")]
+        apply((3, 1, 1, "refused"), (7, None, 1, "x"), txn=("s", 1))
+    assert not late_table.exists()
+    # All of these rows are too late. The table has the versions of the first three, or newer ones.
+    late = [*STORED_ROWS, (2, 1, 0, "older"), (2, 1, 2, "newer"), (1, 1, 1, "other"), (3, 1, 1, "new")]
     in_time = (4, 95, 1, "in time")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RowApplication, "_append_too_late", end_of_the_process)
-        apply(*batch, in_time, txn=("s", 1))
-    assert not late.exists()
+        apply(*late, in_time, txn=("s", 1))
+    assert not late_table.exists()
     expected = [(1, 1, "other"), (2, 2, "newer"), (3, 1, "new")]
     for _ in range(2):
-        done = apply(*batch, in_time, txn=("s", 1))
-        assert (done.already_applied, counted(done)) == (True, (0, 0, 3, 3))
-        assert rows_of(late, *columns) == expected
-    # One with nothing in time has no commit in the table; one application is all that either log keeps.
+        result = apply(*late, in_time, txn=("s", 1))
+        assert (result.already_applied, counts(result)) == (True, (0, 0, 3, 3))
+        assert rows_of(late_table, *columns) == expected
+    # A batch without rows in time makes no commit in the table. Each log has one application name.
     for _ in range(2):
-        assert counted(apply((5, 1, 1, "alone"), txn=("s", 2))) == (0, 0, 0, 1)
+        assert counts(apply((5, 1, 1, "alone"), txn=("s", 2))) == (0, 0, 0, 1)
     expected.append((5, 1, "alone"))
-    assert rows_of(late, *columns) == expected
-    assert [DeltaTable(late).transaction_version(name) for name in ("s/late", "s")] == [2, None]
+    assert rows_of(late_table, *columns) == expected
+    assert [DeltaTable(late_table).transaction_version(name) for name in ("s/late", "s")] == [2, None]
     assert DeltaTable(table).transaction_version("s") == 1
-    assert rows_of(table, "key", "value") == [(1, "known"), (2, "second"), (4, "in time")]
-    assert counted(apply((5, 1, 1, "alone"))) == (0, 0, 0, 1)
-    assert rows_of(late, *columns) == sorted([*expected, (5, 1, "alone")])
+    assert rows_of(table, "key", "value") == [(1, "first"), (2, "second"), (4, "in time")]
+    # The control: without a transaction, the row is written a second time.
+    assert counts(apply((5, 1, 1, "alone"))) == (0, 0, 0, 1)
+    assert rows_of(late_table, *columns) == sorted([*expected, (5, 1, "alone")])
 
 
 @pytest.mark.full
-def test_the_late_rows_table_gets_columns_and_wider_types_and_waits_no_longer_than_it_may(
+def test_the_late_rows_table_evolves_and_keeps_the_timeout(
     apply: Callable[..., RowsResult],
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -97,26 +102,27 @@ def test_the_late_rows_table_gets_columns_and_wider_types_and_waits_no_longer_th
     rows_of: Callable[..., Any],
     eventually: Callable[..., None],
 ) -> None:
-    late, whole = Path(f"{table}_late"), "key long, at timestamp, version int, seats {}"
-    big = 1 << 40
-    how: dict[str, Any] = {"schema_evolution": True}
-    apply((1, 99, 1, 7), **how, newest_before=None, schema=whole.format("int"))
-    apply((2, 1, 1, 8), **how, schema=whole.format("int"))
-    apply((3, 1, 1, big), **how, schema=whole.format("long"))
-    apply((4, 1, 1, 9, "later"), **how, schema=whole.format("int") + ", gate string")
-    # Another hold of the table's lock: the first waits its time, the second gives up when it is told to.
-    rival, writer = make_rival(), LockedDeltaWriter(spark, manager, str(table))
-    with rival.acquire(str(late)), ThreadPoolExecutor(1) as pool:
-        with pytest.raises(LockTimeoutError) as refused:
-            apply((5, 1, 1, 10), **how, schema=whole.format("int"), lock_timeout_seconds=1, txn=("s", 1))
-        assert refused.value.timeout_seconds <= 1
-        waits = pool.submit(apply, (5, 1, 1, 10), **how, schema=whole.format("int"), txn=("s", 1), writer=writer)
-        eventually(lambda: len(manager.queue(str(late))) == 2, within=60, what="a write that waits")
+    late_table, large = f"{table}_late", 1 << 40
+    seats_int, seats_long = (f"key long, at timestamp, version int, seats {type_}" for type_ in ("int", "long"))
+    options: dict[str, Any] = {"schema_evolution": True, "schema": seats_int}
+    apply((1, 99, 1, 7), **options, newest_before=None)
+    apply((2, 1, 1, 8), **options)
+    apply((3, 1, 1, large), **{**options, "schema": seats_long})
+    apply((4, 1, 1, 9, "later"), **{**options, "schema": f"{seats_int}, gate string"})
+    # A rival holds the lock of the late rows. One write waits until its timeout, the other until it is cancelled.
+    rival, writer, batch = make_rival(), LockedDeltaWriter(spark, manager, str(table)), (5, 1, 1, 10)
+    options["txn"] = ("s", 1)
+    with rival.acquire(late_table), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(LockTimeoutError) as timeout:
+            apply(batch, **options, lock_timeout_seconds=1)
+        assert timeout.value.timeout_seconds <= 1
+        waiting = pool.submit(apply, batch, **options, writer=writer)
+        eventually(lambda: len(manager.queue(late_table)) == 2, within=60, what="a waiting write")
         writer.give_up()
         with pytest.raises(LockCancelledError):
-            waits.result(60)
-    apply((5, 1, 1, 10), **how, schema=whole.format("int"), txn=("s", 1))
-    # Not every reader knows of wider types.
-    found = spark.read.format("delta").load(str(late)).select("key", "seats", "gate").orderBy("key").collect()
-    assert [tuple(each) for each in found] == [(2, 8, None), (3, big, None), (4, 9, "later"), (5, 10, None)]
+            waiting.result(60)
+    apply(batch, **options)
+    # delta-rs does not read a table with type widening.
+    rows = spark.read.format("delta").load(late_table).select("key", "seats", "gate").orderBy("key").collect()
+    assert [tuple(row) for row in rows] == [(2, 8, None), (3, large, None), (4, 9, "later"), (5, 10, None)]
     assert rows_of(table, "key", "seats") == [(1, 7)]

@@ -1,4 +1,4 @@
-"""Partition values that Delta would store as other values: refused, with the column's name, by every way to write."""
+"""Every write refuses partition values that Delta would change. The error names the column."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import FIRST, SECOND, ZONE, zone_of
+from tests.support.error_line import error_line
 from writer_jobs import LockedDeltaWriter, apply_changes, apply_rows
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteConflictError, WriteFailedError
@@ -20,10 +21,10 @@ from writer_jobs.merge.table_shape import TableShape
 
 pytestmark = pytest.mark.spark
 
+#: Texts that Delta stores as null.
 NULLS = ["", "__HIVE_DEFAULT_PARTITION__"]
 COUNTRY = ("--partition-by", "country")
 CHANGES = (*COUNTRY, "--sequence-by", "pos")
-#: Job and its arguments.
 JOBS = [
     ("append", COUNTRY),
     ("overwrite", COUNTRY),
@@ -39,50 +40,54 @@ def test_text_that_delta_stores_as_null_is_refused(run_job: Callable[..., Any], 
     landing.mkdir()
     source = landing / "rows.json"
     for number, (job, arguments) in enumerate(JOBS):
-        # Both texts are not given to each job: one home has the rule.
+        # Each job gets one of the texts, because all jobs share the rule.
         row = {"country": NULLS[number % 2], "id": 1, "name": "", "pos": 10, "at": "2026-11-01T00:00:00Z"}
         source.write_text(json.dumps({**row, "country": "no"}) + "\n" + json.dumps(row) + "\n")
-        place: list[Any] = ["--table", tmp_path / f"table{number}", "--source", landing]
+        paths: list[Any] = ["--table", tmp_path / f"table{number}", "--source", landing]
         if job == "stream":
-            place += ["--checkpoint", tmp_path / "checkpoint", "--format", "json"]
-        result = run_job(job, *place, *arguments)
-        assert result.code == 5, (job, arguments, result.error)
-        assert f"the partition column country has the value '{row['country']}', which" in result.error.replace(
-            "\n", " "
-        )
-        assert not result.commits
+            paths += ["--checkpoint", tmp_path / "checkpoint", "--format", "json"]
+        outcome = run_job(job, *paths, *arguments)
+        assert outcome.code == 5, (job, arguments, outcome.error)
+        assert f"the partition column country has the value '{row['country']}', which" in error_line(outcome)
+        assert not outcome.commits
+
+
+CHANGE_SCHEMA = "country string, id long, name string, at long, gone boolean"
+CHANGE_OPTIONS: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
 
 
 def changes(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
-    return spark.createDataFrame(list(rows), "country string, id long, name string, at long, gone boolean")
+    return spark.createDataFrame(list(rows), CHANGE_SCHEMA)
 
 
 @pytest.mark.full
-def test_an_existing_table_refuses_texts_too_and_keeps_nulls_and_deletes(
+def test_an_existing_table_refuses_texts_but_keeps_nulls(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
-    options: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
     writer.append(changes(spark, (None, 1, "", 1, False), ("no", 2, "", 1, False)), partition_by=["country"])
-    refused = changes(spark, ("", 3, "", 2, False))
+    empty_text = changes(spark, ("", 3, "", 2, False))
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
-        writer.append(refused)
+        writer.append(empty_text)
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
-        writer.overwrite(refused, dynamic=True)
+        writer.overwrite(empty_text, dynamic=True)
     with pytest.raises(ChangesError, match="table: the partition column country has the value ''"):
-        apply_changes(writer, refused, **options)
-    # Of a delete only the key is stored.
-    result = apply_changes(writer, changes(spark, ("", 2, "", 2, True)), **options)
+        apply_changes(writer, empty_text, **CHANGE_OPTIONS)
+    # Only the key of a delete is stored.
+    result = apply_changes(writer, changes(spark, ("", 2, "", 2, True)), **CHANGE_OPTIONS)
     assert (result.deleted, result.changes) == (1, 1)
-    # A text that is no partition value may be empty.
+    # Texts of other columns may be empty.
     assert rows_of(table, "country", "id", "name") == [(None, 1, "")]
-    none = changes(spark, (None, 1, "x", 1, False))
+    null = changes(spark, (None, 1, "x", 1, False))
     for predicate in ("id = 1 AND (country = '' OR false)", "'' <=> country", "country IN ('no', '')"):
         with pytest.raises(SchemaMismatchError, match="use `country` IS NULL"):
-            writer.overwrite(none, replace_where=predicate)
-    for predicate in ("coalesce(country, '') = ''", "country IS NULL OR country <> '' AND country NOT IN ('')"):
-        writer.overwrite(none, replace_where=predicate)
-    writer.overwrite(changes(spark, (None, 1, "x", 1, False)), replace_where="country IS NULL")
+            writer.overwrite(null, replace_where=predicate)
+    for predicate in (
+        "coalesce(country, '') = ''",
+        "country IS NULL OR country <> '' AND country NOT IN ('')",
+        "country IS NULL",
+    ):
+        writer.overwrite(null, replace_where=predicate)
     assert rows_of(table, "country", "id", "name") == [(None, 1, "x")]
 
 
@@ -91,37 +96,43 @@ def test_bytes_that_delta_would_change_are_refused(
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
     rows = [spark.createDataFrame([(bytearray(part), 1)], "part binary, id long") for part in (b"a", b"", b"a\xff")]
-    for refused, words in ((rows[1], "part has the value ''"), (rows[2], "part has the bytes 61FF")):
-        with pytest.raises(WriteFailedError, match=words):
-            writer.append(refused, partition_by=["part"])
-    writer.append(rows[0], partition_by=["part"])
+    ascii_bytes, no_bytes, other_bytes = (
+        spark.createDataFrame([(bytearray(part), 1)], "part binary, id long") for part in (b"a", b"", b"a\xff")
+    )
+    for rows, error in ((no_bytes, "part has the value ''"), (other_bytes, "part has the bytes 61FF")):
+        with pytest.raises(WriteFailedError, match=error):
+            writer.append(rows, partition_by=["part"])
+    writer.append(ascii_bytes, partition_by=["part"])
     with pytest.raises(ChangesError, match="part has the bytes 61FF"):
-        apply_changes(writer, rows[2], keys=["part"], sequence_by="id")
+        apply_changes(writer, other_bytes, keys=["part"], sequence_by="id")
     assert rows_of(table, "part", "id") == [(b"a", 1)]
 
 
-@pytest.mark.parametrize("hold", ["commit", "write"])
-def test_rows_are_checked_for_the_partition_columns_that_the_table_has_at_the_commit(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any], hold: Any
+@pytest.mark.parametrize("lock_during", ["commit", "write"])
+def test_rows_are_checked_for_the_partition_columns_at_the_commit(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    copy_of: Callable[..., Path],
+    rows_of: Callable[..., Any],
+    lock_during: Any,
 ) -> None:
+    table = copy_of(f"CREATE TABLE {{t}} ({CHANGE_SCHEMA}) USING delta")
     writer = LockedDeltaWriter(spark, manager, str(table))
-    writer.append(changes(spark, ("no", 1, "", 1, False)))
     # The control: country is not a partition column.
-    writer.append(changes(spark, ("", 2, "", 1, False)), lock_during=hold)
-    # Another program changes the table; this driver learns it when it reads the log again.
-    rows = DeltaTable(str(table)).to_pyarrow_table()
-    write_deltalake(str(table), rows.slice(0, 1), mode="overwrite", schema_mode="overwrite", partition_by=["country"])
+    writer.append(changes(spark, ("", 2, "", 1, False)), lock_during=lock_during)
+    # Another program replaces the partition columns. This driver learns it when it reads the log again.
+    rows = DeltaTable(table).to_pyarrow_table()
+    write_deltalake(table, rows.slice(0, 0), mode="overwrite", schema_mode="overwrite", partition_by=["country"])
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
-        writer.append(changes(spark, ("", 3, "", 1, False)), lock_during=hold)
-    writer.append(changes(spark, ("no", 4, "", 1, False)), lock_during=hold)
-    assert (4,) in rows_of(table, "id")
-    assert DeltaTable(str(table)).metadata().partition_columns == ["country"]
+        writer.append(changes(spark, ("", 3, "", 1, False)), lock_during=lock_during)
+    writer.append(changes(spark, ("no", 4, "", 1, False)), lock_during=lock_during)
+    assert rows_of(table, "id") == [(4,)]
+    assert DeltaTable(table).metadata().partition_columns == ["country"]
 
 
 def test_a_table_that_appears_after_the_check_ends_the_batch(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
     check = TableShape.fit
 
     def check_and_create(shape: TableShape, prepared: DataFrame, state: TableState | None) -> DataFrame:
@@ -130,22 +141,23 @@ def test_a_table_that_appears_after_the_check_ends_the_batch(
             rival.append(changes(spark, ("no", 9, "", 1, False)), partition_by=["country"])
         return checked
 
-    rival = LockedDeltaWriter(spark, manager, str(table))
+    writer, rival = (LockedDeltaWriter(spark, manager, str(table)) for _ in range(2))
     monkeypatch.setattr(TableShape, "fit", check_and_create)
-    writer = LockedDeltaWriter(spark, manager, str(table))
+    batch = changes(spark, ("", 1, "", 2, False))
     with pytest.raises(WriteConflictError, match="after the changes were checked: run the job again"):
-        apply_changes(writer, changes(spark, ("", 1, "", 2, False)), **options)
-    # The next run is checked for the partitions of the table.
+        apply_changes(writer, batch, **CHANGE_OPTIONS)
+    # The next run checks the rows for the partitions of the table.
     with pytest.raises(ChangesError, match="partition column country has the value ''"):
-        apply_changes(writer, changes(spark, ("", 1, "", 2, False)), **options)
+        apply_changes(writer, batch, **CHANGE_OPTIONS)
 
 
-def moments(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
+def timed_rows(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
     texts = spark.createDataFrame([(at, id_, 1) for at, id_ in rows], "text string, id long, pos long")
     return texts.selectExpr("timestamp(text) at", "id", "pos")
 
 
-def instants(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
+def seconds_and_ids(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
+    """Return the seconds since ``FIRST`` and the id of each row."""
     rows = spark.read.format("delta").load(str(table)).selectExpr("unix_seconds(at) at", "id").orderBy("id").collect()
     return [(row.at - 1792888200, row.id) for row in rows]
 
@@ -155,14 +167,14 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
-    rows = moments(spark, (FIRST, 1), (SECOND, 2))
+    rows = timed_rows(spark, (FIRST, 1), (SECOND, 2))
     options: dict[str, Any] = {"keys": ["at", "id"], "sequence_by": "pos", "partition_by": ["at"]}
     writes: list[Callable[[], Any]] = [
         lambda: writer.append(rows, partition_by=["at"]),
         lambda: writer.overwrite(rows, partition_by=["at"]),
         lambda: apply_changes(writer, rows, **options),
         lambda: apply_rows(writer, rows, keys=["id"], event_time="at", partition_by=["at"]),
-        # These copy rows of the table.
+        # The last two writes copy rows of the table.
         lambda: writer.update({"pos": "pos + 1"}, "id = 2"),
         writer.optimize,
     ]
@@ -170,32 +182,28 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
         if number == 4:
             with zone_of(spark, "UTC"):
                 assert apply_changes(writer, rows, **options).inserted == 2
-        with (
-            zone_of(spark),
-            pytest.raises(
-                SchemaMismatchError, match=r"at is a partition column with timestamps.* Europe/Berlin .*=UTC"
-            ),
-        ):
+        error = r"at is a partition column with timestamps.* Europe/Berlin .*=UTC"
+        with zone_of(spark), pytest.raises(SchemaMismatchError, match=error):
             write()
     with zone_of(spark, "+05:30"):
         assert apply_changes(writer, rows, **options).unchanged == 2
         writer.update({"pos": "pos + 1"})
     with zone_of(spark), pytest.raises(SchemaMismatchError):
         writer.overwrite(rows, partition_by=["at"], options={"overwriteSchema": "true"})
-    # It is read in any session.
+    # Sessions of any zone read the same instants.
     for zone in ("UTC", ZONE):
         with zone_of(spark, zone):
-            assert instants(spark, table) == [(0, 1), (3600, 2)]
-    # Without the rule an update of another column moves a row by an hour.
+            assert seconds_and_ids(spark, table) == [(0, 1), (3600, 2)]
+    # The control: without the rule, an update of another column moves a row by an hour.
     monkeypatch.setattr("writer_jobs.writer.refuse_clock_changes", lambda *_: None)
     with zone_of(spark):
         writer.update({"pos": "pos + 1"})
-    assert instants(spark, table) == [(0, 1), (0, 2)]
+    assert seconds_and_ids(spark, table) == [(0, 1), (0, 2)]
     monkeypatch.undo()
-    # A write that replaces the partition columns reads no row of the old ones.
+    # A write that replaces the partition columns does not read the old partitions.
     with zone_of(spark):
         writer.overwrite(rows, partition_by=["id"], options={"overwriteSchema": "true"})
-    assert instants(spark, table) == [(0, 1), (3600, 2)]
+    assert seconds_and_ids(spark, table) == [(0, 1), (3600, 2)]
 
 
 GENERATED = """
@@ -204,11 +212,11 @@ GENERATED = """
 """
 
 
-def test_a_generated_timestamp_partition_needs_such_a_zone_too(
+def test_generated_timestamp_partitions_need_such_a_zone_too(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED)))
-    rows = moments(spark, (FIRST, 1)).selectExpr("at event", "id")
+    rows = timed_rows(spark, (FIRST, 1)).selectExpr("at event", "id")
     with zone_of(spark), pytest.raises(SchemaMismatchError, match="at is a partition column with timestamps"):
         writer.append(rows)
 
@@ -234,14 +242,15 @@ def test_a_folder_name_that_is_too_long_is_named(
         LockedDeltaWriter(spark, manager, str(table)).append(rows, partition_by=["name"])
 
 
-def test_a_text_as_sequence_is_refused_unless_it_is_an_expression(
+@pytest.mark.full
+def test_a_text_column_is_a_sequence_only_in_an_expression(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
     rows = [(1, "new", "2026-01-01T00:00:00.500Z"), (1, "old", "2026-01-01T00:00:00Z")]
-    texts = spark.createDataFrame(rows, "id long, name string, at string")
-    for sequence in ("at", "`at`", texts["at"]):
+    batch = spark.createDataFrame(rows, "id long, name string, at string")
+    for sequence in ("at", "`at`", batch["at"]):
         with pytest.raises(ChangesError, match=r"sequence .*at.* is text.*timestamp\("):
-            apply_changes(writer, texts, keys=["id"], sequence_by=sequence)
-    apply_changes(writer, texts, keys=["id"], sequence_by="timestamp(at)")
+            apply_changes(writer, batch, keys=["id"], sequence_by=sequence)
+    apply_changes(writer, batch, keys=["id"], sequence_by="timestamp(at)")
     assert rows_of(table, "id", "name") == [(1, "new")]

@@ -36,7 +36,7 @@ class AgedTable:
         return self.path / "_delta_log" / f"{version:020}.json"
 
     def date_removal(self, days: float) -> None:
-        """Have the removal carry a time so many days ago, as if its commit had waited since then."""
+        """Date the removal so many days back, as if its commit had waited since then."""
         path = self.version_file(REMOVAL)
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         for action in actions:
@@ -47,7 +47,7 @@ class AgedTable:
         made_all_old(self.path)
 
     def clean_log(self) -> None:
-        """Remove all versions before the newest, of which there is a checkpoint."""
+        """Write a checkpoint of the newest version, and delete all older version files."""
         DeltaTableLog(self.spark, f"file:{self.path}").make_newest_checkpoint()
         for version in range(NEWEST):
             self.version_file(version).unlink()
@@ -71,7 +71,7 @@ def aged(
     properties(delta__enableChangeDataFeed="true")
     assert writer.delete("key = 1", lock_during="commit").version == REMOVAL
     put([5])
-    # In another folder, of whose log Delta has nothing in memory.
+    # Delta has no log of this copy in memory.
     return AgedTable(spark, Path(shutil.copytree(table, table.with_name("aged"))), manager)
 
 
@@ -91,6 +91,6 @@ def test_removed_files_stay_for_the_retention_after_their_commit(
         committed = aged.version_file(NEWEST)
     made_old(committed, 24 * (retain_days - 1))
     assert aged.removable(retain_days) == 0
-    # The control: the file that the DELETE replaced, and its change data.
+    # The control: VACUUM would remove the file that the DELETE replaced and its change data.
     made_old(committed, 24 * (retain_days + 1))
     assert aged.removable(retain_days) == 2

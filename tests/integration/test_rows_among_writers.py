@@ -1,4 +1,4 @@
-"""``apply_rows`` beside other writers: what they commit while a batch is computed, or waits for its lock."""
+"""``apply_rows`` among other writers, which commit while a batch is computed or waits for its lock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
@@ -19,18 +20,16 @@ from writer_jobs.commit import merge as merge_module
 
 pytestmark = pytest.mark.spark
 
-# Bound to no feed: the commit that binds it would be one more in the race.
-UNBOUND = "TBLPROPERTIES ('sluice.feed' = 'off')"
-MADE = f"CREATE TABLE {{t}} (key LONG, at TIMESTAMP, version INT, value STRING) USING delta {UNBOUND}"
-# Three files.
-FILLED = (
-    "INSERT INTO {t} SELECT id, timestamp'2013-01-01 00:00:00Z' + make_dt_interval(id), 1, 'first' "
-    "FROM range(0, 9, 1, 3)"
+#: A table of three files. It is bound to no feed, because the commit that binds it would take part in the race.
+COLUMNS = "key LONG, at TIMESTAMP, version INT, value STRING"
+VALUES = "id, timestamp'2013-01-01 00:00:00Z' + make_dt_interval(id), 1, 'first'"
+TABLE = (
+    f"CREATE TABLE {{t}} ({COLUMNS}) USING delta TBLPROPERTIES ('sluice.feed' = 'off')",
+    f"INSERT INTO {{t}} SELECT {VALUES} FROM range(0, 9, 1, 3)",
 )
-WEAKER = {"delta.isolationLevel": "WriteSerializable"}
-LATEST: dict[str, Any] = {"keys": ["key"], "event_time": "at", "sequence_by": "version"}
 FIRST: dict[str, Any] = {"keys": ["key"], "event_time": "at"}
-AGAIN = "writing again: "
+LATEST: dict[str, Any] = {**FIRST, "sequence_by": "version"}
+RETRY = "writing again: "
 
 
 @pytest.fixture
@@ -40,109 +39,118 @@ def gate(
     copy_of: Callable[..., Path],
     eventually: Callable[..., None],
 ) -> TableAtTheGate:
-    path = copy_of(MADE, FILLED)
+    path = copy_of(*TABLE)
     return TableAtTheGate(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)
 
 
-def rows(spark: SparkSession, *of: tuple[int, int, str]) -> DataFrame:
-    timed = [(key, datetime(2013, 1, 1, tzinfo=UTC) + timedelta(days=key), *more) for key, *more in of]
-    return spark.createDataFrame(timed, "key long, at timestamp, version int, value string")
+def frame(spark: SparkSession, *rows: tuple[int, int, str]) -> DataFrame:
+    """Return rows of key, version and value. The event time follows from the key."""
+    begin = datetime(2013, 1, 1, tzinfo=UTC)
+    timed = [(key, begin + timedelta(days=key), version, value) for key, version, value in rows]
+    return spark.createDataFrame(timed, COLUMNS)
 
 
-def values(table: TableAtTheGate) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for each in table.spark.read.format("delta").load(str(table.path)).collect():
-        found.setdefault(each["key"], []).append(each["value"])
-    return found
+def values_by_key(table: TableAtTheGate) -> dict[int, list[str]]:
+    values: dict[int, list[str]] = {}
+    for row in DeltaTable(table.path).to_pyarrow_table().to_pylist():
+        values.setdefault(row["key"], []).append(row["value"])
+    return values
 
 
-def data_files(table: TableAtTheGate) -> set[str]:
-    return set(table.spark.read.format("delta").load(str(table.path)).inputFiles())
+def table_files(table: TableAtTheGate) -> set[str]:
+    """Return the files of the newest version."""
+    return set(DeltaTable(table.path).file_uris())
 
 
 @pytest.mark.full
-def test_repetitions_rewrite_no_file_and_a_tie_that_says_something_else_is_refused(
+def test_repetitions_rewrite_no_file_and_ties_are_refused(
     gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def apply(*of: tuple[int, int, str]) -> tuple[int | None, int, int, int]:
-        done = apply_rows(gate.writer, rows(spark, *of), **LATEST)
-        return done.version, done.inserted, done.updated, done.repeated
+    def apply(*rows: tuple[int, int, str]) -> tuple[int | None, int, int, int]:
+        result = apply_rows(gate.writer, frame(spark, *rows), **LATEST)
+        return result.version, result.inserted, result.updated, result.repeated
 
-    before = data_files(gate)
+    files = table_files(gate)
     repeated = [(0, 1, "first"), (4, 0, "older")]
     assert apply(*repeated) == (None, 0, 0, 2)
-    assert data_files(gate) == before
+    assert table_files(gate) == files
     assert apply(*repeated, (0, 1, "first"), (8, 2, "second"), (9, 1, "new")) == (2, 1, 1, 3)
-    assert len(before - data_files(gate)) == 1
+    assert len(files - table_files(gate)) == 1
+    # A tie: the table has this version with another value.
     with pytest.raises(ChangesError, match="differs from it: key=4"):
         apply((4, 1, "other"), (0, 1, "first"))
+    # The control: without the comparison, Delta rewrites each file that has a match.
     with monkeypatch.context() as patch:
         patch.setattr("writer_jobs.late_rows.row_models.LatestRows.needs_comparison", lambda *_: False)
         assert apply(*repeated) == (3, 0, 0, 2)
-    assert len(before - data_files(gate)) == 3
-
-
-def test_what_others_commit_meanwhile_is_compared_again(
-    gate: TableAtTheGate, spark: SparkSession, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    batch = rows(spark, (0, 2, "second"), (4, 1, "first"), (8, 5, "fifth"))
-    with gate.behind(lambda: apply_rows(gate.writer, batch, **LATEST)) as running:
-        apply_rows(gate.writer, rows(spark, (0, 3, "third"), (8, 4, "fourth")), **LATEST)
-    done = running.result()
-    assert caplog.text.count(AGAIN) == 1
-    assert (done.updated, done.repeated) == (1, 2)
-    assert {key: found for key, found in values(gate).items() if found != ["first"]} == {0: ["third"], 8: ["fifth"]}
+    assert len(files - table_files(gate)) == 3
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("property_", ["delta.isolationLevel", "delta.other"], ids=["as it is", "control: not seen"])
-def test_where_appends_are_no_conflict_the_lock_is_held_over_all_of_it(
-    gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, property_: str
+def test_rows_are_compared_again_with_commits_of_other_writers(
+    gate: TableAtTheGate, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    batch = frame(spark, (0, 2, "second"), (4, 1, "first"), (8, 5, "fifth"))
+    with gate.behind(lambda: apply_rows(gate.writer, batch, **LATEST)) as running:
+        apply_rows(gate.writer, frame(spark, (0, 3, "third"), (8, 4, "fourth")), **LATEST)
+    result = running.result()
+    assert caplog.text.count(RETRY) == 1
+    assert (result.updated, result.repeated) == (1, 2)
+    changed = {key: values for key, values in values_by_key(gate).items() if values != ["first"]}
+    assert changed == {0: ["third"], 8: ["fifth"]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_read", [True, False], ids=["isolation level is read", "negative control"])
+def test_with_weaker_isolation_the_lock_covers_the_whole_write(
+    gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, is_read: bool
 ) -> None:
     log = gate.path / "_delta_log"
-    first = log / f"{0:020}.json"
-    lines = [json.loads(line) for line in first.read_text().splitlines()]
-    for line in lines:
-        if "metaData" in line:
-            line["metaData"]["configuration"] |= WEAKER
-    first.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for each in log.glob("*.crc"):
-        each.unlink()
-    monkeypatch.setattr("writer_jobs.delta.snapshot._ISOLATION", property_)
-    is_seen = property_ == "delta.isolationLevel"
-    new = rows(spark, (10, 1, "new"))
-    before = gate.files()
-    with gate.behind(lambda: apply_rows(gate.writer, new, **FIRST)) as running:
-        assert (gate.files() == before) == is_seen
-        gate.writer.append(new)
-    assert running.result().inserted == (not is_seen)
-    assert values(gate)[10] == ["new"] * (1 if is_seen else 2)
+    version_file = log / f"{0:020}.json"
+    actions = [json.loads(line) for line in version_file.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"]["delta.isolationLevel"] = "WriteSerializable"
+    version_file.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    for checksum in log.glob("*.crc"):
+        checksum.unlink()
+    if not is_read:
+        monkeypatch.setattr("writer_jobs.delta.snapshot._ISOLATION", "delta.other")
+    batch = frame(spark, (10, 1, "new"))
+    files = gate.files()
+    with gate.behind(lambda: apply_rows(gate.writer, batch, **FIRST)) as running:
+        assert (gate.files() == files) == is_read
+        gate.writer.append(batch)
+    assert running.result().inserted == (not is_read)
+    assert values_by_key(gate)[10] == ["new"] * (1 if is_read else 2)
 
 
-@pytest.mark.parametrize("known", ["DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS", "NONE"], ids=["as it is", "control: unknown"])
-def test_columns_that_another_writer_adds_between_analysis_and_merge_have_it_done_again(
+@pytest.mark.parametrize("is_known", [True, False], ids=["error class is known", "negative control"])
+def test_columns_added_after_the_analysis_repeat_the_merge(
     gate: TableAtTheGate,
     spark: SparkSession,
     sql_elsewhere: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    known: str,
+    *,
+    is_known: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
-    there, altered = merge_module.delta_table, []
+    delta_table, added_columns = merge_module.delta_table, ["gate STRING"]
 
-    def analysed(session: SparkSession, location: str) -> Any:
-        found = there(session, location)
-        if not altered:
-            altered.append(sql_elsewhere(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS (gate STRING)"))
-        return found
+    def delta_table_before_a_change(session: SparkSession, location: str) -> Any:
+        analyzed = delta_table(session, location)
+        while added_columns:
+            sql_elsewhere(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({added_columns.pop()})")
+        return analyzed
 
-    monkeypatch.setattr(merge_module, "delta_table", analysed)
-    monkeypatch.setattr("writer_jobs.delta.jvm_errors._CHANGED_SINCE", known)
-    if known == "NONE":
+    monkeypatch.setattr(merge_module, "delta_table", delta_table_before_a_change)
+    batch = frame(spark, (10, 1, "new"))
+    if not is_known:
+        monkeypatch.setattr("writer_jobs.delta.jvm_errors._CHANGED_SINCE", "NONE")
         with pytest.raises(SchemaMismatchError, match="schema of your Delta table has changed"):
-            apply_rows(gate.writer, rows(spark, (10, 1, "new")), **FIRST)
+            apply_rows(gate.writer, batch, **FIRST)
         return
-    assert apply_rows(gate.writer, rows(spark, (10, 1, "new")), **FIRST).inserted == 1
-    assert (caplog.text.count(AGAIN), values(gate)[10]) == (1, ["new"])
+    assert apply_rows(gate.writer, batch, **FIRST).inserted == 1
+    assert (caplog.text.count(RETRY), values_by_key(gate)[10]) == (1, ["new"])

@@ -1,8 +1,8 @@
-"""Values of source files: stored as they are, or refused."""
+"""Values of source files are stored exactly, or refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import chain
@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
+from tests.support.deliveries import ZONE, zone_of
+from tests.support.error_line import error_line
 from writer_jobs.delta.exact_cast import exact_cast
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import error_reason
@@ -26,16 +28,7 @@ from writer_jobs.job.inputs.sources import SourceReader
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def berlin(spark: SparkSession) -> Iterator[None]:
-    """Have a session time zone whose clocks change."""
-    previous = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    yield
-    spark.conf.set("spark.sql.session.timeZone", previous)
-
-
-#: By type: texts, and their values as Spark prints them in UTC; None where a text is no value.
+#: Texts by type, and their values as Spark prints them in UTC. None: the text is not a value of the type.
 CASTS: dict[str, dict[str, str | None]] = {
     "boolean": {"true": "true", "FALSE": "false", "true\n": None, "yes": None, "1": None, " true": None, "": None},
     "tinyint": {"127": "127", "200": None},
@@ -78,21 +71,21 @@ CASTS: dict[str, dict[str, str | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("berlin")
 def test_a_text_is_cast_exactly_or_to_null(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(text,) for text in sorted({*chain(*CASTS.values())})], "text string")
     columns = []
     for name in CASTS:
         value = exact_cast(F.col("text"), StructType.fromDDL(f"x {name}")["x"].dataType)
-        shown = F.to_utc_timestamp(value, "Europe/Berlin") if name == "timestamp" else value
-        columns.append(shown.cast("string").alias(name))
-    shown_by_text = {row["text"]: row.asDict() for row in rows.select("text", *columns).collect()}
-    assert {name: {text: shown_by_text[text][name] for text in texts} for name, texts in CASTS.items()} == CASTS
+        value = F.to_utc_timestamp(value, ZONE) if name == "timestamp" else value
+        columns.append(value.cast("string").alias(name))
+    with zone_of(spark):
+        values = {row["text"]: row.asDict() for row in rows.select("text", *columns).collect()}
+    assert {name: {text: values[text][name] for text in texts} for name, texts in CASTS.items()} == CASTS
 
 
 @pytest.fixture
 def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
-    """Read one file: ``read("csv", "a,b\\n1,2\\n", "a int, b int", sep=";")``; the rows, or the error in a sentence."""
+    """Read a file: ``read("csv", "a,b\\n1,2\\n", "a int, b int", sep=";")`` returns its rows, or the error's reason."""
 
     def run(form: str, content: str | bytes, ddl: str | None, **options: str) -> Any:
         source = tmp_path / f"source.{form}"
@@ -107,7 +100,7 @@ def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-#: Format, content, columns, options; and the rows, or a part of the refusal.
+#: Format, content, columns, options, and the rows or a part of the error.
 EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("json", '{"x":19.999}', "x decimal(10,2)", {}, "column x: the value '19.999' is not exactly a value of type dec"),
     ("json", '{"x":"19.99"}\n\t\n{"x":1e1}', "x decimal(10,2)", {}, [(Decimal("19.99"),), (Decimal("10.00"),)]),
@@ -180,12 +173,11 @@ EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
 ]  # fmt: skip
 
 
-def test_values_of_files_are_read_as_they_are_or_refused(read: Callable[..., Any]) -> None:
+def test_values_of_files_are_read_exactly_or_refused(read: Callable[..., Any]) -> None:
     wrong = []
     for form, content, ddl, options, expected in EXACT:
         result = read(form, content, ddl, **options)
-        is_right = expected in str(result) if isinstance(expected, str) else expected == result
-        if not is_right:
+        if expected not in str(result) if isinstance(expected, str) else expected != result:
             wrong.append((form, content, options, expected, result))
     assert not wrong, "\n".join(map(repr, wrong))
 
@@ -201,12 +193,10 @@ def test_negative_control_spark_s_own_casts_change_values(
 def test_types_are_inferred_only_where_they_keep_values(read: Callable[..., Any]) -> None:
     header = "code,plus,whole,large,share,moment,nanos,big\n"
     rows = "007,+1,7,9007199254740993,1.50,2026-01-02 10:00:00Z,2026-01-02 10:00:00.1234567,1e400\n,,8,1.5,,,,\n"
-    first, second = read("csv", header + rows, None)
-    assert (first[:5], first[6:]) == (
-        ("007", "+1", 7, "9007199254740993", 1.5),
-        ("2026-01-02 10:00:00.1234567", "1e400"),
-    )
-    assert second[2:4] == (8, "1.5")
+    first_row, second_row = read("csv", header + rows, None)
+    assert first_row[:5] == ("007", "+1", 7, "9007199254740993", 1.5)
+    assert first_row[6:] == ("2026-01-02 10:00:00.1234567", "1e400")
+    assert second_row[2:4] == (8, "1.5")
 
 
 JOBS: dict[str, tuple[str, ...]] = {
@@ -223,17 +213,17 @@ def test_a_job_stores_exact_values_and_refuses_others(
     job: str, run_job: Callable[..., Any], copy_of: Callable[..., Path], tmp_path: Path, rows_of: Callable[..., Any]
 ) -> None:
     table = copy_of("create table {t} (id int, text string, price decimal(10,2), at timestamp) using delta")
-    landing, place = tmp_path / "landing", ["--table", table, "--source", tmp_path / "landing", *JOBS[job]]
-    place += ["--checkpoint", tmp_path / "checkpoint"] if job == "stream" else []
+    landing, arguments = tmp_path / "landing", ["--table", table, "--source", tmp_path / "landing", *JOBS[job]]
+    arguments += ["--checkpoint", tmp_path / "checkpoint"] if job == "stream" else []
     landing.mkdir()
     (landing / "1.csv").write_text('id,text,price,at\n1,"the ""big""\none",1.50,2013-01-01T08:00:00Z\n')
-    outcome = run_job(job, *place)
+    outcome = run_job(job, *arguments)
     assert (outcome.code, outcome.error) == (0, "")
     assert rows_of(table, "id", "text", "price") == [(1, 'the "big"\none', Decimal("1.50"))]
     (landing / "1.csv").unlink()
     (landing / "2.csv").write_text("id,text,price,at\n2,x,19.999,2013-01-01T08:00:00Z\n")
-    outcome = run_job(job, *place)
+    outcome = run_job(job, *arguments)
     assert outcome.code == 5
     assert "column price: the value '19.999' is not exactly a value of type decimal(10,2)" in outcome.error
-    assert [line for line in outcome.error.splitlines() if line.startswith(f"{job}.py: ")]
+    assert error_line(outcome).startswith(f"{job}.py: ")
     assert len(rows_of(table, "id")) == 1

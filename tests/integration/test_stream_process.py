@@ -1,4 +1,4 @@
-"""``stream.py`` under spark-submit with all flights of a year, killed twenty times at any moment."""
+"""``stream.py`` under spark-submit with all flights of a year, killed twenty times at random."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ ALLOWED = timedelta(days=20)
 
 
 def arrivals() -> list[pd.DataFrame]:
-    """Flights in the order of their hours, but 5 % a file later, 1 % late, 1 % again, 2 % in a second version."""
+    """Return flights by hour: 5 % are a file late, 1 % later, 1 % repeated, and 2 % have a second version."""
     chance = random.Random(SEED)
     flights = pd.read_csv(find_flights(), usecols=[*KEY, "month", "origin", "dest", "arr_delay"])
     flights["time_hour"] = pd.to_datetime(flights["time_hour"], utc=True).astype("datetime64[us, UTC]")
     flights["version"] = 1
     flights = flights.sort_values(KEY, ignore_index=True)
     file = (flights.index * FILES // len(flights)).to_series(index=flights.index)
-    kind = pd.Series([chance.random() for _ in range(len(flights))])
-    file = file.mask(kind < 0.05, (file + 1).clip(upper=FILES - 1))
-    later = pd.Series([chance.randrange(each, FILES) for each in file])
-    file = file.mask(kind.between(0.05, 0.06), later)
-    again, changed = kind.between(0.06, 0.07), kind.between(0.07, 0.09)
-    second = flights[changed].assign(version=2, arr_delay=999.0)
-    rows = pd.concat([flights, flights[again], second])
-    files = pd.concat([file, later[again], later[changed]])
+    share = pd.Series([chance.random() for _ in range(len(flights))])
+    file = file.mask(share < 0.05, (file + 1).clip(upper=FILES - 1))
+    later_file = pd.Series([chance.randrange(number, FILES) for number in file])
+    file = file.mask(share.between(0.05, 0.06), later_file)
+    repeated, changed = share.between(0.06, 0.07), share.between(0.07, 0.09)
+    second_versions = flights[changed].assign(version=2, arr_delay=999.0)
+    rows = pd.concat([flights, flights[repeated], second_versions])
+    files = pd.concat([file, later_file[repeated], later_file[changed]])
     return [rows[files == number].sample(frac=1, random_state=number) for number in range(FILES)]
 
 
-def recomputed(batches: list[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the table and the rows that are too late have to be."""
-    newest, kept, aside = None, [], []
+def expected_tables(batches: list[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the expected rows of the table and of the table of late rows."""
+    newest, in_time, late = None, [], []
     for batch in batches:
         too_late = batch["time_hour"] < newest - ALLOWED if newest is not None else pd.Series(False, index=batch.index)
-        kept.append(batch[~too_late])
-        # A repetition of what the table has is not set aside.
-        known = pd.concat(kept).groupby(KEY)["version"].max().rename("known")
-        told = batch[too_late].join(known, on=KEY)
-        aside.append(told[~(told["known"] >= told["version"])].drop(columns="known"))
-        newest = max(each for each in (newest, batch["time_hour"].max()) if each is not None)
-    rows = pd.concat(kept).sort_values("version", kind="stable").drop_duplicates(KEY, keep="last")
-    return rows, pd.concat(aside)
+        in_time.append(batch[~too_late])
+        # A late row is not stored if the table has its version or a newer one.
+        stored = pd.concat(in_time).groupby(KEY)["version"].max().rename("stored")
+        candidates = batch[too_late].join(stored, on=KEY)
+        late.append(candidates[~(candidates["stored"] >= candidates["version"])].drop(columns="stored"))
+        newest = max(time for time in (newest, batch["time_hour"].max()) if time is not None)
+    rows = pd.concat(in_time).sort_values("version", kind="stable").drop_duplicates(KEY, keep="last")
+    return rows, pd.concat(late)
 
 
-def same(table: Path, rows: pd.DataFrame) -> bool:
+def has_rows(table: Path, expected: pd.DataFrame) -> bool:
+    """Return whether a table has exactly these rows."""
     columns = [*KEY, "month", "origin", "dest", "arr_delay", "version"]
-    found = DeltaTable(table).to_pyarrow_table(columns=columns).to_pandas()
-    order = [*KEY, "version"]
-    found, rows = (
-        each.astype({"month": "int64", "version": "int64", "flight": "int64", "arr_delay": "float64"})
+    stored = DeltaTable(table).to_pyarrow_table(columns=columns).to_pandas()
+    stored, expected = (
+        rows.astype({"month": "int64", "version": "int64", "flight": "int64", "arr_delay": "float64"})
         .astype({"time_hour": "datetime64[us, UTC]"})[columns]
-        .sort_values(order, ignore_index=True)
-        for each in (found, rows)
+        .sort_values([*KEY, "version"], ignore_index=True)
+        for rows in (stored, expected)
     )
-    return found.equals(rows.astype(found.dtypes.to_dict()))
+    return stored.equals(expected.astype(stored.dtypes.to_dict()))
 
 
-def test_all_flights_are_once_in_the_table_whenever_the_stream_is_killed(
+def test_a_stream_killed_at_random_inserts_each_flight_once(
     submit: Callable[..., SubmittedJob], tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     chance, table, landing = random.Random(SEED), tmp_path / "table", tmp_path / "landing"
@@ -99,11 +99,11 @@ def test_all_flights_are_once_in_the_table_whenever_the_stream_is_killed(
         time.sleep(chance.random() * 6)
         job.kill()
         applied |= {line["batch"]: line for line in job.commits}
-    last = start("available-now")
-    assert last.wait(580) == 0, last.error
-    applied |= {line["batch"]: line for line in last.commits}
-    rows, aside = recomputed(batches)
-    assert same(table, rows)
-    assert same(Path(f"{table}_late"), aside)
-    assert len(aside) > 1000
+    job = start("available-now")
+    assert job.wait(580) == 0, job.error
+    applied |= {line["batch"]: line for line in job.commits}
+    rows, late = expected_tables(batches)
+    assert has_rows(table, rows)
+    assert has_rows(Path(f"{table}_late"), late)
+    assert len(late) > 1000
     assert sorted(applied) == list(range(FILES))

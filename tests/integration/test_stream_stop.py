@@ -1,4 +1,4 @@
-"""What a stream does when it is told to stop: a batch that computes or waits gives up, one that commits ends."""
+"""A stream that is stopped: it cancels a batch that computes or waits, and completes a batch that commits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from writer_jobs.streaming.query import BatchQuery
 
 pytestmark = pytest.mark.spark
 
-Holding = Callable[[Hold], None]
+ReportHold = Callable[[Hold], None]
 
 
-class Silent:
-    """Hears what becomes of batches."""
+class SilentListener:
+    """Ignores the events of batches."""
 
     def begun(self, *_: Any, **__: Any) -> None: ...
     def holding(self, *_: Any, **__: Any) -> None: ...
@@ -40,21 +40,21 @@ class Queries:
     eventually: Callable[..., None]
 
     def rows(self, tasks: int) -> DataFrame:
-        """Rows, so many twentieths of a second of work in as many tasks: what is cancelled ends at once."""
+        """Return rows that take 50 ms each to compute, one in each task, so that a cancelled job ends at once."""
         return self.spark.range(0, tasks, 1, tasks).selectExpr("reflect('java.lang.Thread', 'sleep', 50L) AS slept")
 
     def busy(self) -> bool:
         return bool(self.spark.sparkContext.statusTracker().getActiveJobsIds())
 
     @contextmanager
-    def stopped(self, work: Callable[[Holding], None], when: Callable[[], bool]) -> Iterator[Future[None]]:
-        """Stop a query when its batch, which does this work, is so far."""
+    def stopped(self, work: Callable[[ReportHold], None], when: Callable[[], bool]) -> Iterator[Future[None]]:
+        """Run a query whose batch does this work, and stop it when a condition is true."""
 
-        def apply(_: DataFrame, __: tuple[str, int], holding: Holding) -> ChangesResult:
-            work(holding)
+        def apply(_: DataFrame, __: tuple[str, int], report_hold: ReportHold) -> ChangesResult:
+            work(report_hold)
             return ChangesResult.of_nothing(self.writer.table)
 
-        query = BatchQuery(self.writer, Silent(), apply)
+        query = BatchQuery(self.writer, SilentListener(), apply)
         frame = self.spark.readStream.schema("id int").json(str(self.folder))
         checkpoint = str(self.folder.parent / f"checkpoint of {work.__name__}")
         with ThreadPoolExecutor(1) as pool:
@@ -74,58 +74,58 @@ def queries(
     return Queries(spark, LockedDeltaWriter(spark, manager, str(table)), folder, eventually)
 
 
-def test_a_batch_that_has_no_lock_gives_up_and_one_that_has_it_ends(
+def test_a_stop_cancels_only_batches_without_a_lock(
     queries: Queries, manager: ZookeeperLockManager, make_rival: Callable[..., Any]
 ) -> None:
-    table, held, done = queries.writer.table, threading.Event(), []
+    table, completed = queries.writer.table, []
 
-    def computes(_: Holding) -> None:
+    def compute(_: ReportHold) -> None:
         queries.rows(20_000).collect()
 
-    with queries.stopped(computes, queries.busy) as running, pytest.raises(Exception, match="cancelled"):
+    with queries.stopped(compute, queries.busy) as running, pytest.raises(Exception, match="cancelled"):
         running.result(60)
 
     queries.writer.append(queries.rows(1))
 
-    def writes(_: Holding) -> None:
+    def write(_: ReportHold) -> None:
         queries.writer.append(queries.rows(20_000))
 
-    with queries.stopped(writes, queries.busy) as running, pytest.raises(WriteFailedError, match="cancelled"):
+    with queries.stopped(write, queries.busy) as running, pytest.raises(WriteFailedError, match="cancelled"):
         running.result(60)
     assert queries.writer.log.head().version == 0
 
-    def has_it(holding: Holding) -> None:
+    def compute_under_the_lock(report_hold: ReportHold) -> None:
         with manager.acquire(table) as hold:
-            holding(hold)
+            report_hold(hold)
             queries.rows(30).collect()
-            held.set()
-        done.append("has it")
+            completed.append("rows under the lock")
+        completed.append("batch with a lock")
 
-    with queries.stopped(has_it, queries.busy) as running:
+    with queries.stopped(compute_under_the_lock, queries.busy) as running:
         assert running.result(60) is None
-    assert held.is_set()
 
-    def is_committed(holding: Holding) -> None:
+    def compute_after_the_commit(report_hold: ReportHold) -> None:
         with manager.acquire(table) as hold:
-            holding(hold)
+            report_hold(hold)
             hold.record_commit(7)
         queries.rows(30).collect()
-        done.append("is committed")
+        completed.append("batch with a commit")
 
-    with queries.stopped(is_committed, queries.busy) as running:
+    with queries.stopped(compute_after_the_commit, queries.busy) as running:
         assert running.result(60) is None
-    assert done == ["has it", "is committed"]
+    assert completed == ["rows under the lock", "batch with a lock", "batch with a commit"]
 
-    rival, conflicted = make_rival(), threading.Event()
+    rival, has_lost_the_lock = make_rival(), threading.Event()
 
-    def does_it_again(holding: Holding) -> None:
+    def wait_for_the_lock_again(report_hold: ReportHold) -> None:
         with manager.acquire(table) as hold:
-            holding(hold)
-        rivals.append(rival.acquire(table))
-        conflicted.set()
+            report_hold(hold)
+        rival_holds.append(rival.acquire(table))
+        has_lost_the_lock.set()
         manager.acquire(table, timeout_seconds=300)
 
-    rivals: list[Hold] = []
-    with queries.stopped(does_it_again, conflicted.is_set) as running, pytest.raises(LockCancelledError):
+    rival_holds: list[Hold] = []
+    waiting = queries.stopped(wait_for_the_lock_again, has_lost_the_lock.is_set)
+    with waiting as running, pytest.raises(LockCancelledError):
         running.result(60)
-    rivals[0].release()
+    rival_holds[0].release()

@@ -1,4 +1,4 @@
-"""The table property ``sluice.feed``: a table is fed in one way, and what does not match it changes nothing."""
+"""The table property ``sluice.feed`` binds a table to one feed. Batches of other feeds change nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "id long, place string, value string, at long, pos long, day timestamp"
 DAY = datetime(2026, 1, 2, tzinfo=UTC)
-HOW: dict[str, Any] = {"keys": ["id"], "sequence_by": "at"}
+OPTIONS: dict[str, Any] = {"keys": ["id"], "sequence_by": "at"}
 
 
 def feed_of(table: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def feed_of(table: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def rows(spark: SparkSession) -> Callable[..., Any]:
-    """Rows of ``SCHEMA``: ``rows((1, "a", "one", 5))``."""
+    """Create rows of ``SCHEMA``: ``rows((1, "a", "one", 5))``."""
     return lambda *values: spark.createDataFrame([(*row, row[-1], DAY) for row in values], SCHEMA)
 
 
@@ -62,33 +62,34 @@ def test_a_batch_of_another_feed_is_refused(
     table: Path,
     versions: Callable[[Path], list[str]],
 ) -> None:
-    apply_changes(writer, rows((1, "a", "new", 5)), **HOW, source_tables=["shop.public.orders"])
+    apply_changes(writer, rows((1, "a", "new", 5)), **OPTIONS, source_tables=["shop.public.orders"])
     assert feed_of(table) == {
         "model": "changes", "keys": ["id"], "scd_type": 1, "sequence_by": "at", "sequence_column": "at",
         "source_tables": ["shop.public.orders"],
     }  # fmt: skip
     unchanged = versions(table)
-    for arguments, says in OTHER_FEEDS:
-        with pytest.raises(ChangesError, match="change the table property") as refused:
-            apply_changes(writer, rows((1, "a", "old", 3)), **{**HOW, **arguments}, schema_evolution=True)
-        assert says in str(refused.value)
+    for options, difference in OTHER_FEEDS:
+        with pytest.raises(ChangesError, match="change the table property") as error:
+            apply_changes(writer, rows((1, "a", "old", 3)), **{**OPTIONS, **options}, schema_evolution=True)
+        assert difference in str(error.value)
     with pytest.raises(ChangesError, match="model: changes in the table, rows in this run"):
         apply_rows(writer, rows((1, "a", "old", 3)), keys=["id"], event_time="day")
     assert versions(table) == unchanged
-    # The same feed in another spelling, and one that does not know its source tables.
+    # The same feed may spell names in another case. It need not know its source tables.
     apply_changes(writer, rows((1, "a", "newer", 6)), keys=["ID"], sequence_by="`AT`")
     state = writer.log.state()
     assert state is not None
     feed = TableFeed.parsed(state.feed or "")
     short, full = (replace(feed, source_tables=(name,)) for name in ("orders", "shop.public.orders"))
     assert FeedBinding(spark, writer.table, short).clauses(state) == []
-    # A table that was bound to the name without schema gets the full name.
+    # A table that is bound to a name without a schema gets the full name.
     (clause,) = FeedBinding(spark, writer.table, full).clauses(replace(state, feed=short.text))
     assert '"source_tables": ["shop.public.orders"]' in clause
 
 
-ADDED = "CREATE TABLE {t} (id LONG, place STRING, value STRING, at LONG, pos LONG, day TIMESTAMP%s) USING delta"
-OF_ITS_COLUMNS: list[tuple[str, dict[str, Any], str]] = [
+TABLE = "CREATE TABLE {t} (id LONG, place STRING, value STRING, at LONG, pos LONG, day TIMESTAMP%s) USING delta"
+#: Additional columns of an unbound table, options of a feed, and the error.
+UNBOUND_TABLES: list[tuple[str, dict[str, Any], str]] = [
     ("", {}, ""),
     ("", {"stored_as_scd_type": 2, "except_column_list": ["at"]}, "the table keeps no history"),
     ("", {"except_column_list": ["at"]}, "sequence column: at in the table, __SEQUENCE in this run"),
@@ -100,81 +101,84 @@ OF_ITS_COLUMNS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.full
-def test_a_table_without_the_property_is_judged_by_its_columns_and_bound(
+def test_an_unbound_table_is_bound_if_its_columns_fit(
     spark: SparkSession, manager: ZookeeperLockManager, rows: Callable[..., Any], copy_of: Callable[..., Path]
 ) -> None:
-    for number, (columns, arguments, says) in enumerate(OF_ITS_COLUMNS):
-        table = copy_of(ADDED % columns, to=f"table{number}")
+    for number, (columns, options, error) in enumerate(UNBOUND_TABLES):
+        table = copy_of(TABLE % columns, to=f"table{number}")
         writer = LockedDeltaWriter(spark, manager, str(table))
-        if says:
-            with pytest.raises(ChangesError, match=says):
-                apply_changes(writer, rows((1, "a", "one", 5)), **{**HOW, **arguments})
+        if error:
+            with pytest.raises(ChangesError, match=error):
+                apply_changes(writer, rows((1, "a", "one", 5)), **{**OPTIONS, **options})
             assert feed_of(table) == {}
         else:
-            apply_changes(writer, rows((1, "a", "one", 5)), **{**HOW, **arguments})
+            apply_changes(writer, rows((1, "a", "one", 5)), **{**OPTIONS, **options})
             assert feed_of(table)["keys"] == ["id"]
 
 
 @pytest.mark.full
-def test_rows_and_cells_bind_a_table_too(
+def test_feeds_of_rows_and_of_cells_bind_a_table(
     spark: SparkSession, manager: ZookeeperLockManager, rows: Callable[..., Any], tmp_path: Path
 ) -> None:
-    of_rows, of_cells = (LockedDeltaWriter(spark, manager, str(tmp_path / name)) for name in ("rows", "cells"))
+    row_writer, cell_writer = (LockedDeltaWriter(spark, manager, str(tmp_path / name)) for name in ("rows", "cells"))
     feed: dict[str, Any] = {"keys": ["id"], "event_time": "day", "sequence_by": "at"}
-    apply_rows(of_rows, rows((1, "a", "one", 5)), **feed)
-    feeds: list[tuple[dict[str, Any], str]] = [
+    apply_rows(row_writer, rows((1, "a", "one", 5)), **feed)
+    other_feeds: list[tuple[dict[str, Any], str]] = [
         ({"keys": ["id", "place"]}, "keys: id, day in the table, id, place, day in this run"),
         ({"sequence_by": None}, "sequence: at in the table, not set in this run"),
     ]
-    for arguments, says in feeds:
-        with pytest.raises(ChangesError, match=says):
-            apply_rows(of_rows, rows((1, "a", "two", 6)), **{**feed, **arguments})
-    cells = spark.createDataFrame([Cell("a", "d", "x", 1, "Put", "one")], CELLS)
-    mapping = '{"row_key": [{"column": "%s", "type": "string"}], "table": "%s"}'
-    apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % ("id", "shop.orders")))
+    for options, difference in other_feeds:
+        with pytest.raises(ChangesError, match=difference):
+            apply_rows(row_writer, rows((1, "a", "two", 6)), **{**feed, **options})
+
+    def apply(key: str, table: str) -> None:
+        mapping = {"row_key": [{"column": key, "type": "string"}], "table": table}
+        cells = spark.createDataFrame([Cell("a", "d", "x", 1, "Put", "one")], CELLS)
+        apply_cells(cell_writer, cells, HBaseMapping.parsed(json.dumps(mapping)))
+
+    apply("id", "shop.orders")
     with pytest.raises(ChangesError, match="keys: id in the table, key in this run"):
-        apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % ("key", "shop.orders")))
-    # HBase has two tables of these names.
+        apply("key", "shop.orders")
+    # In HBase, these names belong to two tables.
     with pytest.raises(ChangesError, match=r"source tables: shop\.orders in the table, orders in this run"):
-        apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % ("id", "orders")))
+        apply("id", "orders")
     with pytest.raises(ChangesError, match="model: cells in the table, changes in this run"):
-        apply_changes(of_cells, rows((1, "a", "one", 5)), **HOW, column_list=["id"])
+        apply_changes(cell_writer, rows((1, "a", "one", 5)), **OPTIONS, column_list=["id"])
 
 
 def test_columns_that_change_before_the_lock_are_checked_again(
     spark: SparkSession, writer: LockedDeltaWriter, rows: Callable[..., Any], table: Path
 ) -> None:
-    apply_changes(writer, rows((1, "a", "one", 5)), **HOW)
+    apply_changes(writer, rows((1, "a", "one", 5)), **OPTIONS)
 
-    def replaced_meanwhile(_: object) -> None:
+    def replace_columns(_: object) -> None:
         days = spark.read.format("delta").load(str(table)).withColumn("day", F.to_date("day"))
         days.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(table))
 
-    # Spark would cut the time off.
+    # Spark would truncate the time.
     with pytest.raises(SchemaMismatchError, match="day: table date, rows timestamp"):
-        apply_changes(writer, rows((1, "a", "two", 6)), **HOW, before_write=replaced_meanwhile)
+        apply_changes(writer, rows((1, "a", "two", 6)), **OPTIONS, before_write=replace_columns)
 
 
 @pytest.mark.full
-def test_a_feed_is_changed_on_purpose_under_the_lock(
+def test_the_feed_property_is_read_under_the_lock(
     spark: SparkSession, writer: LockedDeltaWriter, rows: Callable[..., Any], table: Path, sql: Callable[[str], None]
 ) -> None:
-    apply_changes(writer, rows((1, "a", "one", 5)), **HOW)
+    apply_changes(writer, rows((1, "a", "one", 5)), **OPTIONS)
     by_position = {"keys": ["id"], "sequence_by": "pos"}
 
-    def removed_meanwhile(_: object) -> None:
+    def replace_property(_: object) -> None:
         spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('sluice.feed' = '{{}}')")
 
-    # The property counts that is there under the lock.
     with pytest.raises(ChangesError, match="cannot be read"):
-        apply_changes(writer, rows((1, "a", "two", 6)), **HOW, before_write=removed_meanwhile)
+        apply_changes(writer, rows((1, "a", "two", 6)), **OPTIONS, before_write=replace_property)
     with pytest.raises(ChangesError, match="cannot be read"):
         apply_changes(writer, rows((1, "a", "two", 6)), **by_position)
     sql("ALTER TABLE {table} UNSET TBLPROPERTIES ('sluice.feed')")
     apply_changes(writer, rows((1, "a", "two", 6)), **by_position)
     assert feed_of(table)["sequence_column"] == "pos"
-    # A table of several feeds, each with keys of its own.
+    # A table without a binding gets several feeds, each with its own keys.
     sql("ALTER TABLE {table} SET TBLPROPERTIES ('sluice.feed' = 'off')")
-    apply_changes(writer, rows((2, "b", "one", 5)), **HOW)
+    apply_changes(writer, rows((2, "b", "one", 5)), **OPTIONS)
     apply_changes(writer, rows((3, "c", "one", 5)), **by_position)
     assert DeltaTable(table).metadata().configuration["sluice.feed"] == "off"
