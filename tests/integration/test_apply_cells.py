@@ -174,11 +174,7 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
     "timestamp-millis": [(struct.pack(">q", 1500), 1.5), (struct.pack(">q", 2**63 - 1), None)],
     "text:int": [(b"-12", -12), (b"twelve", None), (b"99999999999", None)],
     "text:decimal(5,2)": [
-        (b"123.45", Decimal("123.45")),
-        (b"12345", None),
-        (b"19.999", None),
-        (b"0.005", None),
-        (b" 1", None),
+        *((b"123.45", Decimal("123.45")), (b"12345", None), (b"19.999", None), (b"0.005", None), (b" 1", None)),
         (b"", None),
     ],
     "text:date": [
@@ -316,6 +312,7 @@ def test_row_keys_that_no_partition_can_hold_are_dead_letters(feed: Feed) -> Non
     assert feed.columns("country", "id") == [("no", ""), ("no", "4")]
 
 
+@pytest.mark.full
 def test_events_of_the_hbase_kafka_proxy_are_decoded(feed: Feed, spark: SparkSession) -> None:
     encoded = avro_events(
         spark,

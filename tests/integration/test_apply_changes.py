@@ -340,6 +340,7 @@ def test_files_are_skipped_by_ranges_of_numbers_and_timestamps(feed: Feed, key: 
         apply_changes(feed.writer, updates.withColumn("at", F.lit(10)), keys=["key"], sequence_by="at")
 
 
+@pytest.mark.full
 def test_a_table_keeps_its_scd_type(feed: Feed) -> None:
     feed.apply([("a", 1, "one")], **HISTORY)
     with pytest.raises(ChangesError, match="SCD type: 2 in the table, 1 in this run"):

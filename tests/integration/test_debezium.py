@@ -229,6 +229,7 @@ def test_histories_of_messages_in_any_order_equal_the_source(feed: Feed, number:
     assert feed.rows() == expected
 
 
+@pytest.mark.full
 def test_messages_that_broke_other_sinks_are_applied(feed: Feed) -> None:
     """Replay issues of other sinks in a table whose partition column is no key. Keys are the numbers of the issues.
 
@@ -289,7 +290,19 @@ def utc(*parts: int) -> dt.datetime:
     return dt.datetime(*parts, tzinfo=dt.UTC).astimezone().replace(tzinfo=None)
 
 
+def logical(type_: str, name: str) -> Json:
+    return {"type": type_, "name": name}
+
+
+DATE, ISO_DATE = logical("int32", f"{DEBEZIUM}Date"), logical("string", f"{DEBEZIUM}IsoDate")
+MILLIS, MICROS, NANOS = (logical("int64", f"{DEBEZIUM}{name}Timestamp") for name in ("", "Micro", "Nano"))
+CONNECT_MILLIS = logical("int64", f"{CONNECT}Timestamp")
+DATES = {"type": "array", "items": DATE}
+TEXTS = {"type": "map", "keys": {"type": "string"}, "values": {"type": "string"}}
+POINT = {**logical("struct", "io.debezium.data.geometry.Point"), **struct(x={"type": "double"}, y=INT)}
+VARIABLE = {**logical("struct", "io.debezium.data.VariableScaleDecimal"), "fields": []}
 MOMENT = 1_529_507_596_945
+#: Schema, JSON value, column type and column value.
 VALUES: dict[str, tuple[Json, Any, str, Any]] = {
     "boolean": ({"type": "boolean"}, True, "boolean", True),
     "int8": ({"type": "int8"}, -7, "tinyint", -7),
@@ -299,45 +312,20 @@ VALUES: dict[str, tuple[Json, Any, str, Any]] = {
     "float": ({"type": "float"}, 0.5, "float", 0.5),
     "double": ({"type": "double"}, "NaN", "double", "nan"),
     "bytes": ({"type": "bytes"}, "3q2+7w==", "binary", b"\xde\xad\xbe\xef"),
-    "date": ({"type": "int32", "name": f"{DEBEZIUM}Date"}, 17_702, "date", dt.date(2018, 6, 20)),
-    "connect_date": ({"type": "int32", "name": f"{CONNECT}Date"}, -1, "date", dt.date(1969, 12, 31)),
-    "iso_date": ({"type": "string", "name": f"{DEBEZIUM}IsoDate"}, "2018-06-20Z", "date", dt.date(2018, 6, 20)),
-    "millis": (
-        {"type": "int64", "name": f"{DEBEZIUM}Timestamp"},
-        MOMENT,
-        "timestamp",
-        utc(2018, 6, 20, 15, 13, 16, 945_000),
-    ),
-    "connect_timestamp": (
-        {"type": "int64", "name": f"{CONNECT}Timestamp"},
-        MOMENT,
-        "timestamp",
-        utc(2018, 6, 20, 15, 13, 16, 945_000),
-    ),
-    "micros": (
-        {"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"},
-        MOMENT * 1000 + 104,
-        "timestamp",
-        utc(2018, 6, 20, 15, 13, 16, 945_104),
-    ),
-    "nanos": (
-        {"type": "int64", "name": f"{DEBEZIUM}NanoTimestamp"},
-        -1000,
-        "timestamp",
-        utc(1969, 12, 31, 23, 59, 59, 999_999),
-    ),
-    "zoned": (
-        {"type": "string", "name": f"{DEBEZIUM}ZonedTimestamp"},
-        "2018-06-20T15:13:16.945104+02:00",
-        "timestamp",
-        utc(2018, 6, 20, 13, 13, 16, 945_104),
-    ),
-    "time": ({"type": "int32", "name": f"{DEBEZIUM}Time"}, 86_399_999, "bigint", 86_399_999),
-    "micro_time": ({"type": "int64", "name": f"{DEBEZIUM}MicroTime"}, 86_399_999_999, "bigint", 86_399_999_999),
-    "zoned_time": ({"type": "string", "name": f"{DEBEZIUM}ZonedTime"}, "15:13:16+02:00", "string", "15:13:16+02:00"),
-    "json": ({"type": "string", "name": "io.debezium.data.Json"}, '{"a": [1.50]}', "string", '{"a": [1.50]}'),
-    "uuid": ({"type": "string", "name": "io.debezium.data.Uuid"}, "00-ff", "string", "00-ff"),
-    "enum": ({"type": "string", "name": "io.debezium.data.Enum"}, "small", "string", "small"),
+    "date": (DATE, 17_702, "date", dt.date(2018, 6, 20)),
+    "connect_date": (logical("int32", f"{CONNECT}Date"), -1, "date", dt.date(1969, 12, 31)),
+    "iso_date": (ISO_DATE, "2018-06-20Z", "date", dt.date(2018, 6, 20)),
+    "millis": (MILLIS, MOMENT, "timestamp", utc(2018, 6, 20, 15, 13, 16, 945_000)),
+    "connect_millis": (CONNECT_MILLIS, MOMENT, "timestamp", utc(2018, 6, 20, 15, 13, 16, 945_000)),
+    "micros": (MICROS, MOMENT * 1000 + 104, "timestamp", utc(2018, 6, 20, 15, 13, 16, 945_104)),
+    "nanos": (NANOS, -1000, "timestamp", utc(1969, 12, 31, 23, 59, 59, 999_999)),
+    "zoned": (ZONED, "2018-06-20T15:13:16.945104+02:00", "timestamp", utc(2018, 6, 20, 13, 13, 16, 945_104)),
+    "time": (logical("int32", f"{DEBEZIUM}Time"), 86_399_999, "bigint", 86_399_999),
+    "micro_time": (logical("int64", f"{DEBEZIUM}MicroTime"), 86_399_999_999, "bigint", 86_399_999_999),
+    "zoned_time": (logical("string", f"{DEBEZIUM}ZonedTime"), "15:13:16+02:00", "string", "15:13:16+02:00"),
+    "json": (logical("string", "io.debezium.data.Json"), '{"a": [1.50]}', "string", '{"a": [1.50]}'),
+    "uuid": (logical("string", "io.debezium.data.Uuid"), "00-ff", "string", "00-ff"),
+    "enum": (logical("string", "io.debezium.data.Enum"), "small", "string", "small"),
     "decimal": (decimal(2, 10), base64_of(-12_345), "decimal(10,2)", Decimal("-123.45")),
     "small_decimal": (decimal(5, 10), base64_of(7), "decimal(10,5)", Decimal("0.00007")),
     "long_decimal": (decimal(10), base64_of(10**38 - 1), "decimal(38,10)", Decimal("9" * 28 + "." + "9" * 10)),
@@ -346,36 +334,11 @@ VALUES: dict[str, tuple[Json, Any, str, Any]] = {
     "lowest_short": (decimal(18, 18), base64_of(-(10**18) + 1), "decimal(18,18)", Decimal("-0." + "9" * 18)),
     "every_digit": (decimal(18, 18), base64_of(123456789012345678), "decimal(18,18)", Decimal("0.123456789012345678")),
     "zero": (decimal(2, 4), base64_of(0), "decimal(4,2)", Decimal("0.00")),
-    "variable": (
-        {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []},
-        {"scale": 3, "value": base64_of(-1_005)},
-        "string",
-        "-1.005",
-    ),
-    "variable_large": (
-        {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []},
-        {"scale": -2, "value": base64_of(15)},
-        "string",
-        "1500",
-    ),
-    "array": (
-        {"type": "array", "items": {"type": "int32", "name": f"{DEBEZIUM}Date"}},
-        [0, None, 1],
-        "array<date>",
-        [dt.date(1970, 1, 1), None, dt.date(1970, 1, 2)],
-    ),
-    "map": (
-        {"type": "map", "keys": {"type": "string"}, "values": {"type": "string"}},
-        {"a": "x", "b": None},
-        "map<string,string>",
-        {"a": "x", "b": None},
-    ),
-    "point": (
-        {"type": "struct", "name": "io.debezium.data.geometry.Point", **struct(x={"type": "double"}, y=INT)},
-        {"x": 1.5, "y": None},
-        "struct<x:double,y:bigint>",
-        {"x": 1.5, "y": None},
-    ),
+    "variable": (VARIABLE, {"scale": 3, "value": base64_of(-1_005)}, "string", "-1.005"),
+    "variable_large": (VARIABLE, {"scale": -2, "value": base64_of(15)}, "string", "1500"),
+    "array": (DATES, [0, None, 1], "array<date>", [dt.date(1970, 1, 1), None, dt.date(1970, 1, 2)]),
+    "map": (TEXTS, {"a": "x", "b": None}, "map<string,string>", {"a": "x", "b": None}),
+    "point": (POINT, {"x": 1.5, "y": None}, "struct<x:double,y:bigint>", {"x": 1.5, "y": None}),
 }
 
 
@@ -395,15 +358,7 @@ def test_each_schema_type_is_decoded_to_its_column_type(decoded: Decode) -> None
 
 @pytest.mark.full
 def test_the_type_of_the_table_wins_and_no_digit_is_lost(decoded: Decode) -> None:
-    variable = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []}
-    schema = struct(
-        id=INT,
-        number=variable,
-        local={"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"},
-        nanos={"type": "int64", "name": f"{DEBEZIUM}NanoTimestamp"},
-        text={"type": "int32", "name": f"{DEBEZIUM}Date"},
-        exact=decimal(9, 38),
-    )
+    schema = struct(id=INT, number=VARIABLE, local=MICROS, nanos=NANOS, text=DATE, exact=decimal(9, 38))
 
     def message_of(key: int, value: int) -> Message:
         number = {"scale": 3, "value": base64_of(value)}
@@ -415,36 +370,19 @@ def test_the_type_of_the_table_wins_and_no_digit_is_lost(decoded: Decode) -> Non
     table = state("id bigint, number decimal(10,2), local timestamp_ntz, nanos bigint, text string")
     batch = decoded([message_of(1, -5_000), message_of(2, 5_001)], table=table)
     assert rows(batch)[0] | {ORDER: None} == {
-        "id": 1,
-        "number": Decimal("-5.00"),
-        "local": utc(1970, 1, 1, 0, 0, 0, 1),
-        "nanos": 7,
-        "text": "1970-01-01",
-        "exact": Decimal("12345678901234567890.123456789"),
-        ORDER: None,
-        DELETES: False,
-    }
+        "id": 1, "number": Decimal("-5.00"), "local": utc(1970, 1, 1, 0, 0, 0, 1), "nanos": 7, "text": "1970-01-01",
+        "exact": Decimal("12345678901234567890.123456789"), ORDER: None, DELETES: False,
+    }  # fmt: skip
     assert reasons(batch) == {"t/0/2": "the value of the column number does not fit decimal(10,2)"}
 
 
 @pytest.mark.full
 def test_without_a_schema_types_come_from_the_table_or_values(decoded: Decode) -> None:
     row = {
-        "id": 1,
-        "day": 1,
-        "iso": "2018-06-20",
-        "at": "2018-06-20T15:13:16Z",
-        "price": 1.5,
-        "blob": "3q0=",
-        "new": 7,
-        "real": 1.0,
-        "flag": True,
-        "mixed": 1,
-        "nothing": None,
-        "inner": {"a b": [1, 2]},
-        "Flight No.": "LH 1",
+        "id": 1, "day": 1, "iso": "2018-06-20", "at": "2018-06-20T15:13:16Z", "price": 1.5, "blob": "3q0=", "new": 7,
+        "real": 1.0, "flag": True, "mixed": 1, "nothing": None, "inner": {"a b": [1, 2]}, "Flight No.": "LH 1",
         "big": 2**70,
-    }
+    }  # fmt: skip
     table = state("id int, day date, iso date, at timestamp, price decimal(5,2), blob binary, gone string")
     rows_without_schema = (row, {**row, "id": 2, "real": 2, "mixed": "x"})
     messages = [message({"id": after["id"]}, event("c", after["id"], after=after)) for after in rows_without_schema]
@@ -452,22 +390,10 @@ def test_without_a_schema_types_come_from_the_table_or_values(decoded: Decode) -
     assert reasons(batch) == {}
     stored = rows_by_id(batch)
     assert stored[1] | {ORDER: None, DELETES: None} == {
-        "id": 1,
-        "day": dt.date(1970, 1, 2),
-        "iso": dt.date(2018, 6, 20),
-        "at": utc(2018, 6, 20, 15, 13, 16),
-        "price": Decimal("1.50"),
-        "blob": b"\xde\xad",
-        "new": 7,
-        "real": 1.0,
-        "flag": True,
-        "mixed": "1",
-        "inner": {"a b": [1, 2]},
-        "Flight No.": "LH 1",
-        "big": Decimal(2**70),
-        ORDER: None,
-        DELETES: None,
-    }
+        "id": 1, "day": dt.date(1970, 1, 2), "iso": dt.date(2018, 6, 20), "at": utc(2018, 6, 20, 15, 13, 16),
+        "price": Decimal("1.50"), "blob": b"\xde\xad", "new": 7, "real": 1.0, "flag": True, "mixed": "1",
+        "inner": {"a b": [1, 2]}, "Flight No.": "LH 1", "big": Decimal(2**70), ORDER: None, DELETES: None,
+    }  # fmt: skip
     assert (stored[2]["mixed"], stored[2]["real"]) == ("x", 2.0)
 
 
@@ -522,16 +448,12 @@ def test_without_a_schema_the_json_type_has_to_fit(decoded: Decode) -> None:
     assert wrong == {}
 
 
-MICROS = {"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"}
-
-
 def test_types_of_several_schemas_widen(decoded: Decode) -> None:
     def message_of(key: int, **schema_types: Json) -> Message:
         return row_message({"id": key, **dict.fromkeys(schema_types, key)}, struct(id=INT, **schema_types))
 
     small, large = {"type": "int16"}, {"type": "int32"}
-    millis = {"type": "int64", "name": f"{DEBEZIUM}Timestamp"}
-    batch = decoded([message_of(1, n=small, at=millis), message_of(2, n=large, at=MICROS), message_of(3)])
+    batch = decoded([message_of(1, n=small, at=MILLIS), message_of(2, n=large, at=MICROS), message_of(3)])
     column_types = types(batch)
     assert (column_types["n"], column_types["at"]) == ("int", "timestamp")
     assert {row["id"]: (row["n"], row["at"]) for row in rows(batch)} == {
@@ -581,29 +503,16 @@ def test_operations_are_decoded_and_other_messages_skipped(decoded: Decode) -> N
     batch = decoded(messages)
     assert reasons(batch) == {}
     assert {row["id"]: (row["v"], row[DELETES]) for row in rows(batch)} == {
-        1: ("read", False),
-        2: (None, True),
-        3: (None, True),
-        4: (None, True),
-        5: ("x", False),
-        6: (None, True),
+        1: ("read", False), 2: (None, True), 3: (None, True), 4: (None, True), 5: ("x", False), 6: (None, True),
         7: (None, False),
-    }
+    }  # fmt: skip
     assert (batch.keys, batch.count, batch.skipped) == (("id",), 7, 5)
     assert batch.newest_source_time == 1_700_000_000.009
 
 
 def test_undecodable_messages_become_dead_letters(decoded: Decode) -> None:
-    schema = envelope_schema(
-        struct(
-            id=INT,
-            n={"type": "int32"},
-            blob={"type": "bytes"},
-            price=decimal(2, 4),
-            dates={"type": "array", "items": {"type": "int32", "name": f"{DEBEZIUM}Date"}},
-            region=TEXT,
-        )
-    )
+    number, blob = {"type": "int32"}, {"type": "bytes"}
+    schema = envelope_schema(struct(id=INT, n=number, blob=blob, price=decimal(2, 4), dates=DATES, region=TEXT))
 
     def row(lsn: int = 1, **values: Any) -> Json:
         after = {"id": 1, "n": 1, "blob": None, "dates": None, **values}
@@ -664,6 +573,12 @@ def test_undecodable_messages_become_dead_letters(decoded: Decode) -> None:
     }
 
 
+def table_event(table: str, op: str = "c", lsn: int = 1, schema: str = "public") -> Message:
+    """Return an event of a source table whose rows contain its name."""
+    after = None if op in "dt" else {"id": 1, "of": table}
+    return message({"id": 1}, event(op, lsn, after=after, db="shop", schema=schema, table=table), table)
+
+
 REFUSED: list[tuple[list[Message], Json, str]] = [
     (
         [message({"id": 1}, event("c", 1, after={"id": 1}, db="shop", table=name)) for name in ("orders", "customers")],
@@ -671,10 +586,7 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
         "several tables, shop.customers, shop.orders.*--source-table",
     ),
     (
-        [
-            message({"id": 1}, event("c", 1, after={"id": 1}, db="shop", schema=name, table="orders"))
-            for name in ("public", "archive")
-        ],
+        [table_event("orders", schema=schema) for schema in ("public", "archive")],
         {"source_tables": ["orders"]},
         "orders means several source tables, shop.archive.orders, shop.public.orders",
     ),
@@ -687,18 +599,12 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
     ([message({"id": 1}, event("d", 1))], {"sequence_by": "source.scn"}, "the sequence source.scn is text"),
     ([message({"id": 1}, event("c", 1, after={"id": 1, "ID": 1}))], {}, "differ by case alone: ID, id"),
     (
-        [
-            row_message({"id": 1}, struct(id=INT, v=INT)),
-            row_message({"id": 1}, struct(id=INT, v=TEXT)),
-        ],
+        [row_message({"id": 1}, struct(id=INT, v=v)) for v in (INT, TEXT)],
         {},
         "column v has changed at the source, and no type holds both bigint and string.*the table's column a string",
     ),
     (
-        [
-            row_message({"id": 1}, struct(id=INT, v=MICROS)),
-            row_message({"id": 1}, struct(id=INT, v=INT)),
-        ],
+        [row_message({"id": 1}, struct(id=INT, v=v)) for v in (MICROS, INT)],
         {},
         "column v has changed at the source, and no type holds both bigint and timestamp: apply.*or feed a new table$",
     ),
@@ -809,16 +715,10 @@ def test_an_explicit_sequence_and_explicit_keys_win(decoded: Decode) -> None:
     batch = decoded(messages, keys=["code"], sequence_by=sequence, partition_by=["code"])
     order = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(batch))
     assert order == [
-        *((17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False), (20, "c", 2, False)),
-    ]
+        (17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False), (20, "c", 2, False),
+    ]  # fmt: skip
     assert (batch.count, batch.event_count) == (5, 4)
     assert set(reasons(batch)) == {"unordered"}
-
-
-def table_event(table: str, op: str = "c", lsn: int = 1, schema: str = "public") -> Message:
-    """Return an event of a source table whose rows contain its name."""
-    after = None if op in "dt" else {"id": 1, "of": table}
-    return message({"id": 1}, event(op, lsn, after=after, db="shop", schema=schema, table=table), table)
 
 
 @pytest.mark.full

@@ -55,10 +55,7 @@ def counts(result: RowsResult) -> tuple[int, int, int, int]:
 
 @pytest.mark.full
 def test_late_rows_are_written_once_after_their_batch(
-    apply: Callable[..., RowsResult],
-    table: Path,
-    rows_of: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    apply: Callable[..., RowsResult], table: Path, rows_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch is refused, killed between its two commits, and repeated. The control has no transaction."""
     late_table, columns = Path(f"{table}_late"), ("key", "version", "value")

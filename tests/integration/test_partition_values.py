@@ -109,7 +109,7 @@ def test_bytes_that_delta_would_change_are_refused(
 
 
 @pytest.mark.parametrize("lock_during", ["commit", "write"])
-def test_rows_are_checked_for_the_partition_columns_at_the_commit(
+def test_rows_are_checked_for_partition_columns_at_the_commit(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     copy_of: Callable[..., Path],

@@ -34,10 +34,7 @@ RETRY = "writing again: "
 
 @pytest.fixture
 def gate(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    copy_of: Callable[..., Path],
-    eventually: Callable[..., None],
+    spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], eventually: Callable[..., None]
 ) -> TableAtTheGate:
     path = copy_of(*TABLE)
     return TableAtTheGate(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)

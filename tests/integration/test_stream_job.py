@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,14 @@ class FlightStream:
     """The job on a folder of files with flights."""
 
     run_job: Callable[..., Any]
+    rows_of: Callable[..., Any]
     table: Path
-    folder: Path
+    landing: Path
+    checkpoint: Path
 
-    @property
-    def landing(self) -> Path:
-        return self.folder / "landing"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint"
+    def rows(self, *columns: str, suffix: str = "") -> list[tuple[Any, ...]]:
+        """Return the rows of the table, or of the side table with this suffix."""
+        return list(self.rows_of(f"{self.table}{suffix}", *columns))
 
     def put(self, name: str, *rows: tuple[Any, ...]) -> Path:
         """Put a file into the folder. Rows are tuples of flight, day, hour, seats and version."""
@@ -63,14 +62,12 @@ class FlightStream:
 
 
 @pytest.fixture
-def stream(run_job: Callable[..., Any], table: Path, tmp_path: Path) -> FlightStream:
-    return FlightStream(run_job, table, tmp_path)
+def stream(run_job: Callable[..., Any], rows_of: Callable[..., Any], table: Path, tmp_path: Path) -> FlightStream:
+    return FlightStream(run_job, rows_of, table, tmp_path / "landing", tmp_path / "checkpoint")
 
 
 @pytest.mark.full
-def test_rows_are_applied_once_and_late_rows_are_separated(
-    stream: FlightStream, table: Path, rows_of: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_rows_are_applied_once_and_late_rows_are_separated(stream: FlightStream, tmp_path: Path) -> None:
     late = ("--watermark-delay", "1 day", "--allowed-lateness", "1 week")
     stream.put("1", ("UA1", 1, 8, 100, 1), ("UA1", 1, 8, 100, 1), ("UA2", 3, 8, 90, 1))
     stream.put("2", ("UA3", 1, 9, 80, 1), ("UA1", 1, 8, 100, 1), ("UA4", 12, 9, 70, 1))
@@ -87,7 +84,7 @@ def test_rows_are_applied_once_and_late_rows_are_separated(
         (3, 2, 0, 0, 2, 0, 0),
     ]
     assert [line["watermark"] for line in outcome.commits[1:]] == ["2013-01-11T09:00:00+00:00"] * 3
-    infos = (json.loads(file.read_text().splitlines()[0]) for file in sorted(table.glob("_delta_log/*.json")))
+    infos = (json.loads(file.read_text().splitlines()[0]) for file in sorted(stream.table.glob("_delta_log/*.json")))
     stamps = [info["commitInfo"]["sluice"].get("watermark") for info in infos]
     watermarks = [stamp for stamp in stamps if stamp]
     assert [stamp["at"] for stamp in watermarks] == ["2013-01-02T08:00:00+00:00", "2013-01-11T09:00:00+00:00"]
@@ -96,9 +93,9 @@ def test_rows_are_applied_once_and_late_rows_are_separated(
         "commits": 4, "arrived": 8, "repeated": 2, "late": 2, "too_late": 2, "inserted": 4, "updated": 0,
         "dead_letters": 0, "missing_files": 0,
     }  # fmt: skip
-    assert rows_of(table, "flight", "seats") == [("UA1", 100), ("UA2", 90), ("UA3", 80), ("UA4", 70)]
+    assert stream.rows("flight", "seats") == [("UA1", 100), ("UA2", 90), ("UA3", 80), ("UA4", 70)]
     newest = datetime.fromisoformat("2013-01-12T09:00:00Z")
-    assert rows_of(f"{table}_late", "flight", "seats", "__NEWEST_EVENT_TIME") == [
+    assert stream.rows("flight", "seats", "__NEWEST_EVENT_TIME", suffix="_late") == [
         ("UA2", 95, newest), ("UA5", 60, newest),
     ]  # fmt: skip
     # The next run has the same watermark, and the table gets the newer version of a row.
@@ -110,12 +107,7 @@ def test_rows_are_applied_once_and_late_rows_are_separated(
 @pytest.mark.full
 @pytest.mark.parametrize("killed_at", ["lock", "commit", "finish", "commit, negative control: no transaction"])
 def test_a_killed_batch_is_in_both_tables_once(
-    stream: FlightStream,
-    table: Path,
-    rows_of: Callable[..., Any],
-    versions: Callable[[Path], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    killed_at: str,
+    stream: FlightStream, versions: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch, killed_at: str
 ) -> None:
     """The second batch is killed before its commit, after it, or after its event time is recorded.
 
@@ -155,13 +147,13 @@ def test_a_killed_batch_is_in_both_tables_once(
     outcome = stream.run("--allowed-lateness", "20 days") if killed_at == "lock" else stream.run(*late)
     assert (outcome.code, [line["batch"] for line in outcome.commits]) == (0, [1, 2]), outcome.error
     in_time = [("UA4", 2)] if killed_at == "lock" else []
-    assert rows_of(table, "flight", "day") == sorted([("UA1", 9), ("UA3", 12), ("UA5", 11), *in_time])
-    too_late = rows_of(f"{table}_late", "flight", "day")
+    assert stream.rows("flight", "day") == sorted([("UA1", 9), ("UA3", 12), ("UA5", 11), *in_time])
+    too_late = stream.rows("flight", "day", suffix="_late")
     if has_txn:
         assert outcome.commits[0]["already_committed"] == (killed_at != "lock")
         assert too_late == ([("UA2", 1)] if in_time else [("UA2", 1), ("UA4", 2)])
         # One version creates the table, one binds it to its feed, and each batch writes one.
-        assert len(versions(table)) == 5
+        assert len(versions(stream.table)) == 5
     else:
         assert too_late == [("UA2", 1), ("UA2", 1), ("UA4", 2)]
 
@@ -183,19 +175,17 @@ def test_a_killed_batch_is_in_both_tables_once(
     ],
 )
 def test_bad_input_is_one_error_line_and_writes_nothing(
-    stream: FlightStream, table: Path, options: tuple[str, ...], code: int, message: str
+    stream: FlightStream, options: tuple[str, ...], code: int, message: str
 ) -> None:
     stream.put("1", ("UA1", 1, 8, 100, 1))
-    outcome = stream.run(options=tuple(option.format(table=table) for option in options))
+    outcome = stream.run(options=tuple(option.format(table=stream.table) for option in options))
     assert outcome.code == code, outcome.error
     assert message in error_line(outcome), outcome.error
-    assert not table.exists()
+    assert not stream.table.exists()
 
 
 @pytest.mark.full
-def test_a_null_event_time_ends_the_stream_until_it_is_fixed(
-    stream: FlightStream, table: Path, rows_of: Callable[..., Any]
-) -> None:
+def test_a_null_event_time_ends_the_stream_until_it_is_fixed(stream: FlightStream) -> None:
     stream.put("1", ("UA1", 1, 8, 100, 1))
     file = stream.put("2", ("UA2", 2, 8, 100, 1))
     text = file.read_text()
@@ -204,10 +194,10 @@ def test_a_null_event_time_ends_the_stream_until_it_is_fixed(
     assert (outcome.code, "flight=UA2" in error_line(outcome)) == (5, True), outcome.error
     file.write_text(text)
     assert stream.run().code == 0
-    assert rows_of(table, "flight") == [("UA1",), ("UA2",)]
+    assert stream.rows("flight") == [("UA1",), ("UA2",)]
 
 
-def test_an_unknown_checkpoint_format_is_refused(stream: FlightStream, table: Path, spark: SparkSession) -> None:
+def test_an_unknown_checkpoint_format_is_refused(stream: FlightStream, spark: SparkSession) -> None:
     """The setting belongs to Spark. Its default is the known format."""
     stream.put("1", ("UA1", 1, 8, 100, 1))
     spark.conf.set("spark.sql.streaming.offsetLog.formatVersion", "2")
@@ -216,17 +206,12 @@ def test_an_unknown_checkpoint_format_is_refused(stream: FlightStream, table: Pa
     finally:
         spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion")
     assert (outcome.code, "offsets/0 has the format v2" in error_line(outcome)) == (2, True), outcome.error
-    assert not table.exists()
+    assert not stream.table.exists()
 
 
 @pytest.mark.full
 def test_rows_appended_to_a_source_table_are_streamed(
-    run_job: Callable[..., Any],
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    table: Path,
-    rows_of: Callable[..., Any],
-    tmp_path: Path,
+    stream: FlightStream, spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
     raw = tmp_path / "raw"
     writer = LockedDeltaWriter(spark, manager, str(raw))
@@ -235,22 +220,22 @@ def test_rows_appended_to_a_source_table_are_streamed(
         rows = [(flight, "2013-01-01T08:00:00Z" if flight != "UA5" else "soon") for flight in flights]
         writer.append(spark.createDataFrame(rows, "flight string, at string"))
 
-    paths = ("--table", table, "--checkpoint", tmp_path / "checkpoint", "--source-table", raw)
-    run = ("stream", *paths, *KEYS, "--trigger", "available-now")
-    outcome = run_job(*run)
+    paths = ("--table", stream.table, "--checkpoint", stream.checkpoint, "--source-table", raw)
+    run = partial(stream.run_job, "stream", *paths, *KEYS, "--trigger", "available-now")
+    outcome = run()
     assert (outcome.code, "source table" in error_line(outcome)) == (2, True), outcome.error
     append("UA1", "UA2")
     append("UA2", "UA3")
-    outcome = run_job(*run, "--max-files-per-batch", "1")
+    outcome = run("--max-files-per-batch", "1")
     assert outcome.code == 0, outcome.error
     assert sum(line["inserted"] for line in outcome.commits) == 3
     # The last two rows become dead letters: rows of a table cannot be fixed there.
     append("UA3", "UA4", "UA5", None)
-    (line,) = run_job(*run).commits
+    (line,) = run().commits
     assert (line["arrived"], line["inserted"], line["dead_letters"]) == (2, 1, 2)
-    assert rows_of(table, "flight") == [("UA1",), ("UA2",), ("UA3",), ("UA4",)]
+    assert stream.rows("flight") == [("UA1",), ("UA2",), ("UA3",), ("UA4",)]
     origin = raw.as_uri().replace("///", "/")
-    assert rows_of(f"{table}_dead_letters", "reason", "origin", "value") == [
+    assert stream.rows("reason", "origin", "value", suffix="_dead_letters") == [
         ("null in flight", origin, b'{"flight":null,"at":"2013-01-01T08:00:00Z"}'),
         ("the event time is not a timestamp", origin, b'{"flight":"UA5","at":"soon"}'),
     ]
@@ -258,13 +243,7 @@ def test_rows_appended_to_a_source_table_are_streamed(
 
 @pytest.mark.full
 def test_messages_with_json_of_the_schema_become_rows(
-    stream: FlightStream,
-    run_job: Callable[..., Any],
-    spark: SparkSession,
-    table: Path,
-    rows_of: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stream: FlightStream, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The messages have the columns of Spark's Kafka source."""
     values = [
@@ -303,7 +282,7 @@ def test_messages_with_json_of_the_schema_become_rows(
     options = (*KEYS, "--trigger", "available-now", "--format", "parquet", "--partition-by", "flight")
     columns = "flight string, at timestamp, seats int, fares array<decimal(30,21)>, share double"
     schema = ("--value-schema", f"{columns}, note string, raw binary, tiny tinyint, home struct<zip: string>")
-    dead_letters = Path(f"{table}_dead_letters")
+    dead_letters = Path(f"{stream.table}_dead_letters")
     # A restarted job writes the dead letters of a committed batch once.
     for killed_at in ("write_dead_letters", "StreamProgress.finish"):
         with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -314,12 +293,12 @@ def test_messages_with_json_of_the_schema_become_rows(
     assert (outcome.code, outcome.error) == (0, "")
     (line,) = outcome.commits
     assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 6, 19)
-    assert rows_of(table, "flight", "seats", "fares", "share") == [
+    assert stream.rows("flight", "seats", "fares", "share") == [
         ("UA1", 100, None, None), ("UA2", None, [Decimal("0.123456789012345678901")], None),
         ("UA4", None, None, None), ("UA6", None, None, None),
         ("UA7", None, None, 123456.789012345), ("x 12345678901234567e5 ,y", None, None, 0.5),
     ]  # fmt: skip
-    assert ("12", b"\1\2\3", -128, {"zip": "1"}) in rows_of(table, "note", "raw", "tiny", "home")
+    assert ("12", b"\1\2\3", -128, {"zip": "1"}) in stream.rows("note", "raw", "tiny", "home")
     not_text = "column note: the text of its JSON would change; send a JSON string"
     not_exact, decimal = "is not exactly a value of type", "decimal(30,21)"
     reasons = {
@@ -340,14 +319,14 @@ def test_messages_with_json_of_the_schema_become_rows(
         24: "the partition column flight has the value '', which Delta stores as null: write null or another text, or "
         "partition by another column",
     }
-    assert dict(rows_of(dead_letters, "origin", "reason")) == {
+    assert dict(stream.rows("origin", "reason", suffix="_dead_letters")) == {
         f"departures/0/{offset}": reason for offset, reason in reasons.items()
     }
-    paths = ("--source", tmp_path / "bad", "--checkpoint", tmp_path / "another", "--table", tmp_path / "empty")
-    rows.where("offset IN (3, 4)").coalesce(1).write.parquet(str(tmp_path / "bad"))
+    bad = replace(stream, table=tmp_path / "empty", landing=tmp_path / "bad", checkpoint=tmp_path / "another")
+    rows.where("offset IN (3, 4)").coalesce(1).write.parquet(str(bad.landing))
     # The second run has no messages.
-    assert [run_job("stream", *paths, *schema, *options).code for _ in range(2)] == [8, 0]
-    assert len(rows_of(tmp_path / "empty_dead_letters", "reason")) == 2
+    assert [bad.run(*schema, options=options).code for _ in range(2)] == [8, 0]
+    assert len(bad.rows("reason", suffix="_dead_letters")) == 2
     for columns in ("flight", "flight varchar(3), at timestamp"):
         outcome = stream.run("--value-schema", columns, options=options)
         assert (outcome.code, "--value-schema" in error_line(outcome)) == (2, True), outcome.error
@@ -361,12 +340,7 @@ def test_messages_with_json_of_the_schema_become_rows(
 
 @pytest.mark.full
 def test_a_user_program_runs_a_stream(
-    stream: FlightStream,
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    table: Path,
-    rows_of: Callable[..., Any],
-    tmp_path: Path,
+    stream: FlightStream, spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
     stream.put("1", ("UA1", 1, 8, 100, 1), ("UA1", 1, 8, 100, 1))
     schema = "flight string, at timestamp, day int, seats int, version int"
@@ -377,12 +351,12 @@ def test_a_user_program_runs_a_stream(
         "checkpoint": str(stream.checkpoint),
         "on_batch": lambda batch, result: inserted.append((batch, result.inserted)),
     }
-    writer = LockedDeltaWriter(spark, manager, str(table))
+    writer = LockedDeltaWriter(spark, manager, str(stream.table))
     stream_into(writer, rows, keys=["flight"], **options)
     stream.put("2", ("UA1", 1, 8, 100, 1), ("UA2", 2, 8, 90, 1))
     stream_into(writer, rows, keys=["flight"], **options)
     assert inserted == [(0, 1), (1, 1)]
-    assert rows_of(table, "flight") == [("UA1",), ("UA2",)]
+    assert stream.rows("flight") == [("UA1",), ("UA2",)]
     with pytest.raises(CheckpointError, match="keys"):
         stream_into(writer, rows, keys=["seats"], **options)
     # The event time of a batch is missing, so it is unknown which rows are late.

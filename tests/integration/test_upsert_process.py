@@ -83,10 +83,7 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
 
 @pytest.mark.soak
 def test_a_stream_killed_under_its_lock_applies_files_once(
-    submit: Callable[..., SubmittedJob],
-    csv_file: Callable[..., Path],
-    tmp_path: Path,
-    eventually: Callable[..., None],
+    submit: Callable[..., SubmittedJob], csv_file: Callable[..., Path], tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     """The stream is killed at any time under its lock. A history shows every change that is applied twice."""
     chance = random.Random(SEED)

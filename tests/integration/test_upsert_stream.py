@@ -37,17 +37,14 @@ class UpsertStream:
 
     run_job: Callable[..., Any]
     csv_file: Callable[..., Path]
+    rows_of: Callable[..., Any]
     spark: SparkSession
     table: Path
-    folder: Path
+    landing: Path
+    checkpoint: Path
 
-    @property
-    def landing(self) -> Path:
-        return self.folder / "landing"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint"
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        return list(self.rows_of(self.table, *columns))
 
     def put(self, name: str, rows: list[Any], age: float = 0) -> Path:
         """Put a file of rows into the folder. Its modification time is so many seconds ago."""
@@ -78,16 +75,20 @@ class UpsertStream:
 
 @pytest.fixture
 def stream(
-    run_job: Callable[..., Any], csv_file: Callable[..., Path], spark: SparkSession, table: Path, tmp_path: Path
+    run_job: Callable[..., Any],
+    csv_file: Callable[..., Path],
+    rows_of: Callable[..., Any],
+    spark: SparkSession,
+    table: Path,
+    tmp_path: Path,
 ) -> UpsertStream:
-    (tmp_path / "landing").mkdir()
-    return UpsertStream(run_job, csv_file, spark, table, tmp_path)
+    landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
+    landing.mkdir()
+    return UpsertStream(run_job, csv_file, rows_of, spark, table, landing, checkpoint)
 
 
 @pytest.mark.full
-def test_each_file_is_applied_once_and_new_files_next_time(
-    stream: UpsertStream, rows_of: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_each_file_is_applied_once_and_new_files_next_time(stream: UpsertStream, tmp_path: Path) -> None:
     stream.put("1.csv", [(1, "Ada", "2026-11-01T00:00:00Z", "c"), (2, "Bo", "2026-11-01T00:00:00Z", "c")], age=30)
     stream.put("2.csv", [], age=20)
     stream.put("3.csv", [(2, None, "2026-11-03T00:00:00Z", "d"), (1, "Ada!", "2026-11-02T00:00:00Z", "u")], age=10)
@@ -107,7 +108,7 @@ def test_each_file_is_applied_once_and_new_files_next_time(
     assert lags[1] is None
     assert lags[0] == pytest.approx(lags[2] + 2 * DAY, abs=60)
     assert batches_in(stream.table) == [0, 2]
-    assert rows_of(stream.table, "id", "name") == [(1, "Ada!")]
+    assert stream.rows("id", "name") == [(1, "Ada!")]
     report = json.loads(report_file.read_text())
     assert (report["exit_code"], [line["batch"] for line in report["commits"]]) == (0, [0, 1, 2])
     assert report["totals"] == {
@@ -120,12 +121,12 @@ def test_each_file_is_applied_once_and_new_files_next_time(
     stream.put("0.csv", [(3, "Cy", "2026-11-01T00:00:00Z", "c")], age=10 * DAY)
     outcome = stream.run(*ONE_FILE)
     assert [(line["batch"], line["inserted"]) for line in outcome.commits] == [(3, 1)], outcome.error
-    assert rows_of(stream.table, "id", "name") == [(1, "Ada!"), (3, "Cy")]
+    assert stream.rows("id", "name") == [(1, "Ada!"), (3, "Cy")]
 
 
 @pytest.mark.parametrize("has_txn", [True, False], ids=["transaction", "negative control: no transaction"])
 def test_a_batch_killed_after_its_commit_is_not_applied_again(
-    stream: UpsertStream, rows_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, *, has_txn: bool
+    stream: UpsertStream, monkeypatch: pytest.MonkeyPatch, *, has_txn: bool
 ) -> None:
     options = (*OPTIONS[:-1], "op,at", "--scd-type", "2")
     apply_changes = upsert_run.apply_changes
@@ -151,15 +152,13 @@ def test_a_batch_killed_after_its_commit_is_not_applied_again(
         assert batches_in(stream.table) == [0, 1]
     else:
         assert batches_in(stream.table) == [None, None, None]
-    assert rows_of(stream.table, "id", "name", "__START_AT", "__END_AT") == [
+    assert stream.rows("id", "name", "__START_AT", "__END_AT") == [
         (1, "Ada", 1, 2), (1, "Eva", 2, None), (2, "Bo", 1, 3),
     ]  # fmt: skip
 
 
 @pytest.mark.full
-def test_a_batch_killed_before_its_offset_gets_both_file_lists(
-    stream: UpsertStream, rows_of: Callable[..., Any]
-) -> None:
+def test_a_batch_killed_before_its_offset_gets_both_file_lists(stream: UpsertStream) -> None:
     stream.put("1.csv", [(1, "Ada", 1, "c")], age=20)
     stream.run_killed(*ONE_FILE)
     for name in ("0", ".0.crc"):
@@ -173,7 +172,7 @@ def test_a_batch_killed_before_its_offset_gets_both_file_lists(
     outcome = stream.run(*ONE_FILE)
     assert outcome.code == 0, outcome.error
     assert [line["changes"] for line in outcome.commits] == [2, *[0] * 9, 1]
-    assert rows_of(stream.table, "id") == [(1,), (12,), (2,)]
+    assert stream.rows("id") == [(1,), (12,), (2,)]
     # If the second of two lists contains those files, Spark may have removed the first list.
     offsets = stream.checkpoint / "offsets" / "7"
     offsets.write_text(offsets.read_text().replace('{"logOffset":8}', '{"logOffset":9}'))
@@ -187,9 +186,7 @@ def test_a_batch_killed_before_its_offset_gets_both_file_lists(
 
 
 @pytest.mark.full
-def test_a_missing_planned_file_is_an_error_or_is_skipped(
-    stream: UpsertStream, rows_of: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_missing_planned_file_is_an_error_or_is_skipped(stream: UpsertStream, tmp_path: Path) -> None:
     file, moved_file = stream.put("1 %20é+.csv", [(1, "Ada", 1, "c")], age=20), tmp_path / "elsewhere.csv"
     stream.run_killed(*ONE_FILE)
     file.rename(moved_file)
@@ -200,7 +197,7 @@ def test_a_missing_planned_file_is_an_error_or_is_skipped(
     assert not stream.table.exists()
     moved_file.rename(file)
     assert stream.run(*ONE_FILE).code == 0
-    assert rows_of(stream.table, "id", "name") == [(1, "Ada")]
+    assert stream.rows("id", "name") == [(1, "Ada")]
     # One of two files of a batch is missing, then the only file of a batch.
     for names in (("2.csv", "3.csv"), ("4.csv",)):
         files = [stream.put(name, [(number, "Bo", number, "c")]) for number, name in enumerate(names, start=2)]
@@ -208,7 +205,7 @@ def test_a_missing_planned_file_is_an_error_or_is_skipped(
         files[0].unlink()
         outcome = stream.run(*AVAILABLE_NOW, "--skip-missing")
         assert (outcome.code, [line["missing_files"] for line in outcome.commits]) == (0, [1]), outcome.error
-    assert rows_of(stream.table, "id", "name") == [(1, "Ada"), (3, "Bo")]
+    assert stream.rows("id", "name") == [(1, "Ada"), (3, "Bo")]
     # An error of the file system does not prove that a file is missing.
     file_list = stream.checkpoint / "sources" / "0" / "0"
     file_list.write_text(file_list.read_text().replace("file://", "nosuch://"))
@@ -220,7 +217,7 @@ def test_a_missing_planned_file_is_an_error_or_is_skipped(
 
 @pytest.mark.full
 def test_a_failed_batch_ends_the_job_until_its_file_is_fixed(
-    stream: UpsertStream, make_rival: Callable[..., Any], rows_of: Callable[..., Any]
+    stream: UpsertStream, make_rival: Callable[..., Any]
 ) -> None:
     stream.put("1.csv", [(1, "Ada", 1, "c")], age=20)
     stream.put("2.csv", [(2, "Bo", None, "c")], age=10)
@@ -237,12 +234,12 @@ def test_a_failed_batch_ends_the_job_until_its_file_is_fixed(
     assert "not acquired" in error_line(outcome), outcome.error
     outcome = stream.run(*ONE_FILE)
     assert [(line["batch"], line["inserted"]) for line in outcome.commits] == [(1, 1)], outcome.error
-    assert rows_of(stream.table, "id", "name") == [(1, "Ada"), (2, "Bo")]
+    assert stream.rows("id", "name") == [(1, "Ada"), (2, "Bo")]
 
 
 @pytest.mark.full
 def test_a_signal_ends_a_wait_but_not_a_batch_with_its_lock(
-    stream: UpsertStream, make_rival: Callable[..., Any], rows_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    stream: UpsertStream, make_rival: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply_changes = upsert_run.apply_changes
 
@@ -273,7 +270,7 @@ def test_a_signal_ends_a_wait_but_not_a_batch_with_its_lock(
     monkeypatch.setattr(upsert_run, "apply_changes", apply_changes)
     outcome = stream.run(*ONE_FILE)
     assert [line["batch"] for line in outcome.commits] == [1], outcome.error
-    assert rows_of(stream.table, "id", "name") == [(1, "Ada"), (2, "Bo")]
+    assert stream.rows("id", "name") == [(1, "Ada"), (2, "Bo")]
 
 
 def test_a_checkpoint_of_another_query_is_refused(stream: UpsertStream, tmp_path: Path) -> None:
@@ -306,11 +303,11 @@ def test_a_checkpoint_of_another_query_is_refused(stream: UpsertStream, tmp_path
 
 
 @pytest.mark.full
-def test_the_first_file_with_a_new_column_adds_it(stream: UpsertStream, rows_of: Callable[..., Any]) -> None:
+def test_the_first_file_with_a_new_column_adds_it(stream: UpsertStream) -> None:
     stream.put_json("a b.json", {"id": 1, "at": 1}, age=30)
     stream.put_json("2.json", {"id": 2, "at": 1, "name": "Bo"}, age=20)
     (stream.landing / "empty.json").write_text("")
     outcome = stream.run(*ONE_FILE, options=("--keys", "id", "--sequence-by", "at", "--schema-evolution"))
     assert outcome.code == 0, outcome.error
-    assert rows_of(stream.table, "id", "name") == [(1, None), (2, "Bo")]
+    assert stream.rows("id", "name") == [(1, None), (2, "Bo")]
     assert [line["changes"] for line in outcome.commits] == [1, 1, 0]
