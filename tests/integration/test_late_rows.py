@@ -29,20 +29,15 @@ OPTIONS: dict[str, Any] = {
     "newest_before": NEWEST,
     "allowed_lateness": timedelta(days=10),
 }
+COLUMNS = "key long, at timestamp, version int"
 STORED_ROWS = [(1, 1, 1, "first"), (2, 1, 1, "second")]
 
 
 @pytest.fixture
-def apply(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Callable[..., RowsResult]:
+def apply(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., RowsResult]:
     """Apply rows of key, day, version and value: ``apply((1, 1, 1, "x"), txn=…)``."""
-    table_writer = LockedDeltaWriter(spark, manager, str(table))
 
-    def run(
-        *rows: tuple[Any, ...],
-        schema: str = "key long, at timestamp, version int, value string",
-        writer: LockedDeltaWriter = table_writer,
-        **options: Any,
-    ) -> RowsResult:
+    def run(*rows: tuple[Any, ...], schema: str = f"{COLUMNS}, value string", **options: Any) -> RowsResult:
         timed = [(key, None if day is None else BEGIN + timedelta(days=day), *columns) for key, day, *columns in rows]
         return apply_rows(writer, spark.createDataFrame(timed, schema), **{**OPTIONS, **options})
 
@@ -92,6 +87,7 @@ def test_late_rows_are_written_once_after_their_batch(
 @pytest.mark.full
 def test_the_late_rows_table_evolves_and_keeps_the_timeout(
     apply: Callable[..., RowsResult],
+    writer: LockedDeltaWriter,
     spark: SparkSession,
     manager: ZookeeperLockManager,
     make_rival: Callable[..., Any],
@@ -100,20 +96,20 @@ def test_the_late_rows_table_evolves_and_keeps_the_timeout(
     eventually: Callable[..., None],
 ) -> None:
     late_table, large = f"{table}_late", 1 << 40
-    seats_int, seats_long = (f"key long, at timestamp, version int, seats {type_}" for type_ in ("int", "long"))
+    seats_int, seats_long = f"{COLUMNS}, seats int", f"{COLUMNS}, seats long"
     options: dict[str, Any] = {"schema_evolution": True, "schema": seats_int}
     apply((1, 99, 1, 7), **options, newest_before=None)
     apply((2, 1, 1, 8), **options)
     apply((3, 1, 1, large), **{**options, "schema": seats_long})
     apply((4, 1, 1, 9, "later"), **{**options, "schema": f"{seats_int}, gate string"})
     # A rival holds the lock of the late rows. One write waits until its timeout, the other until it is cancelled.
-    rival, writer, batch = make_rival(), LockedDeltaWriter(spark, manager, str(table)), (5, 1, 1, 10)
+    rival, batch = make_rival(), (5, 1, 1, 10)
     options["txn"] = ("s", 1)
     with rival.acquire(late_table), ThreadPoolExecutor(1) as pool:
         with pytest.raises(LockTimeoutError) as timeout:
             apply(batch, **options, lock_timeout_seconds=1)
         assert timeout.value.timeout_seconds <= 1
-        waiting = pool.submit(apply, batch, **options, writer=writer)
+        waiting = pool.submit(apply, batch, **options)
         eventually(lambda: len(manager.queue(late_table)) == 2, within=60, what="a waiting write")
         writer.give_up()
         with pytest.raises(LockCancelledError):

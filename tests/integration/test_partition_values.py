@@ -62,9 +62,8 @@ def changes(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
 
 @pytest.mark.full
 def test_an_existing_table_refuses_texts_but_keeps_nulls(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+    spark: SparkSession, writer: LockedDeltaWriter, table: Path, rows_of: Callable[..., Any]
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(table))
     writer.append(changes(spark, (None, 1, "", 1, False), ("no", 2, "", 1, False)), partition_by=["country"])
     empty_text = changes(spark, ("", 3, "", 2, False))
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
@@ -92,10 +91,8 @@ def test_an_existing_table_refuses_texts_but_keeps_nulls(
 
 
 def test_bytes_that_delta_would_change_are_refused(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+    spark: SparkSession, writer: LockedDeltaWriter, table: Path, rows_of: Callable[..., Any]
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    rows = [spark.createDataFrame([(bytearray(part), 1)], "part binary, id long") for part in (b"a", b"", b"a\xff")]
     ascii_bytes, no_bytes, other_bytes = (
         spark.createDataFrame([(bytearray(part), 1)], "part binary, id long") for part in (b"a", b"", b"a\xff")
     )
@@ -131,7 +128,11 @@ def test_rows_are_checked_for_partition_columns_at_the_commit(
 
 
 def test_a_table_that_appears_after_the_check_ends_the_batch(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    writer: LockedDeltaWriter,
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check = TableShape.fit
 
@@ -141,7 +142,7 @@ def test_a_table_that_appears_after_the_check_ends_the_batch(
             rival.append(changes(spark, ("no", 9, "", 1, False)), partition_by=["country"])
         return checked
 
-    writer, rival = (LockedDeltaWriter(spark, manager, str(table)) for _ in range(2))
+    rival = LockedDeltaWriter(spark, manager, str(table))
     monkeypatch.setattr(TableShape, "fit", check_and_create)
     batch = changes(spark, ("", 1, "", 2, False))
     with pytest.raises(WriteConflictError, match="after the changes were checked: run the job again"):
@@ -164,9 +165,8 @@ def seconds_and_ids(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.full
 def test_timestamp_partitions_need_a_zone_without_clock_changes(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, writer: LockedDeltaWriter, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(table))
     rows = timed_rows(spark, (FIRST, 1), (SECOND, 2))
     options: dict[str, Any] = {"keys": ["at", "id"], "sequence_by": "pos", "partition_by": ["at"]}
     writes: list[Callable[[], Any]] = [
@@ -223,9 +223,8 @@ def test_generated_timestamp_partitions_need_such_a_zone_too(
 
 @pytest.mark.full
 def test_a_partition_column_may_have_a_dot(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+    spark: SparkSession, writer: LockedDeltaWriter, table: Path, rows_of: Callable[..., Any]
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(table))
     options: dict[str, Any] = {"keys": ["a.b", "id"], "sequence_by": "at", "partition_by": ["a.b"]}
     for at, counts in ((1, (2, 0, 0)), (2, (0, 1, 1))):
         rows = spark.createDataFrame([("x", 1, 1), ("y z", 2, at)], "`a.b` string, id long, at long")
@@ -234,19 +233,16 @@ def test_a_partition_column_may_have_a_dot(
     assert rows_of(table, "a.b", "id", "at") == [("x", 1, 1), ("y z", 2, 2)]
 
 
-def test_a_folder_name_that_is_too_long_is_named(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path
-) -> None:
+def test_a_folder_name_that_is_too_long_is_named(spark: SparkSession, writer: LockedDeltaWriter) -> None:
     rows = spark.createDataFrame([("å" * 200, 1)], "name string, id long")
     with pytest.raises(WriteFailedError, match=r"partition column name makes a folder name of .* allows 255"):
-        LockedDeltaWriter(spark, manager, str(table)).append(rows, partition_by=["name"])
+        writer.append(rows, partition_by=["name"])
 
 
 @pytest.mark.full
 def test_a_text_column_is_a_sequence_only_in_an_expression(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+    spark: SparkSession, writer: LockedDeltaWriter, table: Path, rows_of: Callable[..., Any]
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(table))
     rows = [(1, "new", "2026-01-01T00:00:00.500Z"), (1, "old", "2026-01-01T00:00:00Z")]
     batch = spark.createDataFrame(rows, "id long, name string, at string")
     for sequence in ("at", "`at`", batch["at"]):
