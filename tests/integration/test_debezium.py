@@ -756,7 +756,7 @@ def test_dropped_columns_and_wider_numbers_fit_any_batch(feed: Feed) -> None:
         feed.spark.sql(f"ALTER TABLE delta.`{feed.table}` ADD COLUMNS (note string)")
     feed.writer.update({"note": "'mine'"})
     feed.apply([message_of(1, 4, price=19.99)])
-    # The public function adds a nested field.
+    # ``apply_events`` adds a nested field.
     messages = [message_of(2, 5, price=0.125, o={"x": 1, "y": "new"}), message_of(4, 6, price=2.5, size=8)]
     apply_events(feed.writer, frame(feed.spark, messages))
     expected = {1: ("19.99", None), 2: ("0.125", None), 3: ("1", 7), 4: ("2.5", 8)}

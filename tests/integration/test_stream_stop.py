@@ -116,6 +116,7 @@ def test_a_stop_cancels_only_batches_without_a_lock(
     assert completed == ["rows under the lock", "batch with a lock", "batch with a commit"]
 
     rival, has_lost_the_lock = make_rival(), threading.Event()
+    rival_holds: list[Hold] = []
 
     def wait_for_the_lock_again(report_hold: ReportHold) -> None:
         with manager.acquire(table) as hold:
@@ -124,7 +125,6 @@ def test_a_stop_cancels_only_batches_without_a_lock(
         has_lost_the_lock.set()
         manager.acquire(table, timeout_seconds=300)
 
-    rival_holds: list[Hold] = []
     waiting = queries.stopped(wait_for_the_lock_again, has_lost_the_lock.is_set)
     with waiting as running, pytest.raises(LockCancelledError):
         running.result(60)

@@ -21,8 +21,10 @@ CLOCK_CHANGES = (
     "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-25T02:30:00+02:00", "2026-03-29T01:00:00.5Z",
 )  # fmt: skip
 _ONCE = 0.7
-#: Of a test that takes the ``number`` of histories: as many as fit in CI, and many.
-HISTORIES = pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])
+#: Numbers of random histories: few in ``make test``, more in ``make test-all``, and many in soaks.
+HISTORIES = pytest.mark.parametrize(
+    "number", [100, pytest.param(500, marks=pytest.mark.full), pytest.param(20_000, marks=pytest.mark.soak)]
+)
 
 #: The local times of both begin with half past two in this zone, and clocks are put back in between.
 ZONE, FIRST, SECOND = "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"
