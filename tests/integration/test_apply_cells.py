@@ -230,11 +230,11 @@ TYPED = """{
 }"""
 
 
-def line(row: bytes, column: str, value: bytes | None, **fields: Any) -> str:
+def line(row: bytes, column: str, content: bytes | None, **fields: Any) -> str:
     """Return a cell as JSON, in hex."""
     family, _, qualifier = column.partition(":")
     cell = {"row": row.hex(), "family": family.encode().hex(), "qualifier": qualifier.encode().hex(), "timestamp": 5}
-    return json.dumps({**cell, "type": "Put", "value": None if value is None else value.hex(), **fields})
+    return json.dumps({**cell, "type": "Put", "value": None if content is None else content.hex(), **fields})
 
 
 @pytest.mark.full

@@ -134,12 +134,13 @@ def test_columns_added_after_the_analysis_repeat_the_merge(
     is_known: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
-    delta_table, added_columns = merge_module.delta_table, ["gate STRING"]
+    delta_table, columns = merge_module.delta_table, ["gate STRING"]
 
     def delta_table_before_a_change(session: SparkSession, location: str) -> Any:
         analyzed = delta_table(session, location)
-        while added_columns:
-            sql_elsewhere(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({added_columns.pop()})")
+        if columns:
+            sql_elsewhere(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({columns[0]})")
+            columns.clear()
         return analyzed
 
     monkeypatch.setattr(merge_module, "delta_table", delta_table_before_a_change)

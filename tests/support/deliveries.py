@@ -21,10 +21,8 @@ CLOCK_CHANGES = (
     "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-25T02:30:00+02:00", "2026-03-29T01:00:00.5Z",
 )  # fmt: skip
 _ONCE = 0.7
-#: Numbers of random histories: few in ``make test``, more in ``make test-all``, and many in soaks.
-HISTORIES = pytest.mark.parametrize(
-    "number", [100, pytest.param(500, marks=pytest.mark.full), pytest.param(20_000, marks=pytest.mark.soak)]
-)
+#: The number of random histories in CI and in soaks.
+HISTORIES = pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])
 
 #: The local times of both begin with half past two in this zone, and clocks are put back in between.
 ZONE, FIRST, SECOND = "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"
@@ -42,7 +40,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def end_of_the_process(*_: object) -> None:
+def end_of_the_process(*_: object, **__: object) -> None:
     """End it."""
     raise Killed
 
