@@ -138,6 +138,7 @@ def test_columns_added_after_the_analysis_repeat_the_merge(
 
     def delta_table_before_a_change(session: SparkSession, location: str) -> Any:
         analyzed = delta_table(session, location)
+        # The gate refuses the first ALTER, which runs in the thread of the merge. The merge under the lock repeats it.
         if columns:
             sql_elsewhere(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({columns[0]})")
             columns.clear()
