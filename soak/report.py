@@ -36,8 +36,9 @@ def summary(
     """Return the verdict as JSON values.
 
     ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer was given;
-    ``filled`` counts empty commits for unfinished intents. ``fault_shares``, ``step_shares`` and ``pair_shares`` have ``times`` of
-    how many ``chances``. ``shown`` has the first five violations, each with the shortest history that shows it.
+    ``filled`` counts empty commits for unfinished intents. ``fault_shares``, ``step_shares`` and ``pair_shares`` have
+    ``times`` of how many ``chances``. ``shown`` has the first five violations, each with the shortest history that
+    shows it.
     """
     counts = progress.counts
     takeover_seconds = [
