@@ -1,4 +1,4 @@
-"""Pins: one moment of tables that is read again, the same each time, whatever is written, rewritten and removed."""
+"""Pins: a pinned version stays readable, and its rows stay the same after writes, rewrites and VACUUM."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
@@ -26,6 +28,7 @@ from sluice.local.s3 import LocalS3
 from tests.support.deliveries import Killed
 from writer_jobs import (
     LockedDeltaWriter,
+    Pin,
     PinError,
     StorageError,
     WriteFailedError,
@@ -33,7 +36,7 @@ from writer_jobs import (
     changed_since,
     find_pin,
     list_pins,
-    locked_all,
+    locked,
     pinned_rows,
     remove_pin,
     rows_since,
@@ -43,161 +46,209 @@ from writer_jobs import (
 )
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.version_files import DataFiles
+from writer_jobs.maintenance.vacuum import VacuumResult
 from writer_jobs.pins import take
 from writer_jobs.pins.pin_files import PinFiles
-from writer_jobs.pins.read import CHANGE, changed_before
+from writer_jobs.pins.read import CHANGE, ChangedSince, changed_before
 from writer_jobs.pins.retention import RETENTION_PROPERTY
 
 pytestmark = pytest.mark.spark
 
 BEGIN = datetime(2013, 1, 1, tzinfo=UTC)
 SCHEMA = "key long, at timestamp, place string, value string"
-NOW = timedelta(0)
 FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+MISSING_FILE = r"does not exist|FILE_NOT_EXIST|No such file"
 
 
 def day(number: float) -> datetime:
     return BEGIN + timedelta(days=number)
 
 
-def soon(days: float = 1) -> datetime:
-    return datetime.now(UTC) + timedelta(days=days)
-
-
-@pytest.fixture
-def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> LockedDeltaWriter:
-    return LockedDeltaWriter(spark, manager, str(table))
-
-
-@pytest.fixture
-def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
-    """Append one row for each of these keys, a day each, as one file: ``put(range(10))``."""
-
-    def append(keys: Any, place: str = "a+b c%20") -> None:
-        rows = [(key, day(key), place, f"row {key}") for key in keys]
-        writer.append(spark.createDataFrame(rows, SCHEMA).coalesce(1), partition_by=["place"])
-
-    return append
-
-
-@pytest.fixture
-def bring(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
-    """Bring rows as a batch of a stream: ``bring("stream", 0, (key, days, value), …)``."""
-
-    def apply(stream: str, batch: int, *rows: tuple[int, float, str]) -> None:
-        made = spark.createDataFrame([(key, day(days), "a", value) for key, days, value in rows], SCHEMA)
-        apply_rows(
-            writer, made.coalesce(1), keys=["key"], event_time="at", sequence_by="concat(value)", txn=(stream, batch)
-        )
-
-    return apply
+def in_days(number: float) -> datetime:
+    return datetime.now(UTC) + timedelta(days=number)
 
 
 def keys_of(rows: DataFrame) -> list[int]:
     return sorted(row["key"] for row in rows.collect())
 
 
-def elsewhere(table: Path, version: int) -> list[int]:
-    """Read the keys of a version with a reader that is not ours."""
-    found = DeltaTable(str(table), version=version).to_pyarrow_table()
-    return sorted(found.column("key").to_pylist())
+@dataclass
+class PinnableTable:
+    """A table, its writer and its pins."""
+
+    spark: SparkSession
+    manager: ZookeeperLockManager
+    copy_of: Callable[..., Path]
+    location: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.location)
+
+    @cached_property
+    def writer(self) -> LockedDeltaWriter:
+        return LockedDeltaWriter(self.spark, self.manager, self.location)
+
+    def create(self, rows: int = 3, *, files: int = 1, properties: str = "") -> None:
+        """Copy a table of rows with the keys from 0 on, one for each day. Its only version is 0."""
+        self.copy_of(
+            "CREATE TABLE {t} USING delta PARTITIONED BY (place) "
+            f"{f'TBLPROPERTIES ({properties})' if properties else ''} AS SELECT id AS key, "
+            f"timestamp_seconds({BEGIN.timestamp():.0f} + id * 86400) AS at, 'a+b c%20' AS place, "
+            f"concat('row ', id) AS value FROM range(0, {rows}, 1, {files})"
+        )
+
+    def append(self, keys: Iterable[int]) -> None:
+        """Append such rows as one file."""
+        rows = [(key, day(key), "a+b c%20", f"row {key}") for key in keys]
+        self.writer.append(self.spark.createDataFrame(rows, SCHEMA).coalesce(1), partition_by=["place"])
+
+    def apply(self, stream: str, batch: int, *rows: tuple[int, float, str]) -> None:
+        """Apply a batch of a stream: ``apply("stream", 0, (key, days, value), …)``."""
+        data = self.spark.createDataFrame([(key, day(days), "a", value) for key, days, value in rows], SCHEMA)
+        apply_rows(
+            self.writer,
+            data.coalesce(1),
+            keys=["key"],
+            event_time="at",
+            sequence_by="concat(value)",
+            txn=(stream, batch),
+        )
+
+    def rewrite(self) -> None:
+        """Move each row to another file."""
+        self.writer.update({"value": "concat(value, '!')"})
+
+    def sql(self, statement: str) -> None:
+        """Run a statement under the lock; ``{t}`` stands for the table."""
+        with locked(self.spark, self.location, manager=self.manager):
+            self.spark.sql(statement.replace("{t}", f"delta.`{self.location}`"))
+
+    def keep_removed_files(self, interval: str) -> None:
+        self.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{FILES}' = 'interval {interval}')")
+
+    def retention(self) -> dict[str, str]:
+        """Return the properties that a pin may change."""
+        properties = DeltaTable(self.location).metadata().configuration
+        return {name: value for name, value in properties.items() if name in (FILES, LOG, RETENTION_PROPERTY)}
+
+    def data_files(self) -> set[str]:
+        return {path.name for path in self.path.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+    def keys(self, version: int | None = None) -> list[int]:
+        """Read the keys with delta-rs."""
+        rows = DeltaTable(self.location, version=version).to_pyarrow_table()
+        return sorted(rows.column("key").to_pylist())
+
+    def vacuum(self, **options: Any) -> VacuumResult:
+        return vacuum(self.spark, self.location, **{"retain": timedelta(0), "manager": self.manager, **options})
+
+    def stock_vacuum(self, retain: str = "") -> None:
+        """Run Delta's own VACUUM."""
+        # Spark lists folders in this number of tasks; the default is 10,000.
+        parallelism = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+        previous = self.spark.conf.get(parallelism)
+        self.spark.conf.set(parallelism, "1")
+        try:
+            self.sql(f"VACUUM {{t}} {retain}")
+        finally:
+            self.spark.conf.set(parallelism, previous)
+
+    def pin(self, name: str = "x", *, days: float = 1, column: str | None = None, **options: Any) -> Pin:
+        """Pin the newest version for a number of days."""
+        return pin_tables(self, name=name, days=days, column=column, **options)
+
+    def pins(self) -> list[Pin]:
+        return list_pins(self.spark, self.location)
+
+    def find_pin(self, name: str = "x") -> Pin:
+        return find_pin(self.spark, self.location, name)
+
+    def remove_pin(self, name: str = "x") -> None:
+        remove_pin(self.spark, self.location, name, manager=self.manager)
+
+    def pinned_keys(self, pin: Pin) -> list[int]:
+        return keys_of(pinned_rows(self.spark, pin, self.location))
+
+    def changed_since(self, pin: Pin) -> ChangedSince:
+        return changed_since(self.spark, pin, self.location)
 
 
-def data_files(table: Path) -> set[str]:
-    return {path.name for path in table.rglob("*.parquet") if "_delta_log" not in path.parts}
+def pin_tables(
+    *tables: PinnableTable, name: str = "x", days: float = 1, column: str | None = None, **options: Any
+) -> Pin:
+    options = {"expires_at": in_days(days), "manager": tables[0].manager, **options}
+    return take_pin(tables[0].spark, {table.location: column for table in tables}, name=name, **options)
 
 
-def rewrite(writer: LockedDeltaWriter) -> None:
-    """Have each row in another file than before."""
-    writer.update({"value": "concat(value, '!')"})
+@pytest.fixture
+def table(
+    spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], tmp_path: Path
+) -> PinnableTable:
+    """A location for a table; a test creates the table."""
+    return PinnableTable(spark, manager, copy_of, str(tmp_path / "table"))
 
 
-def stock_vacuum(spark: SparkSession, table: Path, how: str = "") -> None:
-    # It lists folders in so many tasks.
-    parallel = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-    before = spark.conf.get(parallel)
-    spark.conf.set(parallel, "1")
-    try:
-        spark.sql(f"VACUUM delta.`{table}` {how}")
-    finally:
-        spark.conf.set(parallel, before)
+def test_a_pin_keeps_its_rows_and_counts_later_rows(table: PinnableTable) -> None:
+    for batch in range(3):
+        table.apply("flights", batch, *((key, key, "1") for key in range(batch * 25, batch * 25 + 25)))
+    pin = table.pin("day-49", column="at", at=day(49))
+    assert table.find_pin("day-49") == pin
+    assert table.pins() == [pin]
+    assert table.pinned_keys(pin) == list(range(50))
+    unchanged = table.changed_since(pin)
+    assert (unchanged.rows_new, unchanged.rows_gone, unchanged.files_read, unchanged.files) == (0, 0, 0, 6)
 
-
-def test_rows_of_the_moment_stay_the_same_and_what_comes_later_is_counted(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
-) -> None:
-    for batch in range(4):
-        bring("flights", batch, *((batch * 25 + each, batch * 25 + each, "1") for each in range(25)))
-    pin = take_pin(spark, {str(table): "at"}, name="day-49", at=day(49), expires_at=soon(), manager=manager)
-    assert find_pin(spark, str(table), "day-49") == pin
-    assert list_pins(spark, str(table)) == [pin]
-    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
-    same = changed_since(spark, pin, str(table))
-    assert (same.rows_new, same.rows_gone, same.files_read, same.files) == (0, 0, 0, 8)
-
-    # One that is late, another version of one, and one that is not of the moment.
-    bring("flights", 4, (1000, 12.5, "late"), (30, 30, "2"), (100, 100, "1"))
-    changed = changed_since(spark, pin, str(table))
+    # A late row, a new version of a row, and a row after the pinned moment.
+    table.apply("flights", 3, (1000, 12.5, "late"), (30, 30, "2"), (100, 100, "1"))
+    changed = table.changed_since(pin)
     assert (changed.rows_new, changed.rows_gone) == (2, 1)
     assert 0 < changed.files_read <= 4
-    since = rows_since(spark, pin, str(table)).collect()
-    assert sorted((row["key"], row["value"], row[CHANGE]) for row in since) == [
+    changed_rows = rows_since(table.spark, pin, table.location).collect()
+    assert sorted((row["key"], row["value"], row[CHANGE]) for row in changed_rows) == [
         (30, "1", "gone"), (30, "2", "new"), (1000, "late", "new"),
     ]  # fmt: skip
-    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
+    assert table.pinned_keys(pin) == list(range(50))
 
 
 @pytest.mark.full
-def test_other_files_with_the_same_rows_are_no_change(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    for start in range(0, 40, 10):
-        put(range(start, start + 10))
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    pin = take_pin(spark, {str(table): None}, name="all", expires_at=soon(), manager=manager)
-    writer.optimize()
-    same = changed_since(spark, pin, str(table))
-    assert (same.rows_new, same.rows_gone, same.files_read) == (0, 0, 5)
-    assert rows_since(spark, pin, str(table)).isEmpty()
-    writer.delete("key < 5")
-    assert changed_since(spark, pin, str(table)).rows_gone == 5
-    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(40)) == elsewhere(table, 3)
+def test_a_compaction_is_not_counted_as_a_change(table: PinnableTable) -> None:
+    table.create(rows=40, files=4)
+    pin = table.pin()
+    table.writer.optimize()
+    unchanged = table.changed_since(pin)
+    assert (unchanged.rows_new, unchanged.rows_gone, unchanged.files_read) == (0, 0, 5)
+    assert rows_since(table.spark, pin, table.location).isEmpty()
+    table.writer.delete("key < 5")
+    assert table.changed_since(pin).rows_gone == 5
+    assert table.pinned_keys(pin) == list(range(40)) == table.keys(pin.tables[0].version)
 
 
 @pytest.mark.full
-def test_a_moment_that_a_stream_is_not_past_is_refused_and_the_stream_is_named(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
-) -> None:
-    bring("fast", 0, (1, 20, "1"))
-    bring("slow", 0, (2, 10, "1"))
-
-    def take_at(moment: datetime, **how: Any) -> Any:
-        return take_pin(spark, {str(table): "at"}, name="x", at=moment, expires_at=soon(), manager=manager, **how)
-
+def test_a_moment_after_a_watermark_is_refused_with_the_stream(table: PinnableTable) -> None:
+    table.apply("fast", 0, (1, 20, "1"))
+    table.apply("slow", 0, (2, 10, "1"))
     with pytest.raises(PinError, match="stream slow has its watermark at 2013-01-11T00:00:00"):
-        take_at(day(10))
-    assert list_pins(spark, str(table)) == []
-    assert take_at(day(10), streams_left_out=["slow"]).at == day(10)
-    remove_pin(spark, str(table), "x", manager=manager)
-    assert take_at(day(9.9)).tables[0].version == DeltaTable(str(table)).version()
+        table.pin(column="at", at=day(10))
+    assert table.pins() == []
+    assert table.pin(column="at", at=day(10), streams_left_out=["slow"]).at == day(10)
+    table.remove_pin()
+    assert table.pin(column="at", at=day(9.9)).tables[0].version == DeltaTable(table.location).version()
 
 
 @pytest.mark.full
-def test_without_a_watermark_nothing_says_that_all_rows_are_there(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(5))
-    how: dict[str, Any] = {"name": "x", "at": day(3), "expires_at": soon(), "manager": manager}
+def test_a_moment_without_a_watermark_is_refused_by_default(table: PinnableTable) -> None:
+    table.create(rows=5)
+    options: dict[str, Any] = {"column": "at", "at": day(3)}
     with pytest.raises(PinError, match="no stream has noted a watermark"):
-        take_pin(spark, {str(table): "at"}, **how)
-    pin = take_pin(spark, {str(table): "at"}, **how, without_watermarks=True)
-    assert keys_of(pinned_rows(spark, pin, str(table))) == [0, 1, 2, 3]
+        table.pin(**options)
+    assert table.pinned_keys(table.pin(**options, without_watermarks=True)) == [0, 1, 2, 3]
     with pytest.raises(PinError, match="has a pin x, made at"):
-        take_pin(spark, {str(table): "at"}, **how, without_watermarks=True)
+        table.pin(**options, without_watermarks=True)
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "words"),
+    ("options", "error", "message"),
     [
         ({"expires_at": datetime(2013, 1, 1, tzinfo=UTC)}, PinError, "would have expired already"),
         ({"expires_at": datetime(2100, 1, 1)}, ValueError, "with a time zone"),  # noqa: DTZ001
@@ -205,250 +256,219 @@ def test_without_a_watermark_nothing_says_that_all_rows_are_there(
         ({"at": BEGIN}, ValueError, "needs the column with the event time"),
     ],
 )
-def test_arguments_that_make_no_pin(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    table: Path,
-    how: dict[str, Any],
-    kind: type[Exception],
-    words: str,
+def test_invalid_arguments_take_no_pin(
+    table: PinnableTable, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=words):
-        take_pin(spark, {str(table): None}, **{"name": "x", "expires_at": soon(), "manager": manager, **how})
+    with pytest.raises(error, match=message):
+        table.pin(**options)
 
 
-def test_columns_that_are_no_event_time(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(2))
-    for column, words in (("value", "must be a timestamp or a date, got string"), ("when", "has no column when")):
-        with pytest.raises(PinError, match=words):
-            take_pin(spark, {str(table): column}, name="x", at=BEGIN, expires_at=soon(), manager=manager)
+def test_a_column_that_is_no_event_time_is_refused(table: PinnableTable) -> None:
+    table.create()
+    for column, message in (("value", "must be a timestamp or a date, got string"), ("when", "has no column when")):
+        with pytest.raises(PinError, match=message):
+            table.pin(column=column, at=BEGIN)
 
 
-def test_a_pin_that_is_not_there_or_is_damaged(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(2))
-    with pytest.raises(PinError, match="has no pin x"):
-        find_pin(spark, str(table), "x")
-    with pytest.raises(PinError, match="has no pin x"):
-        remove_pin(spark, str(table), "x", manager=manager)
-    (table / "_sluice_pins").mkdir()
-    (table / "_sluice_pins" / "x.json").write_text('{"format": 1')
-    with pytest.raises(PinError, match="is not a readable pin"):
-        find_pin(spark, str(table), "x")
-    # What it keeps is not known, so nothing is removed.
-    with pytest.raises(PinError, match="is not a readable pin"):
-        vacuum(spark, str(table), retain=NOW, manager=manager)
+def test_a_missing_or_damaged_pin_is_an_error(table: PinnableTable) -> None:
+    table.create()
+    for action in (table.find_pin, table.remove_pin):
+        with pytest.raises(PinError, match="has no pin x"):
+            action()
+    (table.path / "_sluice_pins").mkdir()
+    (table.path / "_sluice_pins" / "x.json").write_text('{"format": 1')
+    # VACUUM cannot know which files the pin keeps, so it removes nothing.
+    for action in (table.find_pin, table.vacuum):
+        with pytest.raises(PinError, match="is not a readable pin"):
+            action()
 
 
 @pytest.mark.full
-def test_a_shallow_clone_whose_files_are_another_table_s(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, put: Callable[..., None], table: Path
-) -> None:
-    put(range(2))
-    clone = tmp_path / "clone"
-    with locked_all(spark, {str(clone): None}, manager=manager):
-        spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{table}`")
+def test_a_shallow_clone_is_refused(table: PinnableTable) -> None:
+    table.create()
+    clone = replace(table, location=f"{table.location}-clone")
+    clone.sql(f"CREATE TABLE {{t}} SHALLOW CLONE delta.`{table.location}`")
     with pytest.raises(PinError, match="is a shallow clone"):
-        take_pin(spark, {str(clone): None}, name="x", expires_at=soon(), manager=manager)
+        clone.pin()
 
 
 @pytest.fixture
-def pair(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> list[LockedDeltaWriter]:
-    writers = [LockedDeltaWriter(spark, manager, str(tmp_path / name)) for name in ("one", "two")]
-    for each in writers:
-        each.append(spark.range(1).coalesce(1))
-    return writers
+def tables(spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]) -> list[PinnableTable]:
+    """Two tables with one row each."""
+    # The name is part of the statement: each table has its own id.
+    statement = "CREATE TABLE {t} USING delta COMMENT 'NAME' AS SELECT 0L AS id"
+    paths = [copy_of(statement.replace("NAME", name), to=name) for name in ("departures", "arrivals")]
+    return [PinnableTable(spark, manager, copy_of, str(path)) for path in paths]
 
 
 @pytest.fixture
-def both_written(spark: SparkSession, zookeeper: Any, pair: list[LockedDeltaWriter]) -> Iterator[Any]:
-    """Write both tables, both under one hold, again and again: whoever sees both sees as many versions of each."""
-    end, failed = threading.Event(), []
+def concurrent_writer(zookeeper: Any, tables: list[PinnableTable]) -> Iterator[None]:
+    """Append to both tables under one hold, repeatedly: at any time they have the same version."""
+    ended, failures = threading.Event(), []
 
     def write() -> None:
-        rows = spark.range(1).coalesce(1)
-        with ZookeeperLockManager(zookeeper.hosts) as own:
-            while not end.is_set():
-                with locked_all(spark, dict.fromkeys(each.location for each in pair), manager=own):
-                    for each in pair:
-                        rows.write.format("delta").mode("append").save(each.location)
+        rows = pa.table({"id": [0]})
+        with ZookeeperLockManager(zookeeper.hosts) as manager:
+            while not ended.wait(0.2):
+                with manager.acquire_all([table.location for table in tables]):
+                    for table in tables:
+                        write_deltalake(table.location, rows, mode="append")
 
     def run() -> None:
         try:
             write()
         except Exception as error:
-            failed.append(error)
+            failures.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield thread
-    end.set()
+    yield
+    ended.set()
     thread.join()
-    assert failed == []
+    assert failures == []
 
 
-@pytest.mark.usefixtures("both_written")
-def test_what_is_pinned_together_was_there_together(
-    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter]
-) -> None:
-    seen = set()
-    for number in range(4):
-        tables = {each.location: None for each in pair}
-        pin = take_pin(spark, tables, name=f"pin-{number}", expires_at=soon(), manager=manager)
-        one, two = (each.version for each in pin.tables)
-        assert one == two
-        assert find_pin(spark, pair[1].location, f"pin-{number}") == pin
-        seen.add(one)
-    assert len(seen) > 1
+@pytest.mark.usefixtures("concurrent_writer")
+def test_tables_are_pinned_at_one_moment(tables: list[PinnableTable]) -> None:
+    versions = set()
+    for number in range(3):
+        pin = pin_tables(*tables, name=f"pin-{number}")
+        departures, arrivals = (table.version for table in pin.tables)
+        assert departures == arrivals
+        assert tables[1].find_pin(f"pin-{number}") == pin
+        versions.add(departures)
+    assert len(versions) > 1
 
 
-@pytest.mark.usefixtures("both_written")
-def test_negative_control_pinned_one_after_the_other_they_were_not(
-    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter]
-) -> None:
+@pytest.mark.usefixtures("concurrent_writer")
+def test_negative_control_tables_pinned_separately_differ(tables: list[PinnableTable]) -> None:
     for number in range(30):
-        one, two = (
-            take_pin(spark, {each.location: None}, name=f"pin-{number}", expires_at=soon(), manager=manager)
-            for each in pair
-        )
-        if one.tables[0].version != two.tables[0].version:
+        departures, arrivals = (table.pin(f"pin-{number}").tables[0].version for table in tables)
+        if departures != arrivals:
             return
-    pytest.fail("whatever is not pinned at once was there at once all the same")
+    pytest.fail("tables that were pinned separately always had the same version")
 
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """Have a process end when it writes a pin into this folder: nothing is cleaned up behind it."""
+@contextmanager
+def killed_while_writing(monkeypatch: pytest.MonkeyPatch, folder: str) -> Iterator[None]:
+    """End the process when it writes a pin into this folder, without any cleanup."""
     create = PinFiles.create
 
-    def killed(pins: PinFiles, pin: Any) -> None:
-        if place in pins._folder:
+    def create_or_end(pins: PinFiles, pin: Pin) -> None:
+        if folder in pins._folder:
             raise Killed
         create(pins, pin)
 
-    monkeypatch.setattr(take, "_undo_on_error", lambda *_: nullcontext([]))
-    monkeypatch.setattr(PinFiles, "create", killed)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(take, "_undo_on_error", lambda *_: nullcontext([]))
+        patch.setattr(PinFiles, "create", create_or_end)
+        yield
 
 
 @pytest.mark.full
-def test_a_run_that_is_killed_between_two_tables_leaves_no_pin_and_its_name_can_be_used(
-    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter], monkeypatch: pytest.MonkeyPatch
+def test_a_run_killed_between_two_tables_leaves_no_pin(
+    tables: list[PinnableTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = {each.location: None for each in pair}
-    with monkeypatch.context() as patch:
-        killed_at(patch, "/two/")
-        with pytest.raises(Killed):
-            take_pin(spark, tables, name="x", expires_at=soon(), manager=manager)
+    with killed_while_writing(monkeypatch, "/arrivals/"):
+        pin_tables(*tables)
     with pytest.raises(PinError, match="is not in all of its tables"):
-        find_pin(spark, pair[0].location, "x")
-    # Until it is removed, or made again, it keeps what it names.
-    pair[0].delete()
-    assert vacuum(spark, pair[0].location, retain=NOW, manager=manager).kept_for_pins == 1
-    pin = take_pin(spark, tables, name="x", expires_at=soon(), manager=manager)
-    assert find_pin(spark, pair[1].location, "x") == pin
-    remove_pin(spark, pair[1].location, "x", manager=manager)
-    assert [list_pins(spark, each.location) for each in pair] == [[], []]
+        tables[0].find_pin()
+    # The incomplete pin keeps files until it is removed or taken again.
+    tables[0].writer.delete()
+    assert tables[0].vacuum().kept_for_pins == 1
+    pin = pin_tables(*tables)
+    assert tables[1].find_pin() == pin
+    tables[1].remove_pin()
+    assert [table.pins() for table in tables] == [[], []]
 
 
-def test_a_pin_that_does_not_get_into_all_tables_leaves_nothing(
-    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter], monkeypatch: pytest.MonkeyPatch
+def test_a_pin_that_fails_for_one_table_is_removed_from_all(
+    tables: list[PinnableTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = PinFiles.create
 
-    def refused(pins: PinFiles, pin: Any) -> None:
-        if "/two/" in pins._folder:
+    def create_or_fail(pins: PinFiles, pin: Pin) -> None:
+        if "/arrivals/" in pins._folder:
             raise StorageError("the store refuses")
         create(pins, pin)
 
-    monkeypatch.setattr(PinFiles, "create", refused)
+    monkeypatch.setattr(PinFiles, "create", create_or_fail)
     with pytest.raises(StorageError, match="the store refuses"):
-        take_pin(spark, {each.location: None for each in pair}, name="x", expires_at=soon(100), manager=manager)
-    for each in pair:
-        assert list_pins(spark, each.location) == []
-        assert properties(Path(each.location.removeprefix("file:"))) == {}
+        pin_tables(*tables, days=100)
+    for table in tables:
+        assert table.pins() == []
+        assert table.retention() == {}
 
 
-def test_whoever_lost_the_lock_harms_no_pin_of_the_next_holder(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    pins, late = PinFiles(HadoopFiles.of(spark), pin.tables[0].location), replace(pin, pin_id="late")
+def test_a_holder_without_the_lock_keeps_the_next_pin(table: PinnableTable) -> None:
+    table.create()
+    pin = table.pin()
+    pins, late_pin = PinFiles(HadoopFiles.of(table.spark), pin.tables[0].location), replace(pin, pin_id="late")
     with pytest.raises(StorageError, match="exists already with another text"):
-        pins.create(late)
-    pins.remove(late)
-    assert list_pins(spark, str(table)) == [pin]
+        pins.create(late_pin)
+    pins.remove(late_pin)
+    assert table.pins() == [pin]
 
 
-def test_pinned_versions_are_read_back_whole_and_other_files_are_gone(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    for start in range(0, 30, 10):
-        put(range(start, start + 10))
-    first = take_pin(spark, {str(table): None}, name="first", expires_at=soon(), manager=manager)
-    pinned = data_files(table)
-    rewrite(writer)
-    between = data_files(table) - pinned
-    rewrite(writer)
-    kept = data_files(table) - between
+def test_vacuum_keeps_pinned_files_and_removes_unpinned_ones(table: PinnableTable) -> None:
+    table.create(rows=30, files=3)
+    pin = table.pin("first")
+    pinned_files = table.data_files()
+    table.rewrite()
+    unpinned_files = table.data_files() - pinned_files
+    table.rewrite()
+    needed_files = table.data_files() - unpinned_files
 
-    would = vacuum(spark, str(table), retain=NOW, dry_run=True, manager=manager)
-    assert data_files(table) == kept | between
-    done = vacuum(spark, str(table), retain=NOW, manager=manager)
-    assert (would.files, would.size) == (done.files, done.size) == (len(between), done.size)
-    assert (done.kept_for_pins, done.pins) == (len(pinned), ("first",))
-    assert data_files(table) == kept
-    assert keys_of(pinned_rows(spark, first, str(table))) == list(range(30)) == elsewhere(table, 2)
-    with pytest.raises(Exception, match=r"does not exist|FILE_NOT_EXIST|No such file"):
-        spark.read.format("delta").option("versionAsOf", 3).load(str(table)).collect()
+    dry_run = table.vacuum(dry_run=True)
+    assert table.data_files() == needed_files | unpinned_files
+    result = table.vacuum()
+    assert (dry_run.files, dry_run.size) == (result.files, result.size) == (len(unpinned_files), result.size)
+    assert (result.kept_for_pins, result.pins) == (len(pinned_files), ("first",))
+    assert table.data_files() == needed_files
+    assert table.pinned_keys(pin) == list(range(30)) == table.keys(0)
+    with pytest.raises(Exception, match=MISSING_FILE):
+        table.spark.read.format("delta").option("versionAsOf", 1).load(table.location).collect()
 
 
-def test_negative_control_without_the_pin_the_read_fails(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    rewrite(LockedDeltaWriter(spark, manager, str(table)))
-    remove_pin(spark, str(table), "x", manager=manager)
-    assert vacuum(spark, str(table), retain=NOW, manager=manager).files == 1
-    with pytest.raises(Exception, match=r"does not exist|FILE_NOT_EXIST|No such file"):
-        pinned_rows(spark, pin, str(table)).collect()
+def test_negative_control_without_the_pin_the_read_fails(table: PinnableTable) -> None:
+    table.create()
+    pin = table.pin()
+    table.rewrite()
+    table.remove_pin()
+    assert table.vacuum().files == 1
+    with pytest.raises(Exception, match=MISSING_FILE):
+        table.pinned_keys(pin)
     with pytest.raises(Exception, match=r"(?i)not found|no such file"):
-        elsewhere(table, 0)
-    assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
+        table.keys(0)
+    assert table.keys() == [0, 1, 2]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("place", ["s3a://{root}/pins/a b+c%20/", "s3://root-of-pins/"])
-def test_a_table_on_s3_by_any_of_its_names_and_in_the_root_of_a_bucket(
-    spark: SparkSession, manager: ZookeeperLockManager, s3: Any, place: str
-) -> None:
-    if "root-of-pins" in place:
+@pytest.mark.parametrize("location", ["s3a://{root}/pins/a b+c%20/", "s3://root-of-pins/"])
+def test_a_table_on_s3_is_pinned_under_any_of_its_names(table: PinnableTable, s3: Any, location: str) -> None:
+    if "root-of-pins" in location:
         if not isinstance(s3, LocalS3):
             pytest.skip("needs a bucket of its own")
         s3.create_bucket("root-of-pins")
-    table = place.format(root=s3.root)
-    writer = LockedDeltaWriter(spark, manager, table)
-    for key in range(2):
-        writer.append(spark.range(key, key + 1).selectExpr("id as key", "'x y' as place"), partition_by=["place"])
-    pin = take_pin(spark, {table: None}, name="x", expires_at=soon(), manager=manager)
-    writer.update({"key": "key + 10"})
-    writer.update({"key": "key + 10"})
-    done = vacuum(spark, table, retain=NOW, manager=manager)
-    assert (done.files, done.kept_for_pins) == (2, 2)
-    assert vacuum(spark, table, retain=NOW, manager=manager).files == 0
-    other_name = table.replace("s3://", "s3a://") if table.startswith("s3:") else table.replace("s3a://", "s3://")
-    assert keys_of(pinned_rows(spark, pin, other_name)) == [0, 1]
-    assert keys_of(spark.read.format("delta").load(table)) == [20, 21]
-    remove_pin(spark, other_name, "x", manager=manager)
-    assert vacuum(spark, table, retain=NOW, manager=manager).files == 2
+    table = replace(table, location=location.format(root=s3.root))
+    rows = table.spark.range(0, 2, 1, 2).selectExpr("id as key", "'x y' as place")
+    table.writer.append(rows, partition_by=["place"])
+    pin = table.pin()
+    table.writer.update({"key": "key + 10"})
+    table.writer.update({"key": "key + 10"})
+    result = table.vacuum()
+    assert (result.files, result.kept_for_pins) == (2, 2)
+    assert table.vacuum().files == 0
+    scheme, path = table.location.split("://")
+    alias = replace(table, location=f"{'s3a' if scheme == 's3' else 's3'}://{path}")
+    assert alias.pinned_keys(pin) == [0, 1]
+    assert keys_of(table.spark.read.format("delta").load(table.location)) == [20, 21]
+    alias.remove_pin()
+    assert table.vacuum().files == 2
 
 
 @pytest.mark.full
-def test_to_look_at_a_table_on_s3_asks_for_listings_and_for_no_file(
+def test_measuring_a_table_on_s3_requests_no_single_file(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any
 ) -> None:
     from writer_jobs.maintenance.measure import measure
@@ -457,374 +477,307 @@ def test_to_look_at_a_table_on_s3_asks_for_listings_and_for_no_file(
         spark._jsparkSession.sessionState().newHadoopConf()
     )
 
-    def asked() -> dict[str, int]:
-        found = store.getIOStatistics().counters()
-        return {name: int(found.get(name)) for name in ("object_metadata_request", "object_list_request")}
+    def requests() -> dict[str, int]:
+        counters = store.getIOStatistics().counters()
+        return {name: int(counters.get(name)) for name in ("object_metadata_request", "object_list_request")}
 
-    def requests_of(files: int) -> dict[str, int]:
-        table = f"s3a://{s3.root}/looked-at-{files}"
+    def requests_for(files: int) -> dict[str, int]:
+        table = f"s3a://{s3.root}/measured-{files}"
         rows = spark.range(0, files, 1, files).selectExpr("id as key", "id % 2 as place")
         LockedDeltaWriter(spark, manager, table).append(rows, partition_by=["place"])
-        before = asked()
+        earlier_requests = requests()
         assert measure(spark, table).health.total.total.files == files
         assert vacuum(spark, table, manager=manager, dry_run=True).files == 0
-        return {name: number - before[name] for name, number in asked().items()}
+        return {name: number - earlier_requests[name] for name, number in requests().items()}
 
-    few, many = requests_of(2), requests_of(60)
+    few, many = requests_for(2), requests_for(60)
     assert few["object_list_request"] > 0
     assert {name: many[name] - few[name] < 10 for name in few} == dict.fromkeys(few, True), (few, many)
 
 
 @pytest.mark.full
-def test_deletion_vectors_of_a_pinned_version_are_kept(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, copy_of: Callable[..., Path]
-) -> None:
-    copy_of(
+def test_deletion_vectors_of_a_pinned_version_are_kept(table: PinnableTable) -> None:
+    table.copy_of(
         "create table {t} using delta tblproperties ('delta.enableDeletionVectors' = 'true') as "
         "select /*+ coalesce(1) */ id as key from range(100)",
         "delete from {t} where key % 10 = 3",
     )
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    writer.delete("key % 10 = 4")
-    writer.update({"key": "key"})
-    # As if it had been written so long ago that it can be of no commit that is on its way.
-    with locked_all(spark, {str(table): None}, manager=manager):
-        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 0 hours')")
-    vectors = {path.name for path in table.rglob("*.bin")}
+    pin = table.pin()
+    table.writer.delete("key % 10 = 4")
+    table.writer.update({"key": "key"})
+    # With this retention no file is too young to be removed.
+    table.keep_removed_files("0 hours")
+    vectors = {path.name for path in table.path.rglob("*.bin")}
     assert len(vectors) == 2
-    vacuum(spark, str(table), retain=NOW, manager=manager)
-    assert len({path.name for path in table.rglob("*.bin")} & vectors) == 1
-    with locked_all(spark, {str(table): None}, manager=manager):
-        spark.sql(f"ALTER TABLE delta.`{table}` UNSET TBLPROPERTIES ('{FILES}')")
-    assert keys_of(pinned_rows(spark, pin, str(table))) == [key for key in range(100) if key % 10 != 3]
+    table.vacuum()
+    assert len({path.name for path in table.path.rglob("*.bin")} & vectors) == 1
+    table.sql(f"ALTER TABLE {{t}} UNSET TBLPROPERTIES ('{FILES}')")
+    assert table.pinned_keys(pin) == [key for key in range(100) if key % 10 != 3]
 
 
 @pytest.mark.full
-def test_files_of_a_commit_that_is_on_its_way_are_spared_and_old_ones_of_none_are_not(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    folder = next(table.glob("place=*"))
+def test_vacuum_removes_old_uncommitted_files_and_no_young_ones(table: PinnableTable) -> None:
+    table.create()
+    folder = next(table.path.glob("place=*"))
     young, old = folder / "part-0-young.parquet", folder / "part-0-old.parquet"
-    for each in (young, old):
-        each.write_bytes(b"PAR1")
-    week = 8 * 24 * 3600
-    os.utime(old, (time.time() - week,) * 2)
-    result = vacuum(spark, str(table), retain=NOW, manager=manager)
+    for path in (young, old):
+        path.write_bytes(b"PAR1")
+    eight_days = 8 * 24 * 3600
+    os.utime(old, (time.time() - eight_days,) * 2)
+    result = table.vacuum()
     assert (result.files, old.exists(), young.exists()) == (1, False, True)
-    assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
+    assert table.keys() == [0, 1, 2]
 
 
 @pytest.mark.full
-def test_a_stream_goes_on_beside_it(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    raw = LockedDeltaWriter(spark, manager, str(source))
+def test_a_stream_continues_during_a_pin_and_vacuums(table: PinnableTable, tmp_path: Path) -> None:
+    source = str(tmp_path / "source")
     for version in range(3):
-        rows = [(key, day(key), "a", str(version)) for key in range(20)]
-        raw.append(spark.createDataFrame(rows, SCHEMA).coalesce(1))
-    writer, swept = LockedDeltaWriter(spark, manager, str(table)), []
-    pins: list[Any] = []
+        days = [day(key) for key in range(20)]
+        rows = {"key": list(range(20)), "at": days, "place": ["a"] * 20, "value": [str(version)] * 20}
+        write_deltalake(source, pa.table(rows), mode="append")
+    started, pins, failures = threading.Event(), [], []
 
-    def look(batch: int, _: Any) -> None:
+    def pin_first_batch(batch: int, _: Any) -> None:
         if batch == 0:
-            how: dict[str, Any] = {"at": day(9), "expires_at": soon(), "manager": manager}
-            pins.append(take_pin(spark, {str(table): "at"}, name="x", **how))
-        begun.set()
+            pins.append(table.pin(column="at", at=day(9)))
+        started.set()
 
-    begun, failed = threading.Event(), []
-
-    def stream() -> None:
+    def run_stream() -> None:
         try:
             stream_into(
-                writer,
-                spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(str(source)),
+                table.writer,
+                table.spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(source),
                 checkpoint=str(tmp_path / "checkpoint"),
                 keys=["key"],
                 event_time="at",
                 sequence_by="concat(value)",
-                on_batch=look,
+                on_batch=pin_first_batch,
             )
         except Exception as error:
-            failed.append(error)
+            failures.append(error)
 
-    running = threading.Thread(target=stream)
-    running.start()
-    assert begun.wait(120)
-    while running.is_alive():
-        swept.append(vacuum(spark, str(table), retain=NOW, manager=manager).files)
-    running.join()
-    swept.append(vacuum(spark, str(table), retain=NOW, manager=manager).files)
-    assert (failed, sum(swept), len(swept) > 1) == ([], 1, True)
-    found = spark.read.format("delta").load(str(table)).collect()
-    assert sorted((row["key"], row["value"]) for row in found) == [(key, "2") for key in range(20)]
+    stream, removed_files = threading.Thread(target=run_stream), []
+    stream.start()
+    assert started.wait(120)
+    while stream.is_alive():
+        removed_files.append(table.vacuum().files)
+    stream.join()
+    removed_files.append(table.vacuum().files)
+    assert (failures, sum(removed_files), len(removed_files) > 1) == ([], 1, True)
+    rows_in_table = table.spark.read.format("delta").load(table.location).collect()
+    assert sorted((row["key"], row["value"]) for row in rows_in_table) == [(key, "2") for key in range(20)]
     (pin,) = pins
-    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(10))
+    assert table.pinned_keys(pin) == list(range(10))
 
 
 @pytest.mark.full
-def test_files_that_the_store_does_not_remove_are_told(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    (stays,) = data_files(table)
-    rewrite(LockedDeltaWriter(spark, manager, str(table)))
-    (path,) = table.rglob(stays)
+def test_files_that_the_store_does_not_remove_are_reported(table: PinnableTable) -> None:
+    table.create()
+    (path,) = table.path.rglob("place=*/*.parquet")
+    table.rewrite()
     if subprocess.run(["chattr", "+i", str(path)], capture_output=True, check=False).returncode:
-        pytest.skip("this file system has no files that cannot be removed")
+        pytest.skip("this file system has no immutable files")
     try:
-        with pytest.raises(WriteFailedError, match=f"the store has not removed all files, such as .*{stays}"):
-            vacuum(spark, str(table), retain=NOW, manager=manager)
+        with pytest.raises(WriteFailedError, match=f"the store has not removed all files, such as .*{path.name}"):
+            table.vacuum()
     finally:
         subprocess.run(["chattr", "-i", str(path)], check=True)
-    assert vacuum(spark, str(table), retain=NOW, manager=manager).files == 1
-
-
-def properties(table: Path) -> dict[str, str]:
-    found = DeltaTable(str(table)).metadata().configuration
-    return {name: value for name, value in found.items() if name in (FILES, LOG, RETENTION_PROPERTY)}
+    assert table.vacuum().files == 1
 
 
 @pytest.mark.full
-def test_it_is_raised_as_long_as_pins_need_it_and_then_what_it_was(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    with locked_all(spark, {str(table): None}, manager=manager):
-        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 2 days')")
-    before = properties(table)
-    short = take_pin(spark, {str(table): None}, name="short", expires_at=soon(0.5), manager=manager)
-    assert (properties(table), short.tables[0].version) == (before, 1)
-    longer = take_pin(spark, {str(table): None}, name="longer", expires_at=soon(10), manager=manager)
-    raised = properties(table)
-    assert (raised[FILES], LOG in raised, longer.tables[0].version) == ("interval 264 hours", False, 2)
-    take_pin(spark, {str(table): None}, name="longest", expires_at=soon(100), manager=manager)
-    raised = properties(table)
+def test_the_retention_is_raised_while_pins_need_it(table: PinnableTable) -> None:
+    table.create(properties=f"'{FILES}' = 'interval 2 days'")
+    initial_retention = table.retention()
+    short_pin = table.pin("short", days=0.5)
+    assert (table.retention(), short_pin.tables[0].version) == (initial_retention, 0)
+    longer_pin = table.pin("longer", days=10)
+    raised = table.retention()
+    assert (raised[FILES], LOG in raised, longer_pin.tables[0].version) == ("interval 264 hours", False, 1)
+    table.pin("longest", days=100)
+    raised = table.retention()
     assert raised[FILES] == raised[LOG] == "interval 2424 hours"
     for name in ("longest", "longer"):
-        remove_pin(spark, str(table), name, manager=manager)
-        assert properties(table) == raised
-    remove_pin(spark, str(table), "short", manager=manager)
-    assert properties(table) == before
+        table.remove_pin(name)
+        assert table.retention() == raised
+    table.remove_pin("short")
+    assert table.retention() == initial_retention
 
 
 @pytest.mark.full
-def test_what_somebody_sets_meanwhile_stays_and_what_somebody_lowers_is_raised_again(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    def operator_sets(interval: str) -> None:
-        with locked_all(spark, {str(table): None}, manager=manager):
-            spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval {interval}')")
-
-    put(range(3))
-    take_pin(spark, {str(table): None}, name="long", expires_at=soon(100), manager=manager)
-    operator_sets("2 days")
-    (danger,) = verify_table(table).problems
+def test_a_retention_lowered_by_an_operator_is_raised_again(table: PinnableTable) -> None:
+    table.create()
+    table.pin("long", days=100)
+    table.keep_removed_files("2 days")
+    (danger,) = verify_table(table.path).problems
     assert f"pin long is in danger: {FILES} is interval 2 days, shorter than the pin lasts" in danger
-    take_pin(spark, {str(table): None}, name="short", expires_at=soon(1), manager=manager)
-    assert properties(table)[FILES] == properties(table)[LOG] == "interval 2424 hours"
-    assert verify_table(table).problems == ()
+    table.pin("short")
+    assert table.retention()[FILES] == table.retention()[LOG] == "interval 2424 hours"
+    assert verify_table(table.path).problems == ()
     for name in ("short", "long"):
-        remove_pin(spark, str(table), name, manager=manager)
-    assert properties(table) == {FILES: "interval 2 days"}
+        table.remove_pin(name)
+    assert table.retention() == {FILES: "interval 2 days"}
 
 
-def test_a_run_that_is_killed_behind_the_raising_leaves_it_to_the_next_vacuum_to_bring_it_back(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    table: Path,
-    put: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+def test_vacuum_restores_the_retention_after_a_killed_run(
+    table: PinnableTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(range(3))
-    with monkeypatch.context() as patch:
-        killed_at(patch, str(table))
-        with pytest.raises(Killed):
-            take_pin(spark, {str(table): None}, name="x", expires_at=soon(100), manager=manager)
-    assert FILES in properties(table)
-    vacuum(spark, str(table), manager=manager)
-    assert properties(table) == {}
+    table.create()
+    with killed_while_writing(monkeypatch, table.location):
+        table.pin(days=100)
+    assert FILES in table.retention()
+    table.vacuum(retain=None)
+    assert table.retention() == {}
 
 
-def test_stock_vacuum_spares_what_is_pinned(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    with locked_all(spark, {str(table): None}, manager=manager):
-        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 0 hours')")
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    rewrite(LockedDeltaWriter(spark, manager, str(table)))
-    with locked_all(spark, {str(table): None}, manager=manager):
-        stock_vacuum(spark, table)
-        with pytest.raises(Exception, match="retention"):
-            stock_vacuum(spark, table, "RETAIN 0 HOURS")
-    assert keys_of(pinned_rows(spark, pin, str(table))) == [0, 1, 2]
-    # Control: with the table's own retention it takes them.
-    remove_pin(spark, str(table), "x", manager=manager)
-    with locked_all(spark, {str(table): None}, manager=manager):
-        stock_vacuum(spark, table)
+def test_stock_vacuum_keeps_pinned_files(table: PinnableTable) -> None:
+    table.create(properties=f"'{FILES}' = 'interval 0 hours'")
+    pin = table.pin()
+    table.rewrite()
+    table.stock_vacuum()
+    with pytest.raises(Exception, match="retention"):
+        table.stock_vacuum("RETAIN 0 HOURS")
+    assert table.pinned_keys(pin) == [0, 1, 2]
+    # Control: without the pin, the table's own retention applies, and VACUUM removes the file.
+    table.remove_pin()
+    table.stock_vacuum()
     with pytest.raises(Exception, match=r"(?i)retention|does not exist|FILE_NOT_EXIST"):
-        pinned_rows(spark, pin, str(table)).collect()
+        table.pinned_keys(pin)
 
 
 @pytest.mark.full
-def test_what_has_expired_keeps_nothing_and_goes_with_the_next_vacuum(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(100), manager=manager)
-    pins = PinFiles(HadoopFiles.of(spark), pin.tables[0].location)
+def test_an_expired_pin_keeps_no_file_and_vacuum_removes_it(table: PinnableTable) -> None:
+    table.create()
+    pin = table.pin(days=100)
+    pins = PinFiles(HadoopFiles.of(table.spark), pin.tables[0].location)
     pins.remove(pin)
     pins.create(replace(pin, expires_at=BEGIN))
     with pytest.raises(PinError, match="has expired on 2013"):
-        find_pin(spark, str(table), "x")
-    rewrite(LockedDeltaWriter(spark, manager, str(table)))
-    assert vacuum(spark, str(table), retain=NOW, manager=manager).files == 1
-    assert (list_pins(spark, str(table)), properties(table)) == ([], {})
+        table.find_pin()
+    table.rewrite()
+    assert table.vacuum().files == 1
+    assert (table.pins(), table.retention()) == ([], {})
 
 
 @pytest.mark.full
-def test_a_pinned_version_can_be_read_when_the_log_before_it_is_gone(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    for key in range(3):
-        put([key])
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    put([3])
-    for version in range(2):
-        (table / "_delta_log" / f"{version:020}.json").unlink()
-    assert elsewhere(table, pin.tables[0].version) == [0, 1, 2]
+def test_a_pinned_version_is_readable_without_the_earlier_log(table: PinnableTable) -> None:
+    table.create()
+    table.append([3])
+    pin = table.pin()
+    table.append([4])
+    (table.path / "_delta_log" / f"{0:020}.json").unlink()
+    assert table.keys(pin.tables[0].version) == [0, 1, 2, 3]
 
 
 @pytest.mark.full
-def test_a_copy_of_a_table_has_pins_of_the_original_and_removing_them_there_leaves_these(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, tmp_path: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    copy, link = tmp_path / "copy", tmp_path / "link"
-    shutil.copytree(table, copy)
+def test_removing_a_copied_pin_keeps_the_original_pin(table: PinnableTable) -> None:
+    table.create()
+    pin = table.pin()
+    copy, link = (replace(table, location=f"{table.location}-{suffix}") for suffix in ("copy", "link"))
+    shutil.copytree(table.path, copy.path)
     with pytest.raises(PinError, match="the files that pin x keeps are unknown: remove the pin"):
-        vacuum(spark, str(copy), retain=NOW, manager=manager)
-    remove_pin(spark, str(copy), "x", manager=manager)
-    assert (list_pins(spark, str(copy)), list_pins(spark, str(table))) == ([], [pin])
-    # By another name of the table itself.
-    link.symlink_to(table)
+        copy.vacuum()
+    copy.remove_pin()
+    assert (copy.pins(), table.pins()) == ([], [pin])
+    # A link is another name of the table itself.
+    link.path.symlink_to(table.path)
     with pytest.raises(PinError, match="a table is given twice"):
-        take_pin(spark, {str(table): None, str(link): None}, name="y", expires_at=soon(), manager=manager)
-    remove_pin(spark, str(link), "x", manager=manager)
-    assert list_pins(spark, str(table)) == []
+        pin_tables(table, link, name="y")
+    link.remove_pin()
+    assert table.pins() == []
 
 
 @pytest.mark.full
-def test_a_pin_is_of_its_table_and_not_of_the_next_one_at_its_place(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    shutil.rmtree(table / "_delta_log")
-    for file in data_files(table):
-        next(table.rglob(file)).unlink()
-    put(range(5))
+def test_a_pin_does_not_apply_to_a_later_table_at_its_location(table: PinnableTable) -> None:
+    table.create()
+    pin = table.pin()
+    shutil.rmtree(table.path / "_delta_log")
+    for file in table.data_files():
+        next(table.path.rglob(file)).unlink()
+    table.append(range(5))
     with pytest.raises(PinError, match="is of another table, which was at"):
-        pinned_rows(spark, pin, str(table))
-    assert "pin x is of an earlier table at this location; remove the pin" in verify_table(table).problems
+        table.pinned_keys(pin)
+    assert "pin x is of an earlier table at this location; remove the pin" in verify_table(table.path).problems
 
 
 @pytest.mark.full
-def test_watermarks_of_what_was_restored_away_and_of_rows_without_a_stream_prove_nothing(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
-) -> None:
-    bring("one", 0, (1, 5, "1"))
-    bring("one", 1, (2, 20, "1"))
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    made = spark.createDataFrame([(3, day(30), "a", "1")], SCHEMA)
-    apply_rows(writer, made, keys=["key"], event_time="at", sequence_by="concat(value)")
-    how: dict[str, Any] = {"name": "x", "expires_at": soon(), "manager": manager}
+def test_watermarks_of_restored_and_unnamed_rows_do_not_count(table: PinnableTable) -> None:
+    table.apply("one", 0, (1, 5, "1"))
+    table.apply("one", 1, (2, 20, "1"))
+    rows = table.spark.createDataFrame([(3, day(30), "a", "1")], SCHEMA)
+    apply_rows(table.writer, rows, keys=["key"], event_time="at", sequence_by="concat(value)")
     with pytest.raises(PinError, match=r"stream one has its watermark at 2013-01-21"):
-        take_pin(spark, {str(table): "at"}, at=day(25), **how)
-    with locked_all(spark, {str(table): None}, manager=manager):
-        spark.sql(f"RESTORE delta.`{table}` TO VERSION AS OF 2")
+        table.pin(column="at", at=day(25))
+    table.sql("RESTORE {t} TO VERSION AS OF 2")
     with pytest.raises(PinError, match=r"stream one has its watermark at 2013-01-06"):
-        take_pin(spark, {str(table): "at"}, at=day(10), **how)
-    pin = take_pin(spark, {str(table): "at"}, at=day(4), **how)
-    assert pin.tables[0].passed_version == 2
+        table.pin(column="at", at=day(10))
+    assert table.pin(column="at", at=day(4)).tables[0].passed_version == 2
 
 
 @pytest.mark.full
-def test_what_became_of_a_moment_before_it_was_pinned_is_told(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
-) -> None:
-    bring("one", 0, *((key, key, "1") for key in range(5)))
-    bring("one", 1, (10, 10, "1"))
-    bring("one", 2, (0, 0, "2"), (11, 2.5, "late"))
-    LockedDeltaWriter(spark, manager, str(table)).delete("key = 1")
-    pin = take_pin(spark, {str(table): "at"}, name="x", at=day(4), expires_at=soon(), manager=manager)
-    before = changed_before(spark, pin, str(table))
-    assert before is not None
-    assert (pin.tables[0].passed_version, before.rows_new, before.rows_gone) == (3, 2, 2)
-    assert changed_since(spark, pin, str(table)).rows_new == 0
+def test_changes_between_the_moment_and_the_pin_are_counted(table: PinnableTable) -> None:
+    table.apply("one", 0, *((key, key, "1") for key in range(5)))
+    table.apply("one", 1, (10, 10, "1"))
+    table.apply("one", 2, (0, 0, "2"), (11, 2.5, "late"))
+    table.writer.delete("key = 1")
+    pin = table.pin(column="at", at=day(4))
+    changed = changed_before(table.spark, pin, table.location)
+    assert changed is not None
+    assert (pin.tables[0].passed_version, changed.rows_new, changed.rows_gone) == (3, 2, 2)
+    assert table.changed_since(pin).rows_new == 0
 
 
 @pytest.mark.full
-def test_rows_are_compared_to_the_microsecond_in_their_parts_and_maps_in_any_order(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path
-) -> None:
-    def made(micros: int, entries: str) -> DataFrame:
-        at = f"named_struct('at', timestamp_micros({micros})) as part"
-        return spark.range(1).selectExpr("id", at, f"map({entries}) as m")
+def test_rows_are_compared_by_microseconds_and_map_entries(table: PinnableTable) -> None:
+    def row(microseconds: int, entries: str) -> DataFrame:
+        part = f"named_struct('at', timestamp_micros({microseconds})) as part"
+        return table.spark.range(1).selectExpr("id", part, f"map({entries}) as m")
 
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    writer.append(made(1, "'a', 1, 'b', 2"))
-    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-    writer.overwrite(made(1, "'b', 2, 'a', 1"))
-    same = changed_since(spark, pin, str(table))
-    assert (same.rows_new, same.rows_gone, same.files_read) == (0, 0, 2)
-    writer.overwrite(made(2, "'b', 2, 'a', 1"))
-    other = changed_since(spark, pin, str(table))
-    assert (other.rows_new, other.rows_gone) == (1, 1)
+    table.writer.append(row(1, "'a', 1, 'b', 2"))
+    pin = table.pin()
+    table.writer.overwrite(row(1, "'b', 2, 'a', 1"))
+    unchanged = table.changed_since(pin)
+    assert (unchanged.rows_new, unchanged.rows_gone, unchanged.files_read) == (0, 0, 2)
+    table.writer.overwrite(row(2, "'b', 2, 'a', 1"))
+    changed = table.changed_since(pin)
+    assert (changed.rows_new, changed.rows_gone) == (1, 1)
 
 
 @pytest.mark.full
-def test_files_of_one_version_that_are_not_in_another(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    put(range(3, 6))
-    log = LockedDeltaWriter(spark, manager, str(table)).log
-    first, second = (DataFiles(spark, log.snapshot_at(version)) for version in (0, 1))
-    assert (second.without(first).count(), first.without(second).count()) == (1, 0)
-    assert keys_of(second.without(first).rows()) == [3, 4, 5]
-    assert {row[0] for row in second.paths().collect()} == {
-        str(path.relative_to(table)) for path in table.rglob("*.parquet") if "_delta_log" not in path.parts
+def test_files_of_one_version_are_compared_with_another_version(table: PinnableTable) -> None:
+    table.create()
+    table.append(range(3, 6))
+    old_files, new_files = (DataFiles(table.spark, table.writer.log.snapshot_at(version)) for version in (0, 1))
+    assert (new_files.without(old_files).count(), old_files.without(new_files).count()) == (1, 0)
+    assert keys_of(new_files.without(old_files).rows()) == [3, 4, 5]
+    assert {row[0] for row in new_files.paths().collect()} == {
+        str(path.relative_to(table.path)) for path in table.path.rglob("*.parquet") if "_delta_log" not in path.parts
     }
 
 
 @pytest.mark.full
-def test_the_command_lists_adds_and_removes(
-    spark: SparkSession, zookeeper: Any, table: Path, put: Callable[..., None], jars: list[Path]
-) -> None:
-    put(range(3))
+@pytest.mark.usefixtures("jars")
+def test_the_command_lists_adds_and_removes_pins(table: PinnableTable, zookeeper: Any) -> None:
+    table.create()
 
     def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
-        command = [sys.executable, "-m", "sluice", "pins", str(table), "--json", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+        command = [sys.executable, "-m", "sluice", "pins", table.location, "--json", *arguments]
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        return process.returncode, json.loads(process.stdout or "{}"), process.stderr
 
-    assert run() == (0, {"table": str(table), "ok": True, "pins": [], "damaged": []}, "")
-    code, said, error = run("--zookeeper", zookeeper.hosts, "--add", "audit", "--expires", "90 days")
+    assert run() == (0, {"table": table.location, "ok": True, "pins": [], "damaged": []}, "")
+    code, report, error = run("--zookeeper", zookeeper.hosts, "--add", "audit", "--expires", "90 days")
     assert code == 0, error
-    (pin,) = said["pins"]
+    (pin,) = report["pins"]
     assert (pin["name"], pin["expired"], pin["problem"], pin["tables"][0]["version"]) == ("audit", False, None, 1)
-    assert verify_table(table).pins == 1
+    assert verify_table(table.path).pins == 1
 
-    next(table.glob("place=*/*.parquet")).unlink()
-    code, said, _ = run()
-    assert (code, said["ok"]) == (1, False)
-    assert "pin audit is broken: 1 of the 1 data files of version 1 are missing" in said["pins"][0]["problem"]
-    assert said["pins"][0]["problem"] in verify_table(table).problems
-    code, said, error = run("--zookeeper", zookeeper.hosts, "--remove", "audit")
-    assert (code, said["pins"]) == (0, []), error
+    next(table.path.glob("place=*/*.parquet")).unlink()
+    code, report, _ = run()
+    assert (code, report["ok"]) == (1, False)
+    assert "pin audit is broken: 1 of the 1 data files of version 1 are missing" in report["pins"][0]["problem"]
+    assert report["pins"][0]["problem"] in verify_table(table.path).problems
+    code, report, error = run("--zookeeper", zookeeper.hosts, "--remove", "audit")
+    assert (code, report["pins"]) == (0, []), error
     assert run("--add", "x")[0] == run("--add", "x", "--expires", "soon", "--zookeeper", zookeeper.hosts)[0] == 2
