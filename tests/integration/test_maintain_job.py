@@ -1,4 +1,4 @@
-"""``maintain.py`` in this process: a table, a fleet, what it says and writes down."""
+"""``maintain.py`` in this process: one table, a list of tables, its events and its report."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
@@ -19,234 +21,226 @@ from writer_jobs.maintenance.exclusive_run import exclusive_run
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def maintain(run_job: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arguments: run_job("maintain", *arguments)
+@dataclass
+class Lake:
+    """Tables and a report in one folder, and the job that maintains them."""
+
+    run_job: Callable[..., Any]
+    copy_of: Callable[..., Path]
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.json"
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "page.html"
+
+    def create(self, name: str, files: int) -> Path:
+        """Copy a table of small files with one row each."""
+        statement = f"CREATE TABLE {{t}} USING delta AS SELECT id FROM range(0, {files}, 1, {files})"
+        return self.copy_of(statement, to=f"lake/{name}")
+
+    def write_list(self, content: bytes | str) -> Path:
+        path = self.folder / "tables.txt"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def maintain(self, *arguments: str | Path) -> Any:
+        return self.run_job("maintain", *arguments)
+
+    def reported_tables(self) -> list[dict[str, Any]]:
+        tables: list[dict[str, Any]] = json.loads(self.report.read_text())["tables"]
+        return tables
 
 
 @pytest.fixture
-def lake(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> Callable[..., Path]:
-    """Make a table of so many files: ``lake("flights", 5)``."""
-
-    def made(name: str, files: int) -> Path:
-        table = tmp_path / "lake" / name
-        writer = LockedDeltaWriter(spark, manager, str(table))
-        writer.append(spark.range(0, files, 1, files))
-        return table
-
-    return made
+def lake(run_job: Callable[..., Any], copy_of: Callable[..., Path], tmp_path: Path) -> Lake:
+    return Lake(run_job, copy_of, tmp_path)
 
 
-def files_of(spark: SparkSession, table: Path) -> int:
-    return int(spark.sql(f"DESCRIBE DETAIL delta.`{table}`").collect()[0]["numFiles"])
+def files_of(*tables: Path) -> list[int]:
+    return [len(DeltaTable(str(table)).file_uris()) for table in tables]
 
 
-def events(done: Any, event: str) -> list[dict[str, Any]]:
-    return [line for line in done.lines if line["event"] == event]
+def uris_of(*tables: Path) -> list[str]:
+    return [canonical_table_uri(str(table)) for table in tables]
 
 
-def test_a_table_is_measured_and_nothing_is_changed(
-    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
-) -> None:
-    table, report, page = lake("flights", 6), tmp_path / "report.json", tmp_path / "page.html"
-    done = maintain("--table", table, "--report", report, "--page", page)
-    assert (done.code, done.error) == (0, "")
-    measured = events(done, "measured")[0]
+def events(job: Any, event: str) -> list[dict[str, Any]]:
+    return [line for line in job.lines if line["event"] == event]
+
+
+def test_without_an_action_a_table_is_only_measured(lake: Lake) -> None:
+    table = lake.create("flights", 6)
+    job = lake.maintain("--table", table, "--report", lake.report, "--page", lake.page)
+    assert (job.code, job.error) == (0, "")
+    measured = events(job, "measured")[0]
     assert (measured["files"], measured["small_files"], measured["orphans"]) == (6, 6, 0)
-    assert [line["code"] for line in events(done, "finding")] == ["small-files", "writers-clean-log"]
-    assert events(done, "done") == []
-    written = json.loads(report.read_text())
-    assert written["exit_code"] == 0
-    assert written["tables"][0]["before"]["total"]["total"] == {"files": 6, "size": measured["bytes"]}
-    assert written["tables"][0]["after"] is None
-    assert "small-files" in page.read_text()
-    assert files_of(spark, table) == 6
+    assert [line["code"] for line in events(job, "finding")] == ["small-files", "writers-clean-log"]
+    assert events(job, "done") == []
+    assert json.loads(lake.report.read_text())["exit_code"] == 0
+    (reported_table,) = lake.reported_tables()
+    assert reported_table["before"]["total"]["total"] == {"files": 6, "size": measured["bytes"]}
+    assert reported_table["after"] is None
+    assert "small-files" in lake.page.read_text()
+    assert files_of(table) == [6]
 
 
 @pytest.mark.full
-def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    lake: Callable[..., Path],
-    maintain: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    one, two, busy = lake("one", 6), lake("two", 7), lake("busy", 5)
-    listed, report = tmp_path / "tables.txt", tmp_path / "report.json"
-    listed.write_text(f"# the lake\n{one}\n{tmp_path}/nothing/here  # gone\n\n{two}\n{busy}\n")
+def test_a_table_that_fails_does_not_stop_the_other_tables(lake: Lake, manager: ZookeeperLockManager) -> None:
+    first, second, busy = lake.create("first", 6), lake.create("second", 7), lake.create("busy", 5)
+    missing = f"{lake.folder}/nothing/here"
+    table_list = lake.write_list(f"# the lake\n{first}\n{missing}  # gone\n\n{second}\n{busy}\n")
     with exclusive_run(manager, canonical_table_uri(str(busy)), 30):
-        done = maintain("--tables-in", listed, "--auto", "--report", report, "--lock-timeout", "0")
-    assert done.code == 2
-    assert "no Delta table" in done.error
-    assert [files_of(spark, each) for each in (one, two, busy)] == [1, 1, 5]
-    failed = events(done, "failed")
-    assert [(line["table"], line["exit_code"]) for line in failed] == [(f"{tmp_path}/nothing/here", 2), (str(busy), 3)]
-    cared_for = {line["table"]: line for line in events(done, "table")}
-    assert cared_for[canonical_table_uri(str(one))]["files_saved"] == 5
-    written = json.loads(report.read_text())
-    assert written["exit_code"] == 2
-    assert [("error" in each) for each in written["tables"]] == [False, True, False, True]
-    assert written["tables"][0]["saved"]["files"] == 5
-    assert written["tables"][0]["done"][0]["action"] == "compact"
-    # Nothing is left to be done.
-    again = maintain("--tables-in", listed, "--auto")
-    assert [line["action"] for line in events(again, "done")] == ["compact"]
+        job = lake.maintain("--tables-in", table_list, "--auto", "--report", lake.report, "--lock-timeout", "0")
+    assert job.code == 2
+    assert "no Delta table" in job.error
+    assert files_of(first, second, busy) == [1, 1, 5]
+    failed = events(job, "failed")
+    assert [(line["table"], line["exit_code"]) for line in failed] == [(missing, 2), (str(busy), 3)]
+    table_events = {line["table"]: line for line in events(job, "table")}
+    assert table_events[canonical_table_uri(str(first))]["files_saved"] == 5
+    assert json.loads(lake.report.read_text())["exit_code"] == 2
+    reported_tables = lake.reported_tables()
+    assert [("error" in table) for table in reported_tables] == [False, True, False, True]
+    assert reported_tables[0]["saved"]["files"] == 5
+    assert reported_tables[0]["done"][0]["action"] == "compact"
+    # The second run compacts the only table that is left.
+    repeated_job = lake.maintain("--tables-in", table_list, "--auto")
+    assert [line["action"] for line in events(repeated_job, "done")] == ["compact"]
 
 
 @pytest.mark.full
-def test_within_a_budget_the_table_where_most_is_to_be_gained_comes_first(
-    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
-) -> None:
-    few, many, none = lake("few", 5), lake("many", 12), lake("none", 1)
-    tables = [argument for table in (few, none, many) for argument in ("--table", table)]
-    done = maintain(*tables, "--auto", "--budget", "600")
-    assert done.code == 0
-    uris = [canonical_table_uri(str(table)) for table in (many, few, none)]
-    assert [line["table"] for line in events(done, "table")] == uris
-    assert [files_of(spark, each) for each in (few, many)] == [1, 1]
+def test_with_a_budget_the_table_with_the_largest_gain_is_first(lake: Lake) -> None:
+    few, many, clean = lake.create("few", 5), lake.create("many", 12), lake.create("clean", 1)
+    tables = [argument for table in (few, clean, many) for argument in ("--table", table)]
+    job = lake.maintain(*tables, "--auto", "--budget", "600")
+    assert job.code == 0
+    assert [line["table"] for line in events(job, "table")] == uris_of(many, few, clean)
+    assert files_of(few, many) == [1, 1]
 
 
-def test_when_the_budget_is_over_no_table_is_begun(
-    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
-) -> None:
-    one, two, report = lake("one", 5), lake("two", 6), tmp_path / "report.json"
-    done = maintain("--table", one, "--table", two, "--auto", "--budget", "0", "--report", report)
-    assert done.code == 0
-    assert [line["event"] for line in done.lines] == ["skipped", "skipped"]
-    written = json.loads(report.read_text())["tables"]
-    assert [each["skipped"] for each in written] == ["the budget was over"] * 2
-    assert [files_of(spark, each) for each in (one, two)] == [5, 6]
+def test_after_the_budget_tables_are_skipped(lake: Lake) -> None:
+    first, second = lake.create("first", 5), lake.create("second", 6)
+    job = lake.maintain("--table", first, "--table", second, "--auto", "--budget", "0", "--report", lake.report)
+    assert job.code == 0
+    assert [line["event"] for line in job.lines] == ["skipped", "skipped"]
+    assert [table["skipped"] for table in lake.reported_tables()] == ["the budget was over"] * 2
+    assert files_of(first, second) == [5, 6]
 
 
 @pytest.mark.full
-def test_what_was_done_is_in_the_report_also_if_the_store_fails_then(
-    spark: SparkSession,
-    lake: Callable[..., Path],
-    maintain: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_report_has_the_work_before_a_failure_of_the_store(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     from writer_jobs.errors import StorageError
-    from writer_jobs.maintenance import maintainer as care_module
+    from writer_jobs.maintenance import maintainer
 
-    table, report, page = lake("flights", 6), tmp_path / "report.json", tmp_path / "page.html"
-    looks = [care_module.measure]
+    measure_functions = [maintainer.measure]
 
-    def measure(*where: Any) -> Any:
-        if not looks:
+    def measure_once(*arguments: Any) -> Any:
+        if not measure_functions:
             raise StorageError("the store says: slow down")
-        return looks.pop()(*where)
+        return measure_functions.pop()(*arguments)
 
-    monkeypatch.setattr(care_module, "measure", measure)
-    done = maintain("--table", table, "--auto", "--report", report, "--page", page)
-    assert (done.code, "slow down" in done.error) == (5, True)
-    (written,) = json.loads(report.read_text())["tables"]
-    assert (written["exit_code"], written["saved"]["files"], written["after"]) == (5, 5, None)
-    assert [each["action"] for each in written["done"]] == ["compact"]
-    assert "slow down" in page.read_text()
-    assert "<h3>Actions</h3>" in page.read_text()
+    monkeypatch.setattr(maintainer, "measure", measure_once)
+    table = lake.create("flights", 6)
+    job = lake.maintain("--table", table, "--auto", "--report", lake.report, "--page", lake.page)
+    assert (job.code, "slow down" in job.error) == (5, True)
+    (reported_table,) = lake.reported_tables()
+    assert (reported_table["exit_code"], reported_table["saved"]["files"], reported_table["after"]) == (5, 5, None)
+    assert [result["action"] for result in reported_table["done"]] == ["compact"]
+    assert "slow down" in lake.page.read_text()
+    assert "<h3>Actions</h3>" in lake.page.read_text()
 
 
 @pytest.mark.full
-def test_an_error_that_nobody_expects_keeps_no_other_table_back(
-    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from writer_jobs.job.maintain import run as job
+def test_an_unexpected_error_does_not_stop_the_other_tables(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from writer_jobs.job.maintain import run
 
-    bad, good = lake("bad", 6), lake("good", 6)
-    real = job.UnitExecutor
+    bad, good = lake.create("bad", 6), lake.create("good", 6)
+    executor_class = run.UnitExecutor
 
-    def worker(*where: Any, **how: Any) -> Any:
-        if str(bad) in where:
+    def make_executor(*arguments: Any, **options: Any) -> Any:
+        if str(bad) in arguments:
             raise RuntimeError("a defect")
-        return real(*where, **how)
+        return executor_class(*arguments, **options)
 
-    monkeypatch.setattr(job, "UnitExecutor", worker)
-    done = maintain("--table", bad, "--table", good, "--auto")
-    assert (done.code, "unexpected RuntimeError: a defect" in done.error) == (1, True)
-    assert [files_of(spark, each) for each in (bad, good)] == [6, 1]
+    monkeypatch.setattr(run, "UnitExecutor", make_executor)
+    job = lake.maintain("--table", bad, "--table", good, "--auto")
+    assert (job.code, "unexpected RuntimeError: a defect" in job.error) == (1, True)
+    assert files_of(bad, good) == [6, 1]
 
 
-def test_a_list_may_begin_with_a_mark_and_name_a_table_twice(
-    lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
-) -> None:
-    table, listed = lake("flights", 1), tmp_path / "tables.txt"
-    listed.write_text(f"\ufeff{table}\n{table}/../flights\nfile:{table}\n", encoding="utf-8")
-    done = maintain("--tables-in", listed)
-    assert (done.code, done.error) == (0, "")
-    assert [line["table"] for line in events(done, "table")] == [canonical_table_uri(str(table))]
+def test_a_table_list_may_have_a_byte_order_mark_and_duplicates(lake: Lake) -> None:
+    table = lake.create("flights", 1)
+    job = lake.maintain("--tables-in", lake.write_list(f"\ufeff{table}\n{table}/../flights\nfile:{table}\n"))
+    assert (job.code, job.error) == (0, "")
+    assert [line["table"] for line in events(job, "table")] == uris_of(table)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"\xff\xfe", "is not text in UTF-8"), (b"# nothing\n\n", "lists no table")]
+    ("content", "message"), [(b"\xff\xfe", "is not text in UTF-8"), (b"# nothing\n\n", "lists no table")]
 )
-def test_a_list_of_no_tables_is_one_sentence(
-    content: bytes, says: str, maintain: Callable[..., Any], tmp_path: Path
-) -> None:
-    (listed := tmp_path / "tables.txt").write_bytes(content)
-    done = maintain("--tables-in", listed)
-    assert (done.code, done.lines, len(done.error.splitlines())) == (2, [], 1)
-    assert f"{listed} {says}" in done.error
+def test_an_unusable_table_list_is_reported_in_one_sentence(lake: Lake, content: bytes, message: str) -> None:
+    table_list = lake.write_list(content)
+    job = lake.maintain("--tables-in", table_list)
+    assert (job.code, job.lines, len(job.error.splitlines())) == (2, [], 1)
+    assert f"{table_list} {message}" in job.error
 
 
 @pytest.mark.full
-def test_all_delta_tables_of_a_database_are_found(
-    spark: SparkSession, manager: ZookeeperLockManager, lake: Callable[..., Path], maintain: Callable[..., Any]
-) -> None:
-    table = lake("flights", 3)
+def test_all_delta_tables_of_a_database_are_maintained(lake: Lake, spark: SparkSession) -> None:
+    table = lake.create("flights", 3)
     spark.sql("CREATE DATABASE IF NOT EXISTS fleet")
     try:
         spark.sql(f"CREATE TABLE fleet.flights USING delta LOCATION '{table}'")
         spark.sql("CREATE TABLE fleet.other (id LONG) USING parquet")
         spark.sql("CREATE VIEW fleet.seen AS SELECT * FROM fleet.flights")
-        done = maintain("--catalog", "fleet", "--compact")
-        assert (done.code, done.error) == (0, "")
-        assert [line["table"] for line in events(done, "table")] == [canonical_table_uri(str(table))]
-        assert files_of(spark, table) == 1
-        assert maintain("--catalog", "nowhere", "--compact").code == 2
+        job = lake.maintain("--catalog", "fleet", "--compact")
+        assert (job.code, job.error) == (0, "")
+        assert [line["table"] for line in events(job, "table")] == uris_of(table)
+        assert files_of(table) == [1]
+        assert lake.maintain("--catalog", "nowhere", "--compact").code == 2
         spark.sql("DROP TABLE fleet.flights")
-        none = maintain("--catalog", "fleet", "--compact")
-        assert (none.code, "fleet has no Delta tables" in none.error) == (2, True)
+        failed_job = lake.maintain("--catalog", "fleet", "--compact")
+        assert (failed_job.code, "fleet has no Delta tables" in failed_job.error) == (2, True)
     finally:
         spark.sql("DROP DATABASE fleet CASCADE")
 
 
 @pytest.mark.full
-def test_every_action_by_its_name(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    lake: Callable[..., Path],
-    maintain: Callable[..., Any],
-) -> None:
-    table = lake("flights", 4)
+def test_every_action_has_an_option(lake: Lake, spark: SparkSession, manager: ZookeeperLockManager) -> None:
+    table = lake.create("flights", 4)
     with locked(spark, str(table), manager=manager):
         spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    LockedDeltaWriter(spark, manager, str(table)).append(spark.range(100, 200).coalesce(1))
-    LockedDeltaWriter(spark, manager, str(table)).delete("id = 150")
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    writer.append(spark.range(100, 200).coalesce(1))
+    writer.delete("id = 150")
     orphan = table / "part-orphan.parquet"
     orphan.write_bytes(b"x" * 10)
     os.utime(orphan, (time.time() - 30 * 86_400,) * 2)
-    done = maintain("--table", table, "--purge", "--zorder", "id", "--vacuum", "--checkpoint", "--clean-log")
-    assert (done.code, done.error) == (0, "")
-    made = {line["action"]: line for line in events(done, "done")}
-    assert set(made) == {"zorder", "vacuum", "checkpoint", "clean-log"}
-    assert (made["zorder"]["files_removed"], made["zorder"]["files_added"]) == (5, 1)
-    assert (made["vacuum"]["files_removed"], made["vacuum"]["bytes_removed"]) == (1, 10)
-    assert {line["table"] for line in made.values()} == {canonical_table_uri(str(table))}
-    # These two hold the lock on the checkpoint.
-    assert made["checkpoint"]["held_seconds"] > 0 < made["clean-log"]["held_seconds"]
+    job = lake.maintain("--table", table, "--purge", "--zorder", "id", "--vacuum", "--checkpoint", "--clean-log")
+    assert (job.code, job.error) == (0, "")
+    actions = {line["action"]: line for line in events(job, "done")}
+    assert set(actions) == {"zorder", "vacuum", "checkpoint", "clean-log"}
+    assert (actions["zorder"]["files_removed"], actions["zorder"]["files_added"]) == (5, 1)
+    assert (actions["vacuum"]["files_removed"], actions["vacuum"]["bytes_removed"]) == (1, 10)
+    assert {line["table"] for line in actions.values()} == {*uris_of(table)}
+    # These two actions hold the lock on the checkpoint.
+    assert actions["checkpoint"]["held_seconds"] > 0 < actions["clean-log"]["held_seconds"]
     assert not orphan.exists()
     assert (table / "_delta_log" / "_last_checkpoint").exists()
     assert spark.read.format("delta").load(str(table)).count() == 103
-    for nothing in ("--purge", "--cluster", "--compact"):
-        again = maintain("--table", table, nothing)
-        assert (again.code, events(again, "done")) == (0, [])
-    wrong = maintain("--table", table, "--zorder", "nowhere")
-    assert (wrong.code, "Z-order by nowhere: nowhere is not a column of" in wrong.error) == (2, True)
+    for option in ("--purge", "--cluster", "--compact"):
+        repeated_job = lake.maintain("--table", table, option)
+        assert (repeated_job.code, events(repeated_job, "done")) == (0, [])
+    failed_job = lake.maintain("--table", table, "--zorder", "nowhere")
+    assert (failed_job.code, "Z-order by nowhere: nowhere is not a column of" in failed_job.error) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ((), "name the tables"),
         (("--table", "./x", "--auto", "--compact"), "not both"),
@@ -257,8 +251,8 @@ def test_every_action_by_its_name(
         (("--table", "./x", "--compact", "--partitions-per-commit", "65"), "give 64 at most"),
     ],
 )
-def test_a_wrong_argument_is_one_sentence(arguments: tuple[str, ...], says: str, maintain: Callable[..., Any]) -> None:
-    done = maintain(*arguments)
-    assert done.code == 2
-    assert says in done.error
-    assert done.lines == []
+def test_a_wrong_argument_is_refused(lake: Lake, arguments: tuple[str, ...], message: str) -> None:
+    job = lake.maintain(*arguments)
+    assert job.code == 2
+    assert message in job.error
+    assert job.lines == []

@@ -1,104 +1,118 @@
-"""``maintain.py`` under spark-submit: killed in the middle, stopped in the middle, and brought to its end."""
+"""``maintain.py`` under spark-submit: one run is killed, one is stopped, and one ends normally."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 
-from lock_manager import TableResource, ZookeeperLockManager
+from lock_manager import PartitionColumn, PartitionSchema, TableResource, ZookeeperLockManager, guard_registry
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
 from tests.support.submitted_job import SubmittedJob
-from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs import maintain as maintain_module
 
 pytestmark = pytest.mark.spark
 
 MAINTAIN = Path(maintain_module.__file__)
-PLACES, FILES = 5, 4
+PLACES, FILES = 4, 3
+BUSY_PLACE = 3
+SCHEMA = PartitionSchema((PartitionColumn("place", "long"),))
 
 
-def test_a_maintainer_that_ends_in_the_middle_leaves_a_correct_table(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
+@dataclass
+class MaintainedTable:
+    """A table of several partitions with small files; one partition is locked until ``unlock``."""
+
+    path: Path
+    inspector: LockInspector
+    unlock: Callable[[], None]
+
+    def files(self) -> int:
+        return len(DeltaTable(str(self.path)).file_uris())
+
+    def waiters(self) -> list[int]:
+        """Return the process ids in the queue of the table."""
+        entries = self.inspector.table(TableResource.of(str(self.path))).waiters
+        return [entry.data["pid"] for entry in entries]
+
+    def is_correct(self) -> bool:
+        keys = DeltaTable(str(self.path)).to_pyarrow_table(columns=["key"])["key"].to_pylist()
+        return sorted(keys) == list(range(PLACES * FILES)) and verify_table(str(self.path), key=["key"]).ok
+
+
+@pytest.fixture
+def maintained(table: Path, manager: ZookeeperLockManager, inspector: LockInspector) -> Iterator[MaintainedTable]:
+    hooks = PostCommitHookProperties(create_checkpoint=False)
+    for start in range(0, PLACES * FILES, PLACES):
+        rows = pa.table({"key": range(start, start + PLACES), "place": range(PLACES)})
+        write_deltalake(table, rows, partition_by=["place"], mode="append", post_commithook_properties=hooks)
+    guard_registry.declare_installed(lambda _: SCHEMA)
+    partitions = [SCHEMA.partition({"place": BUSY_PLACE})]
+    with ExitStack() as stack:
+        stack.callback(guard_registry.declare_installed, None)
+        stack.enter_context(in_another_thread(lambda: manager.acquire(str(table), partitions=partitions)))
+        yield MaintainedTable(table, inspector, stack.close)
+
+
+def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
+    maintained: MaintainedTable,
     submit: Callable[..., SubmittedJob],
-    table: Path,
     tmp_path: Path,
     eventually: Callable[..., None],
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    rows = spark.range(0, PLACES * FILES * 10, 1, FILES).selectExpr("id AS key", f"id % {PLACES} AS place")
-    writer.append(rows, partition_by=["place"])
+    page, report = tmp_path / "page.html", tmp_path / "report.json"
+    page.write_text("of yesterday")
 
-    def files() -> int:
-        return len(DeltaTable(str(table)).file_uris())
+    def start(*arguments: object) -> SubmittedJob:
+        return submit(MAINTAIN, "--table", maintained.path, "--compact", "--lock-timeout", 60, *arguments)
 
-    def is_correct() -> bool:
-        keys = DeltaTable(str(table)).to_pyarrow_table(columns=["key"])["key"].to_pylist()
-        return sorted(keys) == list(range(PLACES * FILES * 10)) and verify_table(str(table), key=["key"]).ok
+    def reported_actions() -> list[str]:
+        tables = json.loads(report.read_text())["tables"] if report.exists() else []
+        return [result["action"] for table in tables for result in table["done"]]
 
-    def start(*how: object) -> SubmittedJob:
-        return submit(MAINTAIN, "--table", table, "--compact", "--lock-timeout", 60, *how)
+    # The run compacts the other partitions and waits for the busy one.
+    killed_run = start("--parallel", 2, "--report", report, "--page", page)
+    eventually(lambda: maintained.waiters() and reported_actions(), within=240, what="a compaction")
+    killed_pid = killed_run.python
+    assert maintained.waiters() == [killed_pid]
+    killed_run.kill()
+    assert PLACES < maintained.files() < PLACES * FILES
+    assert maintained.is_correct()
+    # The report is incomplete, and the page of an earlier run is unchanged.
+    assert (json.loads(report.read_text())["exit_code"], page.read_text()) == (None, "of yesterday")
+    assert reported_actions()[0] == "compact"
 
-    with LockInspector(manager.settings) as inspector, ExitStack() as stack:
+    stopped_run = start()
+    # The killed process is in the queue until its session ends.
+    eventually(lambda: {*maintained.waiters()} - {killed_pid}, within=240, what="the wait for a partition")
+    os.kill(stopped_run.python, signal.SIGINT)
+    assert stopped_run.wait() == 130, stopped_run.error
+    (sentence,) = stopped_run.sentences
+    assert sentence.startswith("maintain.py: stopped by SIGINT")
+    assert "Traceback" not in stopped_run.error
+    assert maintained.is_correct()
+    assert maintained.waiters() == []
 
-        def waiters() -> list[int]:
-            return [each.data["pid"] for each in inspector.table(TableResource.of(writer.table)).waiters]
-
-        # It comes no further than this.
-        third_place = [{"place": 3}]
-        stack.enter_context(
-            in_another_thread(lambda: locked(spark, str(table), partitions=third_place, manager=manager))
-        )
-        page, report = tmp_path / "page.html", tmp_path / "report.json"
-        page.write_text("of yesterday")
-        first = start("--parallel", 2, "--report", report, "--page", page)
-
-        def noted() -> list[str]:
-            written = json.loads(report.read_text()) if report.exists() else {}
-            return [each["action"] for table in written.get("tables", []) for each in table["done"]]
-
-        eventually(lambda: waiters() and noted(), within=240, what="a compaction")
-        killed = first.python
-        assert waiters() == [killed]
-        first.kill()
-        done = files()
-        assert PLACES < done < PLACES * FILES
-        assert is_correct()
-        # Nobody could write more of it, and the page has nothing to show yet.
-        written = json.loads(report.read_text())
-        assert (written["exit_code"], page.read_text()) == (None, "of yesterday")
-        assert noted()[0] == "compact"
-
-        second = start()
-        # The one that was killed is in the queue until its session is over.
-        eventually(lambda: set(waiters()) - {killed}, within=240, what="the wait for a partition")
-        os.kill(second.python, signal.SIGINT)
-        assert second.wait() == 130, second.error
-        (sentence,) = second.sentences
-        assert sentence.startswith("maintain.py: stopped by SIGINT")
-        assert "Traceback" not in second.error
-        assert is_correct()
-        assert waiters() == []
-
-    orphan = table / "place=1" / "part-orphan.parquet"
+    maintained.unlock()
+    orphan = maintained.path / "place=1" / "part-orphan.parquet"
     orphan.write_bytes(b"x")
     os.utime(orphan, (0, 0))
-    third = start("--vacuum")
-    assert third.wait() == 0, third.error
+    complete_run = start("--vacuum")
+    assert complete_run.wait() == 0, complete_run.error
     assert not orphan.exists()
-    # Each line is one of the job's own: Delta prints what VACUUM removes.
-    assert {"measured", "done", "table"} <= {line["event"] for line in third.events}
-    done = [line for line in third.events if line["event"] == "done"]
-    assert {"place": "3"} in [values for line in done for values in line["partitions"]]
-    assert files() == PLACES
-    assert is_correct()
+    # All output lines are events, although Delta prints the results of its own VACUUM.
+    assert {"measured", "done", "table"} <= {line["event"] for line in complete_run.events}
+    results = [line for line in complete_run.events if line["event"] == "done"]
+    assert {"place": str(BUSY_PLACE)} in [partition for line in results for partition in line["partitions"]]
+    assert maintained.files() == PLACES
+    assert maintained.is_correct()

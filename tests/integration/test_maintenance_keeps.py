@@ -1,164 +1,155 @@
-"""What care of a table must never remove: what a pin, a stream, a write on its way or another table still needs."""
+"""Maintenance removes no file or version that a pin, a stream, a pending write or another table still needs."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from lock_manager import LockCancelledError, LockTimeoutError, TableResource, ZookeeperLockManager, canonical_table_uri
+from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockManager
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_folder import s3_client
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
-from tests.support.maintained import codes, keys_of, made_all_old, made_old, stream_of
-from writer_jobs import LockedDeltaWriter, TableError, locked, pinned_rows, take_pin, vacuum
+from tests.support.maintained import codes, made_all_old, made_old
+from tests.support.maintained_table import MaintainedTable, TableStream
+from writer_jobs import LockedDeltaWriter, TableError, locked, pinned_rows, take_pin
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.maintenance.exclusive_run import belongs_to_this_process, give_way
-from writer_jobs.maintenance.findings import find
-from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.pins_and_streams import PinsAndStreams
 from writer_jobs.maintenance.policy import Action
-from writer_jobs.maintenance.result import MaintenanceReport
 
 pytestmark = pytest.mark.spark
 
 DAY = timedelta(days=1)
-RETENTION = {"delta__deletedFileRetentionDuration": "interval 1 day", "delta__logRetentionDuration": "interval 30 days"}
+FILE_RETENTION, LOG_RETENTION = "delta__deletedFileRetentionDuration", "delta__logRetentionDuration"
+MISSING_FILE = r"FILE_NOT_EXIST|FileNotFound|does not exist"
+
+
+@pytest.fixture
+def table(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    copy_of: Callable[..., Path],
+    tmp_path: Path,
+) -> MaintainedTable:
+    """A location for a table; a test creates the table."""
+    return MaintainedTable(spark, manager, inspector, copy_of, tmp_path / "table")
+
+
+@pytest.fixture
+def stream(table: MaintainedTable, tmp_path: Path) -> TableStream:
+    """A stream that copies the table's rows."""
+    return TableStream(table, tmp_path / "checkpoint", tmp_path / "output", {"skipChangeCommits": "true"})
+
+
+def spark_keys(table: MaintainedTable) -> list[int]:
+    rows = table.spark.read.format("delta").load(str(table.path)).select("key").collect()
+    return sorted(row["key"] for row in rows)
 
 
 @pytest.mark.full
-def test_a_log_is_cleaned_up_and_the_newest_versions_stay(
-    spark: SparkSession,
-    table: Path,
-    put: Callable[..., None],
-    care: Callable[..., MaintenanceReport],
-    properties: Callable[..., None],
-) -> None:
-    put([0])
-    properties(
+def test_the_expired_log_is_removed_up_to_a_checkpoint(table: MaintainedTable) -> None:
+    table.create(
+        {"a": 1},
         delta__enableExpiredLogCleanup="false",
-        delta__logRetentionDuration="interval 2 days",
-        delta__deletedFileRetentionDuration="interval 1 day",
+        **{LOG_RETENTION: "interval 2 days", FILE_RETENTION: "interval 1 day"},
     )
     for key in range(1, 15):
-        put([key])
-    for version in range(13):
-        made_old(table / "_delta_log" / f"{version:020}.json", 24 * (30 - version))
-    for checkpoint in (table / "_delta_log").glob("*.checkpoint.parquet"):
+        table.append_without_spark(key)
+    DeltaTableLog(table.spark, f"file:{table.path}").make_checkpoint(10)
+    table.make_versions_old({version: 24 * (30 - version) for version in range(13)})
+    for checkpoint in (table.path / "_delta_log").glob("*.checkpoint.parquet"):
         made_old(checkpoint, 24 * 20)
-    found = measure(spark, str(table))
-    newest = found.health.log.checkpoint_version
-    assert newest == 10
-    assert found.health.log.expired_versions == 10
-    assert "long-log" in codes(found)
-    assert "writers-clean-log" not in codes(found)
-    report = care(Action.CLEAN_LOG)
+    measurement = table.measure()
+    assert measurement.health.log.checkpoint_version == 10
+    assert measurement.health.log.expired_versions == 10
+    assert "long-log" in codes(measurement)
+    assert "writers-clean-log" not in codes(measurement)
+    report = table.maintain(Action.CLEAN_LOG)
     assert report.done[0].removed.files > report.done[0].added.files
     assert report.after.log.first_version == 10
     assert report.after.log.expired_versions == 0
-    assert keys_of(spark, table) == list(range(15))
-    assert verify_table(str(table), key=["key"]).ok
+    assert table.keys() == list(range(15))
+    assert verify_table(table.path, key=["key"]).ok
 
 
 @pytest.mark.full
-def test_orphans_go_and_what_a_stream_has_not_read_stays(
-    spark: SparkSession,
-    table: Path,
-    tmp_path: Path,
-    writer: LockedDeltaWriter,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-) -> None:
-    put(range(3))
-    properties(delta__enableChangeDataFeed="true")
-    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
-
-    def read() -> list[tuple[int, str]]:
-        query = (
-            spark.readStream.format("delta")
-            .option("readChangeFeed", "true")
-            .option("startingVersion", 2)
-            .load(str(table))
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start(str(out))
-        )
-        query.awaitTermination(60)
-        assert query.exception() is None
-        return sorted((row["key"], row["_change_type"]) for row in spark.read.parquet(str(out)).collect())
-
-    put([3])
-    assert read() == [(3, "insert")]
-    writer.update({"value": "'new'"}, "key = 3")
-    put([4], "b")
-    writer.delete("key = 4")
-    made_all_old(table)
-    orphan = table / "part-orphan.parquet"
-    orphan.write_bytes(b"x")
-    made_old(orphan, 24 * 8)
-    spared = vacuum(spark, str(table), retain=timedelta(0), streams=[str(checkpoint)], manager=writer.manager)
-    assert (spared.files, spared.orphans, spared.kept_for_streams >= 2) == (1, 1, True)
+def test_orphans_are_removed_and_unread_changes_are_kept(table: MaintainedTable, tmp_path: Path) -> None:
+    table.create({"a": 1}, rows=3, delta__enableChangeDataFeed="true")
+    options = {"readChangeFeed": "true", "startingVersion": 1}
+    stream = TableStream(table, tmp_path / "checkpoint", tmp_path / "output", options)
+    table.append(3)
+    assert [(row["key"], row["_change_type"]) for row in stream.read()] == [(3, "insert")]
+    table.writer.update({"value": "'new'"}, "key = 3")
+    table.append(4, place="b")
+    table.writer.delete("key = 4")
+    made_all_old(table.path)
+    orphan = table.write_file("part-orphan.parquet", hours=24 * 8)
+    result = table.vacuum(retain=timedelta(0), streams=[str(stream.checkpoint)])
+    assert (result.files, result.orphans, result.kept_for_streams >= 2) == (1, 1, True)
     assert not orphan.exists()
-    assert len(read()) == 5
-    # The control: without what the stream says of itself, what it has not read is gone.
-    writer.update({"value": "'newer'"}, "key = 3")
-    made_all_old(table)
-    assert vacuum(spark, str(table), retain=timedelta(0), streams=[], manager=writer.manager).kept_for_streams == 0
-    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
-        read()
+    assert len(stream.read()) == 5
+    # Control: without the stream's checkpoint, VACUUM removes unread changes.
+    table.writer.update({"value": "'newer'"}, "key = 3")
+    made_all_old(table.path)
+    assert table.vacuum(retain=timedelta(0), streams=[]).kept_for_streams == 0
+    with pytest.raises(Exception, match=MISSING_FILE):
+        stream.read()
+    offsets = tmp_path / "other-checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{}\n{"reservoirId": "another", "reservoirVersion": 1}\n')
     with pytest.raises(TableError, match=r"reads table another"):
-        _stream_of_another_table(spark, table, tmp_path)
+        table.vacuum(streams=[str(offsets.parent)])
 
 
 @pytest.mark.full
-def test_files_and_deletion_vectors_in_folders_with_random_names_are_the_table_s(
-    spark: SparkSession,
-    table: Path,
-    writer: LockedDeltaWriter,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-) -> None:
-    put(range(5))
-    properties(
-        delta__randomizeFilePrefixes="true", delta__enableDeletionVectors="true", delta__enableChangeDataFeed="true"
+def test_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> None:
+    table.create(
+        {"a": 1},
+        rows=5,
+        delta__randomizeFilePrefixes="true",
+        delta__enableDeletionVectors="true",
+        delta__enableChangeDataFeed="true",
     )
-    writer.update({"value": "'new'"}, "key = 3")
-    put(range(10, 20))
-    writer.delete("key = 13")
-    vectors = list(table.rglob("deletion_vector_*.bin"))
-    assert any(path.parent != table for path in vectors)
-    made_all_old(table)
-    found = measure(spark, str(table)).health
-    # What has changed is not of the table, wherever it is, and no orphan either.
-    changed = {path for path in table.rglob("cdc-*.parquet") if path.parent != table / "_change_data"}
-    assert changed
-    assert (found.folder.orphans.files, found.folder.uncommitted.files) == (0, 0)
-    assert found.folder.expired.files == len(list(table.rglob("cdc-*.parquet")))
-    gone = vacuum(spark, str(table), retain=timedelta(0), manager=writer.manager)
-    assert (gone.files, gone.orphans) == (found.folder.expired.files, 0)
+    table.writer.update({"value": "'new'"}, "key = 3")
+    table.append(*range(10, 20))
+    table.writer.delete("key = 13")
+    vectors = list(table.path.rglob("deletion_vector_*.bin"))
+    assert any(path.parent != table.path for path in vectors)
+    made_all_old(table.path)
+    folder = table.measure().health.folder
+    # Change data belongs to no version. It is no orphan in any folder.
+    change_files = list(table.path.rglob("cdc-*.parquet"))
+    assert any(path.parent != table.path / "_change_data" for path in change_files)
+    assert (folder.orphans.files, folder.uncommitted.files) == (0, 0)
+    assert folder.expired.files == len(change_files)
+    result = table.vacuum(retain=timedelta(0))
+    assert (result.files, result.orphans) == (folder.expired.files, 0)
     assert all(path.exists() for path in vectors)
-    assert keys_of(spark, table) == [*range(5), *range(10, 13), *range(14, 20)]
-    # Once another vector takes its place, it goes.
-    writer.delete("key = 14")
-    made_all_old(table)
-    assert vacuum(spark, str(table), retain=timedelta(0), manager=writer.manager).files >= 1
-    assert keys_of(spark, table) == [*range(5), *range(10, 13), *range(15, 20)]
+    assert spark_keys(table) == [*range(5), *range(10, 13), *range(14, 20)]
+    # A deletion vector is removed after another one has replaced it.
+    table.writer.delete("key = 14")
+    made_all_old(table.path)
+    assert table.vacuum(retain=timedelta(0)).files >= 1
+    assert spark_keys(table) == [*range(5), *range(10, 13), *range(15, 20)]
 
 
-def test_only_what_delta_s_vacuum_would_look_at_is_listed(
+@pytest.mark.full
+def test_the_listing_has_the_files_that_delta_s_vacuum_lists(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any, tmp_path: Path
 ) -> None:
     listed = {
@@ -172,370 +163,276 @@ def test_only_what_delta_s_vacuum_would_look_at_is_listed(
         ".part-1.parquet.crc",
         ".x/a.parquet",
         "_x/a.parquet",
-        # Another program's: it is no partition column.
+        # These folders belong to other programs: _x is not a partition column.
         "_x=1/a.parquet",
         "_p=1/_x=1/a.parquet",
         "_p/a.parquet",
     }
-
-    def seen(table: str) -> set[str]:
-        found = list_files(spark, DeltaTableLog(spark, table).snapshot()).collect()
-        return {row["path"] for row in found if not row["path"].endswith(".snappy.parquet")}
-
-    local = str(tmp_path / "a b%20c")
-    on_s3 = f"s3a://{s3.root}/listed a+b/"
+    local, on_s3 = str(tmp_path / "a b%20c"), f"s3a://{s3.root}/listed a+b/"
     for table in (local, on_s3):
         LockedDeltaWriter(spark, manager, table).append(spark.sql("SELECT 1 AS _p, 2 AS q"), partition_by=["_p"])
         files = HadoopFiles.of(spark)
         for path in (*listed, *hidden):
             files.write_text(f"{table.rstrip('/')}/{path}", "x")
-        # As other tools make it on a store that has no folders.
+        # Some tools write such an object for a folder.
         if table == on_s3:
             bucket, _, prefix = s3.root.partition("/")
             s3_client(s3.environment).put_object(Bucket=bucket, Key=f"{prefix}/listed a+b/_p=1/empty/")
-        assert seen(table) == listed
+        rows = list_files(spark, DeltaTableLog(spark, table).snapshot()).collect()
+        assert {row["path"] for row in rows if not row["path"].endswith(".snappy.parquet")} == listed
 
 
 @pytest.mark.full
-def test_the_checkpoint_of_a_named_stream_stays_also_below_the_table(
-    spark: SparkSession,
-    table: Path,
-    tmp_path: Path,
-    manager: ZookeeperLockManager,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-) -> None:
-    put([0])
-    inside = table / "streams"
-    read = stream_of(spark, table, inside, tmp_path / "out")
-    assert read() == 1
-    (inside / "not-named").write_text("x")
-    (table / "streams" / "not-begun").mkdir()
-    (table / "streams" / "not-begun" / "metadata").write_text('{"id": "x"}')
-    properties(sluice__maintenance__streams=f"{inside}/checkpoint, file:{inside}/not-begun/")
-    made_all_old(table)
-    kept = {path for path in inside.rglob("*") if "checkpoint" in path.parts or "not-begun" in path.parts}
-    # The control: what nobody has named goes.
-    assert vacuum(spark, str(table), manager=manager).orphans == 1
-    assert not (inside / "not-named").exists()
-    assert all(path.exists() for path in kept)
-    put([1])
-    assert read() == 2
-
-
-def _stream_of_another_table(spark: SparkSession, table: Path, tmp_path: Path) -> None:
-    (tmp_path / "other" / "offsets").mkdir(parents=True)
-    (tmp_path / "other" / "offsets" / "0").write_text('v1\n{}\n{"reservoirId": "another", "reservoirVersion": 1}\n')
-    vacuum(spark, str(table), streams=[str(tmp_path / "other")])
+def test_checkpoints_of_named_streams_in_the_table_are_kept(table: MaintainedTable, stream: TableStream) -> None:
+    table.create({"a": 1})
+    folder = table.path / "streams"
+    stream.checkpoint = folder / "checkpoint"
+    assert len(stream.read()) == 1
+    (folder / "not-named").write_text("x")
+    (folder / "not-begun").mkdir()
+    (folder / "not-begun" / "metadata").write_text('{"id": "x"}')
+    streams = f"{stream.checkpoint}, file:{folder}/not-begun/"
+    table.set_properties_without_spark(sluice__maintenance__streams=streams)
+    made_all_old(table.path)
+    checkpoint_files = {path for path in folder.rglob("*") if {"checkpoint", "not-begun"} & {*path.parts}}
+    # Control: a file that belongs to no named stream is removed.
+    assert table.vacuum().orphans == 1
+    assert not (folder / "not-named").exists()
+    assert all(path.exists() for path in checkpoint_files)
+    table.append_without_spark(1)
+    assert len(stream.read()) == 2
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("is_protected", [True, False], ids=["protected", "negative control"])
-def test_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (fixtures)
+def test_orphans_are_removed_and_needed_files_are_kept(
+    table: MaintainedTable,
+    stream: TableStream,
     number: int,
     is_protected: bool,  # noqa: FBT001 (a parameter of the test)
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    inspector: LockInspector,
-    table: Path,
-    tmp_path: Path,
-    writer: LockedDeltaWriter,
-    put: Callable[..., None],
-    properties: Callable[..., None],
+    eventually: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    put(range(3))
-    properties(**RETENTION)
-    pin = take_pin(spark, {str(table): None}, name="audit", expires_at=datetime.now(UTC) + DAY, manager=manager)
-    pinned = [row["key"] for row in pinned_rows(spark, pin, str(table)).collect()]
-    read = stream_of(spark, table, tmp_path)
-    assert read() == 3
-    put([3], "b")
-    writer.delete("place = 'b'")
-    writer.update({"value": "concat(value, '!')"})
-    properties(sluice__maintenance__streams=str(tmp_path / "checkpoint"))
+    table.create({"a": 1}, rows=3, **{FILE_RETENTION: "interval 1 day", LOG_RETENTION: "interval 30 days"})
+    expires_at = datetime.now(UTC) + DAY
+    pin = take_pin(table.spark, {str(table.path): None}, name="audit", expires_at=expires_at, manager=table.manager)
+    assert len(stream.read()) == 3
+    table.append_without_spark(3, place="b")
+    table.writer.delete("place = 'b'")
+    table.writer.update({"value": "concat(value, '!')"})
+    table.set_properties_without_spark(sluice__maintenance__streams=str(stream.checkpoint))
     orphans = [
-        table / f"place={place}" / f"part-{each:05}-orphan.parquet" for place in "ab" for each in range(number // 2)
+        table.write_file(f"place={place}/orphan-{index:05}.parquet") for place in "ab" for index in range(number // 2)
     ]
-    for orphan in orphans:
-        orphan.parent.mkdir(exist_ok=True)
-        orphan.write_bytes(b"x")
-    # As if all of this were long ago: longer than a file is kept, which the pin has raised to two days.
-    for path in table.rglob("*"):
-        if path.is_file():
-            made_old(path, 30 if "_delta_log" in path.parts else 50)
-    before = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"}
+    # All files are older than the retention, which the pin has raised to two days.
+    for path in filter(Path.is_file, table.path.rglob("*")):
+        made_old(path, 30 if "_delta_log" in path.parts else 50)
+    old_files = table.data_files()
     monkeypatch.setattr("writer_jobs.maintenance.file_states.seconds_without_pins", lambda _: 0.0)
     if not is_protected:
         monkeypatch.setattr("writer_jobs.maintenance.pins_and_streams.PinsAndStreams.of", lambda *_: PinsAndStreams())
         monkeypatch.setattr("writer_jobs.delta.snapshot.Snapshot.file_retention_seconds", 0.0)
         monkeypatch.setattr("writer_jobs.maintenance.file_states.MIN_ORPHAN_AGE", timedelta(0))
-    with in_another_thread(lambda: manager.acquire(writer.table)):
-        staged = threading.Thread(target=put, args=([100],))
-        staged.start()
-        while not inspector.table(TableResource.of(writer.table)).waiters:
-            time.sleep(0.05)
-        stage = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"} - before
-        assert len(stage) == 1
-        # Not the lock on the table is needed, which somebody else has.
-        found = measure(spark, str(table)).health.folder
-        removed = vacuum(spark, str(table), manager=manager)
-    staged.join()
-    assert found.orphans.files == number + (not is_protected)
-    assert removed.orphans == found.orphans.files
+    with ThreadPoolExecutor(1) as pool:
+        with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
+            append = pool.submit(table.append, 100)
+            eventually(table.waiters, within=60, what="an append at the gate")
+            (staged_file,) = table.data_files() - old_files
+            # Neither the measurement nor VACUUM waits for the table's lock.
+            folder = table.measure().health.folder
+            result = table.vacuum()
+        append.result()
+    assert folder.orphans.files == number + (not is_protected)
+    assert result.orphans == folder.orphans.files
     assert not any(orphan.exists() for orphan in orphans)
-    assert all(path.exists() for path in stage) == is_protected
+    assert staged_file.exists() == is_protected
     monkeypatch.undo()
+
+    def pinned_keys() -> list[int]:
+        return sorted(row["key"] for row in pinned_rows(table.spark, pin, str(table.path)).collect())
+
     if is_protected:
-        assert removed.files == number
-        assert removed.kept_for_pins > 0
-        assert removed.kept_for_streams > 0
-        assert keys_of(spark, table) == [0, 1, 2, 100]
-        assert sorted(row["key"] for row in pinned_rows(spark, pin, str(table)).collect()) == sorted(pinned)
-        assert read() == 5
-        assert verify_table(str(table)).ok
+        assert result.files == number
+        assert result.kept_for_pins > 0
+        assert result.kept_for_streams > 0
+        assert table.keys() == [0, 1, 2, 100]
+        assert pinned_keys() == [0, 1, 2]
+        assert len(stream.read()) == 5
+        assert verify_table(table.path).ok
         return
-    for fails in (
-        lambda: keys_of(spark, table),
-        lambda: pinned_rows(spark, pin, str(table)).collect(),
-        read,
-    ):
-        with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
-            fails()
+    for read in (lambda: spark_keys(table), pinned_keys, stream.read):
+        with pytest.raises(Exception, match=MISSING_FILE):
+            read()
 
 
-def forget_removals(spark: SparkSession, table: Path, properties: Callable[..., None]) -> None:
-    """Wait until Delta's snapshot tells no removed file any more."""
-    properties(delta__deletedFileRetentionDuration="interval 1 second", delta__logRetentionDuration="interval 30 days")
-    log, deadline = DeltaTableLog(spark, f"file:{table}"), time.monotonic() + 60
-    for number in range(100):
-        # Delta looks at the time once for each version.
-        if DataFiles(spark, log.snapshot()).removed().isEmpty():
-            return
+def forget_removals(table: MaintainedTable) -> None:
+    """Wait until Delta's snapshot contains no removed file."""
+    table.set_properties_without_spark(**{FILE_RETENTION: "interval 1 second", LOG_RETENTION: "interval 30 days"})
+    log, deadline = DeltaTableLog(table.spark, f"file:{table.path}"), time.monotonic() + 60
+    number = 0
+    while not DataFiles(table.spark, log.snapshot()).removed().isEmpty():
         assert time.monotonic() < deadline
-        properties(looked=str(number))
+        # Delta decides once for each version which removals have expired.
+        number += 1
+        table.set_properties_without_spark(number=str(number))
 
 
-def test_a_file_that_delta_has_forgotten_stays_for_a_stream_that_is_to_read_it(
-    spark: SparkSession,
-    table: Path,
-    tmp_path: Path,
-    manager: ZookeeperLockManager,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-    care: Callable[..., MaintenanceReport],
+def test_a_forgotten_file_is_kept_for_a_stream_that_must_read_it(
+    table: MaintainedTable, stream: TableStream, tmp_path: Path
 ) -> None:
-    put([0])
-    read = stream_of(spark, table, tmp_path)
-    assert read() == 1
-    # Added and put together behind the stream's back.
-    put([1])
-    put([2])
-    assert [each.removed.files for each in care(Action.COMPACT).done] == [3]
-    forget_removals(spark, table, properties)
-    made_all_old(table)
-    streams = [str(tmp_path / "checkpoint")]
-    kept = vacuum(spark, str(table), streams=streams, manager=manager, dry_run=True)
-    # They are lost by the table, and nobody has failed to commit them.
-    assert (kept.files, kept.orphans, kept.kept_for_streams) == (0, 0, 3)
-    copy = tmp_path / "copy"
-    shutil.copytree(table, copy)
-    assert vacuum(spark, str(table), streams=streams, manager=manager).files == 0
-    assert read() == 3
-    # The control: without the stream's name they go.
-    assert (vacuum(spark, str(copy), streams=[], manager=manager).files, keys_of(spark, copy)) == (3, [0, 1, 2])
+    table.create({"a": 1})
+    assert len(stream.read()) == 1
+    # These files are compacted before the stream reads them.
+    table.append_without_spark(1)
+    table.append_without_spark(2)
+    assert table.writer.optimize().metrics["numRemovedFiles"] == "3"
+    forget_removals(table)
+    made_all_old(table.path)
+    streams = [str(stream.checkpoint)]
+    dry_run = table.vacuum(streams=streams, dry_run=True)
+    # The log has lost these files, but they were committed: they are no orphans.
+    assert (dry_run.files, dry_run.orphans, dry_run.kept_for_streams) == (0, 0, 3)
+    copy = table.copy_to(tmp_path / "copy")
+    assert table.vacuum(streams=streams).files == 0
+    assert len(stream.read()) == 3
+    # Control: without the stream's checkpoint they are removed.
+    assert (copy.vacuum(streams=[]).files, copy.keys()) == (3, [0, 1, 2])
 
 
 @pytest.mark.full
-def test_change_data_and_forgotten_files_are_no_orphans(
-    spark: SparkSession,
-    table: Path,
-    writer: LockedDeltaWriter,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-) -> None:
-    put(range(3))
-    properties(delta__enableChangeDataFeed="true")
-    writer.update({"value": "'new'"}, "key = 1")
-    (table / "place=a" / "part-orphan.parquet").write_bytes(b"x")
-    folder = measure(spark, str(table)).health.folder
+def test_change_data_and_forgotten_files_are_no_orphans(table: MaintainedTable) -> None:
+    table.create({"a": 1}, rows=3, delta__enableChangeDataFeed="true")
+    table.writer.update({"value": "'new'"}, "key = 1")
+    table.write_file("place=a/part-orphan.parquet")
+    folder = table.measure().health.folder
     assert (folder.uncommitted.files, folder.orphans.files, folder.expired.files) == (1, 0, 0)
-    # One file that the update replaced, and one with what it changed.
+    # The file that the update replaced, and the file with its change data.
     assert folder.removed.files == 2
-    forget_removals(spark, table, properties)
-    made_all_old(table)
-    folder = measure(spark, str(table)).health.folder
+    forget_removals(table)
+    made_all_old(table.path)
+    folder = table.measure().health.folder
     assert (folder.uncommitted.files, folder.orphans.files, folder.expired.files) == (0, 1, 2)
-    # The log begins later than that file: it may have been named once.
-    for version in range(2):
-        (table / "_delta_log" / f"{version:020}.json").touch()
-    folder = measure(spark, str(table)).health.folder
+    # The log begins later than that orphan: an earlier version may have contained it.
+    table.version_file(0).touch()
+    folder = table.measure().health.folder
     assert (folder.orphans.files, folder.expired.files) == (1, 2)
 
 
 @pytest.mark.full
-def test_a_table_within_the_table_and_what_iceberg_needs_are_left_alone(
-    spark: SparkSession, table: Path, manager: ZookeeperLockManager, put: Callable[..., None]
-) -> None:
-    put(range(3))
-    within = table / "archive"
-    LockedDeltaWriter(spark, manager, str(within)).append(spark.range(5))
-    orphan = table / "tmp" / "part-orphan.parquet"
-    iceberg = [table / "metadata" / name for name in ("v1.metadata.json", "snap-1.avro")]
-    for path in (orphan, *iceberg):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"x")
-    made_all_old(table)
-    assert measure(spark, str(table)).health.folder.orphans.files == 1
-    assert vacuum(spark, str(table), manager=manager).files == 1
+def test_an_inner_table_and_iceberg_metadata_are_kept(table: MaintainedTable) -> None:
+    table.create({"a": 1}, rows=3)
+    inner_table = table.copy_of("CREATE TABLE {t} USING delta AS SELECT id FROM range(5)", to="table/archive")
+    orphan = table.write_file("tmp/part-orphan.parquet")
+    iceberg = [table.write_file(f"metadata/{name}") for name in ("v1.metadata.json", "snap-1.avro")]
+    made_all_old(table.path)
+    assert table.measure().health.folder.orphans.files == 1
+    assert table.vacuum().files == 1
     assert not orphan.exists()
     assert all(path.exists() for path in iceberg)
-    assert spark.read.format("delta").load(str(within)).count() == 5
+    assert DeltaTable(str(inner_table)).to_pyarrow_table().num_rows == 5
 
 
 @pytest.mark.full
-def test_an_orphan_is_spared_for_a_day_whatever_the_table_says(
-    spark: SparkSession,
-    table: Path,
-    manager: ZookeeperLockManager,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-) -> None:
-    put(range(3))
-    properties(delta__deletedFileRetentionDuration="interval 1 second", delta__logRetentionDuration="interval 2 days")
-    young, old = table / "place=a" / "part-young.parquet", table / "place=a" / "part-old.parquet"
-    for path, hours in ((young, 23), (old, 25)):
-        path.write_bytes(b"x")
-        made_old(path, hours)
-    assert vacuum(spark, str(table), manager=manager).orphans == 1
+def test_an_orphan_is_kept_for_a_day_under_any_retention(table: MaintainedTable) -> None:
+    table.create({"a": 1}, **{FILE_RETENTION: "interval 1 second", LOG_RETENTION: "interval 2 days"})
+    young, old = (table.write_file(f"place=a/part-{hours}.parquet", hours=hours) for hours in (23, 25))
+    assert table.vacuum().orphans == 1
     assert (young.exists(), old.exists()) == (True, False)
 
 
-def versions_there(table: Path) -> set[int]:
-    return {int(path.stem) for path in (table / "_delta_log").glob("*.json") if path.stem.isdecimal()}
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("keeper", ["pin", "stream", "nothing"])
-def test_the_log_keeps_the_versions_that_a_pin_or_a_stream_needs(
-    keeper: str,
-    spark: SparkSession,
-    table: Path,
-    tmp_path: Path,
-    manager: ZookeeperLockManager,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-    care: Callable[..., MaintenanceReport],
+@pytest.mark.parametrize("reader", ["pin", "stream", "none"])
+def test_the_log_keeps_the_versions_of_a_pin_and_a_stream(
+    table: MaintainedTable, stream: TableStream, reader: str
 ) -> None:
-    long = {
-        "delta__logRetentionDuration": "interval 60 days",
-        "delta__deletedFileRetentionDuration": "interval 60 days",
-    }
-    put([0])
-    properties(delta__enableExpiredLogCleanup="true", delta__checkpointInterval="1000", **long)
-    if keeper == "pin":
-        take_pin(spark, {str(table): None}, name="audit", expires_at=datetime.now(UTC) + DAY, manager=manager)
-    read = stream_of(spark, table, tmp_path)
-    if keeper == "stream":
-        assert read() == 1
-        properties(sluice__maintenance__streams=str(tmp_path / "checkpoint"))
-    # Where its last batch but one ended: there Spark begins when it starts the stream again.
-    needed = max(versions_there(table))
-    put([1])
-    if keeper == "stream":
-        assert read() == 2
+    table.create(
+        {"a": 1},
+        delta__enableExpiredLogCleanup="true",
+        delta__checkpointInterval="1000",
+        **{LOG_RETENTION: "interval 60 days", FILE_RETENTION: "interval 60 days"},
+    )
+
+    def versions() -> set[int]:
+        return {int(path.stem) for path in (table.path / "_delta_log").glob("*.json") if path.stem.isdecimal()}
+
+    if reader == "pin":
+        expires_at = datetime.now(UTC) + DAY
+        take_pin(table.spark, {str(table.path): None}, name="audit", expires_at=expires_at, manager=table.manager)
+    if reader == "stream":
+        assert len(stream.read()) == 1
+        table.set_properties_without_spark(sluice__maintenance__streams=str(stream.checkpoint))
+    # A restarted stream begins at the end of its last batch but one.
+    needed_version = table.version()
+    table.append_without_spark(1)
+    if reader == "stream":
+        assert len(stream.read()) == 2
     for key in range(2, 4):
-        put([key])
-    # Somebody lowers what a pin has raised.
-    properties(delta__logRetentionDuration="interval 1 hour", delta__deletedFileRetentionDuration="interval 1 hour")
-    newest = max(versions_there(table))
-    for version in versions_there(table):
-        made_old(table / "_delta_log" / f"{version:020}.json", 24 * (30 - version))
-    for path in (table / "_delta_log").glob("*.checkpoint*"):
+        table.append_without_spark(key)
+    # An operator lowers the retention, which a pin may have raised.
+    table.set_properties_without_spark(**{LOG_RETENTION: "interval 1 hour", FILE_RETENTION: "interval 1 hour"})
+    newest_version = table.version()
+    table.make_versions_old({version: 24 * (30 - version) for version in versions()})
+    for path in (table.path / "_delta_log").glob("*.checkpoint*"):
         made_old(path, 24 * 20)
-    # Its checkpoint does not clean up, although the table would have it so.
-    assert care(Action.CHECKPOINT).failure is None
-    assert min(versions_there(table)) == 0
-    report = care(Action.CLEAN_LOG)
-    assert report.failure is None
-    assert max(versions_there(table)) == newest
-    left = min(versions_there(table))
-    assert (left <= needed) == (keeper != "nothing")
-    assert keys_of(spark, table) == [0, 1, 2, 3]
-    if keeper == "stream":
-        assert read() == 4
+    # The checkpoint action does not clean up the log, although the table's properties enable that.
+    assert table.maintain(Action.CHECKPOINT).failure is None
+    assert min(versions()) == 0
+    assert table.maintain(Action.CLEAN_LOG).failure is None
+    assert max(versions()) == newest_version
+    assert (min(versions()) <= needed_version) == (reader != "none")
+    assert table.keys() == [0, 1, 2, 3]
+    if reader == "stream":
+        assert len(stream.read()) == 4
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("file", "content", "says"),
+    ("file", "content", "problem"),
     [
         ("stream/offsets/0", b'{"reservoirId": "ID", "reservoirVersion": null}', "reads no Delta table"),
         ("stream/offsets/0", b"\xff\xfe", "offsets/0 is not text in UTF-8"),
         ("table/_sluice_pins/audit.json", b"\xff\xfe", "audit.json is not text in UTF-8"),
     ],
+    ids=["stream without a version", "unreadable stream", "unreadable pin"],
 )
-def test_a_pin_or_a_stream_that_cannot_be_read_is_found(
-    file: str,
-    content: bytes,
-    says: str,
-    spark: SparkSession,
-    table: Path,
-    tmp_path: Path,
-    put: Callable[..., None],
-    properties: Callable[..., None],
+def test_an_unreadable_pin_or_stream_is_found(
+    table: MaintainedTable, file: str, content: bytes, problem: str, tmp_path: Path
 ) -> None:
-    put([0])
+    table.create({"a": 1})
     if file.startswith("stream"):
-        properties(sluice__maintenance__streams=str(tmp_path / "stream"))
-    identity = measure(spark, str(table)).health.table_id
+        table.set_properties_without_spark(sluice__maintenance__streams=str(tmp_path / "stream"))
     (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_bytes(content.replace(b"ID", identity.encode()))
-    found = measure(spark, str(table))
-    assert says in str(found.health.folder.problem)
-    assert "broken-retention" in {finding.code for finding in find(found.health, found.policy)}
+    table_id = str(DeltaTable(str(table.path)).metadata().id)
+    (tmp_path / file).write_bytes(content.replace(b"ID", table_id.encode()))
+    measurement = table.measure()
+    assert problem in str(measurement.health.folder.problem)
+    assert "broken-retention" in codes(measurement)
 
 
 @pytest.mark.full
-def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
-    spark: SparkSession,
-    table: Path,
-    tmp_path: Path,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-    care: Callable[..., MaintenanceReport],
-) -> None:
-    for key in range(6):
-        put([key])
-    properties(sluice__maintenance__streams=str(tmp_path / "nowhere"))
-    orphan = table / "place=a" / "part-orphan.parquet"
-    orphan.write_bytes(b"x")
-    made_all_old(table)
-    report = care()
+def test_a_broken_stream_stops_only_the_removal_of_files(table: MaintainedTable, tmp_path: Path) -> None:
+    table.create({"a": 6})
+    table.set_properties_without_spark(sluice__maintenance__streams=str(tmp_path / "nowhere"))
+    orphan = table.write_file("place=a/part-orphan.parquet")
+    made_all_old(table.path)
+    report = table.maintain()
     assert "nowhere is not there" in str(report.before.folder.problem)
-    codes = [finding.code for finding in report.findings]
-    assert "broken-retention" in codes
-    assert "orphans" not in codes
-    # That nothing can be removed is a failure, which a scheduler notices.
-    assert [(each.action, each.failure is None) for each in report.done] == [
+    finding_codes = [finding.code for finding in report.findings]
+    assert "broken-retention" in finding_codes
+    assert "orphans" not in finding_codes
+    # A removal that is impossible is a failure, so that a scheduler reports it.
+    assert [(result.action, result.failure is None) for result in report.done] == [
         (Action.COMPACT, True),
         (Action.VACUUM, False),
     ]
     assert "nowhere is not there" in str(report.failure)
-    report = care(Action.VACUUM, Action.CLEAN_LOG)
-    assert [each.failure is None for each in report.done] == [False, False]
+    report = table.maintain(Action.VACUUM, Action.CLEAN_LOG)
+    assert [result.failure is None for result in report.done] == [False, False]
     assert orphan.exists()
 
 
-def test_who_is_stopped_begins_no_more_and_its_own_writes_are_no_reason_to_wait(
-    spark: SparkSession,
-    table: Path,
-    manager: ZookeeperLockManager,
-    inspector: LockInspector,
-    put: Callable[..., None],
-) -> None:
-    put([0])
-    uri = canonical_table_uri(str(table))
+def test_a_stopped_run_and_own_writes_cause_no_wait(table: MaintainedTable, eventually: Callable[..., None]) -> None:
+    uri, manager = table.writer.table, table.manager
     stopped = threading.Event()
 
     def wait_for_lock() -> None:
@@ -545,56 +442,40 @@ def test_who_is_stopped_begins_no_more_and_its_own_writes_are_no_reason_to_wait(
     with in_another_thread(lambda: manager.acquire(uri)):
         waiter = threading.Thread(target=wait_for_lock, daemon=True)
         waiter.start()
-        while not inspector.table(TableResource.of(uri)).waiters:
-            time.sleep(0.05)
-        assert give_way(inspector, uri, 30, is_own=belongs_to_this_process) < 15
+        eventually(table.waiters, what="a waiting writer")
+        assert give_way(table.inspector, uri, 30, is_own=belongs_to_this_process) < 15
         stopped.set()
-        assert give_way(inspector, uri, 30, stopped=stopped) < 15
+        assert give_way(table.inspector, uri, 30, stopped=stopped) < 15
         manager.cancel(uri)
         waiter.join(20)
 
 
 @pytest.mark.full
-def test_one_thing_that_fails_keeps_nothing_else_back(
-    spark: SparkSession,
-    table: Path,
-    manager: ZookeeperLockManager,
-    put: Callable[..., None],
-    care: Callable[..., MaintenanceReport],
-) -> None:
-    for place in "abc":
-        for key in range(2):
-            put([key], place)
-    with in_another_thread(lambda: locked(spark, str(table), partitions=[{"place": "b"}], manager=manager)):
-        report = care(Action.COMPACT, lock_timeout_seconds=0)
-    done = {each.partitions[0]["place"]: each for each in report.done}
-    assert {place: each.problem is None for place, each in done.items()} == {"a": True, "b": False, "c": True}
+def test_a_partition_that_fails_does_not_stop_the_others(table: MaintainedTable) -> None:
+    table.create({"a": 2, "b": 2, "c": 2})
+    with in_another_thread(
+        lambda: locked(table.spark, str(table.path), partitions=[{"place": "b"}], manager=table.manager)
+    ):
+        report = table.maintain(Action.COMPACT, lock_timeout_seconds=0)
+    succeeded = {result.partitions[0]["place"]: result.problem is None for result in report.done}
+    assert succeeded == {"a": True, "b": False, "c": True}
     assert isinstance(report.failure, LockTimeoutError)
     assert report.after is not None
     assert report.after.total.total.files == 4
 
 
-def test_a_table_with_identities_is_compacted_without_a_lock_on_the_work(
-    spark: SparkSession,
-    table: Path,
-    manager: ZookeeperLockManager,
-    sql: Callable[[str], None],
-    eventually: Callable[..., None],
+def test_a_table_with_identities_is_compacted_without_its_lock(
+    table: MaintainedTable, eventually: Callable[..., None], rows_of: Callable[..., list[tuple[Any, ...]]]
 ) -> None:
-    with locked(spark, str(table), manager=manager):
-        spark.sql(
-            f"CREATE TABLE delta.`{table}` (id BIGINT GENERATED BY DEFAULT AS IDENTITY, value STRING) USING delta"
-        )
-    for _ in range(3):
-        sql("INSERT INTO {table} (value) VALUES ('a')")
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    done: list[Any] = []
-    compaction = threading.Thread(target=lambda: done.append(writer.optimize(again=False)), daemon=True)
-    with in_another_thread(lambda: manager.acquire(writer.table)):
-        compaction.start()
-        # It writes before it has the lock.
-        eventually(lambda: len(list(table.glob("*.parquet"))) == 4, what="the new file")
-        assert not done
-    compaction.join(60)
-    assert done[0].metrics["numRemovedFiles"] == "3"
-    assert sorted(row["value"] for row in spark.read.format("delta").load(str(table)).collect()) == ["a"] * 3
+    table.copy_of(
+        "CREATE TABLE {t} (id BIGINT GENERATED BY DEFAULT AS IDENTITY, value STRING) USING delta",
+        "INSERT INTO {t} (value) SELECT 'a' FROM range(0, 3, 1, 3)",
+    )
+    with ThreadPoolExecutor(1) as pool:
+        with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
+            compaction = pool.submit(table.writer.optimize, again=False)
+            # The compaction writes its file before it has the lock.
+            eventually(lambda: len(table.data_files()) == 4, what="the new file")
+            assert not compaction.done()
+        assert compaction.result(60).metrics["numRemovedFiles"] == "3"
+    assert rows_of(table.path, "value") == [("a",)] * 3
