@@ -1,11 +1,12 @@
-"""``overwrite.py`` in this process: rows in the place of others, of all of the table or of what is named."""
+"""``overwrite.py`` in this process: it replaces all rows, those of a predicate, or those of partitions."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,190 +18,181 @@ from pyspark.sql.types import StructType
 
 from lock_manager import ZookeeperLockManager
 from tests.support.another_thread import in_another_thread
-from writer_jobs import LockedDeltaWriter, locked
+from writer_jobs import locked
 from writer_jobs.job.inputs.sources import SourceReader
 from writer_jobs.overwrite import main
 
 pytestmark = pytest.mark.spark
 
-OLD = [(1, "a"), (2, "a"), (3, "b"), (4, "c")]
+INITIAL_ROWS = [(1, "a"), (2, "a"), (3, "b"), (4, "c")]
 
 
-@pytest.fixture
-def parted(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Path:
-    """A table of four rows in three partitions."""
-    rows = spark.createDataFrame(OLD, "id long, part string").coalesce(1)
-    LockedDeltaWriter(spark, manager, str(table)).append(rows, partition_by=["part"])
-    return table
+@dataclass
+class OverwrittenTable:
+    """A table of four rows in three partitions, and the job that overwrites it."""
 
+    spark: SparkSession
+    run_job: Callable[..., Any]
+    rows_of: Callable[..., list[tuple[Any, ...]]]
+    make_manager: Callable[..., ZookeeperLockManager]
+    path: Path
 
-@pytest.fixture
-def held(
-    spark: SparkSession, make_manager: Callable[..., ZookeeperLockManager], parted: Path
-) -> Callable[[str], AbstractContextManager[None]]:
-    """Have somebody else hold a partition: ``with held("a")``."""
+    def overwrite(
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        *arguments: str,
+        columns: tuple[str, ...] = ("id", "part"),
+        modified_at: int = 1_700_000_000,
+    ) -> Any:
+        """Run the job with rows: ``overwrite([(1, "a")], "--dynamic")``."""
+        source = self.path.with_name("rows.json")
+        source.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+        # A run id is bound to the modification times of its files, too.
+        os.utime(source, (modified_at,) * 2)
+        return self.run_job("overwrite", "--table", self.path, "--source", source, *arguments)
 
-    def hold(part: str) -> AbstractContextManager[None]:
+    def hold_partition(self, part: str) -> AbstractContextManager[None]:
+        """Hold the lock of a partition in another thread."""
         return in_another_thread(
-            lambda: locked(spark, str(parted), partitions=[{"part": part}], manager=make_manager())
+            lambda: locked(self.spark, str(self.path), partitions=[{"part": part}], manager=self.make_manager())
         )
 
-    return hold
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        return self.rows_of(self.path, *(columns or ("id", "part")))
+
+    def versions(self) -> int:
+        return DeltaTable(self.path).version() + 1
+
+    def partitioning(self) -> list[str]:
+        return DeltaTable(self.path).metadata().partition_columns
 
 
 @pytest.fixture
-def overwrite(run_job: Callable[..., Any], parted: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Run the job with these rows: ``overwrite([(1, "a")], "--dynamic")``."""
-
-    def run(
-        rows: list[tuple[Any, ...]], *arguments: str, names: tuple[str, ...] = ("id", "part"), at: int = 1_700_000_000
-    ) -> Any:
-        source = tmp_path / "rows.json"
-        # By their time, too, a load tells its files from others.
-        source.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
-        os.utime(source, (at,) * 2)
-        return run_job("overwrite", "--table", parted, "--source", source, *arguments)
-
-    return run
-
-
-def partitioning_of(table: Path) -> list[str]:
-    return DeltaTable(str(table)).metadata().partition_columns
+def table(
+    spark: SparkSession,
+    run_job: Callable[..., Any],
+    rows_of: Callable[..., list[tuple[Any, ...]]],
+    make_manager: Callable[..., ZookeeperLockManager],
+    copy_of: Callable[..., Path],
+) -> OverwrittenTable:
+    rows = ", ".join(f"({number}L, '{part}')" for number, part in INITIAL_ROWS)
+    path = copy_of(
+        f"CREATE TABLE {{t}} USING delta PARTITIONED BY (part) AS SELECT * FROM VALUES {rows} AS r(id, part)"
+    )
+    return OverwrittenTable(spark, run_job, rows_of, make_manager, path)
 
 
-def test_all_rows_are_replaced_in_one_commit(
-    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
-) -> None:
-    done = overwrite([(9, "z")])
-    assert (done.code, done.error) == (0, "")
-    assert [line["event"] for line in done.lines] == ["begun", "holding", "commit"]
-    assert (rows_of(parted, "id", "part"), len(versions(parted))) == ([(9, "z")], 2)
-    other = overwrite([("x", 1.5)], names=("name", "weight"))
-    assert (other.code, len(versions(parted))) == (5, 2)
-    assert "name" in other.error
+def test_all_rows_are_replaced_in_one_commit(table: OverwrittenTable) -> None:
+    job = table.overwrite([(9, "z")])
+    assert (job.code, job.error) == (0, "")
+    assert [line["event"] for line in job.lines] == ["begun", "holding", "commit"]
+    assert (table.rows(), table.versions()) == ([(9, "z")], 2)
+    refused_job = table.overwrite([("x", 1.5)], columns=("name", "weight"))
+    assert (refused_job.code, table.versions()) == (5, 2)
+    assert "name" in refused_job.error
 
 
 @pytest.mark.full
-def test_new_columns_and_types_leave_the_partitioning_as_it_is(
-    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
-) -> None:
-    assert overwrite([("x", "a"), ("y", "b")], "--overwrite-schema").code == 0
-    assert partitioning_of(parted) == ["part"]
-    assert rows_of(parted, "id", "part") == [("x", "a"), ("y", "b")]
-    # The files' own spelling is what the table gets.
-    assert overwrite([("c", 1.5)], "--overwrite-schema", names=("Part", "weight")).code == 0
-    assert partitioning_of(parted) == ["Part"]
-    lacking = overwrite([("x", 2.5)], "--overwrite-schema", names=("name", "weight"))
-    assert (lacking.code, lacking.lines, len(versions(parted))) == (2, [], 3)
-    (sentence,) = lacking.error.splitlines()
+def test_a_new_schema_keeps_the_partition_columns(table: OverwrittenTable) -> None:
+    assert table.overwrite([("x", "a"), ("y", "b")], "--overwrite-schema").code == 0
+    assert table.partitioning() == ["part"]
+    assert table.rows() == [("x", "a"), ("y", "b")]
+    # The table takes the spelling of the files.
+    assert table.overwrite([("c", 1.5)], "--overwrite-schema", columns=("Part", "weight")).code == 0
+    assert table.partitioning() == ["Part"]
+    refused_job = table.overwrite([("x", 2.5)], "--overwrite-schema", columns=("name", "weight"))
+    assert (refused_job.code, refused_job.lines, table.versions()) == (2, [], 3)
+    (sentence,) = refused_job.error.splitlines()
     assert "the files have no column Part" in sentence
     assert "--partition-by" in sentence
-    assert rows_of(parted, "Part", "weight") == [("c", 1.5)]
+    assert table.rows("Part", "weight") == [("c", 1.5)]
 
 
-def test_new_columns_and_other_partition_columns_if_these_are_asked_for(
-    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
-) -> None:
-    absent = overwrite([("x", 1.5)], "--overwrite-schema", "--partition-by", "part", names=("name", "weight"))
-    assert (absent.code, absent.lines, len(versions(parted))) == (2, [], 1)
-    assert "the source has no column part to partition by" in absent.error
-    done = overwrite([("x", 1.5)], "--overwrite-schema", "--partition-by", "Name", names=("name", "weight"))
-    assert (done.code, done.error) == (0, "")
-    assert partitioning_of(parted) == ["name"]
-    assert rows_of(parted, "name", "weight") == [("x", 1.5)]
+@pytest.mark.full
+def test_a_new_schema_may_have_new_partition_columns(table: OverwrittenTable) -> None:
+    rows, columns = [("x", 1.5)], ("name", "weight")
+    refused_job = table.overwrite(rows, "--overwrite-schema", "--partition-by", "part", columns=columns)
+    assert (refused_job.code, refused_job.lines, table.versions()) == (2, [], 1)
+    assert "the source has no column part to partition by" in refused_job.error
+    job = table.overwrite(rows, "--overwrite-schema", "--partition-by", "Name", columns=columns)
+    assert (job.code, job.error) == (0, "")
+    assert table.partitioning() == ["name"]
+    assert table.rows("name", "weight") == [("x", 1.5)]
 
 
-def test_a_partitioning_that_another_writer_gave_the_table_meanwhile_is_not_undone(
-    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_concurrent_change_of_the_partitioning_is_not_undone(
+    table: OverwrittenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = SourceReader.read
 
-    def read_while_another_writes(self: SourceReader, schema: StructType) -> DataFrame:
-        new = pa.table({"id": pa.array([7], pa.int64()), "part": pa.array(["a"])})
-        write_deltalake(str(parted), new, mode="overwrite", schema_mode="overwrite", partition_by=["id"])
-        return read(self, schema)
+    def read_while_another_writes(reader: SourceReader, schema: StructType) -> DataFrame:
+        rows = pa.table({"id": pa.array([7], pa.int64()), "part": pa.array(["a"])})
+        write_deltalake(str(table.path), rows, mode="overwrite", schema_mode="overwrite", partition_by=["id"])
+        return read(reader, schema)
 
     monkeypatch.setattr(SourceReader, "read", read_while_another_writes)
-    done = overwrite([("x", "a")], "--overwrite-schema")
-    assert (done.code, done.commits) == (5, []), done.error
-    assert len(done.error.splitlines()) == 1
-    assert "start the job again" in done.error
-    assert (partitioning_of(parted), rows_of(parted, "id", "part")) == (["id"], [(7, "a")])
+    job = table.overwrite([("x", "a")], "--overwrite-schema")
+    assert (job.code, job.commits) == (5, []), job.error
+    assert len(job.error.splitlines()) == 1
+    assert "start the job again" in job.error
+    assert (table.partitioning(), table.rows()) == (["id"], [(7, "a")])
 
 
 @pytest.mark.full
-def test_what_a_predicate_names_is_replaced_and_a_row_beside_it_is_refused(
-    overwrite: Callable[..., Any],
-    held: Callable[[str], AbstractContextManager[None]],
-    parted: Path,
-    rows_of: Callable[..., Any],
-) -> None:
-    # Somebody has another partition meanwhile.
-    with held("b"):
-        done = overwrite([(7, "a")], "--replace-where", "part = 'a'", "--lock-timeout", "5")
-        assert (done.code, done.error) == (0, "")
-        refused = overwrite([(8, "a")], "--replace-where", "part IN ('a', 'b')", "--lock-timeout", "0")
-        assert refused.code == 3
-    assert rows_of(parted, "id", "part") == [(3, "b"), (4, "c"), (7, "a")]
-    beside = overwrite([(8, "a"), (9, "c")], "--replace-where", "part = 'a'")
-    assert beside.code == 5
-    assert len(beside.error.splitlines()) == 1
-    assert rows_of(parted, "id", "part") == [(3, "b"), (4, "c"), (7, "a")]
+def test_rows_that_match_a_predicate_are_replaced(table: OverwrittenTable) -> None:
+    # A lock on another partition does not stop the job.
+    with table.hold_partition("b"):
+        job = table.overwrite([(7, "a")], "--replace-where", "part = 'a'", "--lock-timeout", "5")
+        assert (job.code, job.error) == (0, "")
+        refused_job = table.overwrite([(8, "a")], "--replace-where", "part IN ('a', 'b')", "--lock-timeout", "0")
+        assert refused_job.code == 3
+    assert table.rows() == [(3, "b"), (4, "c"), (7, "a")]
+    refused_job = table.overwrite([(8, "a"), (9, "c")], "--replace-where", "part = 'a'")
+    assert refused_job.code == 5
+    assert len(refused_job.error.splitlines()) == 1
+    assert table.rows() == [(3, "b"), (4, "c"), (7, "a")]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("hold", ["write", "commit"])
-def test_partitions_that_have_new_rows_are_replaced(
-    overwrite: Callable[..., Any],
-    held: Callable[[str], AbstractContextManager[None]],
-    parted: Path,
-    rows_of: Callable[..., Any],
-    hold: str,
-) -> None:
-    with held("c"):
-        assert overwrite([(5, "b"), (6, "d")], "--dynamic", "--hold", hold, "--lock-timeout", "5").code == 0
-    assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "d")]
+def test_partitions_with_new_rows_are_replaced(table: OverwrittenTable, hold: str) -> None:
+    with table.hold_partition("c"):
+        job = table.overwrite([(5, "b"), (6, "d")], "--dynamic", "--hold", hold, "--lock-timeout", "5")
+        assert job.code == 0
+    assert table.rows() == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "d")]
 
 
 @pytest.mark.full
-def test_files_without_rows_delete_what_they_would_replace(
-    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any]
-) -> None:
-    assert overwrite([], "--dynamic").code == 0
-    assert rows_of(parted, "id", "part") == OLD
-    assert overwrite([], "--replace-where", "part = 'a'").code == 0
-    assert rows_of(parted, "id", "part") == OLD[2:]
-    assert overwrite([]).code == 0
-    assert rows_of(parted, "id", "part") == []
+def test_files_without_rows_delete_the_replaced_rows(table: OverwrittenTable) -> None:
+    assert table.overwrite([], "--dynamic").code == 0
+    assert table.rows() == INITIAL_ROWS
+    assert table.overwrite([], "--replace-where", "part = 'a'").code == 0
+    assert table.rows() == INITIAL_ROWS[2:]
+    assert table.overwrite([]).code == 0
+    assert table.rows() == []
 
 
 @pytest.mark.full
-def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
-    overwrite: Callable[..., Any],
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    parted: Path,
-    rows_of: Callable[..., Any],
-) -> None:
-    name = ("--dynamic", "--run-id", "monday")
-    first = overwrite([(5, "b")], *name)
-    assert first.code == 0
-    after = spark.createDataFrame([(6, "b")], "id long, part string")
-    LockedDeltaWriter(spark, manager, str(parted)).append(after)
-    again = overwrite([(5, "b")], *name)
-    assert [line["event"] for line in again.lines] == ["commit"]
-    assert (again.code, again.lines[0]["already_committed"]) == (0, True)
-    assert again.lines[0]["version"] == first.lines[-1]["version"]
-    assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "b")]
-    # Another row, in as many bytes.
-    refused = overwrite([(7, "b")], *name, at=1_700_000_001)
-    assert refused.code == 2
-    assert "with other sources" in refused.error
-    assert rows_of(parted, "id", "part")[-2:] == [(5, "b"), (6, "b")]
+def test_a_load_with_a_run_id_is_applied_once(table: OverwrittenTable) -> None:
+    options = ("--dynamic", "--run-id", "monday")
+    job = table.overwrite([(5, "b")], *options)
+    assert job.code == 0
+    later_rows = pa.table({"id": pa.array([6], pa.int64()), "part": pa.array(["b"])})
+    write_deltalake(str(table.path), later_rows, mode="append")
+    repeated_job = table.overwrite([(5, "b")], *options)
+    assert [line["event"] for line in repeated_job.lines] == ["commit"]
+    assert (repeated_job.code, repeated_job.lines[0]["already_committed"]) == (0, True)
+    assert repeated_job.lines[0]["version"] == job.lines[-1]["version"]
+    assert table.rows() == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "b")]
+    # The file has another row, but the same size.
+    refused_job = table.overwrite([(7, "b")], *options, modified_at=1_700_000_001)
+    assert refused_job.code == 2
+    assert "with other sources" in refused_job.error
+    assert table.rows()[-2:] == [(5, "b"), (6, "b")]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--dynamic", "--replace-where", "id = 1"), "not both"),
         (("--dynamic", "--overwrite-schema"), "replaces the whole table"),
@@ -209,30 +201,26 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
         (("--replace-where", "part = "), "--replace-where 'part = ': Syntax error"),
     ],
 )
-def test_arguments_that_contradict_are_one_sentence(
-    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], arguments: tuple[str, ...], words: str
+def test_contradictory_arguments_are_refused_in_one_sentence(
+    table: OverwrittenTable, arguments: tuple[str, ...], message: str
 ) -> None:
-    done = overwrite([(9, "a")], *arguments)
-    assert (done.code, done.lines, len(done.error.splitlines())) == (2, [], 1)
-    assert words in done.error
-    assert rows_of(parted, "id", "part") == OLD
+    job = table.overwrite([(9, "a")], *arguments)
+    assert (job.code, job.lines, len(job.error.splitlines())) == (2, [], 1)
+    assert message in job.error
+    assert table.rows() == INITIAL_ROWS
 
 
-def test_a_predicate_on_what_is_no_column_is_refused_before_any_lock(
-    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any]
-) -> None:
-    done = overwrite([(9, "a")], "--replace-where", "nowhere = 1")
-    assert (done.code, done.lines) == (2, [])
-    # Under spark-submit PySpark's own line before it is not there.
-    *_, sentence = done.error.splitlines()
+def test_a_predicate_with_an_unknown_column_takes_no_lock(table: OverwrittenTable) -> None:
+    job = table.overwrite([(9, "a")], "--replace-where", "nowhere = 1")
+    assert (job.code, job.lines) == (2, [])
+    # PySpark may print a line of its own first; under spark-submit it does not.
+    *_, sentence = job.error.splitlines()
     assert "--replace-where 'nowhere = 1': " in sentence
-    assert rows_of(parted, "id", "part") == OLD
+    assert table.rows() == INITIAL_ROWS
 
 
-def test_the_help_says_what_becomes_of_the_partitioning_and_what_holds_the_lock_over_the_whole_write(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_help_describes_partitioning_and_lock(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "The table keeps its partition columns, or gets those of --partition-by" in said
-    assert "--hold commit is refused with --replace-where" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "The table keeps its partition columns, or gets those of --partition-by" in output
+    assert "--hold commit is refused with --replace-where" in output

@@ -1,4 +1,4 @@
-"""``snapshot.py`` in this process: tables are pinned at one moment, read again, and copied."""
+"""``snapshot.py`` in this process: it pins tables at one moment, reads them again, and copies them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
@@ -19,23 +21,30 @@ from writer_jobs import LockedDeltaWriter, apply_rows, list_pins
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def lake(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> Callable[..., Path]:
-    """Bring a batch of a stream into a table: ``lake("departures", 0, 5)``: keys 0 to 4, an hour each."""
+@dataclass
+class Lake:
+    """Tables in one folder, and the job that pins them."""
 
-    def bring(name: str, first: int, end: int) -> Path:
-        table = tmp_path / "lake" / name
-        rows = spark.range(first, end).selectExpr("id", "timestamp_seconds(id * 3600) as at", "'x' as kind").coalesce(1)
-        writer = LockedDeltaWriter(spark, manager, str(table))
-        apply_rows(writer, rows, keys=["id"], event_time="at", partition_by=["kind"], txn=(f"stream of {name}", first))
+    spark: SparkSession
+    manager: ZookeeperLockManager
+    run_job: Callable[..., Any]
+    folder: Path
+
+    def apply_stream(self, name: str, start: int, end: int) -> Path:
+        """Apply a batch of a stream to a table: one row for each hour since 1970."""
+        table = self.folder / "lake" / name
+        rows = self.spark.range(start, end).selectExpr("id", "timestamp_seconds(id * 3600) as at", "'x' as kind")
+        writer, txn = LockedDeltaWriter(self.spark, self.manager, str(table)), (f"stream of {name}", start)
+        apply_rows(writer, rows.coalesce(1), keys=["id"], event_time="at", partition_by=["kind"], txn=txn)
         return table
 
-    return bring
+    def snapshot(self, *arguments: str | Path) -> Any:
+        return self.run_job("snapshot", *arguments)
 
 
 @pytest.fixture
-def snapshot(run_job: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arguments: run_job("snapshot", *arguments)
+def lake(spark: SparkSession, manager: ZookeeperLockManager, run_job: Callable[..., Any], tmp_path: Path) -> Lake:
+    return Lake(spark, manager, run_job, tmp_path)
 
 
 def ids(table: Path) -> list[int]:
@@ -43,88 +52,74 @@ def ids(table: Path) -> list[int]:
 
 
 @pytest.mark.full
-def test_two_tables_at_one_moment_are_pinned_and_read_again_with_what_came_since(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    lake: Callable[..., Path],
-    snapshot: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    one, two = lake("one", 0, 10), lake("two", 0, 20)
-    place = ("--table", one, "--table", two, "--pin", "five")
+def test_two_tables_are_pinned_at_one_moment_and_copied(lake: Lake, tmp_path: Path) -> None:
+    first, second = lake.apply_stream("first", 0, 10), lake.apply_stream("second", 0, 20)
+    pin, copies = ("--table", first, "--table", second, "--pin", "five"), tmp_path / "copies"
+    moment = ("--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "10 days")
     report = tmp_path / "report.json"
-    made = snapshot(
-        *place, "--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "10 days", "--report", report
-    )
-    assert (made.code, made.error) == (0, "")
-    assert [(line["event"], line["made"], line["rows_new"]) for line in made.lines] == [("pinned", True, 0)] * 2
+    job = lake.snapshot(*pin, *moment, "--report", report)
+    assert (job.code, job.error) == (0, "")
+    assert [(line["event"], line["made"], line["rows_new"]) for line in job.lines] == [("pinned", True, 0)] * 2
     assert json.loads(report.read_text())["pinned"]["name"] == "five"
-    lake("one", 10, 12)
-    late = spark.sql("select 100l as id, timestamp_seconds(7200) as at, 'x' as kind")
-    LockedDeltaWriter(spark, manager, str(two)).append(late)
+    lake.apply_stream("first", 10, 12)
+    late_row = lake.spark.sql("select 100l as id, timestamp_seconds(7200) as at, 'x' as kind")
+    LockedDeltaWriter(lake.spark, lake.manager, str(second)).append(late_row)
 
-    again = snapshot(*place, "--at", "1970-01-01T06:00:00+01:00", "--copy-to", tmp_path / "copies")
-    assert again.code == 0
-    pinned = [line for line in again.lines if line["event"] == "pinned"]
+    job = lake.snapshot(*pin, "--at", "1970-01-01T06:00:00+01:00", "--copy-to", copies)
+    assert job.code == 0
+    pinned = [line for line in job.lines if line["event"] == "pinned"]
     assert [(line["made"], line["rows_new"], line["rows_gone"]) for line in pinned] == [(False, 0, 0), (False, 1, 0)]
-    assert [line["rows"] for line in again.lines if line["event"] == "copied"] == [6, 6]
-    for name in ("one", "two"):
-        copy = tmp_path / "copies" / name
-        assert ids(copy) == list(range(6))
-        assert DeltaTable(str(copy)).metadata().partition_columns == ["kind"]
+    assert [line["rows"] for line in job.lines if line["event"] == "copied"] == [6, 6]
+    for name in ("first", "second"):
+        assert ids(copies / name) == list(range(6))
+        assert DeltaTable(str(copies / name)).metadata().partition_columns == ["kind"]
 
-    # Once more: the copies are there.
-    assert snapshot(*place, "--copy-to", tmp_path / "copies").code == 0
-    assert ids(tmp_path / "copies" / "two") == list(range(6))
+    # A repeated run keeps the existing copies.
+    assert lake.snapshot(*pin, "--copy-to", copies).code == 0
+    assert ids(copies / "second") == list(range(6))
 
 
 @pytest.mark.full
-def test_a_moment_that_is_older_than_the_retention_is_copied_and_not_counted(
-    lake: Callable[..., Path], snapshot: Callable[..., Any], tmp_path: Path
-) -> None:
-    table = lake("old", 0, 10)
-    long_ago = time.time() - 10 * 86_400
+def test_changes_before_the_log_s_retention_are_not_counted(lake: Lake, tmp_path: Path) -> None:
+    table = lake.apply_stream("old", 0, 10)
+    ten_days_ago = time.time() - 10 * 86_400
     for path in (table / "_delta_log").glob("*.json"):
-        os.utime(path, (long_ago, long_ago))
-    lake("old", 10, 12)
-    place = ("--table", table, "--pin", "five", "--copy-to", tmp_path / "copies")
-    for more in (("--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "1 day"), ()):
-        job = snapshot(*place, *more)
+        os.utime(path, (ten_days_ago, ten_days_ago))
+    lake.apply_stream("old", 10, 12)
+    pin = ("--table", table, "--pin", "five", "--copy-to", tmp_path / "copies")
+    for options in (("--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "1 day"), ()):
+        job = lake.snapshot(*pin, *options)
         assert (job.code, [line["event"] for line in job.lines]) == (0, ["copied", "pinned"]), job.error
         assert (job.lines[-1]["rows_new"], job.lines[-1]["rows_new_before"]) == (0, None)
     assert ids(tmp_path / "copies" / "old") == list(range(6))
 
 
 @pytest.mark.full
-def test_views_show_what_is_pinned(
-    spark: SparkSession, lake: Callable[..., Path], snapshot: Callable[..., Any]
-) -> None:
-    table = lake("departures", 0, 10)
-    spark.sql("create database if not exists january")
-    done = snapshot(
+def test_views_show_the_pinned_rows(lake: Lake) -> None:
+    table = lake.apply_stream("departures", 0, 10)
+    lake.spark.sql("create database if not exists january")
+    job = lake.snapshot(
         *("--table", table, "--event-time", "at", "--at", "1970-01-01T03:00:00", "--pin", "x", "--expires", "1 day"),
         *("--views", "january"),
     )
-    assert (done.code, [line["view"] for line in done.lines if "view" in line]) == (0, ["january.departures"])
-    lake("departures", 10, 12)
-    assert sorted(row["id"] for row in spark.table("january.departures").collect()) == [0, 1, 2, 3]
-    spark.sql("drop database january cascade")
+    assert (job.code, [line["view"] for line in job.lines if "view" in line]) == (0, ["january.departures"])
+    lake.apply_stream("departures", 10, 12)
+    assert sorted(row["id"] for row in lake.spark.table("january.departures").collect()) == [0, 1, 2, 3]
+    lake.spark.sql("drop database january cascade")
 
 
-def test_a_moment_that_is_not_over_is_refused_and_nothing_is_pinned(
-    spark: SparkSession, lake: Callable[..., Path], snapshot: Callable[..., Any]
-) -> None:
-    table = lake("departures", 0, 10)
-    done = snapshot(
+def test_a_moment_after_the_watermark_is_refused(lake: Lake) -> None:
+    table = lake.apply_stream("departures", 0, 10)
+    job = lake.snapshot(
         *("--table", table, "--event-time", "at", "--at", "1970-01-01T09:00:00Z", "--pin", "x", "--expires", "1 day")
     )
-    assert done.code == 2
-    assert "stream stream of departures has its watermark at 1970-01-01T09:00:00+00:00" in done.error
-    assert list_pins(spark, str(table)) == []
+    assert job.code == 2
+    assert "stream stream of departures has its watermark at 1970-01-01T09:00:00+00:00" in job.error
+    assert list_pins(lake.spark, str(table)) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--pin", "x"), "has no pin x: give --expires to make one"),
         (("--pin", "x", "--expires", "soon"), '"30 days" or 2013-02-01'),
@@ -134,30 +129,25 @@ def test_a_moment_that_is_not_over_is_refused_and_nothing_is_pinned(
         (("--pin", "x", "--expires", "2013-01-01"), "would have expired already"),
     ],
 )
-def test_wrong_arguments_are_one_sentence(
-    table: Path, snapshot: Callable[..., Any], arguments: tuple[str, ...], words: str
+def test_wrong_arguments_are_refused_in_one_sentence(
+    lake: Lake, table: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    done = snapshot("--table", table, *arguments)
-    assert (done.code, done.lines) == (2, [])
-    assert words in done.error
-    assert len(done.error.splitlines()) == 1
+    job = lake.snapshot("--table", table, *arguments)
+    assert (job.code, job.lines) == (2, [])
+    assert message in job.error
+    assert len(job.error.splitlines()) == 1
 
 
 @pytest.mark.full
-def test_a_copy_replaces_no_table_of_others(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    lake: Callable[..., Path],
-    snapshot: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    table = lake("one", 0, 3)
-    LockedDeltaWriter(spark, manager, str(tmp_path / "copies" / "one")).append(spark.range(3))
-    place = ("--table", table, "--pin", "x", "--expires", "1 day")
-    for folder, words in ((tmp_path / "copies", "is not a copy of pin x"), (table, "would be in file:")):
-        done = snapshot(*place, "--copy-to", folder)
-        assert done.code == 2
-        assert words in done.error
-    other = lake("two", 0, 3)
-    assert snapshot("--table", table, "--table", other, "--pin", "x").code == 2
-    assert "is of" in snapshot("--table", table, "--table", other, "--pin", "x").error
+def test_a_copy_does_not_replace_another_table(lake: Lake, tmp_path: Path) -> None:
+    first, second, copies = (tmp_path / path for path in ("lake/first", "lake/second", "copies"))
+    for table in (first, second, copies / "first"):
+        write_deltalake(table, pa.table({"id": [0, 1, 2]}))
+    pin = ("--table", first, "--pin", "x", "--expires", "1 day")
+    for folder, message in ((copies, "is not a copy of pin x"), (first, "would be in file:")):
+        job = lake.snapshot(*pin, "--copy-to", folder)
+        assert job.code == 2
+        assert message in job.error
+    job = lake.snapshot("--table", first, "--table", second, "--pin", "x")
+    assert job.code == 2
+    assert "is of" in job.error
