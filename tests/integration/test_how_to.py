@@ -1,4 +1,4 @@
-"""The commands of docs/how-to run as they stand, but for the addresses in them, and leave what the page says."""
+"""The commands of docs/how-to run with local addresses, and have the results that the pages describe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,262 +33,245 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (PAGES / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-def in_a_clone(page: str, folder: Path) -> tuple[list[Callable[[], None]], list[str]]:
-    """Return what writes each file of a page below a folder, and the page's ``spark-submit`` lines for that folder."""
-    first, *later = blocks(page, "sh")
-    assert "sluice zookeeper --port 2181 &" in first, "a page begins with what runs in a clone"
-    files = [block for block in later if "cat > " in block]
-    jobs = [
-        match[0]
-        for block in [first, *later]
-        for match in re.finditer(r"^spark-submit (.*\\\n)*.*", block, re.MULTILINE)
-    ]
-    write = [functools.partial(subprocess.run, ["bash", "-ec", block], cwd=folder, check=True) for block in files]
-    return write, [re.sub(r"(?<![\w/])(landing|lake)/", rf"{folder}/\1/", job) for job in jobs]
+def fields_in(block: str) -> dict[str, Any]:
+    """Return the fields of a page's JSON line, which may end with an ellipsis."""
+    fields: dict[str, Any] = json.loads(block.replace(", …", ""))
+    return fields
 
 
-def expanded(word: str) -> list[str]:
-    """Expand the asterisk of a file's name, as a shell does."""
+def fields_of(line: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in fields}
+
+
+def expand(word: str) -> list[str]:
+    """Expand the asterisk of a file name, as a shell does."""
     return sorted(map(str, Path(word).parent.glob(Path(word).name))) if "*" in word else [word]
 
 
-def job_of(command: str, places: dict[str, str]) -> tuple[str, list[str]]:
-    """Return the job that a ``spark-submit`` line names, and its arguments, with other places."""
-    for written, here in places.items():
-        command = command.replace(written, here)
-    words = shlex.split(command.replace("$(sluice submit-args)", "").replace("\\\n", " "))
-    assert words[0] == "spark-submit"
-    arguments = [path for word in words[2:] for path in expanded(word)]
-    at = arguments.index("--zookeeper")
-    assert arguments[at + 1] in (LOCAL_HOSTS, HOSTS)
-    return Path(words[1]).stem, [*arguments[:at], *arguments[at + 2 :]]
+@dataclass
+class Clone:
+    """A folder for the commands of a page, and the jobs that they start."""
+
+    run_job: Callable[..., Any]
+    rows_of: Callable[..., list[tuple[Any, ...]]]
+    spark: SparkSession
+    manager: ZookeeperLockManager
+    folder: Path
+
+    def commands_of(self, page: str) -> tuple[list[Callable[[], None]], list[str]]:
+        """Return a function for each file that a page writes, and the page's ``spark-submit`` commands."""
+        first_block, *later_blocks = blocks(page, "sh")
+        assert "sluice zookeeper --port 2181 &" in first_block, "a page begins with the commands for a clone"
+        write_files: list[Callable[[], None]] = [
+            functools.partial(subprocess.run, ["bash", "-ec", block], cwd=self.folder, check=True)
+            for block in later_blocks
+            if "cat > " in block
+        ]
+        jobs = [
+            match[0]
+            for block in [first_block, *later_blocks]
+            for match in re.finditer(r"^spark-submit (.*\\\n)*.*", block, re.MULTILINE)
+        ]
+        return write_files, [re.sub(r"(?<![\w/])(landing|lake)/", rf"{self.folder}/\1/", job) for job in jobs]
+
+    def run(self, command: str, places: Mapping[str, str] | None = None) -> Any:
+        """Run a ``spark-submit`` command in this process, with other places, and check that it succeeds."""
+        for place, replacement in (places or {}).items():
+            command = command.replace(place, replacement)
+        words = shlex.split(command.replace("$(sluice submit-args)", "").replace("\\\n", " "))
+        assert words[0] == "spark-submit"
+        arguments = [path for word in words[2:] for path in expand(word)]
+        index = arguments.index("--zookeeper")
+        assert arguments[index + 1] in (LOCAL_HOSTS, HOSTS)
+        job = self.run_job(Path(words[1]).stem, *arguments[:index], *arguments[index + 2 :])
+        assert (job.code, job.error) == (0, "")
+        return job
+
+    def execute(self, code: str, page: str, **names: Any) -> dict[str, Any]:
+        """Execute a page's Python code, and return its names."""
+        names |= {"spark": self.spark, "manager": self.manager}
+        exec(compile(code, page, "exec"), names)  # noqa: S102 (our own page)
+        return names
+
+    def table(self, name: str) -> Path:
+        return self.folder / "lake" / name
+
+    def rows(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
+        return self.rows_of(self.table(name), *columns)
+
+    def writer(self, name: str) -> LockedDeltaWriter:
+        return LockedDeltaWriter(self.spark, self.manager, str(self.table(name)))
 
 
-@pytest.mark.full
-def test_upsert(
+@pytest.fixture
+def clone(
     run_job: Callable[..., Any],
+    rows_of: Callable[..., list[tuple[Any, ...]]],
     spark: SparkSession,
     manager: ZookeeperLockManager,
     tmp_path: Path,
-    rows_of: Callable[..., Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> Clone:
+    return Clone(run_job, rows_of, spark, manager, tmp_path)
+
+
+@pytest.mark.full
+def test_upsert(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
     _, feed, _ = blocks("upsert.md", "json")
-    files, (command, with_history, as_stream) = in_a_clone("upsert.md", tmp_path)
-    lake, landing = tmp_path / "lake", tmp_path / "landing" / "customers"
-    table, history, followed = lake / "customers", lake / "customers_history", lake / "customers_now"
-    for number, write in enumerate(files, start=1):
-        write()
+    write_files, (apply, apply_with_history, apply_stream) = clone.commands_of("upsert.md")
+    columns = ("id", "name", "city", "position")
+    for number, write_file in enumerate(write_files, start=1):
+        write_file()
         places = {"/1.json": f"/{number}.json"}
-        job, arguments = job_of(command, places)
-        done = run_job(job, *arguments)
-        assert (done.code, done.error) == (0, "")
+        job = clone.run(apply, places)
         if number == 1:
-            assert rows_of(table, "id", "name", "city", "position") == [(1, "Ada", "Tromsø", 107)]
-            said = {name: done.lines[-1][name] for name in ("changes", "folded", "inserted", "deleted", "unchanged")}
-            assert said == {"changes": 4, "folded": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
-        job, arguments = job_of(with_history, places)
-        assert run_job(job, *arguments).code == 0
-        job, arguments = job_of(as_stream, places)
-        done = run_job(job, *arguments)
-        assert [(line["batch"], line["lag_s"]) for line in done.commits] == [(number - 1, None)], done.error
-    assert rows_of(history, "id", "city", "__START_AT", "__END_AT") == [
+            assert clone.rows("customers", *columns) == [(1, "Ada", "Tromsø", 107)]
+            expected = {"changes": 4, "folded": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
+            assert fields_of(job.lines[-1], expected) == expected
+        clone.run(apply_with_history, places)
+        job = clone.run(apply_stream, places)
+        assert [(line["batch"], line["lag_s"]) for line in job.commits] == [(number - 1, None)]
+    assert clone.rows("customers_history", "id", "city", "__START_AT", "__END_AT") == [
         (1, "Oslo", 100, 107), (1, "Tromsø", 107, None), (2, "Bergen", 101, 105), (2, "Stavanger", 105, 109),
         (3, "Oslo", 110, None),
     ]  # fmt: skip
-    after = [(1, "Ada", "Tromsø", 107), (3, "Cy", "Oslo", 110)]
-    for each in (table, followed):
-        assert rows_of(each, "id", "name", "city", "position") == after
-    property_of = DeltaTable(table).metadata().configuration["sluice.feed"]
-    assert json.loads(property_of) == json.loads(feed)
-    unbinding, applying = blocks("upsert.md", "python")
-    names = {
-        "spark": spark,
-        "manager": manager,
-        "writer": LockedDeltaWriter(spark, manager, str(table)),
-        "changes": spark.read.json(str(landing / "*.json")),
-    }
-    for code in (unbinding.replace("s3a://lake/customers", str(table)), applying):
-        exec(compile(code, "upsert.md", "exec"), names)  # noqa: S102 (our own page)
+    rows = [(1, "Ada", "Tromsø", 107), (3, "Cy", "Oslo", 110)]
+    for name in ("customers", "customers_now"):
+        assert clone.rows(name, *columns) == rows
+    stored_feed = DeltaTable(clone.table("customers")).metadata().configuration["sluice.feed"]
+    assert json.loads(stored_feed) == json.loads(feed)
+    unbind, apply_changes = blocks("upsert.md", "python")
+    changes = clone.spark.read.json(str(clone.folder / "landing" / "customers" / "*.json"))
+    names = {"writer": clone.writer("customers"), "changes": changes}
+    for code in (unbind.replace("s3a://lake/customers", str(clone.table("customers"))), apply_changes):
+        names = clone.execute(code, "upsert.md", **names)
     assert "'changes': 6" in capsys.readouterr().out
-    assert rows_of(table, "id", "name", "city", "position") == after
+    assert clone.rows("customers", *columns) == rows
 
 
 @pytest.mark.full
-def test_cdc(
-    run_job: Callable[..., Any],
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    tmp_path: Path,
-    rows_of: Callable[..., Any],
-) -> None:
-    (counted,) = blocks("cdc.md", "json")
-    files, (cells, followed) = in_a_clone("cdc.md", tmp_path)
-    for write in files:
-        write()
-    table, orders, landing = tmp_path / "lake" / "customers", tmp_path / "lake" / "orders", tmp_path / "landing"
+def test_cdc(clone: Clone) -> None:
+    (counts,) = blocks("cdc.md", "json")
+    write_files, (apply_cells, follow_table) = clone.commands_of("cdc.md")
+    for write_file in write_files:
+        write_file()
     for number in (1, 2):
-        job, arguments = job_of(cells, {"cells/1.json": f"cells/{number}.json"})
-        done = run_job(job, *arguments)
-        assert (done.code, done.error) == (0, "")
+        job = clone.run(apply_cells, {"cells/1.json": f"cells/{number}.json"})
         if number == 1:
-            said = json.loads(counted.replace(", …", ""))
-            assert {name: done.lines[-1][name] for name in said} == said
-            assert rows_of(table, "country", "id", "name", "age") == [("no", 17, "Ada!", 36)]
-    assert rows_of(table, "country", "id", "name", "age", "m_visits") == [("no", 17, "Ada", 36, "3")]
-    (letter,) = spark.read.format("delta").load(f"{table}_dead_letters").collect()
-    assert "age" in letter["reason"]
-    job, arguments = job_of(followed, {})
-    done = run_job(job, *arguments)
-    assert (done.code, done.error, done.lines[-1]["skipped"]) == (0, "", 1)
-    assert rows_of(orders, "id", "item", "n") == [(1, "tea", 2)]
+            expected = fields_in(counts)
+            assert fields_of(job.lines[-1], expected) == expected
+            assert clone.rows("customers", "country", "id", "name", "age") == [("no", 17, "Ada!", 36)]
+    assert clone.rows("customers", "country", "id", "name", "age", "m_visits") == [("no", 17, "Ada", 36, "3")]
+    ((reason,),) = clone.rows("customers_dead_letters", "reason")
+    assert "age" in reason
+    assert clone.run(follow_table).lines[-1]["skipped"] == 1
+    assert clone.rows("orders", "id", "item", "n") == [(1, "tea", 2)]
     (code,) = blocks("cdc.md", "python")
-    names: dict[str, Any] = {
-        "writer": LockedDeltaWriter(spark, manager, str(table)),
-        "cells": spark.read.json(str(landing / "cells" / "2.json")),
-        "text": (tmp_path / "lake" / "conf" / "customers.json").read_text(encoding="utf-8"),
-    }
-    exec(compile(code, "cdc.md", "exec"), names)  # noqa: S102 (our own page)
+    names = clone.execute(
+        code,
+        "cdc.md",
+        writer=clone.writer("customers"),
+        cells=clone.spark.read.json(str(clone.folder / "landing" / "cells" / "2.json")),
+        text=(clone.folder / "lake" / "conf" / "customers.json").read_text(encoding="utf-8"),
+    )
     assert names["result"].counts["unchanged"] == 2
 
 
 @pytest.mark.full
-def test_stream(
-    run_job: Callable[..., Any],
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    tmp_path: Path,
-    rows_of: Callable[..., Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (counted,) = blocks("stream.md", "json")
-    files, (command,) = in_a_clone("stream.md", tmp_path)
-    table, landing = tmp_path / "lake" / "departures", tmp_path / "landing" / "departures"
-    for number, write in enumerate(files, start=1):
-        write()
+def test_stream(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
+    (counts,) = blocks("stream.md", "json")
+    write_files, (command,) = clone.commands_of("stream.md")
+    landing = clone.folder / "landing" / "departures"
+    for number, write_file in enumerate(write_files, start=1):
+        write_file()
         os.utime(landing / f"{number}.json", (1_700_000_000 + number,) * 2)
-    job, arguments = job_of(command, {})
-    done = run_job(job, *arguments)
-    assert (done.code, done.error) == (0, "")
-    said = json.loads(counted.replace(", …", ""))
-    assert {name: done.lines[-1][name] for name in said} == said
-    after = [("AA1141", 1), ("DL461", 2), ("UA1545", 1)]
-    assert rows_of(table, "flight", "version") == after
-    assert rows_of(Path(f"{table}_late"), "flight", "version") == [("B6725", 1)]
+    expected = fields_in(counts)
+    assert fields_of(clone.run(command).lines[-1], expected) == expected
+    rows = [("AA1141", 1), ("DL461", 2), ("UA1545", 1)]
+    assert clone.rows("departures", "flight", "version") == rows
+    assert clone.rows("departures_late", "flight", "version") == [("B6725", 1)]
     (code,) = blocks("stream.md", "python")
-    rows = spark.read.json(str(landing / "*.json")).where("flight != 'B6725'")
-    names = {
-        "writer": LockedDeltaWriter(spark, manager, str(table)),
-        "rows": rows.withColumn("departed_at", rows["departed_at"].cast("timestamp")),
-    }
-    exec(compile(code, "stream.md", "exec"), names)  # noqa: S102 (our own page)
+    repeated = clone.spark.read.json(str(landing / "*.json")).where("flight != 'B6725'")
+    repeated = repeated.withColumn("departed_at", repeated["departed_at"].cast("timestamp"))
+    clone.execute(code, "stream.md", writer=clone.writer("departures"), rows=repeated)
     assert "'repeated': 5" in capsys.readouterr().out
-    assert rows_of(table, "flight", "version") == after
+    assert clone.rows("departures", "flight", "version") == rows
 
 
 @pytest.mark.full
-def test_pins(
-    run_job: Callable[..., Any],
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    tmp_path: Path,
-    rows_of: Callable[..., Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    made, again = blocks("pins.md", "json")
-    in_python, vacuumed = blocks("pins.md", "python")
-    (write, write_late), (departures, arrivals, take, read) = in_a_clone("pins.md", tmp_path)
-    lake = tmp_path / "lake"
-
-    def ran(command: str) -> Any:
-        job, arguments = job_of(command, {})
-        done = run_job(job, *arguments)
-        assert (done.code, done.error) == (0, "")
-        return done
-
-    write()
-    for command in (departures, arrivals):
-        ran(command)
-    for command, page in ((take, made), (read, again)):
-        expected = json.loads(page.replace(", …", "")) | {"table": f"file:{lake}/departures"}
-        line = next(line for line in ran(command).lines if line["event"] == "pinned")
-        assert {name: line[name] for name in expected} == expected
+def test_pins(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
+    take_event, read_event = blocks("pins.md", "json")
+    (write_rows, write_late_rows), (load_departures, load_arrivals, take, read) = clone.commands_of("pins.md")
+    write_rows()
+    for command in (load_departures, load_arrivals):
+        clone.run(command)
+    for command, block in ((take, take_event), (read, read_event)):
+        expected = fields_in(block) | {"table": f"file:{clone.table('departures')}"}
+        line = next(line for line in clone.run(command).lines if line["event"] == "pinned")
+        assert fields_of(line, expected) == expected
         if command is take:
-            write_late()
-            ran(departures)
+            write_late_rows()
+            clone.run(load_departures)
     for name, flights in (("departures", ["DL461", "UA1545"]), ("arrivals", ["UA1545"])):
-        assert sorted(rows_of(lake / "january" / name, "flight")) == [(flight,) for flight in flights]
+        assert sorted(clone.rows(f"january/{name}", "flight")) == [(flight,) for flight in flights]
 
-    names = {"spark": spark, "manager": manager}
-    for code in (in_python, vacuumed):
-        exec(compile(code.replace('"lake/', f'"{lake}/'), "pins.md", "exec"), names)  # noqa: S102 (our own page)
-    said_there = capsys.readouterr().out
-    assert "2 1\n" in said_there
-    assert "|new" in said_there.replace(" ", "")
-    assert "pins=('2013-01',), dry_run=False" in said_there
-
-
-def test_overwrite(run_job: Callable[..., Any], tmp_path: Path, rows_of: Callable[..., Any]) -> None:
-    (counted,) = blocks("overwrite.md", "json")
-    files, (load, replace, dynamic, everything) = in_a_clone("overwrite.md", tmp_path)
-    for write in files:
-        write()
-    table = tmp_path / "lake" / "departures"
-    new = [("B6725", -1), ("DL461", -4)]
-    other_day = [("AA1141", 33), ("UA1545", 2)]
-    said = json.loads(counted.replace(", …", ""))
-    for command, after in ((load, None), (replace, new), (replace, new), (dynamic, new)):
-        job, arguments = job_of(command, {})
-        done = run_job(job, *arguments)
-        assert (done.code, done.error) == (0, "")
-        if after is not None:
-            assert rows_of(table, "flight", "delay") == sorted([*other_day, *after], key=repr)
-        if "--run-id" in arguments:
-            assert {name: done.lines[-1][name] for name in said} == said
-            said = {"event": "commit", "already_committed": True}
-    job, arguments = job_of(everything, {})
-    assert run_job(job, *arguments).code == 0
-    assert rows_of(table, "flight", "delay") == new
+    names: dict[str, Any] = {}
+    for code in blocks("pins.md", "python"):
+        names = clone.execute(code.replace('"lake/', f'"{clone.folder}/lake/'), "pins.md", **names)
+    output = capsys.readouterr().out
+    assert "2 1\n" in output
+    assert "|new" in output.replace(" ", "")
+    assert "pins=('2013-01',), dry_run=False" in output
 
 
 @pytest.mark.full
-def test_maintain(
-    run_job: Callable[..., Any], spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    (line,), (dag, *_) = blocks("maintain.md", "crontab"), blocks("maintain.md", "python")
-    _, (load, look, mend) = in_a_clone("maintain.md", tmp_path)
-    _, health, *_ = blocks("maintain.md", "sh")
-    measured, made = blocks("maintain.md", "json")
+def test_overwrite(clone: Clone) -> None:
+    (repeated,) = blocks("overwrite.md", "json")
+    write_files, (load, replace, replace_dynamically, replace_all) = clone.commands_of("overwrite.md")
+    for write_file in write_files:
+        write_file()
+    new_rows, other_rows = [("B6725", -1), ("DL461", -4)], [("AA1141", 33), ("UA1545", 2)]
+    expected = fields_in(repeated)
+    clone.run(load)
+    for command in (replace, replace, replace_dynamically):
+        job = clone.run(command)
+        assert clone.rows("departures", "flight", "delay") == sorted([*other_rows, *new_rows], key=repr)
+        if "--run-id" in command:
+            assert fields_of(job.lines[-1], expected) == expected
+            expected = {"event": "commit", "already_committed": True}
+    clone.run(replace_all)
+    assert clone.rows("departures", "flight", "delay") == new_rows
+
+
+@pytest.mark.full
+def test_maintain(clone: Clone) -> None:
+    (cron_line,), (dag, *_) = blocks("maintain.md", "crontab"), blocks("maintain.md", "python")
+    _, (load, measure, maintain) = clone.commands_of("maintain.md")
+    _, health_command, *_ = blocks("maintain.md", "sh")
+    measured, result = blocks("maintain.md", "json")
     (policy,) = blocks("maintain.md", "sql")
-    table, listed, pages = tmp_path / "lake" / "flights", tmp_path / "tables.txt", tmp_path / "lake" / "health"
+    table, table_list, health = clone.table("flights"), clone.folder / "tables.txt", clone.table("health")
     places = {
-        "s3a://lake/health/": f"{pages}/",
-        "s3a://lake/conf/tables.txt": str(listed),
+        "s3a://lake/health/": f"{health}/",
+        "s3a://lake/conf/tables.txt": str(table_list),
         "s3a://lake/flights": str(table),
     }
-    write_sample(tmp_path / "landing")
-    listed.write_text(f"{table}\n", encoding="utf-8")
-
-    def ran(command: str) -> Any:
-        job, arguments = job_of(command, places)
-        done = run_job(job, *arguments)
-        assert (done.code, done.error) == (0, "")
-        return done
-
-    assert shlex.split(health)[:3] == ["sluice", "health", "lake/flights"]
-    ran(load)
-    for command, page, event in ((look, measured, "measured"), (mend, made, "done")):
-        said = json.loads(page.replace(", …", ""))
-        (found,) = [each for each in ran(command).lines if each["event"] == event]
-        assert {name: found[name] for name in said} == said
-    assert json.loads((pages / "flights.json").read_text())["tables"][0]["findings"][0]["code"] == "small-files"
-    assert (pages / "flights.html").read_text().startswith("<!DOCTYPE html>")
-    with locked(spark, str(table), manager=manager):
-        spark.sql(policy.replace("s3a://lake/flights", str(table)))
-    schedule, command = line.split("cd ", 1)
+    write_sample(clone.folder / "landing")
+    table_list.write_text(f"{table}\n", encoding="utf-8")
+    assert shlex.split(health_command)[:3] == ["sluice", "health", "lake/flights"]
+    clone.run(load, places)
+    for command, block, event in ((measure, measured, "measured"), (maintain, result, "done")):
+        (line,) = [line for line in clone.run(command, places).lines if line["event"] == event]
+        expected = fields_in(block)
+        assert fields_of(line, expected) == expected
+    assert json.loads((health / "flights.json").read_text())["tables"][0]["findings"][0]["code"] == "small-files"
+    assert (health / "flights.html").read_text().startswith("<!DOCTYPE html>")
+    with locked(clone.spark, str(table), manager=clone.manager):
+        clone.spark.sql(policy.replace("s3a://lake/flights", str(table)))
+    schedule, command = cron_line.split("cd ", 1)
     assert len(schedule.split()) == 5
-    begin = ". .venv/bin/activate && "
-    done = ran(command.removeprefix(f"/srv/sluice && {begin}"))
-    assert [each["table"] for each in done.lines if each["event"] == "table"] == [f"file:{table}"]
-    (bash,) = [each.value for each in ast.walk(ast.parse(dag)) if getattr(each, "arg", "") == "bash_command"]
-    ran(ast.literal_eval(bash).removeprefix(begin))
+    activate = ". .venv/bin/activate && "
+    job = clone.run(command.removeprefix(f"/srv/sluice && {activate}"), places)
+    assert [line["table"] for line in job.lines if line["event"] == "table"] == [f"file:{table}"]
+    keywords = [node for node in ast.walk(ast.parse(dag)) if isinstance(node, ast.keyword)]
+    (bash_command,) = [keyword.value for keyword in keywords if keyword.arg == "bash_command"]
+    clone.run(ast.literal_eval(bash_command).removeprefix(activate), places)

@@ -1,4 +1,4 @@
-"""The README's Python and its shell lines run as they stand, except for addresses and the port in them."""
+"""The Python code and the shell commands of the README run; only addresses and a port are replaced."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def blocks(language: str) -> list[str]:
 
 
 def with_places(code: str, places: dict[str, str]) -> str:
-    for written, replacement in places.items():
-        assert written in code
-        code = code.replace(written, replacement)
+    for place, replacement in places.items():
+        assert place in code
+        code = code.replace(place, replacement)
     return code
 
 
@@ -48,7 +48,7 @@ def test_the_readme_s_python_runs(spark, zookeeper, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_the_readme_s_shell_lines_run(jars, tmp_path, rows_of):
+def test_the_readme_s_shell_commands_run(jars, tmp_path, rows_of):
     _, block = blocks("sh")
     (port,) = free_ports(1)
     (tmp_path / "writer_jobs").symlink_to(ROOT / "writer_jobs")

@@ -1,4 +1,4 @@
-"""The job on a Spark standalone cluster, from an interpreter that has PySpark and nothing of ours."""
+"""The append job on a Spark standalone cluster, submitted by a Python that has only PySpark."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Path:
-    """A virtual environment with PySpark and py4j; return its Python."""
+def bare_python(tmp_path: Path) -> Path:
+    """The Python of a virtual environment with PySpark and py4j."""
     folder = tmp_path / "bare"
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -37,14 +37,14 @@ def bare(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(bare: Path) -> dict[str, str]:
-    """What a login on a machine of the cluster would have."""
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME", "LANG")}
-    (spark_home,) = bare.parent.parent.glob("lib/python*/site-packages/pyspark")
+def environment(bare_python: Path) -> dict[str, str]:
+    """The environment of a login on a machine of the cluster."""
+    login = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME", "LANG")}
+    (spark_home,) = bare_python.parent.parent.glob("lib/python*/site-packages/pyspark")
     return {
-        **kept,
+        **login,
         "SPARK_HOME": str(spark_home),
-        "PYSPARK_PYTHON": str(bare),
+        "PYSPARK_PYTHON": str(bare_python),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_JAVA_OPTS": PLAIN_JVM,
         "SPARK_DAEMON_MEMORY": "256m",
@@ -53,48 +53,48 @@ def environment(bare: Path) -> dict[str, str]:
 
 @pytest.fixture
 def cluster(environment: dict[str, str], tmp_path: Path, eventually: Callable[..., None]) -> Iterator[str]:
-    """A master and a worker on loopback and free ports; the master's URL."""
-    started: list[subprocess.Popen[bytes]] = []
+    """A master and a worker on free ports of the loopback interface; yield the master's URL."""
+    processes: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> Path:
         log = tmp_path / f"{name}.log"
         command = [str(Path(environment["SPARK_HOME"]) / "bin" / "spark-class"), *arguments]
         with log.open("wb") as output:
-            started.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=tmp_path))
+            processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=tmp_path))
         return log
 
-    def found(log: Path, pattern: str) -> str | None:
+    def first_match(log: Path, pattern: str) -> str | None:
         match = re.search(pattern, log.read_text())
         return match[0] if match else None
 
     loopback = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     try:
         master = start("master", "org.apache.spark.deploy.master.Master", *loopback)
-        eventually(lambda: found(master, r"spark://127\.0\.0\.1:\d+"), within=60, what="the master")
-        url = str(found(master, r"spark://127\.0\.0\.1:\d+"))
+        eventually(lambda: first_match(master, r"spark://127\.0\.0\.1:\d+"), within=60, what="the master")
+        url = str(first_match(master, r"spark://127\.0\.0\.1:\d+"))
         worker = start(
             "worker", "org.apache.spark.deploy.worker.Worker", *loopback, "--cores", "1", "--memory", "1g",
             "--work-dir", str(tmp_path / "work"), url,
         )  # fmt: skip
-        eventually(lambda: found(worker, "Successfully registered with master"), within=60, what="the worker")
+        eventually(lambda: first_match(worker, "Successfully registered with master"), within=60, what="the worker")
         yield url
     finally:
-        for process in reversed(started):
+        for process in reversed(processes):
             process.terminate()
             process.wait(30)
 
 
 def imports(python: Path, module: str, folder: Path) -> bool:
     command = [str(python), "-c", f"import {module}"]
-    done = subprocess.run(command, cwd=folder, env={"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == 0 or b"ModuleNotFoundError" in done.stderr
-    return done.returncode == 0
+    process = subprocess.run(command, cwd=folder, env={"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE, check=False)
+    assert process.returncode == 0 or b"ModuleNotFoundError" in process.stderr
+    return process.returncode == 0
 
 
 @pytest.mark.full
-def test_the_job_runs_on_a_cluster_with_what_submit_arguments_brings(
+def test_submit_arguments_bring_all_that_a_cluster_needs(
     cluster: str,
-    bare: Path,
+    bare_python: Path,
     environment: dict[str, str],
     jars: list[Path],
     zookeeper: Any,
@@ -102,11 +102,11 @@ def test_the_job_runs_on_a_cluster_with_what_submit_arguments_brings(
     tmp_path: Path,
     rows_of: Callable[..., Any],
 ) -> None:
-    assert imports(bare, "pyspark", tmp_path)
+    assert imports(bare_python, "pyspark", tmp_path)
     for module in ("lock_manager", "writer_jobs", "kazoo", "delta"):
-        assert not imports(bare, module, tmp_path)
+        assert not imports(bare_python, module, tmp_path)
 
-    # The job's file alone, as it would lie on the machine from which a job is submitted.
+    # The machine that submits the job has only the job's file.
     job = tmp_path / "job" / "append.py"
     job.parent.mkdir()
     shutil.copy(str(append_module.__file__), job)
@@ -121,14 +121,14 @@ def test_the_job_runs_on_a_cluster_with_what_submit_arguments_brings(
         str(job), "--zookeeper", zookeeper.hosts, "--table", str(table),
         "--source", str(csv_file("s.csv", "id,name", rows)), "--commits", "2", "--run-id", "on a cluster",
     ])  # fmt: skip
-    done = subprocess.run(
+    process = subprocess.run(
         ["/bin/sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
 
-    assert done.returncode == 0, done.stderr
-    commits = [event for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "commit"]
+    assert process.returncode == 0, process.stderr
+    commits = [event for event in map(json.loads, process.stdout.splitlines()) if event["event"] == "commit"]
     assert [event["version"] for event in commits] == [0, 1]
     assert sum(event["rows"] for event in commits) == 100
     assert rows_of(table, "id", "name") == sorted(rows, key=repr)
-    # It ran on the worker, not in the driver.
+    # The worker executed the tasks, not the driver.
     assert list((tmp_path / "work").glob("app-*/0/stderr"))

@@ -1,4 +1,4 @@
-"""Two names of one table that do not show it, and one adoption that was copied: the table's own name settles it."""
+"""The adopted name of a table: other names of the table, and copies of its adoption, are refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,8 @@ THREE_ROWS = "CREATE TABLE {t} USING delta AS SELECT id FROM range(3)"
 BUCKET, ALIAS = "flights-bucket", "flights-access-point-s3alias"
 
 
-class ByAlias:
-    """An S3 gate that takes a second name of a bucket, as S3 takes the alias of an access point."""
+class AliasGate:
+    """An S3 application that accepts a second name of a bucket, as S3 accepts the alias of an access point."""
 
     def __init__(self, application: WsgiApplication) -> None:
         self._application = application
@@ -57,397 +59,358 @@ class ByAlias:
 
 @pytest.fixture(scope="module")
 def endpoint(spark: SparkSession) -> Iterator[str]:
-    """An S3 where one bucket has two names; the driver finds it by either."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else one line per request
-    server = make_s3_server(ByAlias(OneAtATimePerKey(moto_application())))
-    serving = threading.Thread(target=server.serve_forever, daemon=True)
-    serving.start()
+    """An S3 whose bucket has two names. The driver finds it under both."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
+    server = make_s3_server(AliasGate(OneAtATimePerKey(moto_application())))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
-    there = LocalS3()
-    there._port = server.server_port
-    there.create_bucket(BUCKET)
+    local_s3 = LocalS3()
+    local_s3._port = server.server_port
+    local_s3.create_bucket(BUCKET)
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     for name in (BUCKET, ALIAS):
         conf.set(f"fs.s3a.bucket.{name}.endpoint", address)
     yield address
     server.shutdown()
-    serving.join()
+    thread.join()
     server.server_close()
 
 
-@pytest.fixture
-def by_name(endpoint: str, request: pytest.FixtureRequest) -> str:
-    return f"s3a://{BUCKET}/{request.node.name}"
+@dataclass
+class NamedTable:
+    """A table under one of its names, and a lock manager of an ensemble."""
+
+    spark: SparkSession
+    location: str
+    manager: ZookeeperLockManager
+
+    @property
+    def uri(self) -> str:
+        return canonical_table_uri(self.location)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.location)
+
+    def moved_to(self, location: Path) -> NamedTable:
+        return replace(self, location=str(location))
+
+    def copy_to(self, location: Path) -> NamedTable:
+        shutil.copytree(self.path, location)
+        return self.moved_to(location)
+
+    def upload_to(self, table: NamedTable, endpoint: str) -> None:
+        """Copy a local table to S3."""
+        bucket, _, prefix = table.location.removeprefix("s3a://").partition("/")
+        client = boto3.client("s3", endpoint_url=endpoint)
+        for path in filter(Path.is_file, self.path.rglob("*")):
+            client.put_object(Bucket=bucket, Key=f"{prefix}/{path.relative_to(self.path)}", Body=path.read_bytes())
+
+    def locked(self, **options: Any) -> AbstractContextManager[Any]:
+        return locked(self.spark, self.location, manager=self.manager, **options)
+
+    def sql(self, statement: str) -> None:
+        """Run a statement; ``{t}`` stands for the table."""
+        self.spark.sql(statement.replace("{t}", f"delta.`{self.location}`"))
+
+    def row(self, number: int) -> DataFrame:
+        return self.spark.range(number, number + 1).coalesce(1)
+
+    def append(self, number: int) -> int | None:
+        """Append a row under the lock; return the version."""
+        return LockedDeltaWriter(self.spark, self.manager, self.location).append(self.row(number)).version
+
+    def append_in_block(self, number: int) -> None:
+        """Append a row with Spark alone."""
+        self.row(number).write.format("delta").mode("append").save(self.location)
+
+    def adopt(self, hosts: str = "", *, seconds: float = 60, **options: Any) -> AdoptResult:
+        """Adopt the table for the ensemble of the manager, or for another one."""
+        settings = LockSettings(zk_hosts=hosts or self.manager.settings.zk_hosts, timeout_seconds=seconds)
+        return adopt_table(self.spark, self.location, settings, **options)
+
+    def _log(self) -> DeltaTableLog:
+        # On S3 Spark reads the log: deltalake would block this process, which serves the S3.
+        return DeltaTableLog(self.spark, locate_table(self.spark, self.location))
+
+    def adoption(self) -> Adoption | None:
+        if not self.location.startswith("s3a:"):
+            return Adoption.of(DeltaTable(self.location).metadata().configuration)
+        state = self._log().state()
+        assert state is not None
+        return state.adoption
+
+    def version(self) -> int:
+        on_s3 = self.location.startswith("s3a:")
+        return self._log().head().version if on_s3 else DeltaTable(self.location).version()
+
+    def set_adopted_name(self, name: str | None) -> None:
+        """Replace the name in the adoption of version 1. None removes it: earlier releases stored no name."""
+        for suffix in ("json", "crc"):
+            file = self.path / f"_delta_log/{1:020d}.{suffix}"
+            actions = [json.loads(line) for line in file.read_text().splitlines()]
+            (metadata,) = (action[key] for action in actions for key in ("metaData", "metadata") if key in action)
+            del metadata["configuration"][TABLE_PROPERTY]
+            metadata["configuration"] |= {TABLE_PROPERTY: name} if name else {}
+            file.write_text("".join(json.dumps(action) + "\n" for action in actions))
 
 
 @pytest.fixture
-def by_alias(endpoint: str, request: pytest.FixtureRequest) -> str:
-    return f"s3a://{ALIAS}/{request.node.name}"
+def by_name(spark: SparkSession, endpoint: str, zookeeper: Any, request: pytest.FixtureRequest) -> Iterator[NamedTable]:
+    """A location on S3 without a table."""
+    with RivalManager(zookeeper.hosts, timeout_seconds=60, job="by name") as manager:
+        yield NamedTable(spark, f"s3a://{BUCKET}/{request.node.name}", manager)
 
 
-@pytest.fixture(scope="module")
-def ensemble(zookeeper: Any) -> str:
-    hosts: str = zookeeper.hosts
-    return hosts
+@pytest.fixture
+def by_alias(by_name: NamedTable, zookeeper: Any) -> Iterator[NamedTable]:
+    """The same location under its second name, with another lock manager."""
+    with RivalManager(zookeeper.hosts, timeout_seconds=60, job="by alias") as manager:
+        yield NamedTable(by_name.spark, by_name.location.replace(BUCKET, ALIAS), manager)
 
 
 @pytest.fixture(scope="module")
 def another_ensemble() -> Iterator[str]:
-    with EmbeddedZooKeeper() as running:
-        yield running.hosts
-
-
-@pytest.fixture
-def one(ensemble: str) -> Iterator[ZookeeperLockManager]:
-    with RivalManager(ensemble, timeout_seconds=60, job="one") as made:
-        yield made
-
-
-@pytest.fixture
-def other(ensemble: str) -> Iterator[ZookeeperLockManager]:
-    with RivalManager(ensemble, timeout_seconds=60, job="other") as made:
-        yield made
-
-
-def append(spark: SparkSession, table: str, number: int) -> None:
-    row(spark, number).write.format("delta").mode("append").save(table)
-
-
-def row(spark: SparkSession, number: int) -> DataFrame:
-    return spark.range(number, number + 1).coalesce(1)
-
-
-def adopt(spark: SparkSession, table: str, hosts: str, *, seconds: float = 60, **how: Any) -> AdoptResult:
-    return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=seconds), **how)
-
-
-def adoption_on_s3(spark: SparkSession, table: str) -> Adoption | None:
-    state = DeltaTableLog(spark, locate_table(spark, table)).state()
-    assert state is not None
-    return state.adoption
-
-
-def version_on_s3(spark: SparkSession, table: str) -> int:
-    # Not by deltalake: it would keep this process, which serves the S3, from running.
-    return DeltaTableLog(spark, locate_table(spark, table)).head().version
-
-
-def adoption_of(table: str) -> Adoption | None:
-    return Adoption.of(DeltaTable(table).metadata().configuration)
-
-
-def version_of(table: str) -> int:
-    return DeltaTable(table).version()
+    with EmbeddedZooKeeper() as server:
+        yield server.hosts
 
 
 @pytest.fixture(scope="module")
-def adopted(
-    spark: SparkSession, original: Callable[..., Path], ensemble: str, tmp_path_factory: pytest.TempPathFactory
+def adopted_path(
+    spark: SparkSession, original: Callable[..., Path], zookeeper: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A table of three rows, version 0, on the disk; adopted by version 1."""
-    table = tmp_path_factory.mktemp("adopted") / "the 'source'"
-    shutil.copytree(original(THREE_ROWS), table)
-    assert adopt(spark, str(table), ensemble).version == 1
-    return table
-
-
-def set_adopted_name(table: Path, name: str | None) -> None:
-    """Put another name into the adoption that version 1 of a table sets, or none, as in an earlier release."""
-    for kind in ("json", "crc"):
-        file = table / f"_delta_log/{1:020d}.{kind}"
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
-        (metadata,) = (each[key] for each in actions for key in ("metaData", "metadata") if key in each)
-        del metadata["configuration"][TABLE_PROPERTY]
-        metadata["configuration"] |= {TABLE_PROPERTY: name} if name else {}
-        file.write_text("".join(json.dumps(each) + "\n" for each in actions))
+    """A local table of three rows, version 0, which version 1 adopts."""
+    path = tmp_path_factory.mktemp("adopted") / "the 'source'"
+    shutil.copytree(original(THREE_ROWS), path)
+    settings = LockSettings(zk_hosts=zookeeper.hosts, timeout_seconds=60)
+    assert adopt_table(spark, str(path), settings).version == 1
+    return path
 
 
 @pytest.fixture
-def source(adopted: Path, tmp_path: Path) -> str:
-    """Such a table, of the test's own, as if it had been made and adopted where it is."""
-    table = tmp_path / adopted.name
-    shutil.copytree(adopted, table)
-    set_adopted_name(table, canonical_table_uri(str(table)))
-    return str(table)
+def source(spark: SparkSession, adopted_path: Path, zookeeper: Any, tmp_path: Path) -> Iterator[NamedTable]:
+    """A copy of this table, changed as if it had been adopted at its own location."""
+    with RivalManager(zookeeper.hosts, timeout_seconds=60) as manager:
+        table = NamedTable(spark, str(adopted_path), manager).copy_to(tmp_path / adopted_path.name)
+        table.set_adopted_name(table.uri)
+        yield table
 
 
-@pytest.fixture
-def append_job(append: Callable[..., Any], csv_file: Callable[..., Path], ensemble: str) -> Callable[..., Any]:
-    source = csv_file("s.csv", "id", [(7,)])
-    return lambda *arguments: append(*arguments, "--source", source, hosts=ensemble)
-
-
-@pytest.fixture
-def upload(endpoint: str, by_name: str) -> Callable[[Path], None]:
-    """Copy a table from the disk to where it has two names."""
-
-    def copy(table: Path) -> None:
-        bucket, _, prefix = by_name.removeprefix("s3a://").partition("/")
-        client = boto3.client("s3", endpoint_url=endpoint)
-        for path in filter(Path.is_file, table.rglob("*")):
-            client.put_object(Bucket=bucket, Key=f"{prefix}/{path.relative_to(table)}", Body=path.read_bytes())
-
-    return copy
-
-
-@pytest.fixture
-def on_s3(original: Callable[..., Path], upload: Callable[[Path], None], by_name: str) -> str:
-    """A table of three rows, version 0, with two names."""
-    upload(original(THREE_ROWS))
-    return by_name
-
-
-def test_negative_control_without_the_adoption_two_names_are_two_locks(
-    spark: SparkSession, by_name: str, by_alias: str, one: ZookeeperLockManager, other: ZookeeperLockManager
-) -> None:
-    with locked(spark, by_name, manager=one):
-        append(spark, by_name, 0)
-        with locked(spark, by_alias, manager=other, timeout_seconds=0):
-            append(spark, by_alias, 1)
-        append(spark, by_name, 2)
-    assert version_on_s3(spark, by_name) == 2
+def test_negative_control_without_adoption_two_names_are_two_locks(by_name: NamedTable, by_alias: NamedTable) -> None:
+    with by_name.locked():
+        by_name.append_in_block(0)
+        with by_alias.locked(timeout_seconds=0):
+            by_alias.append_in_block(1)
+        by_name.append_in_block(2)
+    assert by_name.version() == 2
 
 
 @pytest.mark.full
-def test_a_table_is_written_under_its_own_name_and_under_no_other(
-    spark: SparkSession,
-    on_s3: str,
-    by_alias: str,
-    ensemble: str,
-    one: ZookeeperLockManager,
-    other: ZookeeperLockManager,
-    append_job: Callable[..., Any],
+def test_an_adopted_table_is_written_under_one_name_only(
+    by_name: NamedTable,
+    by_alias: NamedTable,
+    endpoint: str,
+    original: Callable[..., Path],
+    append: Callable[..., Any],
+    csv_file: Callable[..., Path],
 ) -> None:
-    done = adopt(spark, on_s3, ensemble)
-    assert (done.table, done.version, done.renamed_from) == (canonical_table_uri(on_s3), 1, None)
-    assert adoption_on_s3(spark, by_alias) == Adoption(done.ensemble, done.table)
+    by_name.moved_to(original(THREE_ROWS)).upload_to(by_name, endpoint)
+    result = by_name.adopt()
+    assert (result.table, result.version, result.renamed_from) == (by_name.uri, 1, None)
+    assert by_alias.adoption() == Adoption(result.ensemble, result.table)
 
     entered = False
-    with locked(spark, on_s3, manager=one):
+    with by_name.locked():
         with pytest.raises(TableNameMismatchError) as refused:
-            with locked(spark, by_alias, manager=other, timeout_seconds=0):
+            with by_alias.locked(timeout_seconds=0):
                 entered = True
-        append(spark, on_s3, 3)
+        by_name.append_in_block(3)
     assert not entered
-    assert (refused.value.resource, refused.value.adopted_name) == (canonical_table_uri(by_alias), done.table)
+    assert (refused.value.resource, refused.value.adopted_name) == (by_alias.uri, result.table)
     assert refused.value.resource in str(refused.value)
-    assert done.table in str(refused.value)
+    assert result.table in str(refused.value)
     assert "--move" in str(refused.value)
     with pytest.raises(TableNameMismatchError):
-        LockedDeltaWriter(spark, other, by_alias).append(row(spark, 0))
-    failed = append_job("--table", by_alias)
-    assert failed.code == 3, failed.error
-    assert f"is adopted under the name {done.table}" in failed.error
-    # Nothing was written, and each lock was given back.
-    assert other.queue(by_alias) == []
-    assert version_on_s3(spark, on_s3) == 2
+        by_alias.append(0)
+    job = append("--table", by_alias.location, "--source", csv_file("s.csv", "id", [(7,)]))
+    assert job.code == 3, job.error
+    assert f"is adopted under the name {result.table}" in job.error
+    # Nothing is written, and each lock is released.
+    assert by_alias.manager.queue(by_alias.location) == []
+    assert by_name.version() == 2
 
 
 @pytest.mark.full
-def test_a_table_gets_another_name_only_if_it_is_told_to_and_while_nobody_is_at_work(
-    spark: SparkSession,
-    source: str,
-    upload: Callable[[Path], None],
-    by_name: str,
-    by_alias: str,
-    ensemble: str,
-    one: ZookeeperLockManager,
-    other: ZookeeperLockManager,
+def test_a_table_is_renamed_only_with_move_and_without_holders(
+    source: NamedTable, by_name: NamedTable, by_alias: NamedTable, endpoint: str
 ) -> None:
-    old = canonical_table_uri(by_name)
-    set_adopted_name(Path(source), old)
-    upload(Path(source))
+    source.set_adopted_name(by_name.uri)
+    source.upload_to(by_name, endpoint)
     with pytest.raises(TableNameMismatchError):
-        adopt(spark, by_alias, ensemble)
-    with locked(spark, by_name, manager=one):
+        by_alias.adopt()
+    with by_name.locked():
         with pytest.raises(LockTimeoutError):
-            adopt(spark, by_alias, ensemble, move=True, seconds=0)
-    assert version_on_s3(spark, by_name) == 1
-    moved = adopt(spark, by_alias, ensemble, move=True)
-    assert (moved.version, moved.moved_from, moved.renamed_from) == (2, None, old)
-    assert describe(moved) == (
-        f"{canonical_table_uri(by_alias)} was adopted by ensemble {moved.ensemble} under this name, "
-        f"no longer {old}, by version 2"
+            by_alias.adopt(move=True, seconds=0)
+    assert by_name.version() == 1
+    result = by_alias.adopt(move=True)
+    assert (result.version, result.moved_from, result.renamed_from) == (2, None, by_name.uri)
+    assert describe(result) == (
+        f"{by_alias.uri} was adopted by ensemble {result.ensemble} under this name, "
+        f"no longer {by_name.uri}, by version 2"
     )
     with pytest.raises(TableNameMismatchError):
-        LockedDeltaWriter(spark, one, by_name).append(row(spark, 0))
-    LockedDeltaWriter(spark, other, by_alias).append(row(spark, 3))
-    assert version_on_s3(spark, by_name) == 3
+        by_name.append(0)
+    by_alias.append(3)
+    assert by_name.version() == 3
 
 
-def test_a_table_that_an_earlier_release_adopted_stays_valid_and_gets_its_name_by_another_adopt(
-    spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str
+def test_an_adoption_without_a_name_is_valid_and_completed(source: NamedTable) -> None:
+    adoption = source.adoption()
+    assert adoption is not None
+    source.set_adopted_name(None)
+    assert source.adoption() == Adoption(adoption.ensemble)
+    source.append(3)
+    result = source.adopt()
+    assert (result.version, result.moved_from, result.renamed_from) == (3, None, None)
+    assert source.adoption() == adoption
+    assert source.version() == 3
+    assert describe(result).startswith(f"{adoption.table} was adopted by ensemble")
+    assert source.adopt().version is None
+
+
+def test_a_copied_folder_is_refused_until_it_is_adopted(
+    source: NamedTable, tmp_path: Path, rows_of: Callable[..., list[tuple[int]]]
 ) -> None:
-    before = adoption_of(source)
-    assert before is not None
-    set_adopted_name(Path(source), None)
-    assert adoption_of(source) == Adoption(before.ensemble)
-    LockedDeltaWriter(spark, one, source).append(row(spark, 3))
-    done = adopt(spark, source, ensemble)
-    assert (done.version, done.moved_from, done.renamed_from) == (3, None, None)
-    assert adoption_of(source) == before
-    assert version_of(source) == 3
-    assert describe(done).startswith(f"{before.table} was adopted by ensemble")
-    assert adopt(spark, source, ensemble).version is None
-
-
-def test_a_copied_folder_has_the_adoption_of_the_original_and_is_refused_until_it_gets_its_own(
-    spark: SparkSession,
-    source: str,
-    one: ZookeeperLockManager,
-    ensemble: str,
-    tmp_path: Path,
-    rows_of: Callable[..., list[tuple[int]]],
-) -> None:
-    copy = str(tmp_path / "copy")
-    shutil.copytree(source, copy)
+    copy = source.copy_to(tmp_path / "copy")
     with pytest.raises(TableNameMismatchError) as refused:
-        LockedDeltaWriter(spark, one, copy).append(row(spark, 0))
-    assert refused.value.adopted_name == canonical_table_uri(source)
-    assert version_of(copy) == 1
-    found = verify_table(copy)
-    assert (found.problems, found.adopted_name) == ((), canonical_table_uri(source))
-    told = CliRunner().invoke(app, ["verify", copy], env={"COLUMNS": "300"})
-    assert told.exit_code == 0
-    assert f"adopted under another name {canonical_table_uri(source)}" in " ".join(told.stdout.split())
+        copy.append(0)
+    assert refused.value.adopted_name == source.uri
+    assert copy.version() == 1
+    verification = verify_table(copy.location)
+    assert (verification.problems, verification.adopted_name) == ((), source.uri)
+    command = CliRunner().invoke(app, ["verify", copy.location], env={"COLUMNS": "300"})
+    assert command.exit_code == 0
+    assert f"adopted under another name {source.uri}" in " ".join(command.stdout.split())
 
-    done = adopt(spark, copy, ensemble, move=True)
-    assert (done.version, done.renamed_from) == (2, canonical_table_uri(source))
-    LockedDeltaWriter(spark, one, copy).append(row(spark, 3))
-    LockedDeltaWriter(spark, one, source).append(row(spark, 9))
-    assert (rows_of(copy), rows_of(source)) == ([(0,), (1,), (2,), (3,)], [(0,), (1,), (2,), (9,)])
-    assert verify_table(copy).problems == ()
+    result = copy.adopt(move=True)
+    assert (result.version, result.renamed_from) == (2, source.uri)
+    copy.append(3)
+    source.append(9)
+    assert rows_of(copy.path) == [(0,), (1,), (2,), (3,)]
+    assert rows_of(source.path) == [(0,), (1,), (2,), (9,)]
+    assert verify_table(copy.location).problems == ()
 
 
 @pytest.mark.full
-def test_a_copy_for_another_ensemble_is_moved_once(
-    spark: SparkSession, source: str, ensemble: str, another_ensemble: str, tmp_path: Path
-) -> None:
-    copy = str(tmp_path / "copy")
-    shutil.copytree(source, copy)
-    before = adoption_of(source)
-    assert before is not None
+def test_a_copy_is_moved_to_another_ensemble_once(source: NamedTable, another_ensemble: str, tmp_path: Path) -> None:
+    copy, ensemble = source.copy_to(tmp_path / "copy"), source.manager.settings.zk_hosts
+    adoption = source.adoption()
+    assert adoption is not None
     with pytest.raises(TableNameMismatchError):
-        adopt(spark, copy, another_ensemble)
+        copy.adopt(another_ensemble)
     with pytest.raises(EnsembleMismatchError):
-        adopt(spark, copy, ensemble, move=True, old_hosts=another_ensemble)
-    done = adopt(spark, copy, another_ensemble, move=True, old_hosts=ensemble)
-    assert (done.version, done.moved_from, done.renamed_from) == (2, before.ensemble, before.table)
-    assert " was moved from ensemble " in describe(done)
-    assert adoption_of(source) == before
-    assert verify_table(copy).problems == ()
+        copy.adopt(move=True, old_hosts=another_ensemble)
+    result = copy.adopt(another_ensemble, move=True, old_hosts=ensemble)
+    assert (result.version, result.moved_from, result.renamed_from) == (2, adoption.ensemble, adoption.table)
+    assert " was moved from ensemble " in describe(result)
+    assert source.adoption() == adoption
+    assert verify_table(copy.location).problems == ()
 
 
-def test_a_renamed_folder_gets_its_new_name(
-    spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str, tmp_path: Path
-) -> None:
-    renamed = str(tmp_path / "renamed")
-    Path(source).rename(renamed)
+def test_a_renamed_folder_is_adopted_under_its_new_name(source: NamedTable, tmp_path: Path) -> None:
+    renamed = source.moved_to(source.path.rename(tmp_path / "renamed"))
     with pytest.raises(AdoptionMismatchError):
-        LockedDeltaWriter(spark, one, renamed).append(row(spark, 0))
-    adopt(spark, renamed, ensemble, move=True)
-    assert LockedDeltaWriter(spark, one, renamed).append(row(spark, 3)).version == 3
+        renamed.append(0)
+    renamed.adopt(move=True)
+    assert renamed.append(3) == 3
 
 
 @pytest.mark.full
-def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_adoption(
-    spark: SparkSession,
-    source: str,
-    one: ZookeeperLockManager,
-    ensemble: str,
-    tmp_path: Path,
-    rows_of: Callable[..., list[tuple[int]]],
+def test_a_clone_gets_its_own_adoption(
+    source: NamedTable, tmp_path: Path, rows_of: Callable[..., list[tuple[int]]]
 ) -> None:
-    clone, of_killed = str(tmp_path / "clone"), str(tmp_path / "of a driver that is killed here")
-    of_source = adoption_of(source)
-    assert of_source is not None
-    with locked(spark, clone, manager=one):
-        spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
-        # This is what Delta makes of it.
-        assert adoption_of(clone) == of_source
-        shutil.copytree(clone, of_killed)
-    own = Adoption(of_source.ensemble, canonical_table_uri(clone))
-    assert adoption_of(clone) == own
-    assert version_of(clone) == 1
-    assert LockedDeltaWriter(spark, one, clone).append(row(spark, 3)).version == 2
-    assert (rows_of(clone), rows_of(source)) == ([(0,), (1,), (2,), (3,)], [(0,), (1,), (2,)])
-    assert adoption_of(source) == of_source
-    # The clone's first files are the source's: the versions say so, and nothing is wrong with them.
-    assert [each for each in verify_table(clone).problems if "gates" in each] == []
-    # One whose driver was killed before it was adopted is refused.
+    clone = source.moved_to(tmp_path / "clone")
+    source_adoption = source.adoption()
+    assert source_adoption is not None
+    with clone.locked():
+        clone.sql(f"CREATE TABLE {{t}} SHALLOW CLONE delta.`{source.location}`")
+        # Delta copies the adoption of the source.
+        assert clone.adoption() == source_adoption
+        clone_of_killed_driver = clone.copy_to(tmp_path / "of a driver that is killed here")
+    assert clone.adoption() == Adoption(source_adoption.ensemble, clone.uri)
+    assert clone.version() == 1
+    assert clone.append(3) == 2
+    assert (rows_of(clone.path), rows_of(source.path)) == ([(0,), (1,), (2,), (3,)], [(0,), (1,), (2,)])
+    assert source.adoption() == source_adoption
+    # The first files of the clone belong to the source, and verify reports no problem with their versions.
+    assert [problem for problem in verify_table(clone.location).problems if "gates" in problem] == []
+    # If the driver is killed before it adopts the clone, the clone is refused.
     with pytest.raises(TableNameMismatchError):
-        LockedDeltaWriter(spark, one, of_killed).append(row(spark, 0))
-    assert adopt(spark, of_killed, ensemble, move=True).version == 1
-    assert LockedDeltaWriter(spark, one, of_killed).append(row(spark, 0)).version == 2
+        clone_of_killed_driver.append(0)
+    assert clone_of_killed_driver.adopt(move=True).version == 1
+    assert clone_of_killed_driver.append(0) == 2
 
 
 @pytest.mark.full
-def test_what_replaces_a_table_by_a_clone_does_not_take_over_the_adoption_of_its_source(
-    spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str, copy_of: Callable[..., Path]
-) -> None:
-    clone = str(copy_of(THREE_ROWS))
-    adopt(spark, clone, ensemble)
-    own = adoption_of(clone)
-    with locked(spark, clone, manager=one):
-        # Delta replaces none that has rows.
-        spark.sql(f"DELETE FROM delta.`{clone}`")
-        spark.sql(f"CREATE OR REPLACE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
-        assert adoption_of(clone) == adoption_of(source)
-    assert adoption_of(clone) == own != adoption_of(source)
+def test_a_table_keeps_its_adoption_when_a_clone_replaces_it(source: NamedTable, copy_of: Callable[..., Path]) -> None:
+    table = source.moved_to(copy_of(THREE_ROWS))
+    table.adopt()
+    adoption = table.adoption()
+    with table.locked():
+        # Delta replaces only tables without rows.
+        table.sql("DELETE FROM {t}")
+        table.sql(f"CREATE OR REPLACE TABLE {{t}} SHALLOW CLONE delta.`{source.location}`")
+        assert table.adoption() == source.adoption()
+    assert table.adoption() == adoption != source.adoption()
 
 
-def test_a_table_like_another_has_its_properties_and_not_its_adoption(
-    spark: SparkSession, source: str, one: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    alike = str(tmp_path / "alike")
-    spark.sql(f"CREATE TABLE the_source USING delta LOCATION {json.dumps(source)}")
+def test_a_table_like_another_does_not_get_its_adoption(source: NamedTable, tmp_path: Path) -> None:
+    table = source.moved_to(tmp_path / "alike")
+    source.sql(f"CREATE TABLE the_source USING delta LOCATION {json.dumps(source.location)}")
     try:
-        with locked(spark, alike, manager=one):
-            spark.sql(f"CREATE TABLE alike LIKE the_source USING delta LOCATION '{alike}'")
+        with table.locked():
+            table.sql(f"CREATE TABLE alike LIKE the_source USING delta LOCATION '{table.location}'")
         try:
-            adoption = adoption_of(alike)
-            assert adoption is None or adoption.table == canonical_table_uri(alike)
-            assert LockedDeltaWriter(spark, one, alike).append(row(spark, 3)).version is not None
+            adoption = table.adoption()
+            assert adoption is None or adoption.table == table.uri
+            assert table.append(3) is not None
         finally:
-            spark.sql("DROP TABLE alike")
+            table.sql("DROP TABLE alike")
     finally:
-        spark.sql("DROP TABLE the_source")
+        source.sql("DROP TABLE the_source")
 
 
-@pytest.mark.parametrize("by_restore", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_what_brings_back_an_older_adoption_is_followed_by_the_one_that_counts(
-    spark: SparkSession,
-    source: str,
-    one: ZookeeperLockManager,
-    another_ensemble: str,
-    *,
-    by_restore: bool,
+@pytest.mark.parametrize(
+    "by_restore", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["properties", "restore"]
+)
+def test_an_older_adoption_is_undone_after_its_block(
+    source: NamedTable, another_ensemble: str, *, by_restore: bool
 ) -> None:
-    older = adoption_of(source)
-    assert older is not None
-    moved = adopt(spark, source, another_ensemble, move=True)
-    with ZookeeperLockManager(another_ensemble, timeout_seconds=60) as there:
-        with locked(spark, source, manager=there):
+    older_adoption = source.adoption()
+    assert older_adoption is not None
+    move = source.adopt(another_ensemble, move=True)
+    with ZookeeperLockManager(another_ensemble, timeout_seconds=60) as manager:
+        moved = replace(source, manager=manager)
+        with moved.locked():
             if by_restore:
-                spark.sql(f"RESTORE TABLE delta.`{source}` TO VERSION AS OF 1")
+                moved.sql("RESTORE TABLE {t} TO VERSION AS OF 1")
             else:
-                properties = ", ".join(f'"{name}" = "{value}"' for name, value in older.properties.items())
-                spark.sql(f"ALTER TABLE delta.`{source}` SET TBLPROPERTIES ({properties})")
-            assert adoption_of(source) == older
-        assert adoption_of(source) == Adoption(moved.ensemble, moved.table)
-        LockedDeltaWriter(spark, there, source).append(row(spark, 3))
-    assert DeltaTable(source).metadata().configuration == {
-        ENSEMBLE_PROPERTY: moved.ensemble,
-        TABLE_PROPERTY: moved.table,
+                properties = ", ".join(f'"{name}" = "{value}"' for name, value in older_adoption.properties.items())
+                moved.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({properties})")
+            assert moved.adoption() == older_adoption
+        assert moved.adoption() == Adoption(move.ensemble, move.table)
+        moved.append(3)
+    assert DeltaTable(source.location).metadata().configuration == {
+        ENSEMBLE_PROPERTY: move.ensemble,
+        TABLE_PROPERTY: move.table,
     }
-    assert verify_table(source).problems == ()
+    assert verify_table(source.location).problems == ()
     with pytest.raises(EnsembleMismatchError):
-        LockedDeltaWriter(spark, one, source).append(row(spark, 0))
+        source.append(0)
 
 
-def test_a_link_is_one_name_with_what_it_leads_to(
-    spark: SparkSession, source: str, one: ZookeeperLockManager, tmp_path: Path
-) -> None:
+def test_a_symbolic_link_is_no_other_name(source: NamedTable, tmp_path: Path) -> None:
     link = tmp_path / "link"
-    link.symlink_to(source)
-    assert LockedDeltaWriter(spark, one, str(link)).append(row(spark, 3)).version == 2
+    link.symlink_to(source.path)
+    assert source.moved_to(link).append(3) == 2
