@@ -1,4 +1,4 @@
-"""Every benchmark runs at its smallest size, as a process, and prints a row with figures for all that it compares."""
+"""Every benchmark runs at its smallest size and prints a row of figures for each system that it compares."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SMOKES = {
     ),
     "granularity.py": Smoke("--writers 1,2 --commits 1 --work 0", (LOCKS * 2,)),
     "guard.py": Smoke("--commits 1 --warm-up 1", (("file", "s3a"),)),
-    # 15,000 flights have the 15th of January among them, whose rows come late.
+    # The first 15,000 flights include the 15th of January, whose rows are late.
     "late_rows.py": Smoke(
         "--copies 1 --files 1 --rounds 1 --warm-up 0 --flights 15000", (("plain MERGE", "apply_rows"),)
     ),
@@ -69,7 +69,7 @@ SMOKES = {
     ),
     "one_writer.py": Smoke("--pairs 1 --warm-up 1", (PHASES, ("1",))),
     "operations.py": Smoke("--writers 1 --seconds 0 --modes gate --only update", (("update", "update"),)),
-    # Iceberg is left out: it downloads 0.5 GB. tests/unit/test_iceberg_environment.py has its set-up.
+    # Iceberg is excluded because it downloads 0.5 GB. tests/unit/test_iceberg_environment.py tests its set-up.
     "peers/peers.py": Smoke("--systems sluice --writers 1 --appends 1 --rounds 1 --warm-up 1", (("sluice",),)),
     "s3_requests.py": Smoke(
         "--rounds 1",
@@ -100,7 +100,7 @@ BESIDE = (
     "maintain.py --compact, a partition changes all the time",
     'optimize(lock_during="write")',
 )
-#: Runs of more of a benchmark, which cost a minute of processor time.
+#: Longer runs, which take a minute of processor time.
 LONGER = {
     "changes.py": Smoke(
         "--rows 100 --changes 100 --cells 100 --rounds 1",
@@ -144,25 +144,25 @@ MODULES = {"bench_session.py", "figures.py", "peers/iceberg_environment.py", "tu
 
 
 @contextmanager
-def process(*command: object, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def start(*command: object, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program, and kill its process group at the end."""
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **variables},
         start_new_session=True,
     )  # fmt: skip
     try:
-        yield started
+        yield process
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-        started.communicate()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def output_of(*command: object, **variables: str) -> str:
-    with process(*command, **variables) as started:
-        output, errors = started.communicate(timeout=MOST_SECONDS)
-    assert started.returncode == 0, output + errors[-5000:]
+    with start(*command, **variables) as process:
+        output, errors = process.communicate(timeout=MOST_SECONDS)
+    assert process.returncode == 0, output + errors[-5000:]
     return output
 
 
@@ -177,7 +177,7 @@ def figures_in(cells: list[str]) -> list[float]:
 
 
 def check_tables(output: str, expected: tuple[tuple[str, ...], ...]) -> None:
-    """Check that the tables have the expected rows, and each row a figure other than 0, and none that is not finite."""
+    """Check that the tables have the expected rows, and that each row has finite figures, not all of them 0."""
     tables = tables_in(output)
     assert len(tables) == len(expected), output
     for rows, labels in zip(tables, expected, strict=True):
@@ -190,8 +190,8 @@ def check_tables(output: str, expected: tuple[tuple[str, ...], ...]) -> None:
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> dict[str, str]:
-    """Return environment variables for JVMs that start faster and a Spark that compiles less."""
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Environment variables for JVMs that start faster and a Spark that compiles less."""
     (tmp_path / "conf").mkdir()
     settings = {**FEW_ROWS, "spark.databricks.delta.snapshotPartitions": "1"}
     lines = "".join(f"{name} {value}\n" for name, value in settings.items())
@@ -206,17 +206,17 @@ def quick(tmp_path: Path) -> dict[str, str]:
     [
         *(pytest.param(script, smoke, id=script) for script, smoke in SMOKES.items()),
         *(
-            pytest.param(script, smoke, id=f"more of {script}", marks=pytest.mark.soak)
+            pytest.param(script, smoke, id=f"longer {script}", marks=pytest.mark.soak)
             for script, smoke in LONGER.items()
         ),
     ],
 )
-def test_a_benchmark_prints_its_figures(script: str, smoke: Smoke, tmp_path: Path, quick: dict[str, str]) -> None:
-    saved = tmp_path / "output.json"
-    arguments = smoke.arguments.split() + (["--output", str(saved)] if smoke.writes_json else [])
-    output = output_of(sys.executable, BENCHMARKS / script, *arguments, **quick)
+def test_a_benchmark_prints_its_figures(script: str, smoke: Smoke, tmp_path: Path, environment: dict[str, str]) -> None:
+    output_file = tmp_path / "output.json"
+    arguments = smoke.arguments.split() + (["--output", str(output_file)] if smoke.writes_json else [])
+    output = output_of(sys.executable, BENCHMARKS / script, *arguments, **environment)
     check_tables(output, smoke.tables)
-    assert not smoke.writes_json or json.loads(saved.read_text())
+    assert not smoke.writes_json or json.loads(output_file.read_text())
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ def test_a_benchmark_prints_its_figures(script: str, smoke: Smoke, tmp_path: Pat
         2 * "| gate | 1 |\n",
     ],
 )
-def test_negative_control_a_table_without_its_figures_is_found(rows: str) -> None:
+def test_negative_control_a_table_without_its_figures_fails(rows: str) -> None:
     header, expected = "| mode | commits |\n|------|---------|\n", (("gate",),)
     check_tables(header + "| gate | 1 |\n", expected)
     with pytest.raises(AssertionError):
         check_tables(header + rows, expected)
 
 
-def test_the_figures_of_contention_become_a_picture(tmp_path: Path) -> None:
+def test_the_figures_of_contention_are_plotted(tmp_path: Path) -> None:
     rows = [{"mode": "gate", "work_s": 0, "writers": writers, "commits_per_s": 1.5} for writers in (1, 2)]
     (tmp_path / "contention.json").write_text(json.dumps({"contention": rows}))
     picture = tmp_path / "contention.png"
@@ -246,7 +246,7 @@ def test_the_figures_of_contention_become_a_picture(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_append_that_waits_through_a_compaction_counts() -> None:
+def test_an_append_that_waits_for_a_compaction_is_counted() -> None:
     appends = [
         {"asked_at": asked_at, "took_s": took, "waited_s": waited}
         for asked_at, took, waited in ((0, 1, 0.1), (9, 12, 11.5), (19, 2, 0.2), (22, 1, 0.3))
@@ -266,7 +266,7 @@ def bench_targets(makefile: str) -> dict[str, set[str]]:
 
 
 def without_smoke_test(folder: Path, makefile: str) -> set[str]:
-    """Return the files that are neither tested nor a known module, and ``bench`` targets that run another program."""
+    """Return files that are neither tested nor a known module, and ``bench`` targets without a tested program."""
     targets = bench_targets(makefile)
     unknown = {target for target, scripts in targets.items() if not scripts or scripts - set(SMOKES)}
     return unknown | source_files(folder) - {*SMOKES, *STARTED_BY, *OWN_TEST, *MODULES}

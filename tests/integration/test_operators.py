@@ -1,4 +1,4 @@
-"""`sluice status` and `sluice break` against a real ZooKeeper, with holders of ours and of others."""
+"""`sluice status` and `sluice break` on a real ZooKeeper, with holders of Sluice and of other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,334 +47,270 @@ from sluice.commands.app import app
 from tests.support.rivals import RivalManager
 
 ROOT = Path(__file__).parents[2]
-TABLE = "s3a://lake/flights"
+TABLE, URI = "s3a://lake/flights", "s3://lake/flights"
 
 
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+@dataclass
+class Operators:
+    """An empty lock root, a holder, a rival, and the commands on this root."""
 
+    client: KazooClient
+    settings: LockSettings
+    manager: ZookeeperLockManager
+    rival: RivalManager
+    pool: ThreadPoolExecutor
+    eventually: Callable[..., None]
 
-@pytest.fixture
-def root() -> str:
-    return f"/operators/{uuid.uuid4().hex}"
+    @property
+    def root(self) -> str:
+        return self.settings.lock_root
 
+    @property
+    def node(self) -> str:
+        return table_node(self.root, TableResource.of(TABLE))
 
-@pytest.fixture
-def settings(zookeeper: Any, root: str) -> LockSettings:
-    return LockSettings(zk_hosts=zookeeper.hosts, lock_root=root, timeout_seconds=60, job="nightly", app_id="app-7")
+    def options(self) -> list[str]:
+        return ["--zookeeper", self.settings.zk_hosts, "--lock-root", self.root]
 
+    def run(self, command: str, *arguments: str, answer: str | None = None) -> Result:
+        return CliRunner().invoke(app, [command, *arguments, *self.options()], input=answer)
 
-@pytest.fixture
-def manager(settings: LockSettings) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(settings) as made:
-        yield made
+    def tables(self, *arguments: str) -> dict[str, Any]:
+        """Return the tables of ``status --json`` by their name."""
+        result = self.run("status", "--json", *arguments)
+        assert result.exit_code == 0, result.output
+        return {table["table"]: table for table in json.loads(result.stdout)["tables"]}
 
+    def wait_behind_holder(self, waiters: int = 1, **options: Any) -> Future[int]:
+        """Let the rival wait for the table in a thread; return its token."""
 
-@pytest.fixture
-def rival(settings: LockSettings) -> Iterator[RivalManager]:
-    with RivalManager(settings, job="rival") as made:
-        yield made
+        def wait() -> int:
+            with self.rival.acquire(TABLE, **options) as hold:
+                return hold.token
 
+        token = self.pool.submit(wait)
+        self.eventually(lambda: len(self.tables()[URI]["waiters"]) == waiters, what="the rival in the queue")
+        return token
 
-@pytest.fixture
-def sluice(zookeeper: Any, root: str) -> Callable[..., Result]:
-    def run(command: str, *arguments: str, said: str | None = None) -> Result:
-        line = [command, *arguments, "--zookeeper", zookeeper.hosts, "--lock-root", root]
-        return CliRunner().invoke(app, line, input=said)
+    def hold_partition(self, *levels: str) -> list[str]:
+        """Create the znodes of a partition hold in one transaction, and return their paths."""
+        resource, node = TableResource.of(TABLE), self.node
+        self.client.ensure_path(self.root)
+        if not self.client.exists(node):
+            self.client.create(node, json.dumps({"uri": resource.uri}).encode())
+        nodes = [node]
+        for level in levels:
+            node = f"{node}/partitions/{level}"
+            self.client.ensure_path(node)
+            nodes.append(node)
+        entry, data = uuid.uuid4().hex, json.dumps({"host": "h1", "pid": 1, "job": "by-month"}).encode()
+        transaction = self.client.transaction()
+        for queue in nodes:
+            mark = "__lock__" if queue == nodes[-1] else "__rlock__"
+            transaction.create(f"{queue}/{entry}{mark}", data, ephemeral=True, sequence=True)
+        paths = transaction.commit()
+        assert all(isinstance(path, str) for path in paths), paths
+        return paths
 
-    return run
+    @contextmanager
+    def busy_partitions(self) -> Iterator[None]:
+        """Keep one partition hold, and let three threads create and delete others."""
+        ended = threading.Event()
 
+        def create_and_delete(level: str) -> None:
+            while not ended.is_set():
+                paths = self.hold_partition(level, "day=1")
+                ended.wait(0.02)
+                transaction = self.client.transaction()
+                for path in paths:
+                    transaction.delete(path)
+                transaction.commit()
 
-@pytest.fixture
-def tables(sluice: Callable[..., Result]) -> Callable[..., Any]:
-    """What `status --json` says, by table."""
-
-    def look(*arguments: str) -> dict[str, Any]:
-        answer = sluice("status", "--json", *arguments)
-        assert answer.exit_code == 0, answer.output
-        return {table["table"]: table for table in json.loads(answer.stdout)["tables"]}
-
-    return look
-
-
-def waiting(manager: ZookeeperLockManager, table: str, outcome: list[Any], **asked: Any) -> threading.Thread:
-    """Have another thread wait for a table, and note what came of it."""
-
-    def wait() -> None:
+        self.hold_partition("month=0", "day=1")
+        threads = [self.pool.submit(create_and_delete, f"month={number % 2}") for number in range(3)]
         try:
-            with manager.acquire(table, **asked) as hold:
-                outcome.append(hold.token)
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
+            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.result()
 
 
-def partition_hold(client: KazooClient, root: str, table: str, *levels: str) -> list[str]:
-    """Create what a partition hold consists of, as the layout says, in one transaction."""
-    resource = TableResource.of(table)
-    node = table_node(root, resource)
-    client.ensure_path(root)
-    if not client.exists(node):
-        client.create(node, json.dumps({"uri": resource.uri}).encode())
-    nodes = [node]
-    for level in levels:
-        client.ensure_path(f"{node}/partitions/{level}")
-        node = f"{node}/partitions/{level}"
-        nodes.append(node)
-    entry, data = uuid.uuid4().hex, json.dumps({"host": "h1", "pid": 1, "job": "by-month"}).encode()
-    transaction = client.transaction()
-    for each in nodes:
-        mark = "__lock__" if each == nodes[-1] else "__rlock__"
-        transaction.create(f"{each}/{entry}{mark}", data, ephemeral=True, sequence=True)
-    made = transaction.commit()
-    assert all(isinstance(path, str) for path in made), made
-    return made
-
-
-def test_nothing_is_told_of_nothing_and_nothing_is_made(
-    sluice: Callable[..., Result], ensemble_client: KazooClient, root: str
-) -> None:
-    answer = sluice("status")
-    assert (answer.exit_code, answer.stdout) == (0, "no table was ever locked here\n")
-    answer = sluice("status", TABLE)
-    assert (answer.exit_code, answer.stdout) == (0, "s3://lake/flights: no holders, no waiters\n")
-    answer = sluice("break", TABLE)
-    assert (answer.exit_code, answer.stdout) == (0, "s3://lake/flights: no holders\n")
-    assert ensemble_client.exists(root) is None
-
-
-def test_holder_and_waiters_are_told_in_order(
-    sluice: Callable[..., Result],
-    tables: Callable[..., Any],
-    manager: ZookeeperLockManager,
-    rival: RivalManager,
+@pytest.fixture
+def operators(
+    zookeeper: Any,
+    ensemble_client: KazooClient,
     eventually: Callable[..., None],
-) -> None:
-    with manager.acquire("s3a://lake/idle"):
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Operators]:
+    monkeypatch.setenv("COLUMNS", "200")
+    root = f"/operators/{uuid.uuid4().hex}"
+    settings = LockSettings(zk_hosts=zookeeper.hosts, lock_root=root, timeout_seconds=60, job="nightly", app_id="app-7")
+    with (
+        ThreadPoolExecutor(3) as pool,
+        ZookeeperLockManager(settings) as manager,
+        RivalManager(settings, job="rival") as rival,
+    ):
+        yield Operators(ensemble_client, settings, manager, rival, pool, eventually)
+
+
+def test_status_and_break_of_no_table_create_no_znode(operators: Operators) -> None:
+    for arguments, output in (
+        (("status",), "no table was ever locked here\n"),
+        (("status", TABLE), f"{URI}: no holders, no waiters\n"),
+        (("break", TABLE), f"{URI}: no holders\n"),
+    ):
+        result = operators.run(*arguments)
+        assert (result.exit_code, result.stdout) == (0, output)
+    assert operators.client.exists(operators.root) is None
+
+
+def test_holders_and_waiters_are_listed_in_order(operators: Operators) -> None:
+    with operators.manager.acquire("s3a://lake/idle"):
         pass
-    outcomes: list[Any] = []
-    threads = []
-    with manager.acquire(TABLE) as hold:
-        for number in range(1, 3):
-            threads.append(waiting(rival, TABLE, outcomes))
-            eventually(lambda number=number: len(tables()["s3://lake/flights"]["waiters"]) == number)
-        found = tables(TABLE)["s3://lake/flights"]
-        assert list(tables()) == ["s3://lake/flights", "s3://lake/idle"]
-        (holder,) = found["holders"]
+    with operators.manager.acquire(TABLE) as hold:
+        waiting = [operators.wait_behind_holder(waiters) for waiters in (1, 2)]
+        table = operators.tables(TABLE)[URI]
+        assert list(operators.tables()) == [URI, "s3://lake/idle"]
+        (holder,) = table["holders"]
         assert (holder["token"], holder["job"], holder["app_id"]) == (hold.token, "nightly", "app-7")
         assert (holder["partitions"], holder["shared"], holder["waits_for"]) == ([], False, [])
-        first, second = found["waiters"]
+        first, second = table["waiters"]
         rows = [line for line in (ROOT / "docs" / "operate.md").read_text().splitlines() if line.startswith("| `….")]
         documented = {name for row in rows for name in re.findall(r"`…?\.(\w+)`", row)}
         assert set(holder) == set(first) == documented
         assert first["job"] == "rival"
         assert (first["waits_for"], second["waits_for"]) == ([holder["claim"]], [holder["claim"], first["claim"]])
         assert first["token"] < second["token"]
-        lines = sluice("status").stdout.splitlines()
-        assert "s3://lake/flights" in lines[0]
-        assert [line.split()[0] for line in lines if "nightly" in line or "rival" in line] == [
-            "holds",
-            "waits",
-            "waits",
-        ]
+        lines = operators.run("status").stdout.splitlines()
+        assert URI in lines[0]
+        states = [line.split()[0] for line in lines if "nightly" in line or "rival" in line]
+        assert states == ["holds", "waits", "waits"]
         assert "1 table without holders and waiters" in lines[-1]
-        eventually(lambda: tables(TABLE)["s3://lake/flights"]["holders"][0]["since"] == hold.acquired_at)
-        expected = sorted([first["token"], second["token"]])
-    for thread in threads:
-        thread.join()
-    assert outcomes == expected
+        operators.eventually(lambda: operators.tables(TABLE)[URI]["holders"][0]["since"] == hold.acquired_at)
+    assert [token.result() for token in waiting] == [first["token"], second["token"]]
 
 
-def test_partition_holds_are_grouped_and_told_by_partition(
-    tables: Callable[..., Any], ensemble_client: KazooClient, root: str
+def test_partition_holds_are_grouped_by_partition(operators: Operators) -> None:
+    for levels in (("year=2013", "origin=a%2Fb"), ("year=2014",), ("year=2013",), ()):
+        operators.hold_partition(*levels)
+    table = operators.tables()[URI]
+    assert [holder["partitions"] for holder in table["holders"]] == [["year=2013/origin=a%2Fb"], ["year=2014"]]
+    assert [waiter["partitions"] for waiter in table["waiters"]] == [["year=2013"], []]
+    assert [len(waiter["waits_for"]) for waiter in table["waiters"]] == [1, 3]
+
+
+def test_a_changing_hold_is_listed_completely_or_not_at_all(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition_hold(ensemble_client, root, TABLE, "year=2013", "origin=a%2Fb")
-    partition_hold(ensemble_client, root, TABLE, "year=2014")
-    partition_hold(ensemble_client, root, TABLE, "year=2013")
-    partition_hold(ensemble_client, root, TABLE)
-    found = tables()["s3://lake/flights"]
-    assert [holder["partitions"] for holder in found["holders"]] == [["year=2013/origin=a%2Fb"], ["year=2014"]]
-    assert [waiter["partitions"] for waiter in found["waiters"]] == [["year=2013"], []]
-    assert [len(waiter["waits_for"]) for waiter in found["waiters"]] == [1, 3]
+    with LockInspector(operators.settings) as inspector:
 
-
-@contextmanager
-def busy_partitions(client: KazooClient, root: str) -> Iterator[None]:
-    """One partition hold that stays, and three threads whose partition holds come and go."""
-    ended = threading.Event()
-
-    def come_and_go(level: str) -> None:
-        while not ended.is_set():
-            made = partition_hold(client, root, TABLE, level, "day=1")
-            ended.wait(0.02)
-            transaction = client.transaction()
-            for path in made:
-                transaction.delete(path)
-            transaction.commit()
-
-    partition_hold(client, root, TABLE, "month=0", "day=1")
-    threads = [threading.Thread(target=come_and_go, args=(f"month={number % 2}",)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-
-
-def test_holds_that_come_and_go_are_told_whole_or_not_at_all(
-    settings: LockSettings,
-    ensemble_client: KazooClient,
-    monkeypatch: pytest.MonkeyPatch,
-    eventually: Callable[..., None],
-) -> None:
-    with LockInspector(settings) as inspector:
-
-        def look() -> tuple[QueueEntry, ...]:
+        def entries() -> tuple[QueueEntry, ...]:
             return inspector.table(TableResource.of(TABLE)).entries
 
-        def is_told_in_part() -> bool:
-            return any(len(entry.nodes) != 3 for entry in look())
-
-        with busy_partitions(ensemble_client, settings.lock_root):
-            eventually(lambda: len(look()) > 1)
-            seen = [look() for _ in range(100)]
-            assert {len(entry.nodes) for entries in seen for entry in entries} == {3}
-            assert all(any(entry.holds for entry in entries) for entries in seen), "one never goes"
-            # The control: without regard to what came while it looked, some are told in part.
+        with operators.busy_partitions():
+            operators.eventually(lambda: len(entries()) > 1)
+            listings = [entries() for _ in range(50)]
+            assert {len(entry.nodes) for listing in listings for entry in listing} == {3}
+            assert all(any(entry.holds for entry in listing) for listing in listings), "one hold is permanent"
+            # Control: if changes during the listing are ignored, some holds are listed incompletely.
             monkeypatch.setattr(inspector._reader, "_newest_change", lambda *_: 2**63)
-            eventually(is_told_in_part)
+            operators.eventually(lambda: any(len(entry.nodes) != 3 for entry in entries()))
 
 
-def test_who_waits_behind_a_table_is_told_with_the_partitions_it_asked_for(
-    sluice: Callable[..., Result],
-    tables: Callable[..., Any],
-    manager: ZookeeperLockManager,
-    rival: RivalManager,
-    eventually: Callable[..., None],
-) -> None:
+def test_a_waiter_is_listed_with_its_partitions(operators: Operators) -> None:
     schema = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
-    many = [schema.partition({"year": 2013, "month": month}) for month in range(10, 25)]
-    outcome: list[Any] = []
+    partitions = [schema.partition({"year": 2013, "month": month}) for month in range(10, 25)]
     guard_registry.declare_installed(lambda _: schema)
     try:
-        with manager.acquire(TABLE):
-            thread = waiting(rival, TABLE, outcome, partitions=many)
-            eventually(lambda: tables()["s3://lake/flights"]["waiters"])
-            (waiter,) = tables()["s3://lake/flights"]["waiters"]
+        with operators.manager.acquire(TABLE):
+            token = operators.wait_behind_holder(partitions=partitions)
+            (waiter,) = operators.tables()[URI]["waiters"]
             assert waiter["partitions"] == [f"year=2013/month={month}" for month in range(10, 22)]
             assert (waiter["more_partitions"], waiter["shared"], waiter["within"]) == (3, False, [])
-            assert re.search(r"waits for 1 .*year=2013/month=21 and 3 more", sluice("status").stdout, re.DOTALL)
-        thread.join()
-        with rival.acquire(TABLE, partitions=many):
-            (holder,) = tables()["s3://lake/flights"]["holders"]
+            output = operators.run("status").stdout
+            assert re.search(r"waits for 1 .*year=2013/month=21 and 3 more", output, re.DOTALL)
+        assert token.result()
+        with operators.rival.acquire(TABLE, partitions=partitions):
+            (holder,) = operators.tables()[URI]["holders"]
             assert (len(holder["partitions"]), holder["more_partitions"]) == (15, 0)
     finally:
         guard_registry.declare_installed(None)
-    assert len(outcome) == 1
 
 
-def test_locks_of_kazoo_are_told_too(tables: Callable[..., Any], ensemble_client: KazooClient, root: str) -> None:
-    node = table_node(root, TableResource.of(TABLE))
-    with ensemble_client.WriteLock(node, "a program with kazoo"):
-        (found,) = tables().values()
-        assert (found["table"], found["key"], len(found["holders"])) == (None, TableResource.of(TABLE).key, 1)
-    assert next(iter(tables().values()))["holders"] == []
+def test_locks_of_kazoo_are_listed(operators: Operators) -> None:
+    with operators.client.WriteLock(operators.node, "a program with kazoo"):
+        (table,) = operators.tables().values()
+        assert (table["table"], table["key"], len(table["holders"])) == (None, TableResource.of(TABLE).key, 1)
+    assert next(iter(operators.tables().values()))["holders"] == []
 
 
-def test_who_waits_too_long_is_exit_code_3_and_named(
-    sluice: Callable[..., Result],
-    tables: Callable[..., Any],
-    manager: ZookeeperLockManager,
-    rival: RivalManager,
-    eventually: Callable[..., None],
-) -> None:
-    outcome: list[Any] = []
-    with manager.acquire(TABLE):
-        assert sluice("status", "--fail-if-waiting", "0").exit_code == 0, "nobody waits"
-        thread = waiting(rival, TABLE, outcome)
-        eventually(lambda: tables()["s3://lake/flights"]["waiters"])
-        assert sluice("status", "--fail-if-waiting", "600").exit_code == 0, "nobody waits that long"
-        answer = sluice("status", "--fail-if-waiting", "0")
-        assert answer.exit_code == 3
-        assert answer.stderr.startswith("sluice: s3://lake/flights: ")
-        assert "job rival" in answer.stderr
-        # A watch ends when it becomes true.
-        answer = sluice("status", "--watch", "--interval", "0.1", "--json", "--fail-if-waiting", "0.5")
-        assert answer.exit_code == 3
-        assert all(json.loads(line)["tables"] for line in answer.stdout.splitlines())
-    thread.join()
+def test_a_waiter_over_the_limit_gives_exit_code_3(operators: Operators) -> None:
+    with operators.manager.acquire(TABLE):
+        assert operators.run("status", "--fail-if-waiting", "0").exit_code == 0, "nobody waits"
+        token = operators.wait_behind_holder()
+        assert operators.run("status", "--fail-if-waiting", "600").exit_code == 0, "nobody waits that long"
+        result = operators.run("status", "--fail-if-waiting", "0")
+        assert result.exit_code == 3
+        assert result.stderr.startswith(f"sluice: {URI}: ")
+        assert "job rival" in result.stderr
+        # With --watch the command ends as soon as a waiter is over the limit.
+        result = operators.run("status", "--watch", "--interval", "0.1", "--json", "--fail-if-waiting", "0.5")
+        assert result.exit_code == 3
+        assert all(json.loads(line)["tables"] for line in result.stdout.splitlines())
+    assert token.result()
 
 
-def test_a_watch_on_a_terminal_is_shown_in_place_and_ends_with_ctrl_c(
-    zookeeper: Any, root: str, manager: ZookeeperLockManager, heed_ctrl_c: None
-) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "sluice", "status", "--watch", "--interval", "0.1"]
-    line = [*command, "--zookeeper", zookeeper.hosts, "--lock-root", root]
+@pytest.mark.usefixtures("heed_ctrl_c")
+def test_a_watch_on_a_terminal_overwrites_its_lines(operators: Operators) -> None:
+    terminal, child_terminal = pty.openpty()
+    command = [sys.executable, "-m", "sluice", "status", "--watch", "--interval", "0.1", *operators.options()]
     environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    shown = b""
+    output = b""
     with (
-        manager.acquire(TABLE),
-        subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process,
+        operators.manager.acquire(TABLE),
+        subprocess.Popen(
+            command, stdin=child_terminal, stdout=child_terminal, stderr=subprocess.PIPE, env=environment
+        ) as process,
     ):
-        os.close(theirs)
-        while shown.count(b"nightly") < 3:
-            shown += os.read(ours, 65536)
+        os.close(child_terminal)
+        while output.count(b"nightly") < 3:
+            output += os.read(terminal, 65536)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        while select.select([ours], [], [], 0.1)[0] or process.poll() is None:
+        while select.select([terminal], [], [], 0.1)[0] or process.poll() is None:
             try:
-                os.read(ours, 65536)
-            except OSError:  # the other end is closed
+                os.read(terminal, 65536)
+            except OSError:  # the child has closed its terminal
                 break
-        said = process.stderr.read().decode()
-    os.close(ours)
+        error = process.stderr.read().decode()
+    os.close(terminal)
     assert process.returncode == 130
-    assert said == "sluice: stopped by SIGINT; everything that was started has been ended\n"
-    assert b"\x1b[" in shown, "the cursor goes back to the first line"
+    assert error == "sluice: stopped by SIGINT; everything that was started has been ended\n"
+    assert b"\x1b[" in output, "the cursor returns to the first line"
 
 
-def test_who_waits_logs_now_and_then_for_whom(
-    manager: ZookeeperLockManager,
-    rival: RivalManager,
-    eventually: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_waiting_acquire_logs_the_first_holder(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, WAITING_LOGGER)
-    outcome: list[Any] = []
-    rival.connect()
-    with manager.acquire(TABLE):
-        # The control: who waits for less than the interval says nothing.
+    operators.rival.connect()
+    with operators.manager.acquire(TABLE):
+        # Control: an acquire that is shorter than the interval logs nothing.
         with pytest.raises(LockTimeoutError, match=r"1 ahead; first in the queue is .* pid \d+, job nightly"):
-            rival.acquire(TABLE, timeout_seconds=2)
+            operators.rival.acquire(TABLE, timeout_seconds=2)
         assert caplog.messages == []
         monkeypatch.setattr("lock_manager.zookeeper.queue.REPORT_SECONDS", 0.1)
-        thread = waiting(rival, TABLE, outcome)
-        eventually(lambda: len(caplog.messages) >= 2)
+        token = operators.wait_behind_holder()
+        operators.eventually(lambda: len(caplog.messages) >= 2)
         messages = list(caplog.messages)
-    thread.join()
-    said = rf"waiting for the lock on s3://lake/flights for \d+ s: 1 ahead; first .* pid {os.getpid()}, job nightly"
-    assert all(re.fullmatch(said, message) for message in messages)
-    assert len(outcome) == 1
+    assert token.result()
+    message = rf"waiting for the lock on {URI} for \d+ s: 1 ahead; first .* pid {os.getpid()}, job nightly"
+    assert all(re.fullmatch(message, logged_message) for logged_message in messages)
 
 
-def test_break_fences_the_holder_that_was_shown_and_the_next_one_gets_the_lock(
-    sluice: Callable[..., Result],
-    tables: Callable[..., Any],
-    manager: ZookeeperLockManager,
-    rival: RivalManager,
-    eventually: Callable[..., None],
-) -> None:
-    outcome: list[Any] = []
-    hold = manager.acquire(TABLE)
+def test_break_fences_the_holder_and_the_next_waiter_gets_the_lock(operators: Operators) -> None:
+    hold = operators.manager.acquire(TABLE)
     guard, guarded = CommitGuard(), GuardedHold(hold, {})
     guard.add(guarded)
     commit = {
@@ -383,82 +321,76 @@ def test_break_fences_the_holder_that_was_shown_and_the_next_one_gets_the_lock(
         "txn": "t",
         "operation": "WRITE",
     }
-    thread = waiting(rival, TABLE, outcome)
-    eventually(lambda: tables()["s3://lake/flights"]["waiters"])
+    token = operators.wait_behind_holder()
 
-    refused = sluice("break", TABLE, said="n\n")
-    assert refused.exit_code == 1
-    assert f"token {hold.token}" in refused.stdout
-    assert "nothing was removed" in refused.stderr
-    unheard = sluice("break", TABLE, said="")
-    assert (unheard.exit_code, "--yes" in unheard.stderr) == (1, True)
-    # The control: as long as it is not broken, the guard lets it pass.
+    declined = operators.run("break", TABLE, answer="n\n")
+    assert declined.exit_code == 1
+    assert f"token {hold.token}" in declined.stdout
+    assert "nothing was removed" in declined.stderr
+    unanswered = operators.run("break", TABLE, answer="")
+    assert (unanswered.exit_code, "--yes" in unanswered.stderr) == (1, True)
+    # Control: until the lock is broken, the guard allows the commit.
     assert "holds" in json.loads(guard.check(json.dumps(commit | {"attempt": "before"})))
-    assert outcome == []
+    assert not token.done()
 
-    broken = sluice("break", TABLE, said="y\n")
-    assert broken.exit_code == 0, broken.output
-    assert f"removed: {refused.stdout.split(' by ')[1].splitlines()[0]}" in broken.stdout
-    answer = json.loads(guard.check(json.dumps(commit | {"attempt": "after"})))
-    assert answer["refused"] == "LockLostError"
-    assert "as `sluice break` does" in answer["message"]
+    confirmed = operators.run("break", TABLE, answer="y\n")
+    assert confirmed.exit_code == 0, confirmed.output
+    assert f"removed: {declined.stdout.split(' by ')[1].splitlines()[0]}" in confirmed.stdout
+    reply = json.loads(guard.check(json.dumps(commit | {"attempt": "after"})))
+    assert reply["refused"] == "LockLostError"
+    assert "as `sluice break` does" in reply["message"]
     with pytest.raises(LockLostError, match="as `sluice break` does"):
         hold.release()
-    thread.join()
-    assert len(outcome) == 1
-    assert outcome[0] > hold.token
+    assert token.result() > hold.token
 
 
-def test_break_with_another_token_removes_nobody(sluice: Callable[..., Result], manager: ZookeeperLockManager) -> None:
-    with manager.acquire(TABLE) as hold:
-        answer = sluice("break", TABLE, "--token", "1", "--yes")
-        assert answer.exit_code == 1
-        assert f"token {hold.token}" in answer.stderr
+def test_break_with_another_token_removes_no_holder(operators: Operators) -> None:
+    with operators.manager.acquire(TABLE) as hold:
+        result = operators.run("break", TABLE, "--token", "1", "--yes")
+        assert result.exit_code == 1
+        assert f"token {hold.token}" in result.stderr
         hold.check()
-        assert sluice("break", TABLE, "--token", "one", "--yes").exit_code == 2
-        assert sluice("break", TABLE, "--partition", "month", "--yes").exit_code == 2
-        assert sluice("break", TABLE, "--partition", "month=1", "--yes").exit_code == 1
+        for arguments, exit_code in (
+            (("--token", "one"), 2),
+            (("--partition", "month"), 2),
+            (("--partition", "month=1"), 1),
+        ):
+            assert operators.run("break", TABLE, *arguments, "--yes").exit_code == exit_code
         hold.check()
-        assert sluice("break", TABLE, "--token", str(hold.token), "--yes").exit_code == 0
-        with pytest.raises(LockLostError):
-            hold.check()
-        with pytest.raises(LockLostError):
-            hold.release()
+        assert operators.run("break", TABLE, "--token", str(hold.token), "--yes").exit_code == 0
+        for action in (hold.check, hold.release):
+            with pytest.raises(LockLostError):
+                action()
 
 
-def test_who_got_the_lock_in_the_meantime_keeps_it(
-    settings: LockSettings, manager: ZookeeperLockManager, rival: RivalManager
-) -> None:
+def test_a_new_holder_is_not_removed_in_place_of_an_earlier_one(operators: Operators) -> None:
     resource = TableResource.of(TABLE)
-    with LockInspector(settings) as inspector:
-        hold = manager.acquire(TABLE)
+    with LockInspector(operators.settings) as inspector:
+        hold = operators.manager.acquire(TABLE)
         locks = inspector.table(resource)
         hold.release()
-        with rival.acquire(TABLE) as newer:
+        with operators.rival.acquire(TABLE) as new_hold:
             assert inspector.remove(locks, locks.holders[0]) is False
-            newer.check()
-            # The control: the same request does remove the one that it was made for.
+            new_hold.check()
+            # Control: the same request removes the holder that it names.
             locks = inspector.table(resource)
             assert inspector.remove(locks, locks.holders[0]) is True
             with pytest.raises(LockLostError):
-                newer.check()
+                new_hold.check()
             assert inspector.remove(locks, locks.holders[0]) is False
             with pytest.raises(LockLostError):
-                newer.release()
+                new_hold.release()
 
 
-def test_break_of_a_partition_removes_every_contender_of_its_holder_and_no_other(
-    sluice: Callable[..., Result], ensemble_client: KazooClient, root: str
-) -> None:
-    january = partition_hold(ensemble_client, root, TABLE, "year=2013", "month=1")
-    february = partition_hold(ensemble_client, root, TABLE, "year=2013", "month=2")
-    answer = sluice("break", TABLE, "--partition", "year=2013/month=1", "--yes")
-    assert answer.exit_code == 0, answer.output
-    assert "year=2013/month=1" in answer.stdout
-    assert not any(map(ensemble_client.exists, january))
-    assert all(map(ensemble_client.exists, february))
-    assert sluice("break", TABLE, "--partition", "year=2013", "--yes").exit_code == 0
-    assert not any(map(ensemble_client.exists, february))
+def test_break_of_a_partition_removes_only_its_holder(operators: Operators) -> None:
+    january, february = (operators.hold_partition("year=2013", month) for month in ("month=1", "month=2"))
+    result = operators.run("break", TABLE, "--partition", "year=2013/month=1", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "year=2013/month=1" in result.stdout
+    assert not any(map(operators.client.exists, january))
+    assert all(map(operators.client.exists, february))
+    assert operators.run("break", TABLE, "--partition", "year=2013", "--yes").exit_code == 0
+    assert not any(map(operators.client.exists, february))
 
 
 def test_a_host_name_without_an_address_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,19 +398,19 @@ def test_a_host_name_without_an_address_fails_at_once(monkeypatch: pytest.Monkey
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    started = time.monotonic()
+    start = time.monotonic()
     for command in (["status"], ["break", TABLE]):
-        answer = CliRunner().invoke(app, [*command, "--zookeeper", "zk1.nowhere:2181,zk2.nowhere:2181"])
-        assert answer.exit_code == 1
-        assert "no address is known for the host name zk1.nowhere, zk2.nowhere" in answer.stderr
-        assert len(answer.stderr.splitlines()) == 1
-    assert time.monotonic() - started < INSPECTOR_SECONDS
+        result = CliRunner().invoke(app, [*command, "--zookeeper", "zk1.nowhere:2181,zk2.nowhere:2181"])
+        assert result.exit_code == 1
+        assert "no address is known for the host name zk1.nowhere, zk2.nowhere" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    assert time.monotonic() - start < INSPECTOR_SECONDS
 
 
-def test_an_ensemble_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_ensemble_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lock_manager.zookeeper.inspector.ANSWER_SECONDS", 0.5)
     for command in (["status"], ["break", TABLE]):
-        answer = CliRunner().invoke(app, [*command, "--zookeeper", "127.0.0.1:1"])
-        assert answer.exit_code == 1
-        assert answer.stderr.startswith("sluice: ZooKeeper at 127.0.0.1:1 did not answer")
-        assert len(answer.stderr.splitlines()) == 1
+        result = CliRunner().invoke(app, [*command, "--zookeeper", "127.0.0.1:1"])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("sluice: ZooKeeper at 127.0.0.1:1 did not answer")
+        assert len(result.stderr.splitlines()) == 1
