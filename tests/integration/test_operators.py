@@ -136,14 +136,13 @@ class Operators:
                 thread.result()
 
 
-@pytest.fixture
-def operators(
-    zookeeper: Any,
-    ensemble_client: KazooClient,
-    eventually: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Operators]:
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def operators(zookeeper: Any, ensemble_client: KazooClient, eventually: Callable[..., None]) -> Iterator[Operators]:
     root = f"/operators/{uuid.uuid4().hex}"
     settings = LockSettings(zk_hosts=zookeeper.hosts, lock_root=root, timeout_seconds=60, job="nightly", app_id="app-7")
     with (
@@ -309,18 +308,11 @@ def test_a_waiting_acquire_logs_the_first_holder(
     assert all(re.fullmatch(message, logged_message) for logged_message in messages)
 
 
-def test_break_fences_the_holder_and_the_next_waiter_gets_the_lock(operators: Operators) -> None:
+def test_break_fences_the_holder_and_admits_the_next_waiter(operators: Operators) -> None:
     hold = operators.manager.acquire(TABLE)
     guard, guarded = CommitGuard(), GuardedHold(hold, {})
     guard.add(guarded)
-    commit = {
-        "kind": "commit",
-        "table": TABLE,
-        "version": 7,
-        "blocks": guarded.name,
-        "txn": "t",
-        "operation": "WRITE",
-    }
+    commit = {"kind": "commit", "table": TABLE, "version": 7, "blocks": guarded.name, "txn": "t", "operation": "WRITE"}
     token = operators.wait_behind_holder()
 
     declined = operators.run("break", TABLE, answer="n\n")
@@ -350,12 +342,12 @@ def test_break_with_another_token_removes_no_holder(operators: Operators) -> Non
         assert result.exit_code == 1
         assert f"token {hold.token}" in result.stderr
         hold.check()
-        for arguments, exit_code in (
-            (("--token", "one"), 2),
-            (("--partition", "month"), 2),
-            (("--partition", "month=1"), 1),
+        for option, value, exit_code in (
+            ("--token", "one", 2),
+            ("--partition", "month", 2),
+            ("--partition", "month=1", 1),
         ):
-            assert operators.run("break", TABLE, *arguments, "--yes").exit_code == exit_code
+            assert operators.run("break", TABLE, option, value, "--yes").exit_code == exit_code
         hold.check()
         assert operators.run("break", TABLE, "--token", str(hold.token), "--yes").exit_code == 0
         for action in (hold.check, hold.release):
