@@ -90,16 +90,16 @@ class PinnableTable:
         return LockedDeltaWriter(self.spark, self.manager, self.location)
 
     def create(self, rows: int = 3, *, files: int = 1, properties: str = "") -> None:
-        """Copy a table of rows with the keys from 0 on, one for each day. Its only version is 0."""
+        """Copy a table with one row for each day. Keys count from 0; the only version is 0."""
+        tblproperties = f"TBLPROPERTIES ({properties})" if properties else ""
         self.copy_of(
-            "CREATE TABLE {t} USING delta PARTITIONED BY (place) "
-            f"{f'TBLPROPERTIES ({properties})' if properties else ''} AS SELECT id AS key, "
+            f"CREATE TABLE {{t}} USING delta PARTITIONED BY (place) {tblproperties} AS SELECT id AS key, "
             f"timestamp_seconds({BEGIN.timestamp():.0f} + id * 86400) AS at, 'a+b c%20' AS place, "
             f"concat('row ', id) AS value FROM range(0, {rows}, 1, {files})"
         )
 
     def append(self, keys: Iterable[int]) -> None:
-        """Append such rows as one file."""
+        """Append rows of the same kind as one file."""
         rows = [(key, day(key), "a+b c%20", f"row {key}") for key in keys]
         self.writer.append(self.spark.createDataFrame(rows, SCHEMA).coalesce(1), partition_by=["place"])
 
@@ -124,7 +124,7 @@ class PinnableTable:
         with locked(self.spark, self.location, manager=self.manager):
             self.spark.sql(statement.replace("{t}", f"delta.`{self.location}`"))
 
-    def keep_removed_files(self, interval: str) -> None:
+    def set_file_retention(self, interval: str) -> None:
         self.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{FILES}' = 'interval {interval}')")
 
     def retention(self) -> dict[str, str]:
@@ -506,7 +506,7 @@ def test_deletion_vectors_of_a_pinned_version_are_kept(table: PinnableTable) -> 
     table.writer.delete("key % 10 = 4")
     table.writer.update({"key": "key"})
     # With this retention no file is too young to be removed.
-    table.keep_removed_files("0 hours")
+    table.set_file_retention("0 hours")
     vectors = {path.name for path in table.path.rglob("*.bin")}
     assert len(vectors) == 2
     table.vacuum()
@@ -609,7 +609,7 @@ def test_the_retention_is_raised_while_pins_need_it(table: PinnableTable) -> Non
 def test_a_retention_lowered_by_an_operator_is_raised_again(table: PinnableTable) -> None:
     table.create()
     table.pin("long", days=100)
-    table.keep_removed_files("2 days")
+    table.set_file_retention("2 days")
     (danger,) = verify_table(table.path).problems
     assert f"pin long is in danger: {FILES} is interval 2 days, shorter than the pin lasts" in danger
     table.pin("short")
