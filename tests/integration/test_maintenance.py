@@ -1,4 +1,4 @@
-"""Maintenance of a table: its findings and repairs, and that writers and other maintainers are not harmed."""
+"""Maintenance of a table: its findings and repairs, and its behaviour beside writers and other maintainers."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_a_lost_commit_of_several_partitions_is_split(table: MaintainedTable, mo
     assert verify_table(table.path).ok
 
 
-@pytest.mark.parametrize("hold_at_most", [60.0, 0.0], ids=["holds the lock last", "negative control"])
+@pytest.mark.parametrize("hold_at_most", [60.0, 0.0], ids=["with a hold", "negative control"])
 def test_a_partition_that_loses_every_race_is_locked_at_last(
     table: MaintainedTable, hold_at_most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
