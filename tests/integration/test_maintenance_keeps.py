@@ -68,9 +68,10 @@ def test_the_expired_log_is_removed_up_to_a_checkpoint(table: MaintainedTable) -
         delta__enableExpiredLogCleanup="false",
         **{LOG_RETENTION: "interval 2 days", FILE_RETENTION: "interval 1 day"},
     )
-    for key in range(1, 15):
-        table.append_without_spark(key)
-    DeltaTableLog(table.spark, f"file:{table.path}").make_checkpoint(10)
+    for version in range(1, 15):
+        table.append_without_spark(version)
+        if version == 10:
+            DeltaTableLog(table.spark, f"file:{table.path}").make_newest_checkpoint()
     table.make_versions_old({version: 24 * (30 - version) for version in range(13)})
     for checkpoint in (table.path / "_delta_log").glob("*.checkpoint.parquet"):
         made_old(checkpoint, 24 * 20)

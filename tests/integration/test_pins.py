@@ -690,7 +690,7 @@ def test_removing_a_copied_pin_keeps_the_original_pin(table: PinnableTable) -> N
 
 @pytest.mark.full
 def test_a_pin_does_not_apply_to_a_later_table_at_its_location(table: PinnableTable) -> None:
-    table.create()
+    table.append(range(3))
     pin = table.pin()
     shutil.rmtree(table.path / "_delta_log")
     for file in table.data_files():
