@@ -1,4 +1,4 @@
-"""What the doctor says of rivals: only those count who asked the store at the same moment."""
+"""The doctor's trial of a store with rivals: a round counts if all rivals send their request at the same moment."""
 
 from __future__ import annotations
 
@@ -15,29 +15,25 @@ from sluice.doctor.store import store_findings
 RIVALS = 8
 
 
-class Sound:
+class MemoryObject:
     """A scratch object in memory that one rival creates.
 
-    Attributes:
-        numbers: of the objects.
-        asks: whether the rival of that turn says that it is ready.
+    Args:
+        is_ready: Whether the rival with this number reports that it is ready.
 
     """
 
     numbers = itertools.count()
 
-    def __init__(self) -> None:
+    def __init__(self, is_ready: Callable[[int], bool]) -> None:
         self.where = f"memory:{next(self.numbers)}"
+        self._is_ready = is_ready
         self._lock = threading.Lock()
-        self._turns = itertools.count()
+        self._rivals = itertools.count()
         self._content: bytes | None = None
 
-    def asks(self, turn: int) -> bool:
-        del turn
-        return True
-
     def put(self, content: bytes, ready: Callable[[], object] = lambda: None) -> bool:
-        if self.asks(next(self._turns)):
+        if self._is_ready(next(self._rivals)):
             ready()
         with self._lock:
             if self._content is not None:
@@ -52,31 +48,18 @@ class Sound:
         self._content = None
 
 
-class NoneReady(Sound):
-    """Its rivals ask whenever they like."""
-
-    def asks(self, turn: int) -> bool:
-        del turn
-        return False
+def test_a_round_of_concurrent_rivals_counts() -> None:
+    (finding,) = store_findings(lambda: MemoryObject(lambda _: True))
+    assert finding.verdict is Verdict.OK
+    assert f"by {RIVALS} concurrent rivals, with one winner each time, in 8 of 8 rounds" in finding.message
 
 
-class OneLate(Sound):
-    """One of its rivals does not say that it is ready, so that the others wait for it in vain."""
-
-    def asks(self, turn: int) -> bool:
-        return turn != 0
-
-
-def test_rivals_who_asked_at_once_count() -> None:
-    (found,) = store_findings(Sound)
-    assert found.verdict is Verdict.OK
-    assert f"by {RIVALS} concurrent rivals, with one winner each time, in 8 of 8 rounds" in found.message
-
-
-@pytest.mark.parametrize("kind", [NoneReady, OneLate])
-def test_rivals_who_did_not_ask_at_once_do_not_count(kind: type[Sound], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_ready", [lambda _: False, lambda rival: rival != 0], ids=["no rival", "all but one"])
+def test_a_round_in_which_rivals_do_not_meet_does_not_count(
+    is_ready: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor_store, "_BARRIER_SECONDS", 0.1)
-    (found,) = store_findings(kind)
-    assert found.verdict is Verdict.NOTE, found
-    assert f"{RIVALS} rivals never met in 8 rounds" in found.message
-    assert found.message.endswith("it is not known whether it accepts two concurrent writers; try again")
+    (finding,) = store_findings(lambda: MemoryObject(is_ready))
+    assert finding.verdict is Verdict.NOTE, finding
+    assert f"{RIVALS} rivals never met in 8 rounds" in finding.message
+    assert finding.message.endswith("it is not known whether it accepts two concurrent writers; try again")

@@ -29,12 +29,12 @@ def ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedd
     ensemble.stop()
 
 
-def test_every_server_that_ends_is_reported_once(ensemble: EmbeddedZooKeeper) -> None:
+def test_each_server_that_ends_is_reported_once(ensemble: EmbeddedZooKeeper) -> None:
     first, second, third = ensemble.servers
     for server in (first, second):
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        assert server.output.read() == b"", "it has ended before anybody waits for it"
+        assert server.output.read() == b"", "the server must end before wait_for_end is called"
     assert {ensemble.wait_for_end(), ensemble.wait_for_end()} == {first, second}
     first.start()
     third.kill()
@@ -45,7 +45,7 @@ def test_every_server_that_ends_is_reported_once(ensemble: EmbeddedZooKeeper) ->
         ensemble.wait_for_end()
 
 
-def test_a_configuration_is_ascii_whatever_the_folder(tmp_path: Path) -> None:
+def test_a_configuration_is_written_in_ascii(tmp_path: Path) -> None:
     """A Java properties file is read as Latin-1."""
     EmbeddedServer(1, 1, tmp_path, "dataDir=/d\u00e4t\u00e4/\U0001f427\n")
     content = (tmp_path / "zoo.cfg").read_bytes()

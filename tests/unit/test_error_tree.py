@@ -1,4 +1,4 @@
-"""The drawings of the error trees are complete: each class of ours is in the one of its package, at its place."""
+"""The drawing in the docstring of each ``errors.py``: it contains each error of the package, below its base."""
 
 from __future__ import annotations
 
@@ -11,98 +11,97 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOMES = [ROOT / package / "errors.py" for package in ("lock_manager", "writer_jobs", "sluice")]
+ERROR_MODULES = [ROOT / package / "errors.py" for package in ("lock_manager", "writer_jobs", "sluice")]
 BUILTIN = {
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 }
-#: Exceptions that change what our own code does next. Nobody is told of them as an error of this project.
+#: Exceptions of the control flow. They are caught inside the project, and no user catches them.
 CONTROL_FLOW = {
-    "HelpShown": "a job's --help was asked for and answered; it ends with 0",
-    "JobStopped": "a job was asked to stop; a BaseException, as KeyboardInterrupt is",
-    "Interrupted": "a command was asked to stop; a KeyboardInterrupt that knows its exit code",
-    "LinesError": "caught where the lines were checked: the error of the job names the table",
-    "_PlanOutdatedError": "caught where it was planned: plan again",
-    "_OtherPartitionsError": "caught where the partitions were locked: lock the partitions that are touched now",
+    "HelpShown": "a job has printed its --help; it ends with 0",
+    "JobStopped": "a job is stopped by a signal; a BaseException, as KeyboardInterrupt is",
+    "Interrupted": "a command is stopped by a signal; a KeyboardInterrupt with an exit code",
+    "LinesError": "caught where the lines are checked: the error of the job names the table",
+    "_PlanOutdatedError": "caught by the planner: plan again",
+    "_OtherPartitionsError": "caught where the partitions are locked: lock the partitions that are touched now",
 }
 
 
-def drawn(text: str) -> dict[str, str]:
-    """Return the classes in the drawing of a module's docstring, with what each is drawn below."""
-    found: dict[str, str] = {}
-    above: list[str] = []
-    for line in (ast.get_docstring(ast.parse(text)) or "").splitlines():
+def drawn_errors(source: str) -> dict[str, str]:
+    """Return the base of each class in the drawing of a module's docstring, "" for a root."""
+    errors: dict[str, str] = {}
+    bases: list[str] = []
+    for line in (ast.get_docstring(ast.parse(source)) or "").splitlines():
         match = re.match(r"^( {4}[│├└ ─]*)(\w+Error)\b", line)
         if match:
             depth = (len(match[1]) - 4) // 4
-            above[depth:] = [match[2]]
-            found[match[2]] = above[depth - 1] if depth else ""
-    return found
+            bases[depth:] = [match[2]]
+            errors[match[2]] = bases[depth - 1] if depth else ""
+    return errors
 
 
-def exceptions(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Return the classes of exceptions that these modules define, with the names of their bases.
+def exceptions(sources: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the bases of each exception class that these modules define.
 
-    By their bases, whatever they are called: builtin exceptions, what other packages name as one, and each other.
+    A class is an exception if a base is a builtin exception, another exception of these modules, or is called
+    ``…Error`` or ``…Exception``.
     """
     bases = {
         node.name: [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-        for text in texts
-        for node in ast.walk(ast.parse(text))
+        for source in sources
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ClassDef)
     }
-    found: set[str] = set()
-    while more := {
+    names: set[str] = set()
+    while new_names := {
         name
-        for name, above in bases.items()
-        if name not in found
-        and any(each in BUILTIN or each in found or each.endswith(("Error", "Exception")) for each in above)
+        for name, class_bases in bases.items()
+        if name not in names
+        and any(base in BUILTIN or base in names or base.endswith(("Error", "Exception")) for base in class_bases)
     }:
-        found |= more
-    return {name: bases[name] for name in bases if name in found}
+        names |= new_names
+    return {name: bases[name] for name in bases if name in names}
 
 
-def texts_of(paths: Iterable[Path]) -> list[str]:
+def read_all(paths: Iterable[Path]) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in paths]
 
 
-def all_modules() -> list[Path]:
-    return [path for home in HOMES for path in home.parent.rglob("*.py")]
+@pytest.fixture(scope="module")
+def all_exceptions() -> dict[str, list[str]]:
+    return exceptions(read_all(path for module in ERROR_MODULES for path in module.parent.rglob("*.py")))
 
 
-@pytest.mark.parametrize("home", HOMES, ids=lambda home: str(home.relative_to(ROOT)))
-def test_each_class_is_drawn_below_its_base(home: Path) -> None:
-    [text] = texts_of([home])
-    drawing, classes = drawn(text), exceptions([text])
+@pytest.mark.parametrize("module", ERROR_MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_each_class_is_drawn_below_its_base(module: Path) -> None:
+    [source] = read_all([module])
+    drawing, classes = drawn_errors(source), exceptions([source])
     assert {name: drawing.get(name) for name in classes} == {
         name: bases[0] if bases[0] != "Exception" else "" for name, bases in classes.items()
     }
 
 
-def test_no_error_of_ours_is_defined_elsewhere() -> None:
-    elsewhere = exceptions(texts_of(all_modules())).keys() - exceptions(texts_of(HOMES)).keys()
-    assert elsewhere == CONTROL_FLOW.keys()
+def test_errors_are_defined_in_the_error_modules_only(all_exceptions: dict[str, list[str]]) -> None:
+    assert all_exceptions.keys() - exceptions(read_all(ERROR_MODULES)).keys() == CONTROL_FLOW.keys()
 
 
-def test_every_error_of_ours_is_one_of_the_tree() -> None:
-    found = exceptions(texts_of(all_modules()))
-
+def test_every_error_is_a_sluice_error(all_exceptions: dict[str, list[str]]) -> None:
     def is_in_the_tree(name: str) -> bool:
-        return name == "SluiceError" or any(is_in_the_tree(base) for base in found.get(name, ()))
+        return name == "SluiceError" or any(is_in_the_tree(base) for base in all_exceptions.get(name, ()))
 
-    assert [name for name in found if name not in CONTROL_FLOW and not is_in_the_tree(name)] == []
-
-
-def test_one_that_is_not_drawn_is_missed() -> None:
-    text = '"""Errors.\n\n::\n\n    SluiceError\n    └── OneError (ValueError)   one\n"""\n'
-    assert drawn(text) == {"SluiceError": "", "OneError": "SluiceError"}
-    assert "OtherError" not in drawn(text)
+    assert [name for name in all_exceptions if name not in CONTROL_FLOW and not is_in_the_tree(name)] == []
 
 
-def test_an_exception_is_found_whatever_it_is_called() -> None:
-    """Negative control; the bases of one may be in another module, read later."""
-    texts = [
+def test_negative_control_an_error_that_is_not_drawn_is_missed() -> None:
+    source = '"""Errors.\n\n::\n\n    SluiceError\n    └── OneError (ValueError)   one\n"""\n'
+    assert drawn_errors(source) == {"SluiceError": "", "OneError": "SluiceError"}
+    assert "OtherError" not in drawn_errors(source)
+
+
+def test_negative_control_exceptions_with_any_name_are_detected() -> None:
+    """The base of an exception may be in a module that is read later."""
+    sources = [
         "class Below(Trouble): ...\nclass Stop(BaseException): ...\nclass Plain: ...\nclass Other(Plain): ...",
         "class Trouble(OSError): ...\nclass _Hidden(kazoo.exceptions.NoNodeError): ...",
         "def f():\n    class Inner(Stop): ...",
     ]
-    assert exceptions(texts).keys() == {"Below", "Stop", "Trouble", "_Hidden", "Inner"}
+    assert exceptions(sources).keys() == {"Below", "Stop", "Trouble", "_Hidden", "Inner"}

@@ -1,4 +1,4 @@
-"""The error tree: typed, with fields, picklable, and also the builtin that one would catch."""
+"""The public names and errors of ``lock_manager``: errors can be pickled and are builtin errors, too."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickling(error):
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (made a moment ago)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (the test's own pickle)
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
 
 
-def test_every_public_error_is_in_the_tree_and_a_builtin_that_one_would_catch():
+def test_public_errors_are_sluice_errors_and_builtin_errors():
     public = [getattr(lock_manager, name) for name in lock_manager.__all__ if name.endswith("Error")]
     assert all(issubclass(error, SluiceError) for error in public)
     assert all(
@@ -51,7 +51,7 @@ def test_every_public_error_is_in_the_tree_and_a_builtin_that_one_would_catch():
     )
 
 
-def test_public_surface_is_what_it_was():
+def test_the_public_names_are_pinned():
     assert lock_manager.__all__ == [
         "Adoption", "AdoptionMismatchError", "ClosedError", "EnsembleFormatError", "EnsembleMismatchError",
         "EnsembleRefusedError",

@@ -1,4 +1,4 @@
-"""Which types hold which values: exactly, by widening, or not."""
+"""Schema evolution: which types hold the values of another type, and which statements widen a table."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from pyspark.sql.types import (
 from writer_jobs.delta.type_differences import holds, missing_fields, type_differences, type_to_read
 from writer_jobs.merge.evolution import alter_clauses, target_type
 
-# Of the table, of the changes. What is too large for a whole number is an error of Spark's.
-KEEPS: list[tuple[DataType, DataType]] = [
+# Pairs of a table's type and the rows' type. Spark itself raises an error for a number that is too large.
+HOLDING: list[tuple[DataType, DataType]] = [
     (IntegerType(), IntegerType()),
     (LongType(), IntegerType()),
     (IntegerType(), LongType()),
@@ -38,7 +38,7 @@ KEEPS: list[tuple[DataType, DataType]] = [
     (DecimalType(10, 2), LongType()),
     (LongType(), DecimalType(20, 0)),
 ]
-CUTS: list[tuple[DataType, DataType]] = [
+CHANGING: list[tuple[DataType, DataType]] = [
     (FloatType(), DoubleType()),
     (DoubleType(), LongType()),
     (IntegerType(), DoubleType()),
@@ -60,19 +60,19 @@ CUTS: list[tuple[DataType, DataType]] = [
 ]
 
 
-@pytest.mark.parametrize(("table", "rows"), KEEPS)
-def test_a_type_that_holds_each_value_takes_it(table: DataType, rows: DataType) -> None:
+@pytest.mark.parametrize(("table", "rows"), HOLDING)
+def test_a_type_holds_each_value_of_another_type(table: DataType, rows: DataType) -> None:
     assert holds(table, rows)
 
 
-@pytest.mark.parametrize(("table", "rows"), CUTS)
+@pytest.mark.parametrize(("table", "rows"), CHANGING)
 def test_a_type_that_could_change_a_value_is_refused(table: DataType, rows: DataType) -> None:
     assert not holds(table, rows)
     assert target_type(table, rows) == rows
 
 
 @pytest.mark.parametrize(
-    ("table", "rows", "is_kept"),
+    ("table", "rows", "keeps_table_type"),
     [
         (LongType(), IntegerType(), True),
         (IntegerType(), LongType(), False),
@@ -80,10 +80,10 @@ def test_a_type_that_could_change_a_value_is_refused(table: DataType, rows: Data
         (StructType([]), StructType([StructField("a", LongType())]), False),
     ],
 )
-def test_rows_take_the_type_of_a_column_that_keeps_each_value(
-    table: DataType, rows: DataType, *, is_kept: bool
+def test_rows_take_the_type_of_a_column_that_holds_their_values(
+    table: DataType, rows: DataType, *, keeps_table_type: bool
 ) -> None:
-    assert target_type(table, rows) == (table if is_kept else rows)
+    assert target_type(table, rows) == (table if keeps_table_type else rows)
 
 
 def struct(fields: dict[str, DataType]) -> StructType:
@@ -111,7 +111,7 @@ ROWS = struct(
 )
 
 
-def test_differences_are_found_at_any_depth() -> None:
+def test_type_differences_are_reported_at_any_depth() -> None:
     differences = list(type_differences(TABLE, ROWS))
     assert [difference.name for difference in differences if difference.is_unknown] == [
         "a.z-1", "l.element.y", "m.value.n", "more",
@@ -123,8 +123,8 @@ def test_differences_are_found_at_any_depth() -> None:
         "a.X: table int, rows double",
     ]
     assert list(missing_fields(TABLE, ROWS)) == ["a.y"]
-    exact = [difference.name for difference in type_differences(TABLE, ROWS, str) if difference.is_unknown]
-    assert exact[:3] == ["ID", "a.x", "a.z-1"]
+    exact_names = [difference.name for difference in type_differences(TABLE, ROWS, str) if difference.is_unknown]
+    assert exact_names[:3] == ["ID", "a.x", "a.z-1"]
 
 
 def test_a_table_is_altered_at_any_depth() -> None:
@@ -139,7 +139,7 @@ def test_a_table_is_altered_at_any_depth() -> None:
     ]
 
 
-def test_json_is_read_with_the_types_of_the_table_and_its_own_fields() -> None:
+def test_json_is_read_with_the_types_of_the_table() -> None:
     long, text = LongType(), StringType()
     inferred = struct(
         {

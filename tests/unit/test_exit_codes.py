@@ -39,14 +39,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
         (JobStopped(signal.SIGTERM), 143),
     ],
 )
-def test_each_outcome_has_its_own_code(error: BaseException, code: int) -> None:
+def test_each_error_has_an_exit_code(error: BaseException, code: int) -> None:
     assert exit_code_of(error) == code
 
 
 def test_help_and_documentation_have_the_same_table() -> None:
     rows = [(str(row.code), row.meaning, row.repeat) for row in EXIT_CODES]
-    in_help = re.findall(r"^  (\d+) +(\S+) +(.*)$", HELP, re.MULTILINE)
-    assert [(code, meaning, repeat) for code, repeat, meaning in in_help] == rows
+    help_rows = re.findall(r"^  (\d+) +(\S+) +(.*)$", HELP, re.MULTILINE)
+    assert [(code, meaning, repeat) for code, repeat, meaning in help_rows] == rows
     documented = re.findall(r"^\| (\d+) \| ([^|]*) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert documented == rows
     assert len({code for code, *_ in rows}) == len(rows)

@@ -1,4 +1,4 @@
-"""Mapping files: what is malformed is refused in one sentence, which says where."""
+"""Mapping files: a malformed mapping is refused, and the error names the field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID = {"column": "id", "type": "string"}
 
 
 @pytest.mark.parametrize(
-    ("mapping", "says"),
+    ("mapping", "message"),
     [
         ("{", "not JSON"),
         ([], "give an object"),
@@ -35,6 +35,6 @@ ID = {"column": "id", "type": "string"}
         ({"row_key": [ID], "proxy_deletes": "Put"}, "proxy_deletes: choose one of"),
     ],
 )
-def test_a_malformed_mapping_is_refused(mapping: Any, says: str) -> None:
-    with pytest.raises(MappingError, match=says):
+def test_a_malformed_mapping_is_refused(mapping: Any, message: str) -> None:
+    with pytest.raises(MappingError, match=message):
         HBaseMapping.parsed(mapping if isinstance(mapping, str) else json.dumps(mapping))

@@ -1,3 +1,5 @@
+"""Options of all jobs: fields, parameters of the library, and the recorded identity of a run."""
+
 from __future__ import annotations
 
 import inspect
@@ -22,7 +24,7 @@ FILES = ["--table", "s3a://lake/t", "--source", "a.csv"]
 UPSERT = [*FILES, "--keys", "country,id", "--sequence-by", "updated_at"]
 CDC = [*FILES, "--decoder", "debezium"]
 ROWS = [*FILES, "--keys", "id", "--event-time", "at", "--trigger", "available-now", "--checkpoint", "s3a://lake/c"]
-LEAST = [
+MINIMAL = [
     (parse_append, FILES),
     (parse_overwrite, FILES),
     (parse_upsert, UPSERT),
@@ -33,8 +35,8 @@ LEAST = [
 ]
 
 
-@pytest.mark.parametrize(("parse", "argv"), LEAST)
-def test_each_option_has_a_field_and_no_list_is_left(
+@pytest.mark.parametrize(("parse", "argv"), MINIMAL)
+def test_options_are_fields_and_lists_become_tuples(
     parse: Callable[[Sequence[str]], JobArguments], argv: list[str]
 ) -> None:
     assert not [name for name, value in vars(parse(argv)).items() if isinstance(value, list)]
@@ -48,7 +50,7 @@ def test_each_option_has_a_field_and_no_list_is_left(
         (parse_stream, ROWS, RowOptions.__annotations__),
     ],
 )
-def test_applied_options_are_parameters_of_the_function(
+def test_apply_options_are_parameters_of_the_function(
     parse: Callable[[Sequence[str]], JobArguments], argv: list[str], parameters: Mapping[str, Any]
 ) -> None:
     assert parse(argv).apply_options.keys() <= parameters.keys()
@@ -72,7 +74,7 @@ def test_applied_options_are_parameters_of_the_function(
         ),
     ],
 )
-def test_the_recorded_identity_has_the_format_of_earlier_releases(
+def test_a_recorded_identity_keeps_its_format(
     parse: Callable[[Sequence[str]], JobArguments], argv: list[str], recorded: str
 ) -> None:
     assert json.dumps(parse(argv).identity) == recorded

@@ -1,4 +1,4 @@
-"""What the ensemble's answer to a question about our contenders says, and why a transaction was not done."""
+"""How the response to a transaction on a hold's contenders is read: stands, lost, refused, or operation failed."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ HOLD = "a" * 32
 
 
 def contenders(count: int) -> HoldContenders:
-    """Return those of a hold that stands in so many queues; nothing connects."""
-    entries = []
+    """Return the contenders of a hold in ``count`` queues. The session does not connect."""
+    queues = []
     for number in range(count):
-        node = RequestedQueue(f"key{number}", f"/locks/{number}", Mode.EXCLUSIVE, "s3://lake/t", {})
-        path = f"{node.path}/{HOLD}__lock__0000000000"
-        entries.append(JoinedQueue(node, path, contender_at(path), 7))
-    return HoldContenders(Session(LockSettings(zk_hosts="127.0.0.1:1")), AcquireResult(HOLD, tuple(entries), 1, {}))
+        queue = RequestedQueue(f"key{number}", f"/locks/{number}", Mode.EXCLUSIVE, "s3://lake/t", {})
+        path = f"{queue.path}/{HOLD}__lock__0000000000"
+        queues.append(JoinedQueue(queue, path, contender_at(path), 7))
+    return HoldContenders(Session(LockSettings(zk_hosts="127.0.0.1:1")), AcquireResult(HOLD, tuple(queues), 1, {}))
 
 
 @pytest.mark.parametrize("outcome", [[True, True], [True, True, "/locks/0/intents/x"], [True, True, True]])
-def test_all_well_means_that_the_hold_stands(outcome: list[object]) -> None:
+def test_a_hold_stands_if_all_checks_succeed(outcome: list[object]) -> None:
     for with_operation in (False, True):
-        answer = contenders(2).read(outcome, with_operation=with_operation)
-        assert (answer.lost, answer.refusal, answer.operation_error) == (None, None, None)
+        check = contenders(2).read(outcome, with_operation=with_operation)
+        assert (check.lost, check.refusal, check.operation_error) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,10 @@ def test_all_well_means_that_the_hold_stands(outcome: list[object]) -> None:
         [RolledBackError(), NoNodeError(), RuntimeInconsistency()],
     ],
 )
-def test_a_contender_that_is_not_there_means_that_the_hold_is_lost(outcome: list[object]) -> None:
-    """Also with an operation, which was not done for that reason alone."""
+def test_a_missing_contender_means_that_the_hold_is_lost(outcome: list[object]) -> None:
     for with_operation in (False, True):
-        answer = contenders(2).read(outcome, with_operation=with_operation)
-        assert (answer.lost, answer.refusal, answer.operation_error) == (
+        check = contenders(2).read(outcome, with_operation=with_operation)
+        assert (check.lost, check.refusal, check.operation_error) == (
             "its contender was gone: another client removed it, as `sluice break` does",
             None,
             None,
@@ -58,9 +57,9 @@ def test_a_contender_that_is_not_there_means_that_the_hold_is_lost(outcome: list
 
 
 @pytest.mark.parametrize("problem", [NodeExistsError(), NoNodeError(), BadVersionError()], ids=repr)
-def test_an_operation_that_does_not_fit_leaves_the_hold_as_it_is(problem: Exception) -> None:
-    answer = contenders(2).read([RolledBackError(), RolledBackError(), problem], with_operation=True)
-    assert (answer.lost, answer.refusal, answer.operation_error) == (None, None, problem)
+def test_a_failed_operation_does_not_lose_the_hold(problem: Exception) -> None:
+    check = contenders(2).read([RolledBackError(), RolledBackError(), problem], with_operation=True)
+    assert (check.lost, check.refusal, check.operation_error) == (None, None, problem)
 
 
 @pytest.mark.parametrize(
@@ -70,34 +69,32 @@ def test_an_operation_that_does_not_fit_leaves_the_hold_as_it_is(problem: Except
         ([NoAuthError(), RuntimeInconsistency(), RuntimeInconsistency()], True),
         ([RolledBackError(), NoAuthError(), RuntimeInconsistency()], True),
         ([RolledBackError(), RolledBackError(), NoAuthError()], True),
-        # What each says of itself from now on may be refused, too.
+        # The write of the contenders' data may be refused, too.
         ([RolledBackError(), RolledBackError(), NoAuthError(), RuntimeInconsistency()], False),
     ],
 )
-def test_a_refusal_names_what_was_refused_and_not_what_was_rolled_back_for_it(
-    outcome: list[object], *, with_operation: bool
-) -> None:
-    answer = contenders(2).read(outcome, with_operation=with_operation)
-    assert (answer.lost, answer.refusal, answer.operation_error) == (None, "NoAuthError", None)
+def test_a_refusal_names_the_refused_request(outcome: list[object], *, with_operation: bool) -> None:
+    check = contenders(2).read(outcome, with_operation=with_operation)
+    assert (check.lost, check.refusal, check.operation_error) == (None, "NoAuthError", None)
 
 
-def test_what_does_not_fit_where_there_was_no_operation_is_a_refusal() -> None:
-    answer = contenders(1).read([RolledBackError(), BadVersionError()])
-    assert (answer.lost, answer.refusal, answer.operation_error) == (None, "BadVersionError", None)
+def test_an_error_without_an_operation_is_a_refusal() -> None:
+    check = contenders(1).read([RolledBackError(), BadVersionError()])
+    assert (check.lost, check.refusal, check.operation_error) == (None, "BadVersionError", None)
 
 
-@pytest.mark.parametrize("gone", SESSION_GONE)
-def test_a_session_that_is_gone_means_that_the_hold_is_lost(gone: type[Exception]) -> None:
-    assert contenders(1).read(gone(), with_operation=True).lost == SESSION_ENDED
+@pytest.mark.parametrize("error", SESSION_GONE)
+def test_an_ended_session_means_that_the_hold_is_lost(error: type[Exception]) -> None:
+    assert contenders(1).read(error(), with_operation=True).lost == SESSION_ENDED
 
 
-def test_a_transaction_failed_for_what_is_no_rolling_back() -> None:
+def test_the_failure_is_the_error_that_is_no_rollback() -> None:
     problem = NoNodeError()
-    assert failure_in([True, "/made", True]) is None
+    assert failure_in([True, "/created", True]) is None
     assert failure_in([RolledBackError(), problem, RuntimeInconsistency()]) == Failure(1, problem)
 
 
-def test_a_transaction_that_was_rolled_back_for_no_known_reason_was_not_done() -> None:
+def test_a_rollback_without_another_error_is_a_failure() -> None:
     rolled_back = RolledBackError()
     assert failure_in([rolled_back, RuntimeInconsistency()]) == Failure(0, rolled_back)
     assert contenders(2).read([rolled_back, RuntimeInconsistency()]).refusal == "RolledBackError"

@@ -1,4 +1,4 @@
-"""PySpark's warning about pandas 3 would be among a program's results under ``spark-submit``."""
+"""``build_session`` suppresses PySpark's warning about pandas 3, which would be printed among a program's results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from writer_jobs.delta import session
 
 
 @pytest.mark.skipif(pd.__version__ < "3", reason="PySpark warns of pandas 3 and later")
-def test_a_session_ignores_the_warning_about_pandas_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_session_suppresses_the_pandas_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "running_session", object)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""What a partition is called: one form for each value, and the one order."""
+"""Names of partitions: each value has one form, and covers have one order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lock_manager.partitions import smallest_cover
 from lock_manager.zookeeper.znodes import partition_node
 
 
-def schema(kind: str, **more: str) -> PartitionSchema:
-    return PartitionSchema((PartitionColumn("p", kind),), **more)
+def schema(kind: str, **options: str) -> PartitionSchema:
+    return PartitionSchema((PartitionColumn("p", kind),), **options)
 
 
-def form(kind: str, value: object, **more: str) -> str | None:
-    ((_, found),) = schema(kind, **more).partition({"p": value}).values
-    return found
+def form(kind: str, value: object, **options: str) -> str | None:
+    ((_, text),) = schema(kind, **options).partition({"p": value}).values
+    return text
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def form(kind: str, value: object, **more: str) -> str | None:
         ("string", [None, ""], None),
     ],
 )
-def test_spellings_of_a_value_are_one(kind: str, values: list[object], expected: str | None) -> None:
+def test_all_spellings_of_a_value_have_one_form(kind: str, values: list[object], expected: str | None) -> None:
     assert {form(kind, value) for value in values} == {expected}
 
 
-def test_a_moment_without_a_zone_is_of_the_session_s() -> None:
+def test_a_timestamp_without_a_zone_is_in_the_session_zone() -> None:
     assert form("timestamp", "2013-01-02 04:00:00", time_zone="Europe/Zurich") == "2013-01-02T03:00:00.000000Z"
     assert form("timestamp", "2013-01-02 04:00:00", time_zone="+01:00") == "2013-01-02T03:00:00.000000Z"
 
@@ -74,14 +74,14 @@ def test_a_type_without_exact_values_is_refused(kind: str) -> None:
         schema(kind)
 
 
-BOTH = PartitionSchema((PartitionColumn("Year", "integer"), PartitionColumn("month", "integer", "col-1")))
+YEAR_MONTH = PartitionSchema((PartitionColumn("Year", "integer"), PartitionColumn("month", "integer", "col-1")))
 
 
-def test_the_first_columns_are_enough_in_any_case_and_order() -> None:
-    whole = BOTH.partition({"MONTH": 1, "year": 2013})
-    assert whole.values == (("Year", "2013"), ("col-1", "1"))
-    assert BOTH.partition({"year": "2013"}).contains(whole)
-    assert not whole.contains(BOTH.partition({"year": 2013}))
+def test_leading_columns_suffice_in_any_case_and_order() -> None:
+    january = YEAR_MONTH.partition({"MONTH": 1, "year": 2013})
+    assert january.values == (("Year", "2013"), ("col-1", "1"))
+    assert YEAR_MONTH.partition({"year": "2013"}).contains(january)
+    assert not january.contains(YEAR_MONTH.partition({"year": 2013}))
 
 
 @pytest.mark.parametrize(
@@ -92,27 +92,30 @@ def test_the_first_columns_are_enough_in_any_case_and_order() -> None:
         ({}, "leave partitions out"),
     ],
 )
-def test_other_columns_are_refused(values: dict[str, object], sentence: str) -> None:
+def test_missing_and_unknown_columns_are_refused(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ResourceError, match=sentence):
-        BOTH.partition(values)
+        YEAR_MONTH.partition(values)
 
 
-def test_a_file_s_partition_is_found_by_physical_names_and_what_is_missing_is_null() -> None:
-    assert BOTH.touched({"Year": "2013", "col-1": "01"}) == BOTH.partition({"year": 2013, "month": 1})
-    assert BOTH.touched({"Year": "2013"}) == BOTH.partition({"year": 2013, "month": None})
+def test_a_file_s_partition_has_physical_names_and_nulls() -> None:
+    assert YEAR_MONTH.touched({"Year": "2013", "col-1": "01"}) == YEAR_MONTH.partition({"year": 2013, "month": 1})
+    assert YEAR_MONTH.touched({"Year": "2013"}) == YEAR_MONTH.partition({"year": 2013, "month": None})
     with pytest.raises(ResourceError, match="do not fit"):
-        BOTH.touched({"Year": "2013", "month": "1"})
+        YEAR_MONTH.touched({"Year": "2013", "month": "1"})
 
 
-def test_names_are_hive_s() -> None:
-    found = PartitionSchema((PartitionColumn("a=b", "string"), PartitionColumn("c", "string")))
-    partition = found.partition({"a=b": "x/y:z é", "c": None})
+def test_znode_names_are_encoded_as_in_hive() -> None:
+    columns = PartitionSchema((PartitionColumn("a=b", "string"), PartitionColumn("c", "string")))
+    partition = columns.partition({"a=b": "x/y:z é", "c": None})
     assert partition.components == ("a%3Db=x%2Fy%3Az é", "c=__HIVE_DEFAULT_PARTITION__")
     assert partition_node("/t", partition) == "/t/partitions/a%3Db=x%2Fy%3Az é/partitions/c=__HIVE_DEFAULT_PARTITION__"
 
 
-def test_the_cover_is_in_order_and_has_nothing_twice() -> None:
-    def part(*values: int) -> Partition:
-        return BOTH.partition(dict(zip(("year", "month"), values, strict=False)))
+def test_the_smallest_cover_is_sorted_without_duplicates() -> None:
+    def partition(*values: int) -> Partition:
+        return YEAR_MONTH.partition(dict(zip(("year", "month"), values, strict=False)))
 
-    assert smallest_cover([part(2014, 2), part(2013), part(2013, 1), part(2014, 2)]) == (part(2013), part(2014, 2))
+    assert smallest_cover([partition(2014, 2), partition(2013), partition(2013, 1), partition(2014, 2)]) == (
+        partition(2013),
+        partition(2014, 2),
+    )

@@ -1,4 +1,4 @@
-"""`sluice pins` for people: locations stay whole."""
+"""`sluice pins` prints complete locations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import sluice` offers. A change here is a change for every user."""
+"""The public names of ``sluice``. A change here changes the API for every user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lock_manager
 import sluice
 
 
-def test_the_public_names_are_the_locks_and_two_more() -> None:
+def test_sluice_exports_the_lock_the_writer_and_the_version() -> None:
     assert sluice.__all__ == [*lock_manager.__all__, "LockedDeltaWriter", "__version__"]
     for name in lock_manager.__all__:
         assert getattr(sluice, name) is getattr(lock_manager, name)
@@ -22,7 +22,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = sluice.Nothing  # type: ignore[attr-defined]
 
 
-def test_pyspark_is_imported_when_the_writer_is_asked_for_and_not_before() -> None:
+def test_pyspark_is_imported_with_the_writer_only() -> None:
     program = (
         "import sys, sluice\n"
         "assert 'pyspark' not in sys.modules, 'too early'\n"
@@ -32,5 +32,5 @@ def test_pyspark_is_imported_when_the_writer_is_asked_for_and_not_before() -> No
         "import writer_jobs\n"
         "assert LockedDeltaWriter is writer_jobs.LockedDeltaWriter\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""How contenders are grouped into entries, and which of them hold."""
+"""The view of a table's queues: contenders are grouped into entries, which hold or wait; `sluice status` shows them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ MONTH, DAY = "month=1", "month=1/day=2"
 
 
 class Queues:
-    """Queues of one table, filled as ZooKeeper fills them."""
+    """Queues of one table, with names and transactions as ZooKeeper creates them."""
 
     def __init__(self) -> None:
         self.queues: dict[str, list[str]] = {}
-        self.found: dict[str, ContenderZnode] = {}
+        self.znodes: dict[str, ContenderZnode] = {}
         self.transaction = 100
 
     def add(self, entry: str, *modes: str, data: object = None) -> None:
-        """``add(A, ":r", "month=1:w")``: one transaction."""
+        """Add contenders of one hold in one transaction: ``add(A, ":r", "month=1:w")``."""
         self.transaction += 1
-        for each in modes:
-            partition, _, mode = each.rpartition(":")
+        for node in modes:
+            partition, _, mode = node.rpartition(":")
             children = self.queues.setdefault(partition, [])
-            mark = {"w": "__lock__", "r": "__rlock__", "p": "-part__rlock__", "l": "-look__rlock__"}[mode]
-            name = f"{entry}{mark}{len(children):010}"
+            mode_name = {"w": "__lock__", "r": "__rlock__", "p": "-part__rlock__", "l": "-look__rlock__"}[mode]
+            name = f"{entry}{mode_name}{len(children):010}"
             children.append(name)
             content = b"" if data is None else json.dumps(data).encode()
-            self.found[f"/{partition}/{name}"] = ContenderZnode(content, self.transaction, float(self.transaction))
+            self.znodes[f"/{partition}/{name}"] = ContenderZnode(content, self.transaction, float(self.transaction))
 
     def entries(self) -> list[QueueEntry]:
         shuffled = {partition: sorted(names, reverse=True) for partition, names in self.queues.items()}
-        return entries_of(shuffled, self.found, {partition: f"/{partition}" for partition in self.queues})
+        return entries_of(shuffled, self.znodes, {partition: f"/{partition}" for partition in self.queues})
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def queues() -> Queues:
     return Queues()
 
 
-def test_a_partition_hold_is_one_entry_and_waits_only_behind_what_conflicts(queues: Queues) -> None:
+def test_a_partition_hold_waits_only_for_conflicting_entries(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:r", "month=1/day=2:w")
     queues.add(B, ":r", "month=2:w")
     queues.add(C, ":r", "month=1:w")
@@ -72,12 +72,12 @@ def test_several_partitions_of_one_entry_hold_together_or_wait(queues: Queues) -
     a, b, c = queues.entries()
     assert a.holds
     assert b.waits_for == (A,)
-    # The order of its own queue counts, though whom it waits for does not hold yet.
+    # C waits for B, which is before it in the queue of month=1 and does not hold yet.
     assert c.waits_for == (B,)
     assert [node.partition for node in b.targets] == [MONTH, "month=2"]
 
 
-def test_shared_entries_hold_side_by_side(queues: Queues) -> None:
+def test_shared_entries_hold_together(queues: Queues) -> None:
     queues.add(A, ":r")
     queues.add(B, ":r")
     queues.add(C, ":w")
@@ -85,29 +85,29 @@ def test_shared_entries_hold_side_by_side(queues: Queues) -> None:
     assert [(entry.holds, entry.shared) for entry in entries] == [(True, True), (True, True), (False, False)]
 
 
-def test_a_partition_whose_name_begins_like_another_is_not_below_it(queues: Queues) -> None:
+def test_a_name_prefix_does_not_make_a_parent_partition(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:w", "month=11:w")
     (entry,) = queues.entries()
     assert [node.partition for node in entry.targets] == ["month=1", "month=11"]
 
 
-def test_an_entry_that_came_or_went_while_it_was_read_is_in_the_way_where_it_was_seen(queues: Queues) -> None:
+def test_an_entry_blocks_only_where_its_znode_was_read(queues: Queues) -> None:
     queues.add(A, ":p", "month=1:w")
     queues.add(B, ":p", "month=1:w")
     queues.add(C, ":w")
-    del queues.found[f"/month=1/{A}__lock__0000000000"]
+    del queues.znodes[f"/month=1/{A}__lock__0000000000"]
     b, c = queues.entries()
     assert (b.hold_id, b.holds) == (B, True)
     assert c.waits_for == (B, A)
 
 
-def test_who_waits_for_partitions_is_told_with_them_though_it_stands_in_no_queue_of_theirs(queues: Queues) -> None:
+def test_a_waiting_entry_shows_its_requested_partitions(queues: Queues) -> None:
     queues.add(A, ":w")
     queues.add(B, ":p", data={"partitions": [DAY, "month=2"], "partition_count": 2})
     queues.add(C, ":l", data={"partitions": ["month=3"], "partition_count": 20})
     queues.add(D, ":p")
     _, b, c, d = queues.entries()
-    assert [scope_text(each) for each in (b, c, d)] == [
+    assert [scope_text(entry) for entry in (b, c, d)] == [
         f"{DAY}, month=2",
         "month=3 and 19 more, shared",
         "partitions of it",
@@ -117,20 +117,20 @@ def test_who_waits_for_partitions_is_told_with_them_though_it_stands_in_no_queue
     assert not any(entry.holds or entry.shared for entry in (b, d))
 
 
-def test_who_stands_in_a_part_of_what_it_asks_for_does_not_hold(queues: Queues) -> None:
-    """It has just been let in where it waited, and did not enter the rest yet."""
+def test_an_entry_in_some_of_its_queues_does_not_hold(queues: Queues) -> None:
+    """The hold of another entry has just ended, and this entry has not joined its other queues yet."""
     queues.add(A, ":p", "month=1:w", data={"partitions": ["month=1", "month=2"], "partition_count": 2})
     queues.add(B, ":p", "month=3:p", data=None)
     a, b = queues.entries()
-    assert [(each.holds, each.waits_for) for each in (a, b)] == [(False, ()), (False, ())]
-    assert [scope_text(each) for each in (a, b)] == ["month=1, month=2", "partitions of month=3"]
+    assert [(entry.holds, entry.waits_for) for entry in (a, b)] == [(False, ()), (False, ())]
+    assert [scope_text(entry) for entry in (a, b)] == ["month=1, month=2", "partitions of month=3"]
     queues.add(C, ":p", "month=4:p", "month=4/day=1:w", "month=5:w", data={"partition_count": 2})
-    assert queues.entries()[2].holds, "the control"
+    assert queues.entries()[2].holds, "control: an entry in all of its queues holds"
 
 
-@pytest.mark.parametrize("said", [{"partitions": 7, "partition_count": "many"}, {"partitions": [1, None]}, ["a"]])
-def test_partitions_that_are_not_said_as_we_do_are_not_told(queues: Queues, said: object) -> None:
-    queues.add(A, ":p", "month=1:w", data=said)
+@pytest.mark.parametrize("data", [{"partitions": 7, "partition_count": "many"}, {"partitions": [1, None]}, ["a"]])
+def test_malformed_lists_of_partitions_are_ignored(queues: Queues, data: object) -> None:
+    queues.add(A, ":p", "month=1:w", data=data)
     (entry,) = queues.entries()
     assert (entry.partitions, entry.holds) == (("month=1",), True)
 
@@ -147,15 +147,13 @@ def test_partitions_that_are_not_said_as_we_do_are_not_told(queues: Queues, said
         (None, 101.0),
     ],
 )
-def test_since_when_a_holder_holds_is_its_word_or_else_the_ensemble_s(
-    queues: Queues, data: object, since: float
-) -> None:
+def test_a_hold_begins_when_it_records_or_at_its_creation(queues: Queues, data: object, since: float) -> None:
     queues.add(A, ":w", data=data)
     (entry,) = queues.entries()
     assert entry.since == since
 
 
-def test_who_waits_is_counted_from_its_request_even_after_it_lost_its_place(queues: Queues) -> None:
+def test_a_wait_begins_with_the_request(queues: Queues) -> None:
     queues.add(A, ":w")
     queues.add(B, ":w", data={"requested_at": 40.0})
     status = Status("e", [TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))], at=140.0)
@@ -163,8 +161,8 @@ def test_who_waits_is_counted_from_its_request_even_after_it_lost_its_place(queu
     assert status.waiting_longer_than(100.0) == []
 
 
-class AnotherInspector:
-    """An inspector of a coordinator that is not ZooKeeper."""
+class ListInspector:
+    """An inspector of a coordinator other than ZooKeeper."""
 
     def __init__(self, tables: list[TableLocks]) -> None:
         self._tables = tables
@@ -176,7 +174,9 @@ class AnotherInspector:
         return self._tables
 
     def table(self, resource: TableResource) -> TableLocks:
-        return next((each for each in self._tables if each.uri == resource.uri), TableLocks(uri=resource.uri, key=""))
+        return next(
+            (locks for locks in self._tables if locks.uri == resource.uri), TableLocks(uri=resource.uri, key="")
+        )
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         return holder in self.table(TableResource.of(str(table.uri))).holders
@@ -190,33 +190,33 @@ class AnotherInspector:
         pass
 
 
-def test_status_looks_through_the_protocol_alone(queues: Queues) -> None:
+def test_status_reads_the_inspector_of_any_coordinator(queues: Queues) -> None:
     queues.add(A, ":w")
     locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
-    inspector: Inspector = AnotherInspector([locks])
+    inspector: Inspector = ListInspector([locks])
     assert (read_status(inspector, None).ensemble, read_status(inspector, None).tables) == ("an id", [locks])
     assert read_status(inspector, TableResource.of("s3://lake/t")).tables == [locks]
     assert read_status(inspector, TableResource.of("s3://lake/u")).tables == [TableLocks(uri="s3://lake/u", key="")]
 
 
-def test_names_below_a_log_count_as_no_tables(queues: Queues) -> None:
+def test_locks_below_a_delta_log_are_internal(queues: Queues) -> None:
     queues.add(A, ":w")
     table = TableLocks(uri="s3://lake/t", key="k")
-    turn = TableLocks(uri="s3://lake/t/_delta_log/_sluice_maintenance", key="l")
-    held = replace(turn, entries=tuple(queues.entries()))
-    assert read_status(AnotherInspector([table, turn]), None).tables == [table]
-    status = read_status(AnotherInspector([table, held]), None)
-    written = status.to_json()
-    assert [[row["table"] for row in written[name]] for name in ("tables", "internal")] == [[table.uri], [turn.uri]]
+    maintenance = TableLocks(uri="s3://lake/t/_delta_log/_sluice_maintenance", key="l")
+    held = replace(maintenance, entries=tuple(queues.entries()))
+    assert read_status(ListInspector([table, maintenance]), None).tables == [table]
+    status = read_status(ListInspector([table, held]), None).to_json()
+    assert [row["table"] for row in status["tables"]] == [table.uri]
+    assert [row["table"] for row in status["internal"]] == [maintenance.uri]
 
 
-def test_what_another_program_wrote_does_not_steer_the_terminal(queues: Queues) -> None:
+def test_control_characters_in_holder_data_are_replaced(queues: Queues) -> None:
     queues.add(A, ":w", data={"host": "h\x1b[2J\n", "pid": 7, "job": "j", "app_id": "app-1"})
     (entry,) = queues.entries()
     assert describe(entry) == "h?[2J? pid 7, job j, application app-1, the table, token 101"
 
 
-def test_partitions_are_broken_by_the_name_of_what_is_held(queues: Queues) -> None:
+def test_holders_are_selected_by_partition_and_token(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:r", "month=1/day=2:w")
     queues.add(B, ":r", "month=11:w")
     locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
@@ -230,7 +230,7 @@ def test_partitions_are_broken_by_the_name_of_what_is_held(queues: Queues) -> No
     assert select_holders(TableLocks(uri="s3://lake/t", key="k"), "month=2", 1) == []
 
 
-def test_names_and_tokens_that_are_none_are_refused() -> None:
+def test_malformed_partition_names_and_tokens_are_refused() -> None:
     assert check_partition("/year=2013/month=1/") == "year=2013/month=1"
     for name in ("", "month", "month=", "month=1//day=2", "=1"):
         with pytest.raises(PartitionNameError, match="COLUMN=VALUE"):
@@ -241,5 +241,10 @@ def test_names_and_tokens_that_are_none_are_refused() -> None:
             parse_token(text)
 
 
-def test_durations_have_two_units_at_most() -> None:
-    assert [format_duration(each) for each in (0.4, 61, 7500, 180000)] == ["0 s", "1 min 1 s", "2 h 5 min", "2 d 2 h"]
+def test_durations_have_at_most_two_units() -> None:
+    assert [format_duration(seconds) for seconds in (0.4, 61, 7500, 180000)] == [
+        "0 s",
+        "1 min 1 s",
+        "2 h 5 min",
+        "2 d 2 h",
+    ]

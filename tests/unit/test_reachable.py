@@ -1,4 +1,4 @@
-"""What counts as proof that no ZooKeeper server can be reached: refusals and unknown host names."""
+"""Proof that no ZooKeeper server can be reached: only refused connections and unknown host names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_ADDRESS = "no address is known for the host name zk1.nowhere, zk2.nowhere"
 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterator[OSError]], list[str]]:
-    """Return a function that has each look-up of a name in ``.nowhere`` fail with the next error."""
+    """Let each look-up of a name in ``.nowhere`` fail with the next error; return the names: ``resolver(errors)``."""
     original = socket.getaddrinfo
 
     def replace(errors: Iterator[OSError]) -> list[str]:
@@ -38,7 +38,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterator[OSError]], l
     return replace
 
 
-def test_unknown_names_fail_at_once_and_a_failing_resolver_is_waited_for(
+def test_connect_retries_transient_resolver_errors(
     resolver: Callable[[Iterator[OSError]], list[str]],
 ) -> None:
     failures = 12
@@ -48,7 +48,7 @@ def test_unknown_names_fail_at_once_and_a_failing_resolver_is_waited_for(
     assert len(names) > failures
 
 
-def test_the_check_before_spark_names_all_unknown_hosts(resolver: Callable[[Iterator[OSError]], list[str]]) -> None:
+def test_check_reachable_names_all_unknown_hosts(resolver: Callable[[Iterator[OSError]], list[str]]) -> None:
     names = resolver(repeat(UNKNOWN))
     with ZookeeperLockManager(NAMES) as manager, pytest.raises(EnsembleUnavailableError, match=NO_ADDRESS):
         manager.check_reachable(600)
@@ -65,7 +65,7 @@ def test_the_check_before_spark_names_all_unknown_hosts(resolver: Callable[[Iter
         (OSError(113, "No route to host"), False),
     ],
 )
-def test_only_refusals_and_unknown_names_are_proof(
+def test_only_refusals_and_unknown_names_prove_unreachability(
     error: OSError, monkeypatch: pytest.MonkeyPatch, *, is_proof: bool
 ) -> None:
     seconds: list[float] = []

@@ -36,7 +36,7 @@ from lock_manager.zookeeper.znodes import table_node
         ("/no/such/../such/t", "file:/no/such/t"),
     ],
 )
-def test_spellings(spelling, canonical):
+def test_a_spelling_has_one_canonical_uri(spelling, canonical):
     assert canonical_table_uri(spelling) == canonical
     assert canonical_table_uri(canonical) == canonical
 
@@ -53,7 +53,7 @@ def test_spellings(spelling, canonical):
         ("onelake", "fabric.microsoft.com"),
     ],
 )
-def test_azures_two_endpoints_of_an_account_are_one_store(account, cloud):
+def test_both_azure_endpoints_of_an_account_are_one_store(account, cloud):
     names = {
         f"{scheme}://Data@{account.title()}.{endpoint}.{cloud}//a/./T/"
         for scheme in ("abfs", "abfss", "wasb", "WASBS")
@@ -63,31 +63,31 @@ def test_azures_two_endpoints_of_an_account_are_one_store(account, cloud):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("uri", "other_uri"),
     [
         ("wasb://a@account.blob.core.windows.net/t", "wasb://b@account.blob.core.windows.net/t"),
         ("wasb://a@blob.dfs.core.windows.net/t", "wasb://a@account.dfs.core.windows.net/t"),
         ("abfs://a@account.blob.core.windows.net/blob", "abfs://a@account.blob.core.windows.net/dfs"),
-        # These say nothing of where they lead: the table's adoption tells (docs/concepts.md).
+        # These may be one table. Only its adoption can show it (docs/concepts.md).
         ("adl://account.azuredatalakestore.net/t", "abfs://gen1@account.dfs.core.windows.net/t"),
         ("wasb://a@lake.example.com/t", "wasb://a@account.blob.core.windows.net/t"),
     ],
 )
-def test_what_may_be_two_tables_stays_two(one, other):
-    assert canonical_table_uri(one) != canonical_table_uri(other)
+def test_different_tables_have_different_uris(uri, other_uri):
+    assert canonical_table_uri(uri) != canonical_table_uri(other_uri)
 
 
-def test_an_account_that_is_called_like_an_endpoint_keeps_its_name():
+def test_an_account_named_like_an_endpoint_keeps_its_name():
     assert canonical_table_uri("wasb://a@blob.blob.core.windows.net/t") == "abfs://a@blob.dfs.core.windows.net/t"
     assert canonical_table_uri("s3a://a.blob.core.windows.net/t") == "s3://a.blob.core.windows.net/t"
 
 
-def test_relative_paths_and_links_are_the_folder_they_lead_to(tmp_path, monkeypatch):
+def test_relative_paths_and_links_are_resolved(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path)
-    wanted = f"file:{os.path.realpath(tmp_path / 'real')}/t"
-    assert {canonical_table_uri(name) for name in ("./link/t", "link/t", tmp_path / "link" / "t")} == {wanted}
+    resolved = f"file:{os.path.realpath(tmp_path / 'real')}/t"
+    assert {canonical_table_uri(name) for name in ("./link/t", "link/t", tmp_path / "link" / "t")} == {resolved}
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_relative_paths_and_links_are_the_folder_they_lead_to(tmp_path, monkeypa
         "a\nb/c",
     ],
 )
-def test_what_is_no_location_is_refused(name):
+def test_names_that_are_no_location_are_refused(name):
     with pytest.raises(ResourceError):
         canonical_table_uri(name)
 
 
-def test_key_and_znode():
+def test_the_key_is_the_sha256_of_the_canonical_uri():
     resource = TableResource.of("s3a://lake/t")
     assert resource.key == hashlib.sha256(b"s3://lake/t").hexdigest()
     assert table_node("/locks/delta_tables", resource) == f"/locks/delta_tables/{resource.key}"
@@ -128,9 +128,9 @@ segments = st.lists(st.text(st.characters(codec="utf-8", categories=("L", "N", "
 
 @settings(deadline=None)
 @given(segments=segments, scheme=st.sampled_from(["s3", "s3a", "s3n", "S3A"]), slashes=st.integers(1, 3))
-def test_canonical_is_a_fixed_point_and_ignores_scheme_and_slashes(segments, scheme, slashes):
+def test_canonical_uris_ignore_scheme_slashes_and_dots(segments, scheme, slashes):
     parts = [segment for segment in segments if segment not in ("", ".", "..")]
-    messy = f"{scheme}://Lake" + "".join("/" * slashes + part + "/." for part in parts)
-    canonical = canonical_table_uri(messy)
+    spelling = f"{scheme}://Lake" + "".join("/" * slashes + part + "/." for part in parts)
+    canonical = canonical_table_uri(spelling)
     assert canonical == "s3://lake" + "".join("/" + part for part in parts)
     assert canonical_table_uri(canonical) == canonical

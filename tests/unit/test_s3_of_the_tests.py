@@ -1,4 +1,4 @@
-"""Which S3 the tests take, and that a run on an S3 of one's own cannot be one on the embedded S3."""
+"""The S3 that the tests use: ``make test-s3`` refuses to run without an external S3."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def make_test_s3(**variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the target, with a pytest that only says its version."""
-    # A make that runs these tests leaves its own options in the environment.
-    others = (ENDPOINT, BUCKET, "MAKEFLAGS", "MFLAGS", "MAKELEVEL")
-    environment = {name: value for name, value in os.environ.items() if name not in others}
-    # What it is made from is there: these tests run on it.
+    """Run ``make test-s3`` with a pytest that only prints its version."""
+    # A make that runs these tests sets options in the environment.
+    removed = (ENDPOINT, BUCKET, "MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
+    # The jar exists, because these tests use it.
     command = ["make", "--no-print-directory", "--assume-old=sluice/sluice-log-store.jar", "test-s3", "ARGS=--version"]
     return subprocess.run(
         command, cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True, check=False
@@ -26,24 +26,24 @@ def make_test_s3(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("variables", [{}, {ENDPOINT: ""}, {"SLUICE_TEST_S3_ENPOINT": "http://127.0.0.1:9000"}])
-def test_the_tests_on_an_s3_of_one_s_own_do_not_run_on_the_embedded_one(variables: dict[str, str]) -> None:
-    done = make_test_s3(**variables)
-    assert done.returncode != 0
-    assert done.stderr.splitlines()[0] == (
+def test_without_a_variable_test_s3_runs_no_test(variables: dict[str, str]) -> None:
+    process = make_test_s3(**variables)
+    assert process.returncode != 0
+    assert process.stderr.splitlines()[0] == (
         "test-s3 needs your own S3: set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME "
         "(docs/compatibility.md)"
     )
-    assert "pytest" not in done.stdout + done.stderr
+    assert "pytest" not in process.stdout + process.stderr
 
 
 @pytest.mark.parametrize("variables", [{ENDPOINT: "http://127.0.0.1:9000"}, {BUCKET: "scratch"}])
-def test_with_either_variable_they_run(variables: dict[str, str]) -> None:
-    done = make_test_s3(**variables)
-    assert done.returncode == 0, done.stderr
-    assert "pytest" in done.stdout + done.stderr
+def test_either_variable_lets_test_s3_run(variables: dict[str, str]) -> None:
+    process = make_test_s3(**variables)
+    assert process.returncode == 0, process.stderr
+    assert "pytest" in process.stdout + process.stderr
 
 
-def test_pytest_s_header_says_which_s3_the_tests_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_of_pytest_names_the_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (ENDPOINT, BUCKET, "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     assert s3_in_words() == "embedded"

@@ -1,4 +1,4 @@
-"""Credentials from keywords, environment, files and AWS: what is refused, and what no message may show."""
+"""Credentials from keywords, environment, files and AWS: no representation, message or log contains a secret."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from lock_manager.zookeeper.client import acl_of
 SECRET = "hunter2-8d1f"  # noqa: S105
 SASL = {"auth": "sasl", "username": "etl", "password": SECRET}
 REGION = "eu-central-1"
+MISSING_ARN = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:zk-AbCdEf"
 
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Secrets Manager, as moto plays it."""
+    """A client of Secrets Manager, simulated by moto."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     aws_secret.fetch.cache_clear()
@@ -41,40 +42,40 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     aws_secret.fetch.cache_clear()
 
 
-def read(**environ: str) -> Security:
+def from_env(**environ: str) -> Security:
     return Security.from_env(environ)
 
 
-def refused(call: Any, *arguments: Any, **keywords: Any) -> str:
-    """Return the message of the SettingsError: one sentence, without a secret."""
-    with pytest.raises(SettingsError) as told:
+def error_of(call: Any, *arguments: Any, **keywords: Any) -> str:
+    """Call, and return the message of the SettingsError; assert that it is one line without a secret."""
+    with pytest.raises(SettingsError) as error:
         call(*arguments, **keywords)
-    message = str(told.value)
+    message = str(error.value)
     assert "\n" not in message
-    assert SECRET not in message + repr(told.value) + repr(told.value.__cause__)
+    assert SECRET not in message + repr(error.value) + repr(error.value.__cause__)
     return message
 
 
-# -- shape -------------------------------------------------------------------------------------------------------------
+# -- fields ------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_demanded_or_given_by_default():
-    nothing = Security()
-    assert (nothing.sasl_options(), nothing.auth_data(), nothing.new_znodes(), nothing.tls) == (None,) * 3 + (False,)
-    assert LockSettings.from_env({"SLUICE_ZK_HOSTS": "a"}).security == nothing
+def test_no_security_is_the_default():
+    default = Security()
+    assert (default.sasl_options(), default.auth_data(), default.new_znodes(), default.tls) == (None,) * 3 + (False,)
+    assert LockSettings.from_env({"SLUICE_ZK_HOSTS": "a"}).security == default
 
 
 @pytest.mark.parametrize("auth", ["sasl", "digest"])
-def test_what_kazoo_is_given(auth):
-    given = Security(auth=auth, username="etl", password=SECRET)
+def test_kazoo_gets_credentials_and_an_acl(auth):
+    settings = Security(auth=auth, username="etl", password=SECRET)
     sasl = {"mechanism": "DIGEST-MD5", "username": "etl", "password": SECRET}
-    assert given.sasl_options() == (sasl if auth == "sasl" else None)
-    assert given.auth_data() == ([("digest", f"etl:{SECRET}")] if auth == "digest" else None)
-    assert acl_of(given) == [ACL(Permissions.ALL, Id("auth", ""))]
+    assert settings.sasl_options() == (sasl if auth == "sasl" else None)
+    assert settings.auth_data() == ([("digest", f"etl:{SECRET}")] if auth == "digest" else None)
+    assert acl_of(settings) == [ACL(Permissions.ALL, Id("auth", ""))]
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"auth": "kerberos"}, "sasl or digest"),
         ({"auth": "sasl"}, "username is not"),
@@ -97,14 +98,14 @@ def test_what_kazoo_is_given(auth):
         ),
     ],
 )
-def test_half_or_malformed(values, says):
-    assert says in refused(Security, **values)
+def test_incomplete_or_malformed_settings_are_refused(values, message):
+    assert message in error_of(Security, **values)
 
 
-def test_a_file_in_the_wrong_format(tmp_path):
+def test_a_file_that_is_not_text_is_refused(tmp_path):
     binary = tmp_path / "ca.der"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert "it is not text" in refused(Security, tls_ca=str(binary))
+    assert "it is not text" in error_of(Security, tls_ca=str(binary))
 
 
 def key_pair(password: str | None = None) -> tuple[str, str]:
@@ -130,29 +131,29 @@ def key_pair(password: str | None = None) -> tuple[str, str]:
     )
 
 
-def test_a_key_that_does_not_open_or_is_of_another_certificate(tmp_path, monkeypatch):
+def test_a_key_must_open_and_fit_its_certificate(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     certificate, key = key_pair(SECRET)
     assert Security(tls_certificate=certificate, tls_key=key, tls_key_password=SECRET).tls
-    # OpenSSL would ask for it at the terminal, and wait.
-    assert "tls_key_password is missing" in refused(Security, tls_certificate=certificate, tls_key=key)
-    assert "wrong" in refused(Security, tls_certificate=certificate, tls_key=key, tls_key_password=SECRET[1:])
+    # OpenSSL would prompt for the password at the terminal, and wait.
+    assert "tls_key_password is missing" in error_of(Security, tls_certificate=certificate, tls_key=key)
+    assert "wrong" in error_of(Security, tls_certificate=certificate, tls_key=key, tls_key_password=SECRET[1:])
     _, another = key_pair()
-    assert "not a certificate and its private key" in refused(Security, tls_certificate=certificate, tls_key=another)
-    # Where OpenSSL read it.
+    assert "not a certificate and its private key" in error_of(Security, tls_certificate=certificate, tls_key=another)
+    # OpenSSL read the key from a temporary file there.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_private_key_is_in_no_repr():
+def test_repr_contains_no_private_key():
     certificate, key = key_pair()
-    shown = repr(Security(tls_certificate=certificate, tls_key=key))
-    assert "PRIVATE" not in shown
-    assert key.splitlines()[1] not in shown
+    text = repr(Security(tls_certificate=certificate, tls_key=key))
+    assert "PRIVATE" not in text
+    assert key.splitlines()[1] not in text
 
 
-def test_sasl_without_its_package(monkeypatch):
+def test_sasl_without_its_package_is_refused(monkeypatch):
     monkeypatch.setattr(security.importlib.util, "find_spec", lambda _: None)
-    assert "pip install '.[sasl]' in a clone of Sluice" in refused(Security, **SASL)
+    assert "pip install '.[sasl]' in a clone of Sluice" in error_of(Security, **SASL)
 
 
 @pytest.mark.parametrize(
@@ -164,29 +165,28 @@ def test_sasl_without_its_package(monkeypatch):
         ("digest:etl:8OgsN6e+0WY=:cd", [("digest", "etl:8OgsN6e+0WY=", 12)]),
     ],
 )
-def test_acl_as_zkcli_writes_it(text, entries):
-    found = acl_of(Security(acl=text))
-    assert [(each.id.scheme, each.id.id, each.perms) for each in found] == entries
+def test_an_acl_has_the_syntax_of_zkcli(text, entries):
+    assert [(entry.id.scheme, entry.id.id, entry.perms) for entry in acl_of(Security(acl=text))] == entries
 
 
 @pytest.mark.parametrize("text", ["all", "sasl:etl", "sasl:etl:x", "sasl:etl:r,"])
-def test_malformed_acl(text):
-    assert "scheme:id:permissions" in refused(Security, acl=text)
+def test_a_malformed_acl_is_refused(text):
+    assert "scheme:id:permissions" in error_of(Security, acl=text)
 
 
 # -- secrets stay secret -----------------------------------------------------------------------------------------------
 
 
-def test_no_repr_shows_a_secret():
+def test_repr_contains_no_secret():
     settings = LockSettings(zk_hosts="a", security=Security(**SASL))
-    for shown in (repr(settings), str(settings), f"{settings.security}", repr(dataclasses.replace(settings, job="x"))):
-        assert SECRET not in shown
-        assert "'etl'" in shown
+    for text in (repr(settings), str(settings), f"{settings.security}", repr(dataclasses.replace(settings, job="x"))):
+        assert SECRET not in text
+        assert "'etl'" in text
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301
     assert hash(settings) != hash(LockSettings(zk_hosts="a"))
 
 
-def test_neither_a_host_list_nor_a_url_takes_credentials():
+def test_credentials_in_host_lists_and_urls_are_refused():
     for call, value in (
         (LockSettings.from_url, f"zk://etl:{SECRET}@a:2181"),
         (LockSettings.from_url, f"zk://a?password={SECRET}"),
@@ -194,44 +194,44 @@ def test_neither_a_host_list_nor_a_url_takes_credentials():
         (LockSettings.from_url, f"http://a?password={SECRET}"),
         (LockSettings, f"etl:{SECRET}@a:2181"),
     ):
-        refused(call, **({"zk_hosts": value} if call is LockSettings else {"url": value}))
-    refused(LockSettings.from_env, {"SLUICE_ZK_HOSTS": f"etl:{SECRET}@a"})
-    # It would be taken for a field of the settings.
+        error_of(call, **({"zk_hosts": value} if call is LockSettings else {"url": value}))
+    error_of(LockSettings.from_env, {"SLUICE_ZK_HOSTS": f"etl:{SECRET}@a"})
+    # The variable is not read as the field `security` of the settings.
     assert LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_SECURITY": "x"}).security == Security()
 
 
 # -- environment and files ---------------------------------------------------------------------------------------------
 
 
-def test_from_the_environment():
-    found = read(SLUICE_ZK_AUTH="sasl", SLUICE_ZK_USERNAME="etl", SLUICE_ZK_PASSWORD=SECRET, SLUICE_ZK_TLS="1")
-    assert found == Security(**SASL, tls=True)
-    assert not read(SLUICE_ZK_TLS="off").tls
-    settings = LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_ZK_ACL": "auth::r"}, job="x")
-    assert settings.security == Security(acl="auth::r")
-    kept = Security(acl="auth::w")
-    assert LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_ZK_ACL": "auth::r"}, security=kept).security is kept
+def test_security_comes_from_the_environment():
+    variables = {"SLUICE_ZK_AUTH": "sasl", "SLUICE_ZK_USERNAME": "etl", "SLUICE_ZK_PASSWORD": SECRET}
+    assert from_env(**variables, SLUICE_ZK_TLS="1") == Security(**SASL, tls=True)
+    assert not from_env(SLUICE_ZK_TLS="off").tls
+    environ = {"SLUICE_ZK_HOSTS": "a", "SLUICE_ZK_ACL": "auth::r"}
+    assert LockSettings.from_env(environ, job="x").security == Security(acl="auth::r")
+    keyword = Security(acl="auth::w")
+    assert LockSettings.from_env(environ, security=keyword).security is keyword
 
 
-def test_from_files(tmp_path):
+def test_security_comes_from_files(tmp_path):
     password, document = tmp_path / "password", tmp_path / "zk.json"
     password.write_text(SECRET + "\n")
     document.write_text(json.dumps({**SASL, "password": "another", "tls": True}))
-    by_file = read(SLUICE_ZK_AUTH="sasl", SLUICE_ZK_USERNAME="etl", SLUICE_ZK_PASSWORD_FILE=str(password))
+    by_file = from_env(SLUICE_ZK_AUTH="sasl", SLUICE_ZK_USERNAME="etl", SLUICE_ZK_PASSWORD_FILE=str(password))
     assert by_file == Security(**SASL)
-    by_document = read(SLUICE_ZK_SECRET_FILE=str(document))
+    by_document = from_env(SLUICE_ZK_SECRET_FILE=str(document))
     assert by_document == Security(**{**SASL, "password": "another"}, tls=True)
-    # Single variables win.
-    assert read(SLUICE_ZK_SECRET_FILE=str(document), SLUICE_ZK_PASSWORD=SECRET).password == SECRET
-    assert read(SLUICE_ZK_SECRET_FILE=str(document), SLUICE_ZK_TLS="0").tls is False
+    # Variables win over the document.
+    assert from_env(SLUICE_ZK_SECRET_FILE=str(document), SLUICE_ZK_PASSWORD=SECRET).password == SECRET
+    assert from_env(SLUICE_ZK_SECRET_FILE=str(document), SLUICE_ZK_TLS="0").tls is False
 
 
 @pytest.mark.parametrize(
-    ("environ", "says"),
+    ("environ", "message"),
     [
         ({"SLUICE_ZK_TLS": "perhaps"}, "1 or 0"),
         ({"SLUICE_ZK_PASSWORD": ""}, "not empty"),
-        # Somebody takes the variable for the password itself.
+        # The variable contains the password instead of a path.
         (
             {"SLUICE_ZK_PASSWORD_FILE": SECRET},
             "the file that SLUICE_ZK_PASSWORD_FILE names cannot be read (No such file",
@@ -243,12 +243,12 @@ def test_from_files(tmp_path):
         ({"SLUICE_ZK_SECRET": json.dumps(SASL)}, "must be arn:aws:secretsmanager"),
     ],
 )
-def test_malformed_environment(environ, says):
-    assert says in refused(Security.from_env, environ)
+def test_a_malformed_environment_is_refused(environ, message):
+    assert message in error_of(Security.from_env, environ)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (SECRET, "is not JSON"),
         (json.dumps(SECRET), "JSON object"),
@@ -257,52 +257,49 @@ def test_malformed_environment(environ, says):
         (json.dumps({"auth": "sasl", "password": SECRET}), "username is not"),
     ],
 )
-def test_malformed_document(tmp_path: Path, text, says):
+def test_a_malformed_document_is_refused(tmp_path: Path, text, message):
     document = tmp_path / "zk.json"
     document.write_text(text)
-    assert says in refused(read, SLUICE_ZK_SECRET_FILE=str(document))
+    assert message in error_of(from_env, SLUICE_ZK_SECRET_FILE=str(document))
 
 
 # -- AWS ---------------------------------------------------------------------------------------------------------------
 
 
-def test_from_an_aws_secret_asked_for_once_and_never_logged(aws, caplog):
+def test_an_aws_secret_is_fetched_once_and_not_logged(aws, caplog):
     arn = aws.create_secret(Name="zk", SecretString=json.dumps(SASL))["ARN"]
     logging.getLogger("botocore.parsers").setLevel(logging.NOTSET)
     caplog.clear()
     caplog.set_level(1)
     settings = LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_ZK_SECRET": arn})
     assert settings.security == Security(**SASL)
-    assert "GetSecretValue" in caplog.text  # it was on
+    assert "GetSecretValue" in caplog.text, "debug logging must be on"
     assert SECRET not in caplog.text
-    # The control: this is what botocore does.
+    # Control: botocore logs the secret in other calls.
     aws.get_secret_value(SecretId=arn)
     assert SECRET in caplog.text
     aws.delete_secret(SecretId=arn, ForceDeleteWithoutRecovery=True)
-    assert read(SLUICE_ZK_SECRET=arn) == settings.security
+    assert from_env(SLUICE_ZK_SECRET=arn) == settings.security
 
 
-def test_an_aws_secret_that_is_not_given(aws):
-    arn = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:none-AbCdEf"
-    assert "ResourceNotFoundException" in refused(read, SLUICE_ZK_SECRET=arn)
+def test_an_unusable_aws_secret_is_refused(aws):
+    assert "ResourceNotFoundException" in error_of(from_env, SLUICE_ZK_SECRET=MISSING_ARN)
     binary = aws.create_secret(Name="binary", SecretBinary=b"x")["ARN"]
-    assert "binary" in refused(read, SLUICE_ZK_SECRET=binary)
+    assert "binary" in error_of(from_env, SLUICE_ZK_SECRET=binary)
     text = aws.create_secret(Name="text", SecretString=SECRET)["ARN"]
-    assert f"the secret {text} is not JSON" in refused(read, SLUICE_ZK_SECRET=text)
+    assert f"the secret {text} is not JSON" in error_of(from_env, SLUICE_ZK_SECRET=text)
 
 
-def test_an_aws_secret_without_credentials(monkeypatch):
+def test_an_aws_secret_needs_credentials(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    arn = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:zk-AbCdEf"
-    assert "Unable to locate credentials" in refused(read, SLUICE_ZK_SECRET=arn)
+    assert "Unable to locate credentials" in error_of(from_env, SLUICE_ZK_SECRET=MISSING_ARN)
 
 
-def test_an_aws_secret_without_boto3(monkeypatch):
+def test_an_aws_secret_needs_boto3(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
-    arn = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:zk-AbCdEf"
-    assert "pip install '.[aws]' in a clone of Sluice" in refused(read, SLUICE_ZK_SECRET=arn)
+    assert "pip install '.[aws]' in a clone of Sluice" in error_of(from_env, SLUICE_ZK_SECRET=MISSING_ARN)

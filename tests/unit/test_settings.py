@@ -1,4 +1,4 @@
-"""Settings from keywords, environment and URL; a bad value's message shows the value and the range."""
+"""Settings from keywords, environment and URL; an error shows the invalid value or its name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from lock_manager import LockSettings, SettingsError, ZookeeperLockManager
 @pytest.mark.parametrize(
     "hosts", ["a:2181", "a", "a:2181,b:2182, c:2183", "a:1/chroot/below", "[::1]:2181", "10.0.0.1:2181"]
 )
-def test_host_lists(hosts):
+def test_host_lists_are_accepted(hosts):
     assert LockSettings(zk_hosts=hosts).zk_hosts == hosts
 
 
 @pytest.mark.parametrize(
     "hosts", ["", " ", "a:", "a:0", "a:99999", "a:x", "a,,b", "a b", "a:1/", "a:1//b", "a:1/../b", None]
 )
-def test_malformed_host_lists_are_shown(hosts):
-    with pytest.raises(SettingsError) as told:
+def test_an_error_shows_a_malformed_host_list(hosts):
+    with pytest.raises(SettingsError) as error:
         LockSettings(zk_hosts=hosts)
-    assert repr(hosts) in str(told.value)
-    assert isinstance(told.value, ValueError)
+    assert repr(hosts) in str(error.value)
+    assert isinstance(error.value, ValueError)
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "setting",
     [
         {"timeout_seconds": -1},
         {"timeout_seconds": float("nan")},
@@ -41,10 +41,10 @@ def test_malformed_host_lists_are_shown(hosts):
         {"lock_root": "/a/../b"},
     ],
 )
-def test_values_outside_their_range(bad):
-    (name,) = bad
+def test_values_outside_their_range_are_refused(setting):
+    (name,) = setting
     with pytest.raises(SettingsError, match=name):
-        LockSettings(zk_hosts="a", **bad)
+        LockSettings(zk_hosts="a", **setting)
 
 
 def test_keywords_win_over_the_environment():
@@ -60,15 +60,15 @@ def test_keywords_win_over_the_environment():
         LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_TIMEOUT_SECONDS": "soon"})
 
 
-def test_url():
+def test_settings_come_from_a_url():
     settings = LockSettings.from_url("zk://a:1,b:2/chroot?timeout_seconds=7&job=nightly%20load", app_id="x")
     assert settings == LockSettings(zk_hosts="a:1,b:2/chroot", timeout_seconds=7.0, job="nightly load", app_id="x")
-    for bad in ("http://a", "zk://a?color=red", "zk://a?zk_hosts=b", "zk://"):
+    for malformed_url in ("http://a", "zk://a?color=red", "zk://a?zk_hosts=b", "zk://"):
         with pytest.raises(SettingsError):
-            LockSettings.from_url(bad)
+            LockSettings.from_url(malformed_url)
 
 
-def test_the_manager_takes_settings_and_changes_of_them():
+def test_the_manager_takes_settings_and_keywords():
     base = LockSettings(zk_hosts="a:1", timeout_seconds=7)
     assert ZookeeperLockManager(base, job="x").settings == dataclasses.replace(base, job="x")
     with pytest.raises(SettingsError):

@@ -1,11 +1,10 @@
-"""What streams are told, and what they say, without Spark."""
+"""Streams of jobs without Spark: arguments, sequences, options and the report."""
 
 from __future__ import annotations
 
 import json
 import time
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 from pyspark.sql import Row
@@ -19,22 +18,22 @@ from writer_jobs.late_rows.row_models import FirstRows
 from writer_jobs.merge.result import moment_of
 from writer_jobs.merge.scd1 import NewestRows
 
-LEAST = [
+REQUIRED = [
     "--zookeeper", "zk1:2181", "--table", "s3a://lake/t", "--source", "s3a://landing/", "--keys", "id",
     "--sequence-by", "at",
 ]  # fmt: skip
 STREAM = ["--trigger", "10 seconds", "--checkpoint", "s3a://lake/c"]
 
 
-def test_a_stream_has_a_trigger_and_a_checkpoint_and_no_end() -> None:
-    found = parse_arguments([*LEAST, *STREAM, "--max-files-per-batch", "3"])
-    found.check()
-    assert (found.stream, found.commits) == (StreamArguments("10 seconds", "s3a://lake/c"), None)
-    assert (parse_arguments(LEAST).stream, parse_arguments(LEAST).commits) == (None, 1)
+def test_a_stream_has_a_trigger_and_a_checkpoint() -> None:
+    arguments = parse_arguments([*REQUIRED, *STREAM, "--max-files-per-batch", "3"])
+    arguments.check()
+    assert (arguments.stream, arguments.commits) == (StreamArguments("10 seconds", "s3a://lake/c"), None)
+    assert (parse_arguments(REQUIRED).stream, parse_arguments(REQUIRED).commits) == (None, 1)
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("arguments", "message"),
     [
         (STREAM[:2], "belong together"),
         (STREAM[2:], "belong together"),
@@ -45,27 +44,27 @@ def test_a_stream_has_a_trigger_and_a_checkpoint_and_no_end() -> None:
         ([*STREAM, "--source", "s3a://other/"], "one folder"),
     ],
 )
-def test_what_a_stream_cannot_do_is_refused(more: list[str], says: str) -> None:
-    with pytest.raises(ArgumentsError, match=says):
-        parse_arguments([*LEAST, *more]).check()
+def test_invalid_stream_arguments_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ArgumentsError, match=message):
+        parse_arguments([*REQUIRED, *arguments]).check()
 
 
-def test_a_sequence_is_a_moment_if_it_is_one_or_a_day_s_begin() -> None:
-    now = datetime.now()  # noqa: DTZ005 (so Spark has them)
+def test_timestamps_and_dates_are_moments() -> None:
+    now = datetime.now()  # noqa: DTZ005 (Spark returns such values)
     assert moment_of(now) == pytest.approx(time.time(), abs=5)
     assert moment_of(Row(committed_at=now, position=7)) == moment_of(now)
     assert 0 <= time.time() - (moment_of(now.date()) or 0) < 90_000
-    others: list[Any] = [None, 7, "2026-11-01", Row(position=7), ()]
-    assert [moment_of(each) for each in others] == [None] * 5
+    for value in (None, 7, "2026-11-01", Row(position=7), ()):
+        assert moment_of(value) is None
 
 
-def test_only_changes_are_remembered_beside_the_table() -> None:
-    of_changes = {"side_table", "side_rows"}
-    assert of_changes <= set(dir(NewestRows))
-    assert not of_changes & set(dir(FirstRows))
+def test_only_changes_have_a_side_table() -> None:
+    side_table = {"side_table", "side_rows"}
+    assert side_table <= set(dir(NewestRows))
+    assert not side_table & set(dir(FirstRows))
 
 
-def test_row_options_get_defaults_and_other_names_are_refused() -> None:
+def test_row_options_have_defaults_and_unknown_ones_are_refused() -> None:
     options = with_defaults({"keys": ["id"], "event_time": "at", "watermark_delay": timedelta(hours=1)})
     assert (options["watermark_delay"], options["allowed_lateness"]) == (timedelta(hours=1), None)
     assert with_defaults(options) == options
@@ -75,7 +74,7 @@ def test_row_options_get_defaults_and_other_names_are_refused() -> None:
         with_defaults({"keys": ["id"]})  # type: ignore[typeddict-item]
 
 
-def test_of_a_stream_the_report_has_the_last_commits_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_stream_has_last_commits_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
     output = JobOutput(None)
     for number in range(1, 101):
         output.commit(number, None, batch=number - 1, changes=2, newest_sequence=number)

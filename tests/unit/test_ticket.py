@@ -1,4 +1,4 @@
-"""A ticket: what it lets pass, and when."""
+"""Tickets: which staged commits they accept, and when a commit proceeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEW_TABLE = {"read": {"version": -1, "properties": {}}, "actions": ["metaData", 
 
 
 @pytest.mark.parametrize(
-    ("said", "appends", "why"),
+    ("description", "appends", "reason"),
     [
         ({}, True, None),
         ({"actions": ["domainMetadata delta.rowTracking"]}, True, None),
@@ -52,53 +52,53 @@ NEW_TABLE = {"read": {"version": -1, "properties": {}}, "actions": ["metaData", 
         ({"hooks": None}, True, "are not known"),
     ],
 )
-def test_what_can_be_committed_on_its_own(said: dict[str, Any], appends: Any, why: str | None) -> None:
-    found = staging_obstacle(StagedCommit.of(BLIND | said), appends=appends)
-    assert found is None if why is None else found is not None and why in found
+def test_only_independent_commits_can_be_staged(description: dict[str, Any], appends: Any, reason: str | None) -> None:
+    obstacle = staging_obstacle(StagedCommit.of(BLIND | description), appends=appends)
+    assert obstacle is None if reason is None else obstacle is not None and reason in obstacle
 
 
-def test_what_cannot_never_waits() -> None:
+def test_a_dependent_commit_is_refused_at_once() -> None:
     ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
     with pytest.raises(NotStagedError, match="depend on the table"):
         ticket.has_turn(BLIND | {"blind": False})
     assert ticket.staged is None
 
 
-def test_its_commit_waits_until_it_is_granted_and_is_one() -> None:
-    news: list[str] = []
-    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: news.append("look"))
+def test_a_granted_ticket_allows_one_commit() -> None:
+    events: list[str] = []
+    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: events.append("wake"))
     write_id = ticket.attempt.write_id
     assert not ticket.has_turn(BLIND)
     assert ticket.staged is not None
     assert (ticket.staged.read_version, ticket.staged.properties) == (7, {"sluice.ensemble": "e"})
     assert not ticket.has_turn(BLIND)
-    assert news == ["look"]
+    assert events == ["wake"]
     with pytest.raises(LockNotHeldError):
         ticket.granted_block(write_id)
-    bound = create_autospec(GuardedHold, instance=True)
-    bound.hold = create_autospec(object)
-    bound.hold.intents_of = lambda _: settled
-    settled = create_autospec(object)
-    settled.settle = news.extend
-    threading.Timer(0.05, lambda: ticket.grant(bound)).start()
+    block = create_autospec(GuardedHold, instance=True)
+    block.hold = create_autospec(object)
+    block.hold.intents_of = lambda _: intents
+    intents = create_autospec(object)
+    intents.settle = events.extend
+    threading.Timer(0.05, lambda: ticket.grant(block)).start()
     while not ticket.has_turn(BLIND):
         pass
-    assert ticket.granted_block(write_id) is bound
+    assert ticket.granted_block(write_id) is block
     for foreign_id in (None, WriteAttempt.of({}).write_id):
         with pytest.raises(LockNotHeldError):
             ticket.granted_block(foreign_id)
     ticket.record_outcome({"outcome": "taken", "attempt": "first", "version": 8})
-    assert ticket.granted_block(write_id) is bound
+    assert ticket.granted_block(write_id) is block
     ticket.record_outcome({"outcome": "unknown", "attempt": "second", "version": 9})
     assert ticket.committed is None
     ticket.record_outcome({"outcome": "committed", "attempt": "third", "version": 9, "metrics": {"numFiles": "1"}})
     assert ticket.committed == {"version": 9, "metrics": {"numFiles": "1"}}
-    assert news == ["look", "first", "third", "look"]
+    assert events == ["wake", "first", "third", "wake"]
     with pytest.raises(LockNotHeldError, match="commits a second time"):
         ticket.granted_block(write_id)
 
 
-def test_refused_it_says_why_for_good() -> None:
+def test_a_refused_ticket_keeps_its_first_error() -> None:
     ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
     ticket.refuse(LockCancelledError(resource=TABLE))
     ticket.refuse(NotStagedError("another"))
@@ -112,10 +112,10 @@ def test_refused_it_says_why_for_good() -> None:
         granted.granted_block(granted.attempt.write_id)
 
 
-@pytest.mark.parametrize(("age", "refused"), [(302_000, False), (302_500, True)])
-def test_half_of_the_time_for_which_vacuum_spares_a_file(age: float, refused: Any) -> None:
+@pytest.mark.parametrize(("age", "is_old"), [(302_000, False), (302_500, True)])
+def test_a_write_expires_after_half_of_the_vacuum_retention(age: float, is_old: Any) -> None:
     attempt = WriteAttempt({}, "w", time.time() - age)
-    if refused:
+    if is_old:
         with pytest.raises(NotStagedError, match="deletedFileRetentionDuration"):
             attempt.refuse_if_old(TABLE, 604_800)
     else:
