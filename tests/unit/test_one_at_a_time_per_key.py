@@ -15,7 +15,7 @@ WAIT_SECONDS = 10.0
 
 
 class Backend:
-    """A WSGI application in which requests for ``/lake/slow`` wait until the test releases them."""
+    """A WSGI application that holds requests for ``/lake/slow`` until the test lets them proceed."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""What `sluice verify` finds in the order of commits: tokens at each node, names of the lock, ensembles."""
+"""`sluice verify` checks the order of commits: tokens at each node, the lock's name, and the ensemble."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TABLE_NODE, MONTH_1, MONTH_2 = "s3://lake/t", "s3://lake/t?month=1", "s3://lake/
 def locked_commit(
     version: int, hold: str, *, ensemble: str = "e", adopted_by: str | None = None, **tokens: Any
 ) -> LogCommit:
-    held = CommitStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
-    return LogCommit(version, stamp=held, adopted_by=adopted_by)
+    stamp = CommitStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
+    return LogCommit(version, stamp=stamp, adopted_by=adopted_by)
 
 
-def test_holds_of_two_partitions_may_commit_in_any_order() -> None:
+def test_holds_of_two_partitions_commit_in_any_order() -> None:
     commits = [
         locked_commit(0, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
         locked_commit(1, "b", shared={TABLE_NODE: 12}, tokens={MONTH_2: 13}),
@@ -35,16 +35,16 @@ def test_holds_of_two_partitions_may_commit_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hold", "late", "said"),
+    ("hold", "late", "message"),
     [
-        # The table's holder came after both, so neither may write any more.
+        # The table's holder came after the holders of partitions.
         ("a", {"shared": {TABLE_NODE: 10}, "tokens": {MONTH_1: 11}}, "token 10, not above 20 of version 2"),
-        # An exclusive one is above the shared ones before it, too.
+        # An exclusive token must be above the earlier shared ones, too.
         ("d", {"tokens": {TABLE_NODE: 12}}, "token 12, not above 20 of version 2"),
         ("d", {"tokens": {TABLE_NODE: 20}}, "token 20, not above 20 of version 2"),
     ],
 )
-def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late: dict[str, Any], said: str) -> None:
+def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late: dict[str, Any], message: str) -> None:
     commits = [
         locked_commit(0, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
         locked_commit(1, "b", shared={TABLE_NODE: 12}, tokens={MONTH_2: 13}),
@@ -52,17 +52,17 @@ def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late: dict[st
     ]
     assert check_tokens(commits) == []
     (problem,) = check_tokens([*commits, locked_commit(3, hold, **late)])
-    assert problem.startswith(f"version 3 carries fencing {said}")
+    assert problem.startswith(f"version 3 carries fencing {message}")
 
 
 @pytest.mark.parametrize("late", [{"tokens": {TABLE_NODE: 9}}, {"shared": {TABLE_NODE: 8}, "tokens": {MONTH_1: 9}}])
-def test_a_token_below_that_of_version_0_is_of_a_table_that_was_dropped(late: dict[str, Any]) -> None:
+def test_a_token_below_that_of_version_0_is_of_a_dropped_table(late: dict[str, Any]) -> None:
     commits = [locked_commit(0, "a", tokens={TABLE_NODE: 10}), locked_commit(1, "a", tokens={TABLE_NODE: 10})]
     assert check_tokens([*commits, locked_commit(2, "b", tokens={TABLE_NODE: 12})]) == []
     (problem,) = check_tokens([*commits, locked_commit(2, "z", **late)])
     assert re.match(r"version 2 carries fencing token [89], below", problem)
     assert "below 10 of version 0: either it is a late commit to a table that was dropped here" in problem
-    # One without version 0 cannot tell, and says what it can.
+    # A log without version 0 does not show the reason.
     (problem,) = check_tokens([commits[1], locked_commit(2, "z", **late)])
     assert "an earlier holder wrote after a later one" in problem
 
@@ -89,7 +89,7 @@ def named_commit(version: int, *names: str, adopted_name: str | None = None, par
         ),
         ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS)], 1),
         ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS, partition="/month=1")], 1),
-        # Moved under both locks.
+        # The table is moved under both locks.
         (
             [
                 named_commit(0, NAME, adopted_name=NAME),
@@ -106,7 +106,7 @@ def named_commit(version: int, *names: str, adopted_name: str | None = None, par
             ],
             1,
         ),
-        # A clone has its source's name until it has its own.
+        # A clone has its source's name until it is adopted.
         (
             [
                 named_commit(0, ALIAS, adopted_name=NAME),
@@ -116,24 +116,23 @@ def named_commit(version: int, *names: str, adopted_name: str | None = None, par
             0,
         ),
         ([named_commit(0, ALIAS, adopted_name=NAME), named_commit(1, ALIAS)], 1),
-        # Taken off.
+        # The adoption is removed.
         ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, NAME, adopted_name=""), named_commit(2, ALIAS)], 0),
     ],
 )
-def test_a_commit_under_a_lock_on_another_name_is_found(commits: list[LogCommit], problems: int) -> None:
-    found = check_names(commits)
-    assert len(found) == problems
-    assert all(
-        problem.endswith("under which the table is adopted: two names could have been locked") for problem in found
-    )
+def test_a_commit_under_another_name_s_lock_is_found(commits: list[LogCommit], problems: int) -> None:
+    messages = check_names(commits)
+    assert len(messages) == problems
+    ending = "under which the table is adopted: two names could have been locked"
+    assert all(message.endswith(ending) for message in messages)
 
 
-def test_an_adopted_name_whose_commit_was_cleaned_up_still_counts() -> None:
+def test_an_adopted_name_counts_after_log_clean_up() -> None:
     assert check_names([named_commit(7, NAME)], adopted_name=NAME) == []
     assert len(check_names([named_commit(7, ALIAS)], adopted_name=NAME)) == 1
 
 
-def test_the_ensemble_of_a_clone_s_source_is_no_second_gate() -> None:
+def test_a_clone_may_change_the_ensemble_of_its_source() -> None:
     clone = [
         locked_commit(0, "a", ensemble="B", adopted_by="A"),
         locked_commit(1, "a", ensemble="B", adopted_by="B"),
@@ -145,7 +144,7 @@ def test_the_ensemble_of_a_clone_s_source_is_no_second_gate() -> None:
     assert len(check_ensembles([clone[0], clone[2]])) == 1
 
 
-def test_an_exclusive_token_is_above_the_shared_ones_before_it() -> None:
+def test_an_exclusive_token_below_a_shared_one_is_found() -> None:
     commits = [
         locked_commit(0, "a", shared={TABLE_NODE: 30}, tokens={MONTH_1: 31}),
         locked_commit(1, "b", tokens={TABLE_NODE: 29}),
@@ -153,7 +152,7 @@ def test_an_exclusive_token_is_above_the_shared_ones_before_it() -> None:
     assert len(check_tokens(commits)) == 1
 
 
-def test_one_hold_with_two_tokens_at_a_node_is_found() -> None:
+def test_a_hold_with_two_tokens_at_a_node_is_found() -> None:
     commits = [locked_commit(0, "a", tokens={TABLE_NODE: 30}), locked_commit(1, "a", tokens={TABLE_NODE: 29})]
     assert len(check_tokens(commits)) == 1
 
@@ -165,13 +164,13 @@ def ensembles(*names: str) -> list[LogCommit]:
 @pytest.mark.parametrize(
     ("switches", "problems"), [("A", 0), ("AAB", 0), ("ABC", 0), ("ABA", 1), ("ABAB", 2), ("AABBA", 1)]
 )
-def test_a_switch_of_ensembles_that_comes_back_is_found(switches: str, problems: int) -> None:
-    found = check_ensembles(ensembles(*switches))
-    assert len(found) == problems
-    assert all("two ensembles could have granted its lock" in problem for problem in found)
+def test_a_return_to_an_earlier_ensemble_is_found(switches: str, problems: int) -> None:
+    messages = check_ensembles(ensembles(*switches))
+    assert len(messages) == problems
+    assert all("two ensembles could have granted its lock" in message for message in messages)
 
 
-def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
+def test_a_table_may_be_adopted_back_by_an_earlier_ensemble() -> None:
     moved = [
         locked_commit(0, "a", ensemble="A", adopted_by="A"),
         locked_commit(1, "b", ensemble="A"),
@@ -181,7 +180,7 @@ def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
         locked_commit(5, "f", ensemble="A"),
     ]
     assert check_ensembles(moved) == []
-    # A change of other metadata repeats the adoption.
+    # A commit that changes other metadata repeats the adoption.
     assert check_ensembles([*moved, locked_commit(6, "g", ensemble="A", adopted_by="A")]) == []
     assert check_ensembles([*moved, locked_commit(6, "g", ensemble="B")]) == [
         "version 6 was made under ensemble B, but the table is adopted by A: two ensembles could have granted its lock"
@@ -189,23 +188,21 @@ def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "after", "problems"),
+    ("operation", "ensemble", "problems"),
     [
         ("CREATE OR REPLACE TABLE AS SELECT", "B", 2),
         ("CREATE OR REPLACE TABLE AS SELECT", "A", 1),
         ("UNSET TBLPROPERTIES", "B", 0),
     ],
 )
-def test_another_ensemble_after_an_adoption_that_was_dropped_by_the_way_is_found(
-    operation: str, after: str, problems: int
-) -> None:
-    log = [
+def test_an_adoption_lost_by_a_replaced_table_is_found(operation: str, ensemble: str, problems: int) -> None:
+    commits = [
         locked_commit(0, "a", ensemble="A", adopted_by="A"),
         replace(locked_commit(1, "b", ensemble="A", adopted_by=""), operation=operation),
-        locked_commit(2, "c", ensemble=after),
+        locked_commit(2, "c", ensemble=ensemble),
     ]
-    found = check_ensembles(log)
-    assert len(found) == problems
-    assert all("until version 1 removed the adoption" in problem for problem in found)
-    # Once it is adopted again, that is over.
-    assert check_ensembles([*log[:2], locked_commit(2, "c", ensemble="A", adopted_by="A")]) == []
+    messages = check_ensembles(commits)
+    assert len(messages) == problems
+    assert all("until version 1 removed the adoption" in message for message in messages)
+    # A new adoption ends the problem.
+    assert check_ensembles([*commits[:2], locked_commit(2, "c", ensemble="A", adopted_by="A")]) == []

@@ -1,4 +1,4 @@
-"""The options that the operations of ``LockedDeltaWriter`` share: names, defaults, and the deprecated name."""
+"""The options that all operations of ``LockedDeltaWriter`` have: names, defaults, and the deprecated ``hold``."""
 
 from __future__ import annotations
 
@@ -41,20 +41,23 @@ def options_of(operation: str, monkeypatch: pytest.MonkeyPatch) -> Options:
 def test_lock_during_has_a_default_for_each_operation(operation: str, options_of: Options) -> None:
     default = OPERATIONS[operation][1]
     assert options_of() == {"lock_during": default}
-    other = {"commit": "write", "write": "commit"}[default]
-    assert options_of(lock_during=other, lock_timeout_seconds=3) == {"lock_during": other, "lock_timeout_seconds": 3}
+    value = {"commit": "write", "write": "commit"}[default]
+    assert options_of(lock_during=value, lock_timeout_seconds=3) == {
+        "lock_during": value,
+        "lock_timeout_seconds": 3,
+    }
 
 
 def test_the_old_name_of_lock_during_is_deprecated(options_of: Options) -> None:
     for value in ("commit", "write"):
-        with pytest.warns(DeprecationWarning, match="use lock_during=") as warned:
+        with pytest.warns(DeprecationWarning, match="use lock_during=") as warnings:
             assert options_of(hold=value) == {"lock_during": value}
-        assert [warning.filename for warning in warned] == [__file__]
+        assert [warning.filename for warning in warnings] == [__file__]
     with pytest.raises(TypeError, match="both hold and lock_during"):
         options_of(hold="write", lock_during="write")
 
 
-def test_options_that_do_not_exist_are_refused(operation: str, options_of: Options) -> None:
+def test_unknown_options_are_refused(operation: str, options_of: Options) -> None:
     with pytest.raises(TypeError, match=rf"{operation}\(\) got an unexpected keyword argument 'lock_for'"):
         options_of(lock_for="commit")
     for name, value in (("again", False), ("held_at_most_seconds", 1.0)):
@@ -65,13 +68,13 @@ def test_options_that_do_not_exist_are_refused(operation: str, options_of: Optio
                 options_of(**{name: value})
 
 
-def test_another_value_of_lock_during_is_refused(options_of: Options) -> None:
+def test_an_unknown_value_of_lock_during_is_refused(options_of: Options) -> None:
     with pytest.raises(ValueError, match="lock_during='never': choose 'commit' or 'write'"):
         options_of(lock_during="never")
 
 
 @pytest.mark.parametrize("operation", ["overwrite", "rewrite"], indirect=True)
-def test_the_whole_table_is_replaced_with_the_lock_on_it_only(options_of: Options) -> None:
+def test_replacing_the_table_needs_the_lock_of_the_table(options_of: Options) -> None:
     assert options_of(lock="table")["lock"] == "table"
     with pytest.raises(ValueError, match="with lock='table' only"):
         options_of(lock="partitions")

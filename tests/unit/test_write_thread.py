@@ -1,4 +1,4 @@
-"""The thread in which a write runs: an interrupt of its start must not lose sight of it."""
+"""The thread of a write: after an interrupt of its start it is known whether the write runs."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from pyspark import InheritableThread
 from writer_jobs.commit.execution import WriteThread
 
 
-def made(write: Callable[[], object]) -> WriteThread:
+def write_thread(write: Callable[[], object]) -> WriteThread:
     return WriteThread(write, "w", lambda: None)
 
 
-def run(thread: WriteThread) -> None:
-    ends = time.monotonic() + 50
-    thread.wait(lambda: time.monotonic() > ends)
+def wait(thread: WriteThread) -> None:
+    deadline = time.monotonic() + 50
+    thread.wait(lambda: time.monotonic() > deadline)
     assert thread.has_ended
 
 
-def test_it_ends_with_what_the_work_raised():
+def test_an_error_of_the_write_is_its_failure():
     def fail() -> None:
         raise IndexError
 
-    thread = made(fail)
+    thread = write_thread(fail)
     thread.begin()
     assert thread.interrupt is None
-    run(thread)
+    wait(thread)
     assert isinstance(thread.failure, IndexError)
 
 
-def test_interrupted_after_the_work_began_it_is_waited_for(monkeypatch):
-    began, go_on, done = threading.Event(), threading.Event(), []
+def test_a_write_interrupted_after_its_begin_is_waited_for(monkeypatch):
+    started, proceed, writes = threading.Event(), threading.Event(), []
     start = threading.Thread.start
 
-    def interrupted(self: threading.Thread) -> None:
+    def interrupted_start(self: threading.Thread) -> None:
         start(self)
-        began.wait(30)
+        started.wait(30)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    thread = made(lambda: (began.set(), go_on.wait(30), done.append(True)))
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    thread = write_thread(lambda: (started.set(), proceed.wait(30), writes.append(True)))
     thread.begin()
     assert isinstance(thread.interrupt, KeyboardInterrupt)
     assert not thread.has_ended
-    go_on.set()
-    run(thread)
-    assert done == [True]
+    proceed.set()
+    wait(thread)
+    assert writes == [True]
     assert thread.failure is None
 
 
-def test_a_thread_that_ends_before_the_work_begins_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[bool] = []
-    # Spark sets its properties before the work, which fails if the JVM is gone.
+def test_a_thread_that_ends_before_its_write_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[bool] = []
+    # Spark sets its properties before the write. That fails if the JVM has ended.
     monkeypatch.setattr(InheritableThread, "run", lambda _: None)
-    thread = made(lambda: done.append(True))
+    thread = write_thread(lambda: writes.append(True))
     thread.begin()
     assert thread.interrupt is None
-    run(thread)
-    assert done == []
+    wait(thread)
+    assert writes == []
     assert isinstance(thread.failure, RuntimeError)
 
 
-def test_interrupted_before_the_work_began_it_never_does(monkeypatch):
-    done, held_back = [], []
+def test_a_write_interrupted_before_its_begin_never_begins(monkeypatch):
+    writes, threads = [], []
     start = threading.Thread.start
 
-    def interrupted(self: threading.Thread) -> None:
-        held_back.append(self)
+    def interrupted_start(self: threading.Thread) -> None:
+        threads.append(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    thread = made(lambda: done.append(True))
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    thread = write_thread(lambda: writes.append(True))
     thread.begin()
     assert isinstance(thread.interrupt, KeyboardInterrupt)
     assert thread.has_ended
-    # The system starts it all the same, late.
-    start(held_back[0])
-    held_back[0].join()
-    assert done == []
+    # The operating system starts the thread late.
+    start(threads[0])
+    threads[0].join()
+    assert writes == []
     assert isinstance(thread.failure, RuntimeError)

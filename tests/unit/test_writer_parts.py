@@ -1,4 +1,4 @@
-"""The parts of the writer jobs that need neither Spark nor ZooKeeper."""
+"""Parts of ``writer_jobs`` without Spark and ZooKeeper: errors, commit records, source files, runs, signals, output."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ERRORS: list[SluiceError] = [
 ]
 
 
-def test_the_public_surface_is_what_is_listed() -> None:
+def test_the_public_names_are_pinned_and_documented() -> None:
     assert writer_jobs.__all__ == [
         "ChangedSince",
         "ChangesError",
@@ -134,22 +134,22 @@ def test_the_public_surface_is_what_is_listed() -> None:
         assert getattr(writer_jobs, name).__doc__
 
 
-def test_no_module_shadows_the_standard_library_when_its_folder_is_on_the_path() -> None:
+def test_no_job_shadows_a_module_of_the_standard_library() -> None:
     names = {module.name for module in pkgutil.iter_modules(writer_jobs.__path__)}
     assert "append" in names
     assert names.isdisjoint(sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_errors_survive_pickling_with_their_facts(error: SluiceError) -> None:
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
+def test_errors_can_be_pickled(error: SluiceError) -> None:
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (the test's own pickle)
     assert type(copy) is type(error)
     assert str(copy) == str(error) != ""
     assert "\n" not in str(copy)
     assert vars(copy) == vars(error)
 
 
-def test_errors_say_what_is_known_of_the_table() -> None:
+def test_error_messages_state_the_outcome_for_the_table() -> None:
     assert str(ERRORS[5]) == "the write to s3://b/t failed, and nothing of it is in the table: no"
     assert "is not known" in str(ERRORS[7])
     assert "look for c in `sluice log" in str(ERRORS[7])
@@ -170,13 +170,13 @@ def test_errors_say_what_is_known_of_the_table() -> None:
         ("on s3a://b: a.b.S3Exception: Denied (Service: S3, ID: r) (SDK Attempt Count: 1): x", "on s3a://b: Denied"),
     ],
 )  # fmt: skip
-def test_the_gist_of_a_message_is_without_codes_traces_and_class_names(message: str, gist: str) -> None:
+def test_a_gist_has_no_codes_stack_traces_and_class_names(message: str, gist: str) -> None:
     assert _gist(message) == gist
 
 
-def test_a_note_is_read_from_our_own_commits_only() -> None:
-    ours = {"userMetadata": json.dumps({"sluice": {"commit_id": "c"}, "user": "x"})}
-    assert note_of(ours) == {"commit_id": "c"}
+def test_notes_of_other_programs_are_ignored() -> None:
+    info = {"userMetadata": json.dumps({"sluice": {"commit_id": "c"}, "user": "x"})}
+    assert note_of(info) == {"commit_id": "c"}
     for foreign in (
         {},
         {"userMetadata": None},
@@ -187,7 +187,7 @@ def test_a_note_is_read_from_our_own_commits_only() -> None:
         assert note_of(foreign) == {}
 
 
-def test_a_commit_is_known_by_its_note_and_by_its_stamp() -> None:
+def test_commit_ids_come_from_the_stamp_and_the_note() -> None:
     note = {"userMetadata": json.dumps({"sluice": {"commit_id": "of the session"}})}
     assert commit_ids_of({**note, "sluice": {"commit_id": "c"}}) == ["c", "of the session"]
     assert commit_ids_of({"sluice": "text of delta-rs"}) == []
@@ -196,9 +196,9 @@ def test_a_commit_is_known_by_its_note_and_by_its_stamp() -> None:
 STAMP = {"hold": "h", "ensemble": "e", "nodes": [], "acquired_at": 1.0, "attempt": "put", "job": "nightly"}
 
 
-@pytest.mark.parametrize("place", ["stamp", "note"])
-def test_an_empty_commit_belongs_to_no_operation_whatever_it_records(place: str) -> None:
-    """Releases before this rule stamped empty commits with the operation that waited for them."""
+@pytest.mark.parametrize("source", ["stamp", "note"])
+def test_an_empty_commit_belongs_to_no_operation(source: str) -> None:
+    """Earlier releases stamped empty commits with the waiting operation."""
     records = {
         "commit_id": "c",
         CHANGES: "batch",
@@ -207,13 +207,13 @@ def test_an_empty_commit_belongs_to_no_operation_whatever_it_records(place: str)
     }
 
     def info(**fills: object) -> dict[str, Any]:
-        if place == "stamp":
+        if source == "stamp":
             return {"sluice": {**STAMP, **records, **fills}}
         return {"sluice": {**STAMP, **fills}, "userMetadata": note_as_user_metadata(records)}
 
     empty_commit, commit = info(occupies=["h"]), info()
-    assert is_commit_of(commit, "c", guarded=place == "stamp")
-    assert not is_commit_of(commit, "c", guarded=place != "stamp")
+    assert is_commit_of(commit, "c", guarded=source == "stamp")
+    assert not is_commit_of(commit, "c", guarded=source != "stamp")
     assert not any(is_commit_of(empty_commit, "c", guarded=guarded) for guarded in (True, False))
     readers = (commit_ids_of, batch_of, maintenance_of, watermark_of)
     assert all(reader(commit) for reader in readers)
@@ -223,7 +223,7 @@ def test_an_empty_commit_belongs_to_no_operation_whatever_it_records(place: str)
     assert stamp.commit_id == "put"
 
 
-def test_the_commit_id_of_a_write_is_its_own_whatever_its_caller_notes() -> None:
+def test_a_caller_s_note_cannot_set_the_commit_id() -> None:
     note = note_of_write({"commit_id": "the caller's", "team": "a"}, "c")
     assert commit_ids_of({"userMetadata": note_as_user_metadata(note)}) == ["c"]
     assert note["team"] == "a"
@@ -241,49 +241,49 @@ def files(*names: str) -> SourceFiles:
         (["part-0.snappy.parquet"], "parquet"),
     ],
 )
-def test_the_format_is_told_by_the_names(names: list[str], file_format: str) -> None:
+def test_the_format_follows_from_file_names(names: list[str], file_format: str) -> None:
     assert files(*names).format == file_format
 
 
 @pytest.mark.parametrize("names", [["a.csv", "b.json"], ["data"], ["a.csv", "b.txt"], ["csv"], ["x.gz"]])
-def test_names_that_do_not_tell_the_format_are_refused(names: list[str]) -> None:
+def test_names_without_a_common_format_are_refused(names: list[str]) -> None:
     with pytest.raises(SourceError, match="give --format"):
         _ = files(*names).format
 
 
-def test_paths_are_given_to_the_reader_literally() -> None:
+def test_glob_characters_in_paths_are_escaped() -> None:
     assert escaped("s3a://b/a[1]{x}*?.csv") == "s3a://b/a\\[1\\]\\{x\\}\\*\\?.csv"
 
 
-def test_a_runs_records_have_a_folder_of_their_own_whatever_its_id() -> None:
-    def names(run_id: str) -> tuple[str, str]:
-        found = RunRecords(HadoopFiles(None, None), "/t", run_id)
-        return found.folder, found.earlier
+def test_each_run_id_has_its_own_folder_of_records() -> None:
+    def paths(run_id: str) -> tuple[str, str]:
+        records = RunRecords(HadoopFiles(None, None), "/t", run_id)
+        return records.folder, records.earlier
 
-    assert names("nightly-2013") == ("/t/_sluice/runs/nightly-2013", "/t/_sluice/runs/nightly-2013.json")
-    # Neither another folder, nor the file in which an earlier release kept the run "r".
-    assert names("..")[0] == "/t/_sluice/runs/%2E%2E"
-    assert names("r.json")[0] == "/t/_sluice/runs/r%2Ejson"
-    assert names("../a:b c%2F") == (
+    assert paths("nightly-2013") == ("/t/_sluice/runs/nightly-2013", "/t/_sluice/runs/nightly-2013.json")
+    # The folder is not a parent, nor the file of run "r" of an earlier release.
+    assert paths("..")[0] == "/t/_sluice/runs/%2E%2E"
+    assert paths("r.json")[0] == "/t/_sluice/runs/r%2Ejson"
+    assert paths("../a:b c%2F") == (
         "/t/_sluice/runs/%2E%2E%2Fa%3Ab%20c%252F",
         "/t/_sluice/runs/..%2Fa%3Ab%20c%252F.json",
     )
 
 
-def test_what_changed_since_a_run_began_is_named_and_no_value() -> None:
+def test_changed_options_of_a_run_are_named_without_values() -> None:
     basis = {"number of commits": 4, "format": "csv", "source files": [["a", 1, 2]]}
     options = {"Sep": ";", "kms.token": "a-secret"}
     run = Run.begin("r", basis, options, StructType())
     check_same_basis(run, basis, {"sep": ";", "KMS.token": "a-secret"}, 2)
     with pytest.raises(RunError, match=r"2 of 4 commits.*the format and the source files changed"):
         check_same_basis(run, basis | {"format": "json", "source files": []}, options, 2)
-    with pytest.raises(RunError, match=r"the reader option header and the reader option sep changed") as refused:
+    with pytest.raises(RunError, match=r"the reader option header and the reader option sep changed") as error:
         check_same_basis(run, basis, {"header": "a-secret-2", "kms.token": "a-secret"}, 2)
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(error.value)
 
 
-def test_a_record_has_slow_salted_hashes_of_the_reader_options() -> None:
-    runs = [Run.begin("r", {}, {"one": "a-secret", "other": "a-secret"}, StructType()) for _ in range(2)]
+def test_reader_options_are_recorded_as_salted_hashes() -> None:
+    runs = [Run.begin("r", {}, {"option": "a-secret", "option-2": "a-secret"}, StructType()) for _ in range(2)]
     assert runs[0].digest != runs[1].digest
     assert not any("a-secret" in (run.text or "") for run in runs)
     hashes = [value for run in runs for value in run.basis["reader options"]["hashes"].values()]
@@ -291,56 +291,56 @@ def test_a_record_has_slow_salted_hashes_of_the_reader_options() -> None:
     assert hashlib.sha256(b"a-secret").hexdigest() not in hashes
 
 
-def test_a_signal_is_raised_where_the_job_is() -> None:
+def test_a_signal_raises_job_stopped() -> None:
     with pytest.raises(JobStopped, match="stopped by SIGTERM") as stopped, StopSignals():
         signal.raise_signal(signal.SIGTERM)
     assert stopped.value.exit_code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_signal_within_a_deferred_block_cancels_once_and_is_raised_at_its_end() -> None:
+def test_a_deferred_block_cancels_once_and_raises_at_its_end() -> None:
     cancelled = threading.Semaphore(0)
-    done = []
+    steps = []
     with pytest.raises(JobStopped) as stopped, StopSignals() as stop, stop.deferred(cancelled.release):
         signal.raise_signal(signal.SIGINT)
         assert cancelled.acquire(timeout=10)
         signal.raise_signal(signal.SIGTERM)
-        done.append("the end of the block")
+        steps.append("the end of the block")
     assert stopped.value.exit_code == 130
-    assert done == ["the end of the block"]
+    assert steps == ["the end of the block"]
     assert not cancelled.acquire(blocking=False)
 
 
-def test_what_ends_a_deferred_block_after_a_signal_is_the_signals_cause() -> None:
+def test_an_error_after_a_signal_is_the_cause_of_job_stopped() -> None:
     with pytest.raises(JobStopped) as stopped, StopSignals() as stop, stop.deferred(lambda: None):
         signal.raise_signal(signal.SIGTERM)
         raise ZeroDivisionError
     assert isinstance(stopped.value.__cause__, ZeroDivisionError)
 
 
-def test_without_a_signal_a_deferred_block_is_nothing_special() -> None:
+def test_without_a_signal_a_deferred_block_changes_nothing() -> None:
     with StopSignals() as stop:
         with stop.deferred(lambda: None):
             pass
         with pytest.raises(ZeroDivisionError), stop.deferred(lambda: None):
             raise ZeroDivisionError
-        # And the next signal is raised at once again.
+        # After the block, a signal is raised at once.
         with pytest.raises(JobStopped):
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_lines_that_nobody_reads_do_not_stop_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    stream = os.fdopen(writing, "w")
+def test_a_closed_output_pipe_does_not_stop_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    stream = os.fdopen(write_end, "w")
     monkeypatch.setattr(sys, "stdout", stream)
     output = JobOutput(2)
     output.begun(1, 0.0)
     output.commit(1, None)
-    replaced = sys.stdout
+    replacement = sys.stdout
     monkeypatch.undo()
-    assert replaced is not stream
-    replaced.close()
+    assert replacement is not stream
+    replacement.close()
     assert [line["commit"] for line in output.report_fields["commits"]] == [1]
     with pytest.raises(BrokenPipeError):
         stream.close()
@@ -360,5 +360,5 @@ def test_lines_that_nobody_reads_do_not_stop_the_load(monkeypatch: pytest.Monkey
         ("/lake/t_other/notes", None),
     ],
 )
-def test_vacuum_cleans_up_some_folders_of_a_table(checkpoint: str, table: str | None) -> None:
+def test_a_checkpoint_in_a_folder_that_vacuum_cleans_is_found(checkpoint: str, table: str | None) -> None:
     assert _table_around(checkpoint, "file:/lake/t") == table

@@ -1,4 +1,4 @@
-"""Names and paths of znodes: what is put together is taken apart again, and what others made is told from ours."""
+"""Names and paths of znodes: they are built, parsed, and distinguished from znodes of other programs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lock_manager.zookeeper.znodes import Mode
 TABLE = TableResource.of("s3://lake/flights")
 ROOT = "/locks/delta_tables"
 NODE = znodes.table_node(ROOT, TABLE)
-HOLD, OTHER = "a" * 32, "b" * 32
+HOLD, ANOTHER_HOLD = "a" * 32, "b" * 32
 MONTH = Partition((("year", "2013"), ("month", "1")))
 MONTH_NODE = f"{NODE}/partitions/year=2013/partitions/month=1"
 
 
-def test_paths_are_those_of_the_drawing() -> None:
+def test_paths_have_the_documented_layout() -> None:
     assert znodes.child_node(ROOT, TABLE.key) == f"{ROOT}/{TABLE.key}" == NODE
     assert znodes.partition_node(NODE, MONTH) == MONTH_NODE
     assert znodes.partitions_node(NODE) == f"{NODE}/partitions"
@@ -34,11 +34,11 @@ def test_paths_are_those_of_the_drawing() -> None:
 
 
 @pytest.mark.parametrize(("node", "parent"), [("/a/b/c", "/a/b"), ("/a", ""), (f"{NODE}/intents", NODE)])
-def test_the_parent_of_a_node(node: str, parent: str) -> None:
+def test_parent_of_returns_the_parent(node: str, parent: str) -> None:
     assert znodes.parent_of(node) == parent
 
 
-# What is below the lock root, a table, a folder of partitions.
+# Children of the lock root, of a table's node and of a node of partitions.
 NAMES = [
     TABLE.key,
     TABLE.key.upper(),
@@ -52,7 +52,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(
-    ("tells", "names"),
+    ("is_match", "names"),
     [
         (znodes.is_table_name, [TABLE.key]),
         (znodes.is_partition_name, ["year=2013"]),
@@ -61,34 +61,34 @@ NAMES = [
         (lambda name: bool(znodes.parse_queue([name])), [f"{HOLD}__lock__0000000000"]),
     ],
 )
-def test_what_a_name_is_of(tells: Callable[[str], bool], names: list[str]) -> None:
-    assert [name for name in NAMES if tells(name)] == names
+def test_each_kind_of_name_is_recognized(is_match: Callable[[str], bool], names: list[str]) -> None:
+    assert [name for name in NAMES if is_match(name)] == names
 
 
-def test_the_queue_of_a_partition_is_below_its_table_s() -> None:
+def test_the_queue_of_a_partition_is_below_its_table() -> None:
     assert znodes.table_of(MONTH_NODE) == znodes.table_of(NODE) == NODE
     assert list(znodes.partition_queues([NODE, MONTH_NODE, f"{NODE}/intents"])) == [MONTH_NODE]
-    above = [f"{NODE}/partitions/year=2013/partitions", f"{NODE}/partitions/year=2013", f"{NODE}/partitions"]
-    assert list(znodes.below_table(MONTH_NODE)) == [MONTH_NODE, *above]
-    assert list(znodes.below_table(above[0])) == above
+    parents = [f"{NODE}/partitions/year=2013/partitions", f"{NODE}/partitions/year=2013", f"{NODE}/partitions"]
+    assert list(znodes.below_table(MONTH_NODE)) == [MONTH_NODE, *parents]
+    assert list(znodes.below_table(parents[0])) == parents
     assert list(znodes.below_table(NODE)) == []
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_a_contender_s_name_says_what_it_was_made_with(mode: Mode) -> None:
+def test_a_contender_s_name_contains_hold_mode_and_sequence(mode: Mode) -> None:
     contender = znodes.contender_at(f"{znodes.new_contender(MONTH_NODE, HOLD, mode)}0000000012")
     assert (contender.hold_id, contender.mode, contender.sequence) == (HOLD, mode, 12)
     assert znodes.is_contender_of(contender.name, HOLD)
-    assert not znodes.is_contender_of(contender.name, OTHER)
+    assert not znodes.is_contender_of(contender.name, ANOTHER_HOLD)
 
 
-@pytest.mark.parametrize("renewed", [0, 1, 12])
-def test_an_intent_s_name_says_whose_it_is(renewed: int) -> None:
-    name = znodes.intent_node("", HOLD, renewed).removeprefix("/")
+@pytest.mark.parametrize("renewal", [0, 1, 12])
+def test_an_intent_s_name_contains_its_hold(renewal: int) -> None:
+    name = znodes.intent_node("", HOLD, renewal).removeprefix("/")
     assert znodes.hold_of_intent(name) == HOLD
 
 
-def test_what_another_program_put_into_a_queue_is_a_contender_only_if_kazoo_names_them_so() -> None:
+def test_znodes_with_kazoo_s_names_are_contenders() -> None:
     children = [
         "intents",
         "partitions",
@@ -97,14 +97,14 @@ def test_what_another_program_put_into_a_queue_is_a_contender_only_if_kazoo_name
         "them__lock__0000000003",
         "__rlock__0000000002",
     ]
-    assert [(each.hold_id, each.mode) for each in znodes.parse_queue(children)] == [
+    assert [(contender.hold_id, contender.mode) for contender in znodes.parse_queue(children)] == [
         ("", Mode.SHARED),
         ("them", Mode.EXCLUSIVE),
     ]
 
 
-def test_queue_order_goes_on_where_the_counter_wraps_around() -> None:
-    """The counter is a signed 32-bit number: names are compared as numbers, not as text, and by distance."""
+def test_queue_order_survives_an_overflow_of_the_counter() -> None:
+    """The counter is a signed 32-bit number. Names are ordered by the distance of their numbers, not as text."""
     names = ["d__lock__-2147483647", "a__lock__2147483646", "c__rlock__-2147483648", "b__lock__2147483647", "about"]
     assert [contender.name[0] for contender in znodes.parse_queue(names)] == ["a", "b", "c", "d"]
     names = ["c__rlock__0000000010", "b__lock__0000000009", "a__lock__-000000001"]
@@ -112,7 +112,7 @@ def test_queue_order_goes_on_where_the_counter_wraps_around() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("mode", "other_mode"),
     [
         (Mode.EXCLUSIVE, Mode.EXCLUSIVE),
         (Mode.EXCLUSIVE, Mode.SHARED),
@@ -121,13 +121,15 @@ def test_queue_order_goes_on_where_the_counter_wraps_around() -> None:
         (Mode.SHARED, Mode.PARTIAL),
     ],
 )
-def test_only_these_conflict(one: Mode, other: Mode) -> None:
-    def conflict(first: Mode, second: Mode) -> bool:
-        names = [f"{HOLD}{first.value}1", f"{OTHER}{second.value}2"]
+def test_only_these_modes_conflict(mode: Mode, other_mode: Mode) -> None:
+    def conflict(holder_mode: Mode, waiter_mode: Mode) -> bool:
+        names = [f"{HOLD}{holder_mode.value}1", f"{ANOTHER_HOLD}{waiter_mode.value}2"]
         queue = znodes.parse_queue(names)
         return znodes.conflicting_predecessors(queue, queue[1]) == queue[:1]
 
-    assert conflict(one, other)
-    assert conflict(other, one)
-    conflicts = [(first, second) for first in Mode for second in Mode if conflict(first, second)]
+    assert conflict(mode, other_mode)
+    assert conflict(other_mode, mode)
+    conflicts = [
+        (holder_mode, waiter_mode) for holder_mode in Mode for waiter_mode in Mode if conflict(holder_mode, waiter_mode)
+    ]
     assert len(conflicts) == 1 + 4 * 2
