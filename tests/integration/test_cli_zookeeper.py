@@ -1,4 +1,4 @@
-"""`sluice zookeeper`: serves until Ctrl-C, and leaves nothing behind."""
+"""`sluice zookeeper` serves until Ctrl-C and ends its server, and refuses a port that another program uses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,42 +26,61 @@ from sluice.commands.app import app
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_port_of_another_program_is_refused() -> None:
-    """The other program answers as a ZooKeeper does."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AnotherZooKeeper) as rival:
-        threading.Thread(target=rival.serve_forever, daemon=True).start()
-        port = rival.server_address[1]
-        answer = CliRunner().invoke(app, ["zookeeper", "--port", str(port)])
-        assert (answer.exit_code, answer.stdout) == (1, "")
-        assert answer.stderr.startswith(f"sluice: port {port} of 127.0.0.1 cannot be used")
-        rival.shutdown()
+class ForeignServer(socketserver.BaseRequestHandler):
+    """Answers ``srvr`` and ``conf`` as a ZooKeeper server of another folder does."""
+
+    def handle(self) -> None:
+        word = self.request.recv(4)
+        self.request.sendall(b"dataDir=/elsewhere/version-2\n" if word == b"conf" else b"Mode: standalone\n")
 
 
-def test_a_server_that_lost_its_port_serves_nobody(tmp_path: Path) -> None:
-    """Another program takes the port after it was found free, and answers in this server's place."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AnotherZooKeeper) as rival:
-        threading.Thread(target=rival.serve_forever, daemon=True).start()
-        port = rival.server_address[1]
-        configuration = server_configuration(tmp_path / "data", 500, 60_000, "")
-        configuration += ServerSecurity().configuration(port)
-        server = EmbeddedServer(1, port, tmp_path, configuration)
-        try:
-            server.start()
-            with pytest.raises(LocalServerError, match=r"ended at once: .*in use"):
-                server.wait_until_serving(time.monotonic() + 30)
-        finally:
-            server.stop()
-            rival.shutdown()
+@pytest.fixture
+def foreign_port() -> Iterator[int]:
+    """The port of another program, which answers as a ZooKeeper server does."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), ForeignServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
-def test_a_server_that_is_killed_ends_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sluice", "zookeeper"]
+@contextmanager
+def command(*arguments: str, cwd: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command; yield its process and the connection string that it prints."""
+    words = [sys.executable, "-m", "sluice", "zookeeper", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
     ) as process:
         assert process.stdout is not None
-        hosts = process.stdout.readline().strip()
+        yield process, process.stdout.readline().strip()
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def test_a_port_of_another_program_is_refused(foreign_port: int) -> None:
+    result = CliRunner().invoke(app, ["zookeeper", "--port", str(foreign_port)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"sluice: port {foreign_port} of 127.0.0.1 cannot be used")
+
+
+def test_a_server_that_lost_its_port_does_not_serve(tmp_path: Path, foreign_port: int) -> None:
+    """Another program takes the port after the check that it is free."""
+    configuration = server_configuration(tmp_path / "data", 500, 60_000, "")
+    configuration += ServerSecurity().configuration(foreign_port)
+    server = EmbeddedServer(1, foreign_port, tmp_path, configuration)
+    try:
+        server.start()
+        with pytest.raises(LocalServerError, match=r"ended at once: .*in use"):
+            server.wait_until_serving(time.monotonic() + 30)
+    finally:
+        server.stop()
+
+
+def test_the_command_ends_when_its_server_is_killed() -> None:
+    with command() as (process, hosts):
         (supervisor,) = children(process.pid)
         (server,) = children(supervisor)
         os.kill(server, signal.SIGKILL)
@@ -68,27 +89,8 @@ def test_a_server_that_is_killed_ends_the_command(tmp_path: Path) -> None:
     assert f"sluice: server 1 ({hosts}) has ended" in errors
 
 
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-class AnotherZooKeeper(socketserver.BaseRequestHandler):
-    """Answers ``srvr`` and ``conf`` as the server of another folder does."""
-
-    def handle(self) -> None:
-        word = self.request.recv(4)
-        self.request.sendall(b"dataDir=/elsewhere/version-2\n" if word == b"conf" else b"Mode: standalone\n")
-
-
-def test_it_serves_a_lock_manager_until_it_is_interrupted(tmp_path: Path, heed_ctrl_c: None) -> None:
-    command = [sys.executable, "-m", "sluice", "zookeeper", "--data", "./dätä"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
-    ) as process:
-        assert process.stdout is not None
-        hosts = process.stdout.readline().strip()
+def test_the_command_serves_until_ctrl_c(tmp_path: Path, heed_ctrl_c: None) -> None:
+    with command("--data", "./dätä", cwd=tmp_path) as (process, hosts):
         with ZookeeperLockManager(hosts, 20) as manager, manager.acquire("s3://lake/flights") as hold:
             hold.check()
         process.send_signal(signal.SIGINT)
@@ -98,4 +100,4 @@ def test_it_serves_a_lock_manager_until_it_is_interrupted(tmp_path: Path, heed_c
     host, port = hosts.split(":")
     with socket.socket() as connection:
         assert connection.connect_ex((host, int(port))) != 0
-    assert any((tmp_path / "dätä").rglob("version-2")), "the data was kept"
+    assert any((tmp_path / "dätä").rglob("version-2")), "the data must be kept"

@@ -41,11 +41,8 @@ def options_of(operation: str, monkeypatch: pytest.MonkeyPatch) -> Options:
 def test_lock_during_has_a_default_for_each_operation(operation: str, options_of: Options) -> None:
     default = OPERATIONS[operation][1]
     assert options_of() == {"lock_during": default}
-    value = {"commit": "write", "write": "commit"}[default]
-    assert options_of(lock_during=value, lock_timeout_seconds=3) == {
-        "lock_during": value,
-        "lock_timeout_seconds": 3,
-    }
+    options = {"lock_during": {"commit": "write", "write": "commit"}[default], "lock_timeout_seconds": 3}
+    assert options_of(**options) == options
 
 
 def test_the_old_name_of_lock_during_is_deprecated(options_of: Options) -> None:
