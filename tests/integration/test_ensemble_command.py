@@ -1,4 +1,4 @@
-"""`sluice ensemble`: what it says of real ensembles, whole ones and others; each fault is made for real."""
+"""`sluice ensemble status` and `ready` report the faults of real ensembles: each fault is caused on real servers."""
 
 from __future__ import annotations
 
@@ -30,29 +30,28 @@ from sluice.ensemble.members import Server, ask_server, ask_servers
 from sluice.ensemble.ready import epoch_faults, server_faults
 from tests.support.authority import Authority
 
-LONGEST_LOOK = 30.0
-"""More than one look may take with a server that stands still: words, a session, and its end, each bounded."""
+MOST_COMMAND_SECONDS = 30.0
+"""Upper bound of one command with a suspended server: its words, a session, and the session's end are bounded."""
 
-PATIENCE = 60.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
 def ensemble() -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper(3) as running:
-        yield running
+    with EmbeddedZooKeeper(3) as ensemble:
+        yield ensemble
 
 
 @pytest.fixture(scope="module")
-def another() -> Iterator[EmbeddedZooKeeper]:
-    """A second ensemble, which knows nothing of the first one."""
-    with EmbeddedZooKeeper(3) as running:
-        yield running
+def second_ensemble() -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(3) as ensemble:
+        yield ensemble
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper() as running:
-        yield running
+def standalone() -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper() as standalone:
+        yield standalone
 
 
 @pytest.fixture(scope="module")
@@ -61,68 +60,80 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def secured(authority: Authority) -> Iterator[EmbeddedZooKeeper]:
-    """An ensemble that speaks TLS only, with clients that have a certificate."""
+def tls_ensemble(authority: Authority) -> Iterator[EmbeddedZooKeeper]:
+    """An ensemble that accepts only TLS connections of clients with a certificate."""
     security = ServerSecurity(key_store=authority.store("server", "127.0.0.1"), trust_store=authority.file)
-    with EmbeddedZooKeeper(3, security=security) as running:
-        yield running
+    with EmbeddedZooKeeper(3, security=security) as ensemble:
+        yield ensemble
 
 
 @pytest.fixture
 def certificate(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a client of it shows, in the environment."""
+    """Set the certificate of a client of ``tls_ensemble`` in the environment."""
     security = authority.client("job")
     for name in ("tls_ca", "tls_certificate", "tls_key"):
         monkeypatch.setenv(f"SLUICE_ZK_{name.upper()}", getattr(security, name))
 
 
-Answer = tuple[int, dict[str, Any], str]
+def run(command: str, hosts: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run the command; return its exit code, the JSON object that it prints, and standard error."""
+    result = CliRunner().invoke(app, ["ensemble", command, "--json", "--zookeeper", hosts, *arguments])
+    assert result.stdout, result.output
+    return result.exit_code, json.loads(result.stdout), result.stderr
 
 
-def ask(command: str, hosts: str, *arguments: str) -> Answer:
-    """Return the exit code, what the JSON says, and standard error."""
-    answer = CliRunner().invoke(app, ["ensemble", command, "--json", "--zookeeper", hosts, *arguments])
-    assert answer.stdout, answer.output
-    return answer.exit_code, json.loads(answer.stdout), answer.stderr
+def doctor_messages(hosts: str) -> dict[str, str]:
+    """Return the message of each check of `sluice doctor`."""
+    result = CliRunner().invoke(app, ["doctor", "--json", "--zookeeper", hosts])
+    return {finding["what"]: finding["says"] for finding in json.loads(result.stdout)}
 
 
-def doctor_lines(printed: str) -> dict[str, str]:
-    return {each["what"]: each["says"] for each in json.loads(printed)}
+def start_waiting(hosts: str, seconds: float) -> subprocess.Popen[str]:
+    """Start `sluice ensemble ready --wait` in another process, and return when it waits."""
+    program = [sys.executable, "-c", "from sluice.cli import main; main()"]
+    command = [*program, "ensemble", "ready", "--wait", f"{seconds:g}", "--zookeeper", hosts]
+    process = subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    assert "not ready yet" in process.stderr.readline()
+    return process
 
 
-def becomes_ready(hosts: str) -> None:
-    code, found, error = ask("ready", hosts, "--wait", f"{PATIENCE:g}")
-    assert (code, found["wrong"]) == (0, []), error
+def wait_until_ready(hosts: str) -> None:
+    code, report, error = run("ready", hosts, "--wait", f"{WAIT_SECONDS:g}")
+    assert (code, report["wrong"]) == (0, []), error
 
 
 def mode_of(server: EmbeddedServer) -> str | None:
     return ask_server("127.0.0.1", server.client_port).mode
 
 
-def one_that(mode: str, ensemble: EmbeddedZooKeeper) -> EmbeddedServer:
+def server_in_mode(mode: str, ensemble: EmbeddedZooKeeper) -> EmbeddedServer:
     return next(server for server in ensemble.servers if mode_of(server) == mode)
 
 
-# -- a whole one -----------------------------------------------------------------------------------------------------
+# -- all members run -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_a_fresh_ensemble_is_ready_though_its_followers_tell_an_older_epoch_until_something_is_written() -> None:
+def test_a_fresh_ensemble_is_ready_despite_older_epochs() -> None:
+    """Followers report an older epoch until the first write."""
     with EmbeddedZooKeeper(3) as fresh:
         servers = ask_servers(LockSettings(zk_hosts=fresh.hosts))
-        assert epoch_faults(servers), "the words alone would not do"
-        code, found, error = ask("ready", fresh.hosts)
-        assert (code, found["ready"], found["wrong"], error) == (0, True, [], "")
-        assert len({server["epoch"] for server in found["servers"]}) == 1
+        assert epoch_faults(servers), "control: the servers report different epochs"
+        code, report, error = run("ready", fresh.hosts)
+        assert (code, report["ready"], report["wrong"], error) == (0, True, [], "")
+        assert len({server["epoch"] for server in report["servers"]}) == 1
 
 
 @pytest.mark.full
-def test_status_tells_of_each_server(ensemble: EmbeddedZooKeeper) -> None:
-    becomes_ready(ensemble.hosts)
+def test_status_reports_each_server(ensemble: EmbeddedZooKeeper) -> None:
+    wait_until_ready(ensemble.hosts)
     with ZookeeperLockManager(ensemble.hosts) as manager, manager.acquire("s3://lake/t"):
-        code, found, _ = ask("status", ensemble.hosts)
+        code, report, _ = run("status", ensemble.hosts)
     assert code == 0
-    servers = found["servers"]
+    servers = report["servers"]
     assert [server["address"] for server in servers] == [server.address for server in ensemble.servers]
     assert sorted(server["mode"] for server in servers) == ["follower", "follower", "leader"]
     for server in servers:
@@ -133,184 +144,173 @@ def test_status_tells_of_each_server(ensemble: EmbeddedZooKeeper) -> None:
         assert server["connections"] >= 1
 
 
-def test_people_get_a_line_for_each_server_and_a_chroot_does_not_count(
+def test_status_prints_a_line_per_server_and_ignores_a_chroot(
     ensemble: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_ZK_HOSTS", f"{ensemble.hosts}/not/there")
-    answer = CliRunner().invoke(app, ["ensemble", "status"])
-    assert answer.exit_code == 0
-    lines = answer.stdout.splitlines()
-    assert [line.split()[0] for line in lines if "127.0.0.1" in line] == [each.address for each in ensemble.servers]
+    result = CliRunner().invoke(app, ["ensemble", "status"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines if "127.0.0.1" in line] == [server.address for server in ensemble.servers]
     assert sum("leader" in line for line in lines) == 1
 
 
-def test_a_whole_ensemble_is_ready_and_nothing_stays_there(ensemble: EmbeddedZooKeeper) -> None:
-    answer = CliRunner().invoke(app, ["ensemble", "ready", "--zookeeper", ensemble.hosts, "--expect", "3"])
-    leader = one_that("leader", ensemble)
-    assert (answer.exit_code, answer.stderr) == (0, "")
-    assert answer.stdout.startswith(f"ready: 3 of 3 serve, leader {leader.address}, epoch ")
+def test_a_ready_ensemble_keeps_no_scratch_node(ensemble: EmbeddedZooKeeper) -> None:
+    result = CliRunner().invoke(app, ["ensemble", "ready", "--zookeeper", ensemble.hosts, "--expect", "3"])
+    leader = server_in_mode("leader", ensemble)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"ready: 3 of 3 serve, leader {leader.address}, epoch ")
     client = KazooClient(leader.address)
     client.start()
-    left = [name for path in ("/", "/locks", "/locks/delta_tables") if client.exists(path)
-            for name in client.get_children(path) if "scratch" in name]  # fmt: skip
+    paths = [path for path in ("/", "/locks", "/locks/delta_tables") if client.exists(path)]
+    scratch_nodes = [name for path in paths for name in client.get_children(path) if "scratch" in name]
     client.stop()
     client.close()
-    assert left == []
+    assert scratch_nodes == []
 
 
-# -- what is not whole -----------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_a_majority_serves_and_is_not_ready_until_the_last_member_is_back(
+def test_an_ensemble_is_not_ready_until_all_members_run(
     ensemble: EmbeddedZooKeeper, eventually: Callable[..., None]
 ) -> None:
-    becomes_ready(ensemble.hosts)
-    gone, leader = one_that("follower", ensemble), one_that("leader", ensemble)
-    gone.kill()
+    wait_until_ready(ensemble.hosts)
+    stopped, leader = server_in_mode("follower", ensemble), server_in_mode("leader", ensemble)
+    stopped.kill()
     eventually(lambda: ask_server("127.0.0.1", leader.client_port).synced_followers == 1)
-    # The control: a lock is to be had, and each of the others says that it is well.
-    with ZookeeperLockManager(ensemble.hosts, timeout_seconds=PATIENCE) as manager, manager.acquire("s3://lake/t"):
+    # Control: a lock can be acquired, and both running members report no error.
+    with ZookeeperLockManager(ensemble.hosts, timeout_seconds=WAIT_SECONDS) as manager, manager.acquire("s3://lake/t"):
         pass
-    assert [each.command(b"ruok") for each in ensemble.servers if each is not gone] == [b"imok", b"imok"]
-    code, found, _ = ask("status", ensemble.hosts)
-    (told,) = [server for server in found["servers"] if server["address"] == gone.address]
-    assert (code, told["mode"]) == (0, None)
-    assert "cannot be reached" in told["problem"]
-    code, found, error = ask("ready", ensemble.hosts)
-    assert (code, found["ready"]) == (1, False)
-    assert f"sluice: not ready: {gone.address} cannot be reached" in error
+    assert [server.command(b"ruok") for server in ensemble.servers if server is not stopped] == [b"imok", b"imok"]
+    code, report, _ = run("status", ensemble.hosts)
+    (server_report,) = [server for server in report["servers"] if server["address"] == stopped.address]
+    assert (code, server_report["mode"]) == (0, None)
+    assert "cannot be reached" in server_report["problem"]
+    code, report, error = run("ready", ensemble.hosts)
+    assert (code, report["ready"]) == (1, False)
+    assert f"sluice: not ready: {stopped.address} cannot be reached" in error
     assert "leads with 1 follower in sync instead of 2" in error
-    assert len(error.splitlines()) == len(found["wrong"]) == 2
+    assert len(error.splitlines()) == len(report["wrong"]) == 2
 
-    waiting = command("ready", "--wait", f"{PATIENCE:g}", "--zookeeper", ensemble.hosts)
-    assert waiting.stderr is not None
-    assert "not ready yet" in waiting.stderr.readline()
-    gone.start()
-    said, _ = waiting.communicate(timeout=2 * PATIENCE)
-    assert (waiting.returncode, said.startswith("ready: 3 of 3 serve")) == (0, True)
+    waiting = start_waiting(ensemble.hosts, WAIT_SECONDS)
+    stopped.start()
+    output, _ = waiting.communicate(timeout=2 * WAIT_SECONDS)
+    assert (waiting.returncode, output.startswith("ready: 3 of 3 serve")) == (0, True)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["follower", "leader"])
-def test_a_member_that_stands_still_is_named_and_does_not_hang_it(ensemble: EmbeddedZooKeeper, mode: str) -> None:
-    becomes_ready(ensemble.hosts)
-    still = one_that(mode, ensemble)
-    still.pause()
+def test_a_suspended_member_is_named_within_bounded_time(ensemble: EmbeddedZooKeeper, mode: str) -> None:
+    wait_until_ready(ensemble.hosts)
+    suspended = server_in_mode(mode, ensemble)
+    suspended.pause()
     try:
         started = time.monotonic()
-        _, found, _ = ask("status", ensemble.hosts)
-        assert still.address in [each["address"] for each in found["servers"] if each["problem"]]
-        code, _, error = ask("ready", ensemble.hosts)
-        assert time.monotonic() - started < LONGEST_LOOK
+        _, report, _ = run("status", ensemble.hosts)
+        assert suspended.address in [server["address"] for server in report["servers"] if server["problem"]]
+        code, _, error = run("ready", ensemble.hosts)
+        assert time.monotonic() - started < MOST_COMMAND_SECONDS
     finally:
-        still.resume()
+        suspended.resume()
     assert code == 1
-    assert f"{still.address} does not answer within 2 s: it is suspended" in error
-    becomes_ready(ensemble.hosts)
+    assert f"{suspended.address} does not answer within 2 s: it is suspended" in error
+    wait_until_ready(ensemble.hosts)
 
 
-def test_without_a_quorum_nobody_serves(ensemble: EmbeddedZooKeeper, eventually: Callable[..., None]) -> None:
-    first, second, last = ensemble.servers
+def test_without_a_quorum_no_server_serves(ensemble: EmbeddedZooKeeper, eventually: Callable[..., None]) -> None:
+    first, second, third = ensemble.servers
     first.kill()
     second.kill()
-    eventually(lambda: "sees no quorum" in (ask_server("127.0.0.1", last.client_port).problem or ""))
-    code, found, error = ask("status", ensemble.hosts)
+    eventually(lambda: "sees no quorum" in (ask_server("127.0.0.1", third.client_port).problem or ""))
+    code, report, error = run("status", ensemble.hosts)
     assert (code, error) == (1, "sluice: no server serves; see the problem of each server above\n")
-    assert "sees no quorum" in found["servers"][2]["problem"]
-    code, found, _ = ask("ready", ensemble.hosts)
-    assert (code, len(found["wrong"])) == (1, 3)
+    assert "sees no quorum" in report["servers"][2]["problem"]
+    code, report, _ = run("ready", ensemble.hosts)
+    assert (code, len(report["wrong"])) == (1, 3)
     first.start()
     second.start()
-    becomes_ready(ensemble.hosts)
+    wait_until_ready(ensemble.hosts)
 
 
-def test_members_that_are_not_named_are_missed(ensemble: EmbeddedZooKeeper) -> None:
-    becomes_ready(ensemble.hosts)
-    leader, follower = one_that("leader", ensemble).address, one_that("follower", ensemble).address
+def test_members_missing_in_the_connection_string_are_reported(ensemble: EmbeddedZooKeeper) -> None:
+    wait_until_ready(ensemble.hosts)
+    leader, follower = server_in_mode("leader", ensemble).address, server_in_mode("follower", ensemble).address
     for hosts in (f"{leader},{follower}", f"{leader},{follower},{follower}"):
-        code, found, _ = ask("ready", hosts)
-        assert (code, found["wrong"]) == (1, [f"{leader} leads with 2 followers in sync instead of 1"])
-    code, found, _ = ask("ready", f"{leader},{follower}", "--expect", "3")
+        code, report, _ = run("ready", hosts)
+        assert (code, report["wrong"]) == (1, [f"{leader} leads with 2 followers in sync instead of 1"])
+    code, report, _ = run("ready", f"{leader},{follower}", "--expect", "3")
     assert code == 1
-    assert found["wrong"] == ["the connection string names 2 servers instead of 3: name every one, and no others"]
-    code, found, _ = ask("ready", follower)
+    assert report["wrong"] == ["the connection string names 2 servers instead of 3: name every one, and no others"]
+    code, report, _ = run("ready", follower)
     assert code == 1
-    assert found["wrong"] == ["the connection string names no leader: name every server of the ensemble"]
+    assert report["wrong"] == ["the connection string names no leader: name every server of the ensemble"]
 
 
-def test_a_server_that_runs_alone_is_ready_only_where_that_is_wanted(
-    alone: EmbeddedZooKeeper, ensemble: EmbeddedZooKeeper
+def test_a_standalone_server_is_ready_only_if_one_is_expected(
+    standalone: EmbeddedZooKeeper, ensemble: EmbeddedZooKeeper
 ) -> None:
-    code, _, error = ask("ready", alone.hosts)
+    code, _, error = run("ready", standalone.hosts)
     assert code == 1
     assert "is standalone, not part of an ensemble" in error
-    code, found, _ = ask("ready", alone.hosts, "--expect", "1")
-    assert (code, found["servers"][0]["mode"]) == (0, "standalone")
-    assert ask("ready", alone.hosts, "--expect", "3")[0] == 1
-    code, _, error = ask("ready", f"{alone.hosts},{ensemble.hosts}", "--expect", "1")
+    code, report, _ = run("ready", standalone.hosts, "--expect", "1")
+    assert (code, report["servers"][0]["mode"]) == (0, "standalone")
+    assert run("ready", standalone.hosts, "--expect", "3")[0] == 1
+    code, _, error = run("ready", f"{standalone.hosts},{ensemble.hosts}", "--expect", "1")
     assert (code, "names 4 servers instead of 1" in error) == (1, True)
 
 
-def test_two_ensembles_that_are_named_together_are_not_one(
-    ensemble: EmbeddedZooKeeper, another: EmbeddedZooKeeper
+def test_two_ensembles_in_one_connection_string_are_not_ready(
+    ensemble: EmbeddedZooKeeper, second_ensemble: EmbeddedZooKeeper
 ) -> None:
-    becomes_ready(ensemble.hosts)
-    becomes_ready(another.hosts)
-    code, _, error = ask("ready", f"{ensemble.hosts},{another.hosts}")
+    wait_until_ready(ensemble.hosts)
+    wait_until_ready(second_ensemble.hosts)
+    code, _, error = run("ready", f"{ensemble.hosts},{second_ensemble.hosts}")
     assert code == 1
     assert "there are 2 leaders" in error
 
 
-def test_a_member_of_another_ensemble_is_found_out_though_all_that_it_says_of_itself_fits(
-    ensemble: EmbeddedZooKeeper, another: EmbeddedZooKeeper
+def test_a_member_of_another_ensemble_is_reported(
+    ensemble: EmbeddedZooKeeper, second_ensemble: EmbeddedZooKeeper
 ) -> None:
-    becomes_ready(ensemble.hosts)
-    becomes_ready(another.hosts)
-    stranger = one_that("follower", another).address
-    hosts = f"{one_that('leader', ensemble).address},{one_that('follower', ensemble).address},{stranger}"
+    wait_until_ready(ensemble.hosts)
+    wait_until_ready(second_ensemble.hosts)
+    stranger = server_in_mode("follower", second_ensemble).address
+    hosts = f"{server_in_mode('leader', ensemble).address},{server_in_mode('follower', ensemble).address},{stranger}"
+    # Control: the servers' own reports show no fault.
     assert server_faults(ask_servers(LockSettings(zk_hosts=hosts)), 3, alone=False) == []
-    code, found, _ = ask("ready", hosts)
+    code, report, _ = run("ready", hosts)
     assert code == 1
-    assert all("is of another ensemble" in sentence for sentence in found["wrong"])
-    assert found["wrong"]
+    assert all("is of another ensemble" in fault for fault in report["wrong"])
+    assert report["wrong"]
 
 
-def test_a_lock_root_that_may_not_be_written_and_a_chroot_that_is_not_there_are_told(
-    alone: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+def test_read_only_lock_roots_and_missing_chroots_are_reported(
+    standalone: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = KazooClient(alone.hosts)
+    client = KazooClient(standalone.hosts)
     client.start()
     client.create("/readonly", b"", acl=[make_acl("world", "anyone", read=True)])
     client.stop()
     client.close()
     monkeypatch.setenv("SLUICE_LOCK_ROOT", "/readonly")
-    code, found, _ = ask("ready", alone.hosts, "--expect", "1")
-    assert (code, len(found["wrong"])) == (1, 1)
-    assert "NoAuthError" in found["wrong"][0]
-    code, found, _ = ask("ready", f"{alone.hosts}/nowhere", "--expect", "1")
-    assert (code, found["wrong"]) == (1, ["the chroot of the connection string does not exist: create it"])
+    code, report, _ = run("ready", standalone.hosts, "--expect", "1")
+    assert (code, len(report["wrong"])) == (1, 1)
+    assert "NoAuthError" in report["wrong"][0]
+    code, report, _ = run("ready", f"{standalone.hosts}/nowhere", "--expect", "1")
+    assert (code, report["wrong"]) == (1, ["the chroot of the connection string does not exist: create it"])
 
 
-def test_ctrl_c_ends_the_wait(alone: EmbeddedZooKeeper, heed_ctrl_c: None) -> None:
-    waiting = command("ready", "--wait", "600", "--zookeeper", alone.hosts)
-    assert waiting.stderr is not None
-    assert "not ready yet" in waiting.stderr.readline()
+def test_ctrl_c_ends_the_wait(standalone: EmbeddedZooKeeper, heed_ctrl_c: None) -> None:
+    waiting = start_waiting(standalone.hosts, 600)
     waiting.send_signal(signal.SIGINT)
-    _, error = waiting.communicate(timeout=PATIENCE)
+    _, error = waiting.communicate(timeout=WAIT_SECONDS)
     assert (waiting.returncode, "stopped by SIGINT" in error) == (130, True)
 
 
-def command(*arguments: str) -> subprocess.Popen[str]:
-    """Start the command line in a process of its own."""
-    program = [sys.executable, "-c", "from sluice.cli import main; main()", "ensemble", *arguments]
-    return subprocess.Popen(
-        program, cwd=Path(__file__).parents[2], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
 @pytest.mark.parametrize(
-    ("servers", "word"),
+    ("servers", "message"),
     [
         ([Server("a", mode="leader", synced_followers=1), Server("b", mode="observer")], "b is an observer"),
         (
@@ -321,123 +321,121 @@ def command(*arguments: str) -> subprocess.Popen[str]:
         ([Server("a", mode="leader", synced_followers=1), Server("b", "is ill")], "b is ill"),
     ],
 )
-def test_what_a_server_is_or_does_not_tell_is_judged(servers: list[Server], word: str) -> None:
-    (sentence,) = server_faults(servers, 2, alone=False)
-    assert word in sentence
+def test_observers_and_incomplete_reports_are_faults(servers: list[Server], message: str) -> None:
+    (fault,) = server_faults(servers, 2, alone=False)
+    assert message in fault
 
 
-def test_a_follower_may_be_some_transactions_behind_but_not_an_epoch() -> None:
+def test_a_follower_may_trail_by_transactions_not_by_an_epoch() -> None:
     leader = Server("a", mode="leader", zxid=0x200000009)
     assert epoch_faults([leader, Server("b", mode="follower", zxid=0x200000001)]) == []
-    (sentence,) = epoch_faults([leader, Server("b", mode="follower", zxid=0x1000000FF)])
-    assert sentence == "b is at epoch 1, but the leader at 2: it has not caught up"
+    (fault,) = epoch_faults([leader, Server("b", mode="follower", zxid=0x1000000FF)])
+    assert fault == "b is at epoch 1, but the leader at 2: it has not caught up"
 
 
-def test_a_scratch_node_that_went_with_its_session_is_made_again(alone: EmbeddedZooKeeper) -> None:
-    session, deadline, made = Session(LockSettings(zk_hosts=alone.hosts)), Deadline(PATIENCE), []
+def test_a_deleted_scratch_node_is_created_again(standalone: EmbeddedZooKeeper) -> None:
+    session, deadline, paths = Session(LockSettings(zk_hosts=standalone.hosts)), Deadline(WAIT_SECONDS), []
 
-    def ask() -> None:
+    def use_scratch_node() -> None:
         with scratch_node(session, "/", deadline) as scratch:
-            made.append(scratch.path)
-            if len(made) == 1:
+            paths.append(scratch.path)
+            if len(paths) == 1:
                 session.wait(session.client.delete_async(scratch.path), deadline)
 
-    try_session(session, deadline, ask)
+    try_session(session, deadline, use_scratch_node)
     session.close()
-    assert len(set(made)) == 2
+    assert len(set(paths)) == 2
 
 
-# -- who does not answer ---------------------------------------------------------------------------------------------
+# -- no answer -------------------------------------------------------------------------------------------------------
 
 
-def test_an_address_at_which_nobody_answers_takes_two_seconds(alone: EmbeddedZooKeeper) -> None:
+def test_an_address_without_an_answer_takes_two_seconds(standalone: EmbeddedZooKeeper) -> None:
     with ExitStack() as stack:
-        deaf = stack.enter_context(socket.socket())
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)
-        # Whoever comes after those for whom there is room gets no answer at all, as from behind a firewall.
+        silent = stack.enter_context(socket.socket())
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        # Connections beyond the backlog get no answer, as from behind a firewall.
         for _ in range(4):
-            one = stack.enter_context(socket.socket())
-            one.setblocking(False)
+            connection = stack.enter_context(socket.socket())
+            connection.setblocking(False)
             with suppress(BlockingIOError):
-                one.connect(deaf.getsockname())
+                connection.connect(silent.getsockname())
         started = time.monotonic()
-        _, found, _ = ask("status", f"127.0.0.1:{deaf.getsockname()[1]},{alone.hosts}")
-        assert time.monotonic() - started < LONGEST_LOOK / 3
-    assert "does not answer within 2 s" in found["servers"][0]["problem"]
-    assert found["servers"][1]["mode"] == "standalone"
+        _, report, _ = run("status", f"127.0.0.1:{silent.getsockname()[1]},{standalone.hosts}")
+        assert time.monotonic() - started < MOST_COMMAND_SECONDS / 3
+    assert "does not answer within 2 s" in report["servers"][0]["problem"]
+    assert report["servers"][1]["mode"] == "standalone"
 
 
-def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for() -> None:
-    over = threading.Event()
+def test_a_server_that_trickles_bytes_is_not_waited_for() -> None:
+    end = threading.Event()
 
     def trickle() -> None:
         with suppress(OSError):
             connection, _ = server.accept()
             with connection:
-                while not over.wait(0.05):
+                while not end.wait(0.05):
                     connection.sendall(b"x")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=trickle)
         thread.start()
         started = time.monotonic()
-        said = ask_server("127.0.0.1", server.getsockname()[1])
-        assert time.monotonic() - started < LONGEST_LOOK / 3
-        over.set()
+        server_report = ask_server("127.0.0.1", server.getsockname()[1])
+        assert time.monotonic() - started < MOST_COMMAND_SECONDS / 3
+        end.set()
         thread.join()
-    assert said.problem is not None
+    assert server_report.problem is not None
 
 
 # -- TLS -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_servers_that_demand_a_certificate_are_asked_with_it(secured: EmbeddedZooKeeper, certificate: None) -> None:
-    becomes_ready(secured.hosts)
-    code, found, _ = ask("status", secured.hosts)
+def test_servers_that_require_a_certificate_get_it(tls_ensemble: EmbeddedZooKeeper, certificate: None) -> None:
+    wait_until_ready(tls_ensemble.hosts)
+    code, report, _ = run("status", tls_ensemble.hosts)
     assert code == 0
-    assert sorted(server["mode"] for server in found["servers"]) == ["follower", "follower", "leader"]
-    answer = CliRunner().invoke(app, ["doctor", "--json", "--zookeeper", secured.hosts])
-    assert doctor_lines(answer.stdout)["quorum"] == "1 leader, 2 followers"
+    assert sorted(server["mode"] for server in report["servers"]) == ["follower", "follower", "leader"]
+    assert doctor_messages(tls_ensemble.hosts)["quorum"] == "1 leader, 2 followers"
 
 
-def test_without_a_certificate_each_server_says_no_in_a_sentence(
-    secured: EmbeddedZooKeeper, authority: Authority, monkeypatch: pytest.MonkeyPatch
+def test_without_a_certificate_each_server_reports_a_problem(
+    tls_ensemble: EmbeddedZooKeeper, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_ZK_TLS_CA", str(authority.file))
-    code, found, _ = ask("status", secured.hosts)
+    code, report, _ = run("status", tls_ensemble.hosts)
     assert code == 1
-    for server in found["servers"]:
+    for server in report["servers"]:
         assert "does not pass TLS verification (" in server["problem"]
         assert "SLUICE_ZK_TLS_CERTIFICATE" in server["problem"]
-    assert ask("ready", secured.hosts)[0] == 1
+    assert run("ready", tls_ensemble.hosts)[0] == 1
 
 
-def test_without_tls_the_message_says_that_it_may_be_wanted(secured: EmbeddedZooKeeper) -> None:
-    code, found, _ = ask("status", secured.hosts)
+def test_without_tls_the_problem_names_tls(tls_ensemble: EmbeddedZooKeeper) -> None:
+    code, report, _ = run("status", tls_ensemble.hosts)
     assert code == 1
-    assert all("requires TLS, which is not set here" in server["problem"] for server in found["servers"])
+    assert all("requires TLS, which is not set here" in server["problem"] for server in report["servers"])
 
 
-def test_a_certificate_for_another_host_name_is_not_trusted(secured: EmbeddedZooKeeper, certificate: None) -> None:
-    code, found, _ = ask("status", secured.hosts.replace("127.0.0.1", "localhost"))
+def test_a_certificate_for_another_host_name_is_not_trusted(tls_ensemble: EmbeddedZooKeeper, certificate: None) -> None:
+    code, report, _ = run("status", tls_ensemble.hosts.replace("127.0.0.1", "localhost"))
     assert code == 1
-    assert all("Hostname mismatch" in server["problem"] for server in found["servers"])
+    assert all("Hostname mismatch" in server["problem"] for server in report["servers"])
 
 
-def test_tls_to_a_plain_port_never_falls_back_to_plain_words(alone: EmbeddedZooKeeper, certificate: None) -> None:
-    code, found, _ = ask("status", alone.hosts)
+def test_tls_to_a_plain_port_does_not_fall_back_to_plain_text(standalone: EmbeddedZooKeeper, certificate: None) -> None:
+    code, report, _ = run("status", standalone.hosts)
     assert code == 1
-    assert "does not use TLS, which is set here" in found["servers"][0]["problem"]
+    assert "does not use TLS, which is set here" in report["servers"][0]["problem"]
 
 
 @pytest.mark.full
-def test_a_client_that_is_refused_by_another_scheme_is_told_so_by_ready() -> None:
+def test_ready_reports_a_missing_sasl_login() -> None:
     security = ServerSecurity(sasl_users={"etl": "right"}, schemes=("sasl",))
     with EmbeddedZooKeeper(security=security) as server:
-        code, found, _ = ask("ready", server.hosts, "--expect", "1")
-        assert (code, found["servers"][0]["mode"]) == (1, "standalone"), "the words need no user"
-        assert "SessionClosedRequireSaslError" in found["wrong"][0]
-        answer = CliRunner().invoke(app, ["doctor", "--json", "--zookeeper", server.hosts])
-        assert "SessionClosedRequireSaslError" in doctor_lines(answer.stdout)["session"]
+        code, report, _ = run("ready", server.hosts, "--expect", "1")
+        assert (code, report["servers"][0]["mode"]) == (1, "standalone"), "four-letter words need no login"
+        assert "SessionClosedRequireSaslError" in report["wrong"][0]
+        assert "SessionClosedRequireSaslError" in doctor_messages(server.hosts)["session"]

@@ -1,8 +1,14 @@
-"""What the loss of an ensemble means to a table: from the data of one member nothing, from no data a move."""
+"""A table after the loss of its ensemble.
+
+An ensemble that is rebuilt from one member keeps its id, and the table needs no change. An ensemble without the old
+data has a new id, and each table is moved to it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -22,28 +28,27 @@ TRIO = (1, 2, 3)
 WAIT_SECONDS = 60
 
 
-def append(df: DataFrame, table: str) -> None:
-    df.write.format("delta").mode("append").save(table)
+def append(rows: DataFrame, table: str) -> None:
+    rows.write.format("delta").mode("append").save(table)
 
 
 def adopt(spark: SparkSession, table: str, hosts: str, *, move: bool = False) -> AdoptResult:
     return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=WAIT_SECONDS), move=move)
 
 
-def versions(table: str) -> int:
-    return len(list(Path(table).glob("_delta_log/*.json")))
-
-
 @pytest.mark.full
-def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the_table(
-    spark: SparkSession, tmp_path: Path
+def test_a_rebuilt_ensemble_still_owns_its_tables(
+    spark: SparkSession,
+    tmp_path: Path,
+    versions: Callable[[Path], list[str]],
+    rows_of: Callable[..., list[tuple[Any, ...]]],
 ) -> None:
     table = str(tmp_path / "flights")
     with Members(tmp_path / "ensemble", TRIO) as members:
         members.initialize(*TRIO)
         members.start(*TRIO, of=TRIO)
         survivor = members.wait_until_in_sync()
-        lost = [each for each in TRIO if each != survivor]
+        lost = [member for member in TRIO if member != survivor]
         hosts = members.hosts(*TRIO)
         with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, locked(spark, table, manager=manager):
             append(spark.range(3), table)
@@ -51,7 +56,7 @@ def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the
         with Link(hosts) as link:
             with ZookeeperLockManager(link.hosts, WAIT_SECONDS, session_timeout_seconds=6) as cut_off:
                 with pytest.raises(LockLostError), locked(spark, table, manager=cut_off) as hold:
-                    # Of a put that never arrives.
+                    # The PUT of this intent never arrives.
                     hold.intend(2, txn="lost", attempt="lost")
                     link.refused = True
                     link.drop()
@@ -60,19 +65,19 @@ def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the
                     recover(members, survivor, lost)
                     link.refused = False
                     append(spark.range(3, 4), table)
-        assert versions(table) == 2
-        with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, locked(spark, table, manager=manager) as after:
+        assert len(versions(Path(table))) == 2
+        with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, locked(spark, table, manager=manager) as next_hold:
             append(spark.range(4, 5), table)
-        assert after.token > hold.token
-    _, (newest, filling, *_) = read_commit_list(table, limit=2)
+        assert next_hold.token > hold.token
+    _, (newest, empty_commit, *_) = read_commit_list(table, limit=2)
     assert not isinstance(newest, str)
-    assert not isinstance(filling, str)
-    assert (newest.version, filling.version) == (3, 2)
+    assert not isinstance(empty_commit, str)
+    assert (newest.version, empty_commit.version) == (3, 2)
     assert verify_table(table).problems == ()
-    assert sorted(row.id for row in spark.read.format("delta").load(table).collect()) == [0, 1, 2, 4]
+    assert rows_of(table) == [(0,), (1,), (2,), (4,)]
 
 
-def test_made_from_nothing_the_ensemble_gets_its_tables_one_by_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_new_ensemble_gets_its_tables_one_by_one(spark: SparkSession, tmp_path: Path) -> None:
     flights, weather = str(tmp_path / "flights"), str(tmp_path / "weather")
     with EmbeddedZooKeeper() as old:
         with ZookeeperLockManager(old.hosts, WAIT_SECONDS) as manager:
@@ -83,7 +88,7 @@ def test_made_from_nothing_the_ensemble_gets_its_tables_one_by_one(spark: SparkS
     with EmbeddedZooKeeper() as new, ZookeeperLockManager(new.hosts, WAIT_SECONDS) as manager:
         for table in (flights, weather):
             with pytest.raises(EnsembleMismatchError, match="--move"), locked(spark, table, manager=manager):
-                raise AssertionError("the block is not entered")
+                raise AssertionError("the block must not be entered")
         with pytest.raises(EnsembleMismatchError):
             adopt(spark, flights, new.hosts)
         moved = adopt(spark, flights, new.hosts, move=True)
@@ -91,11 +96,11 @@ def test_made_from_nothing_the_ensemble_gets_its_tables_one_by_one(spark: SparkS
         with locked(spark, flights, manager=manager):
             append(spark.range(3, 4), flights)
         with pytest.raises(EnsembleMismatchError), locked(spark, weather, manager=manager):
-            raise AssertionError("the block is not entered")
+            raise AssertionError("the block must not be entered")
         adopt(spark, weather, new.hosts, move=True)
         with locked(spark, weather, manager=manager):
             append(spark.range(3, 4), weather)
     for table in (flights, weather):
-        found = verify_table(table)
-        assert found.problems == ()
-        assert found.ensemble == moved.ensemble
+        result = verify_table(table)
+        assert result.problems == ()
+        assert result.ensemble == moved.ensemble

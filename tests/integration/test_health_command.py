@@ -1,4 +1,4 @@
-"""``sluice health``: the figures of a table and what is found, as text, as JSON and as a page."""
+"""``sluice health`` reports figures and findings of tables, as text, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -22,97 +22,99 @@ from typer.testing import CliRunner, Result
 from lock_manager import canonical_table_uri
 from sluice.commands.app import app
 from sluice.health import examine, print_report
-from writer_jobs import LockedDeltaWriter
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def sick(spark: SparkSession, writer: LockedDeltaWriter, table: Path) -> Path:
-    """A table of five small files in one partition; a file of another one was lost."""
-    rows = spark.range(0, 12, 1, 6).selectExpr("id", "IF(id < 10, 'a', 'b') AS place")
-    writer.append(rows, partition_by=["place"])
-    writer.delete("place = 'b'")
-    return table
+COMMAND = [sys.executable, "-m", "sluice", "health"]
 
 
 @pytest.fixture
-def driver_of_the_tests(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the command measure with it, for one of its own costs 10 s to start."""
+def small_files(copy_of: Callable[..., Path]) -> Path:
+    """A table of five small files in one partition. The file of another partition is removed."""
+    rows = "SELECT id, IF(id < 10, 'a', 'b') AS place FROM range(0, 12, 1, 6)"
+    return copy_of(
+        f"CREATE TABLE {{t}} USING delta PARTITIONED BY (place) AS {rows}", "DELETE FROM {t} WHERE place = 'b'"
+    )
+
+
+@pytest.fixture
+def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command use the tests' Spark: a new one takes 10 s to start."""
     monkeypatch.setattr("sluice.health.start_spark", lambda _name, _conf: nullcontext(spark))
 
 
 @pytest.fixture
-def health(driver_of_the_tests: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def health(shared_spark: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run the command in this process: ``health(table, "--json")``."""
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *arguments: CliRunner().invoke(app, ["health", *map(str, arguments)])
 
 
 def figures_in(text: str) -> dict[str, str]:
-    """Return the figures of a report: a name and a figure to a line."""
+    """Return the figures of a report, which has a name and a figure in each line."""
     return dict(re.findall(r"^ *(\S.*?) {2,}(\S.*?) *$", text, re.MULTILINE))
 
 
 @pytest.mark.full
-def test_the_command_starts_its_own_spark_prints_figures_and_findings_and_writes_a_page(
-    sick: Path, jars: list[Path], tmp_path: Path, versions: Callable[[Path], list[str]]
+def test_the_command_starts_spark_and_writes_a_report_and_page(
+    small_files: Path, jars: list[Path], tmp_path: Path, versions: Callable[[Path], list[str]]
 ) -> None:
     (pages := tmp_path / "pages").mkdir()
-    command = [sys.executable, "-m", "sluice", "health", sick.name, "--page", str(pages / "health.html")]
+    command = [*COMMAND, small_files.name, "--page", str(pages / "health.html")]
     environment = {**os.environ, "COLUMNS": "200"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=environment, cwd=sick.parent
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env=environment, cwd=small_files.parent
     )
-    # Neither Spark nor its JVM has anything to say.
-    assert (done.returncode, done.stderr) == (0, "")
+    # Spark and its JVM print no warning.
+    assert (process.returncode, process.stderr) == (0, "")
     # A long name may take several lines.
-    assert "".join(done.stdout.split()).startswith(canonical_table_uri(str(sick)))
-    figures = figures_in(done.stdout)
+    assert "".join(process.stdout.split()).startswith(canonical_table_uri(str(small_files)))
+    figures = figures_in(process.stdout)
     assert (figures["version"], figures["rows"]) == ("1", "10")
     assert figures["data files"].startswith("5 files, ")
     assert figures["removed, kept for 7.0 days"].startswith("1 files, ")
     assert figures["removed, expired (for VACUUM)"] == figures["kept for pins"] == "0 files, 0 B"
-    assert re.search(r"^ *place=a +5 ", done.stdout, re.MULTILINE)
-    assert "small-files: 5 files of " in done.stdout
-    assert "(maintain.py --compact)" in done.stdout
+    assert re.search(r"^ *place=a +5 ", process.stdout, re.MULTILINE)
+    assert "small-files: 5 files of " in process.stdout
+    assert "(maintain.py --compact)" in process.stdout
     assert [page.name for page in pages.iterdir()] == ["health.html"]
     page = (pages / "health.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
     assert "small-files" in page
-    # It measures, and changes nothing.
-    assert len(versions(sick)) == 2
+    assert len(versions(small_files)) == 2, "the command must not commit"
 
 
-def test_a_spark_that_does_not_start_says_why(sick: Path, jars: list[Path]) -> None:
-    command = [sys.executable, "-m", "sluice", "health", str(sick), "--conf", "spark.driver.memory=nonsense"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, done.stdout) == (1, "")
-    *before, sentence = done.stderr.splitlines()
-    assert "Invalid maximum heap size: -Xmxnonsense" in before
-    assert sentence.startswith("sluice: Spark does not start: ")
+def test_a_failed_start_of_spark_is_reported(table: Path, jars: list[Path]) -> None:
+    command = [*COMMAND, str(table), "--conf", "spark.driver.memory=nonsense"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (process.returncode, process.stdout) == (1, "")
+    *jvm_lines, error = process.stderr.splitlines()
+    assert "Invalid maximum heap size: -Xmxnonsense" in jvm_lines
+    assert error.startswith("sluice: Spark does not start: ")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("moment", ["its JVM starts", "it measures"])
-def test_ctrl_c_ends_all_that_was_started_and_is_one_sentence(
-    moment: str, sick: Path, jars: list[Path], tmp_path: Path, eventually: Callable[..., None]
+@pytest.mark.parametrize("thread", ["java", "Executor task l"], ids=["start of the JVM", "measurement"])
+def test_ctrl_c_ends_spark_and_prints_one_line(
+    thread: str, small_files: Path, jars: list[Path], tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
-    command = [sys.executable, "-m", "sluice", "health", str(sick)]
-    said = tmp_path / "said"
-    with said.open("w") as stderr, subprocess.Popen(command, stderr=stderr, start_new_session=True) as running:
-        group = running.pid
-        threads = "java" if moment == "its JVM starts" else "Executor task l"
-        eventually(lambda: running.poll() is not None or threads in threads_of(group), 120)
+    output = tmp_path / "stderr"
+    with (
+        output.open("w") as stderr,
+        subprocess.Popen([*COMMAND, str(small_files)], stderr=stderr, start_new_session=True) as process,
+    ):
+        group = process.pid
+        eventually(lambda: process.poll() is not None or thread in threads_of(group), 120)
         os.killpg(group, signal.SIGINT)
-        assert running.wait(120) == 130
-    assert said.read_text() == "sluice: stopped by SIGINT; everything that was started has been ended\n"
-    # The JVM ends itself when its driver has.
+        assert process.wait(120) == 130
+    assert output.read_text() == "sluice: stopped by SIGINT; everything that was started has been ended\n"
+    # The JVM ends itself after its driver.
     eventually(lambda: not threads_of(group), 120)
 
 
 def threads_of(group: int) -> set[str]:
-    """Return the names of all threads of a process group, as the kernel has them: 15 characters."""
+    """Return the names of all threads of a process group. The kernel stores 15 characters of each."""
     names = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -123,65 +125,67 @@ def threads_of(group: int) -> set[str]:
 
 @pytest.mark.full
 def test_json_has_the_figures_of_each_table(
-    health: Callable[..., Result], sick: Path, copy_of: Callable[..., Path]
+    health: Callable[..., Result], small_files: Path, copy_of: Callable[..., Path]
 ) -> None:
-    sound = copy_of(
+    healthy = copy_of(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableExpiredLogCleanup' = 'false') AS SELECT 1 AS id",
-        to="sound",
+        to="healthy",
     )
-    done = health(sick, sound, "--json")
-    assert (done.exit_code, done.stderr) == (0, "")
-    one, other = json.loads(done.stdout)
-    assert [each["table"] for each in (one, other)] == [canonical_table_uri(str(each)) for each in (sick, sound)]
-    before = one["before"]
-    assert (before["version"], before["total"]["total"]["files"], before["total"]["rows"]) == (1, 5, 10)
-    assert (before["folder"]["removed"]["files"], before["folder"]["expired"]["files"]) == (1, 0)
-    assert [(each["name"], each["total"]["files"]) for each in before["partitions"]] == [("place=a", 5)]
-    assert [(each["code"], each["action"]) for each in one["findings"]] == [
+    result = health(small_files, healthy, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    report, healthy_report = json.loads(result.stdout)
+    assert report["table"] == canonical_table_uri(str(small_files))
+    assert healthy_report["table"] == canonical_table_uri(str(healthy))
+    figures = report["before"]
+    assert (figures["version"], figures["total"]["total"]["files"], figures["total"]["rows"]) == (1, 5, 10)
+    assert (figures["folder"]["removed"]["files"], figures["folder"]["expired"]["files"]) == (1, 0)
+    assert [(partition["name"], partition["total"]["files"]) for partition in figures["partitions"]] == [("place=a", 5)]
+    assert [(finding["code"], finding["action"]) for finding in report["findings"]] == [
         ("small-files", "compact"),
         ("writers-clean-log", None),
     ]
-    assert (one["done"], one["after"], other["findings"]) == ([], None, [])
-    assert "no maintenance is needed" in health(sound).stdout
+    assert (report["done"], report["after"], healthy_report["findings"]) == ([], None, [])
+    assert "no maintenance is needed" in health(healthy).stdout
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("driver_of_the_tests")
-def test_a_table_that_became_smaller_has_a_negative_growth(sick: Path) -> None:
-    (report,), _ = examine([str(sick)], {})
+@pytest.mark.usefixtures("shared_spark")
+def test_a_shrinking_table_has_negative_growth(small_files: Path) -> None:
+    (report,), _ = examine([str(small_files)], {})
 
     def growth(per_day: float | None) -> str:
-        said = Console(file=StringIO(), width=200)
-        print_report(replace(report, before=replace(report.before, growth_per_day=per_day)), said)
-        return figures_in(said.file.getvalue())["growth per day"]  # type: ignore[attr-defined]
+        output = StringIO()
+        health = replace(report.before, growth_per_day=per_day)
+        print_report(replace(report, before=health), Console(file=output, width=200))
+        return figures_in(output.getvalue())["growth per day"]
 
     assert [growth(size) for size in (2048.0, -2048.0, 0.0, None)] == ["2.0 KiB", "-2.0 KiB", "0 B", "unknown"]
 
 
 @pytest.mark.full
-def test_a_table_that_is_not_there_keeps_no_other_back(
-    health: Callable[..., Result], sick: Path, tmp_path: Path
+def test_a_missing_table_does_not_stop_the_report_of_others(
+    health: Callable[..., Result], small_files: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "health.html"
-    done = health(tmp_path / "one", sick, tmp_path / "other", "--page", page)
-    assert (done.exit_code, figures_in(done.stdout)["version"]) == (2, "1")
-    assert [re.sub("file:.*/", "", line) for line in done.stderr.splitlines()] == [
-        "sluice: there is no Delta table at other",
-        "sluice: there is no Delta table at one",
+    result = health(tmp_path / "missing-1", small_files, tmp_path / "missing-2", "--page", page)
+    assert (result.exit_code, figures_in(result.stdout)["version"]) == (2, "1")
+    assert [re.sub("file:.*/", "", line) for line in result.stderr.splitlines()] == [
+        "sluice: there is no Delta table at missing-2",
+        "sluice: there is no Delta table at missing-1",
     ]
     assert "there is no Delta table at" in page.read_text(encoding="utf-8")
 
 
-def test_what_is_no_table_and_a_page_that_cannot_be_written_are_one_sentence(
-    health: Callable[..., Result], sick: Path, tmp_path: Path
+def test_missing_tables_and_unwritable_pages_are_reported(
+    health: Callable[..., Result], small_files: Path, tmp_path: Path
 ) -> None:
-    nothing, page = tmp_path / "nothing", tmp_path / "no folder" / "health.html"
-    done = health(nothing, "--page", tmp_path / "health.html")
-    assert (done.exit_code, done.stdout) == (2, "")
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith(f"sluice: there is no Delta table at {canonical_table_uri(str(nothing))}")
-    assert not nothing.exists()
+    missing, page = tmp_path / "missing", tmp_path / "no folder" / "health.html"
+    result = health(missing, "--page", tmp_path / "health.html")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (error,) = result.stderr.splitlines()
+    assert error.startswith(f"sluice: there is no Delta table at {canonical_table_uri(str(missing))}")
+    assert not missing.exists()
     assert not (tmp_path / "health.html").exists()
-    done = health(sick, "--page", page)
-    assert (done.exit_code, figures_in(done.stdout)["version"]) == (1, "1")
-    assert done.stderr == f"sluice: {page} cannot be written: No such file or directory; choose another --page\n"
+    result = health(small_files, "--page", page)
+    assert (result.exit_code, figures_in(result.stdout)["version"]) == (1, "1")
+    assert result.stderr == f"sluice: {page} cannot be written: No such file or directory; choose another --page\n"

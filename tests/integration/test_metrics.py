@@ -1,4 +1,4 @@
-"""Metrics: what happens to locks is counted by table, served or written; and nothing is imported without them."""
+"""Metrics count events of locks by table, and are served over HTTP or written to a file; their package is optional."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +25,33 @@ from lock_manager.metrics import Destination, MetricsExporter, _ContinuedFile
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.rivals import RivalManager
 
-TABLE, OTHER = "s3a://lake/metrics", "s3a://lake/other-metrics"
+TABLE, OTHER_TABLE = "s3a://lake/metrics", "s3a://lake/other-metrics"
 LABEL = "s3://lake/metrics"
 
 
-@pytest.fixture
-def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as made:
-        yield made
-
-
-def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Values by name, table and the other label's value."""
-    found = {}
+def read_samples(text: str) -> dict[tuple[str, ...], float]:
+    """Return the value of each sample by name, table and the value of a third label."""
+    samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            others = [value for name, value in sample.labels.items() if name not in ("table", "le", "file")]
+            labels = [value for name, value in sample.labels.items() if name not in ("table", "le", "file")]
             if not sample.name.endswith(("_bucket", "_created")):
-                found[(sample.name, sample.labels["table"], *others)] = sample.value
-    return found
+                samples[(sample.name, sample.labels["table"], *labels)] = sample.value
+    return samples
 
 
-def scraped(exporter: MetricsExporter) -> dict[tuple[str, ...], float]:
+def scrape(exporter: MetricsExporter) -> dict[tuple[str, ...], float]:
     assert exporter.address is not None
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(exporter.address, timeout=10) as answer:
-        return samples(answer.read().decode())
+    with opener.open(exporter.address, timeout=10) as response:
+        return read_samples(response.read().decode())
 
 
-def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
+def test_events_of_locks_are_counted_by_table(
     zookeeper: Any, manager: ZookeeperLockManager, ensemble_client: KazooClient
 ) -> None:
     with MetricsExporter("0") as exporter, RivalManager(zookeeper.hosts) as rival:
-        with manager.acquire(OTHER) as hold:
+        with manager.acquire(OTHER_TABLE) as hold:
             hold.record_commit(1)
         with manager.acquire(TABLE) as hold:
             with pytest.raises(LockTimeoutError):
@@ -65,7 +59,7 @@ def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
             hold.record_commit(1)
             hold.record_commit(1)
             hold.record_commit(2)
-            meanwhile = scraped(exporter)
+            held = scrape(exporter)
         lost = manager.acquire(TABLE)
         guard = CommitGuard()
         block = GuardedHold(lost, {})
@@ -73,17 +67,18 @@ def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
         commit = {"kind": "commit", "table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
         assert "refused" in guard.check(json.dumps(commit | {"blocks": ""}))
         assert "refused" not in guard.check(json.dumps(commit | {"blocks": block.name}))
-        (contender,) = [name for name in ensemble_client.get_children(node(manager)) if "__lock__" in name]
-        ensemble_client.delete(f"{node(manager)}/{contender}")
+        node = table_node(manager.settings.lock_root, TableResource.of(TABLE))
+        (contender,) = [name for name in ensemble_client.get_children(node) if "__lock__" in name]
+        ensemble_client.delete(f"{node}/{contender}")
         assert "refused" in guard.check(json.dumps(commit | {"blocks": block.name}))
         with pytest.raises(LockLostError):
             lost.release()
         rival.acquire(TABLE)
         rival.close()
-        found = scraped(exporter)
-    assert meanwhile["sluice_lock_contenders", LABEL, "holding"] == 1
-    assert meanwhile["sluice_lock_contenders", LABEL, "waiting"] == 0
-    assert {key: value for key, value in found.items() if not key[0].endswith("_sum")} == {
+        released = scrape(exporter)
+    assert held["sluice_lock_contenders", LABEL, "holding"] == 1
+    assert held["sluice_lock_contenders", LABEL, "waiting"] == 0
+    assert {key: value for key, value in released.items() if not key[0].endswith("_sum")} == {
         ("sluice_lock_wait_seconds_count", "s3://lake/other-metrics", "acquired"): 1,
         ("sluice_lock_hold_seconds_count", "s3://lake/other-metrics", "released"): 1,
         ("sluice_lock_contenders", "s3://lake/other-metrics", "waiting"): 0,
@@ -91,7 +86,7 @@ def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
         ("sluice_commits_total", "s3://lake/other-metrics"): 1,
         ("sluice_lock_wait_seconds_count", LABEL, "acquired"): 3,
         ("sluice_lock_wait_seconds_count", LABEL, "gave_up"): 1,
-        # The last one by closing its manager.
+        # The close of the rival released its hold.
         ("sluice_lock_hold_seconds_count", LABEL, "released"): 2,
         ("sluice_lock_hold_seconds_count", LABEL, "lost"): 1,
         ("sluice_lock_contenders", LABEL, "waiting"): 0,
@@ -103,66 +98,62 @@ def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
     }
 
 
-def node(manager: ZookeeperLockManager) -> str:
-    return table_node(manager.settings.lock_root, TableResource.of(TABLE))
-
-
-def test_a_textfile_is_written_at_once_and_at_the_end(tmp_path: Path, manager: ZookeeperLockManager) -> None:
+def test_a_file_is_written_at_the_begin_and_at_the_end(tmp_path: Path, manager: ZookeeperLockManager) -> None:
     file = tmp_path / "nightly.prom"
     with MetricsExporter(str(file)) as exporter:
         assert exporter.address is None
         assert file.is_file()
         with manager.acquire(TABLE):
             pass
-    assert samples(file.read_text())["sluice_lock_hold_seconds_count", LABEL, "released"] == 1
-    # The control: closed, it counts no more.
+    assert read_samples(file.read_text())["sluice_lock_hold_seconds_count", LABEL, "released"] == 1
+    # Control: a closed exporter does not count.
     with manager.acquire(TABLE):
         pass
-    assert samples(file.read_text())["sluice_lock_hold_seconds_count", LABEL, "released"] == 1
+    assert read_samples(file.read_text())["sluice_lock_hold_seconds_count", LABEL, "released"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["nightly.prom"]
 
 
-def test_a_textfile_is_kept_up_to_date(
+def test_a_file_is_updated_regularly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     monkeypatch.setattr("lock_manager.metrics.WRITE_SECONDS", 0.05)
     with MetricsExporter(str(tmp_path / "a.prom")):
         emit(Event.COMMITTED, LABEL)
-        eventually(lambda: samples((tmp_path / "a.prom").read_text()).get(("sluice_commits_total", LABEL)) == 1)
+        eventually(lambda: read_samples((tmp_path / "a.prom").read_text()).get(("sluice_commits_total", LABEL)) == 1)
 
 
-def test_the_next_run_continues_the_counters_of_its_file_and_not_its_gauges(tmp_path: Path) -> None:
+def test_the_next_run_continues_counters_but_not_gauges(tmp_path: Path) -> None:
     file = tmp_path / "nightly.prom"
     with MetricsExporter(str(file)):
         emit(Event.QUEUED, LABEL)
         emit(Event.ACQUIRED, LABEL, seconds=0.5)
         emit(Event.COMMITTED, LABEL)
         emit(Event.COMMITTED, LABEL)
-    first = file.read_text()
+    first_run = file.read_text()
     with MetricsExporter(str(file)):
-        at_once = samples(file.read_text())
+        at_begin = read_samples(file.read_text())
         emit(Event.QUEUED, LABEL)
         emit(Event.ACQUIRED, LABEL, seconds=20.0)
         emit(Event.COMMITTED, LABEL)
         emit(Event.COMMITTED, "s3://lake/another")
-    second = file.read_text()
+    second_run = file.read_text()
+    assert read_samples(first_run)["sluice_lock_contenders", LABEL, "holding"] == 1
+    assert not [key for key in at_begin if key[0] == "sluice_lock_contenders"]
+    assert at_begin["sluice_commits_total", LABEL] == 2
+    samples = read_samples(second_run)
+    assert samples["sluice_lock_contenders", LABEL, "holding"] == 1
+    assert samples["sluice_commits_total", LABEL] == 3
+    assert samples["sluice_commits_total", "s3://lake/another"] == 1
+    assert samples["sluice_lock_wait_seconds_count", LABEL, "acquired"] == 2
+    assert samples["sluice_lock_wait_seconds_sum", LABEL, "acquired"] == 20.5
+    assert values_of(second_run, "sluice_lock_wait_seconds_bucket", le="1.0") == [1]
+    assert values_of(second_run, "sluice_lock_wait_seconds_bucket", le="60.0") == [2]
+    created = values_of(first_run, "sluice_commits_created")
+    assert values_of(second_run, "sluice_commits_created", table=LABEL) == created != []
 
-    assert samples(first)["sluice_lock_contenders", LABEL, "holding"] == 1
-    assert not [key for key in at_once if key[0] == "sluice_lock_contenders"]
-    assert at_once["sluice_commits_total", LABEL] == 2
-    found = samples(second)
-    assert found["sluice_lock_contenders", LABEL, "holding"] == 1
-    assert found["sluice_commits_total", LABEL] == 3
-    assert found["sluice_commits_total", "s3://lake/another"] == 1
-    assert found["sluice_lock_wait_seconds_count", LABEL, "acquired"] == 2
-    assert found["sluice_lock_wait_seconds_sum", LABEL, "acquired"] == 20.5
-    assert values(second, "sluice_lock_wait_seconds_bucket", le="1.0") == [1]
-    assert values(second, "sluice_lock_wait_seconds_bucket", le="60.0") == [2]
-    assert values(second, "sluice_commits_created", table=LABEL) == values(first, "sluice_commits_created") != []
 
-
-def values(text: str, name: str, **labels: str) -> list[float]:
-    """Values of the series that have these labels."""
+def values_of(text: str, name: str, **labels: str) -> list[float]:
+    """Return the values of the series that have these labels."""
     return [
         sample.value
         for family in text_string_to_metric_families(text)
@@ -171,67 +162,65 @@ def values(text: str, name: str, **labels: str) -> list[float]:
     ]
 
 
-def test_a_run_that_fails_early_leaves_the_counters_that_it_does_not_know(tmp_path: Path) -> None:
+def test_a_run_keeps_counters_that_it_does_not_register(tmp_path: Path) -> None:
     file = tmp_path / "maintain.prom"
     for _ in range(2):
         with MetricsExporter(str(file)) as exporter:
-            Counter("done", "By another part of the job.", registry=exporter.registry).inc(3)
-            Gauge("left", "Likewise.", registry=exporter.registry).set(4)
-    assert (values(file.read_text(), "done_total"), values(file.read_text(), "left")) == ([6], [4])
+            Counter("done", "A counter of the job.", registry=exporter.registry).inc(3)
+            Gauge("remaining", "A gauge of the job.", registry=exporter.registry).set(4)
+    assert (values_of(file.read_text(), "done_total"), values_of(file.read_text(), "remaining")) == ([6], [4])
     with MetricsExporter(str(file)):
         pass
-    assert (values(file.read_text(), "done_total"), values(file.read_text(), "left")) == ([6], [])
+    assert (values_of(file.read_text(), "done_total"), values_of(file.read_text(), "remaining")) == ([6], [])
 
 
-def test_runs_that_overlap_add_up_and_no_counter_ever_falls(tmp_path: Path) -> None:
+def test_counters_of_overlapping_runs_add_up_and_never_fall(tmp_path: Path) -> None:
     file = tmp_path / "hourly.prom"
     with MetricsExporter(str(file)) as exporter:
-        Counter("done", "Things.", registry=exporter.registry).inc(1000)
-    seen: list[float] = []
+        Counter("done", "Tasks.", registry=exporter.registry).inc(1000)
+    totals: list[float] = []
     exporters = [MetricsExporter(str(file)) for _ in range(2)]
-    counters = [Counter("done", "Things.", registry=exporter.registry) for exporter in exporters]
+    counters = [Counter("done", "Tasks.", registry=exporter.registry) for exporter in exporters]
     writers = [_ContinuedFile(file, exporter.registry) for exporter in exporters]
     for _ in range(3):
         for counter, writer in zip(counters, writers, strict=True):
             counter.inc(2)
             writer.write()
-            seen += values(file.read_text(), "done_total")
-    assert seen == [1002 + 2 * number for number in range(6)]
+            totals += values_of(file.read_text(), "done_total")
+    assert totals == [1002 + 2 * number for number in range(6)]
 
 
-def test_a_histogram_with_other_buckets_and_a_metric_of_another_kind_begin_anew(tmp_path: Path) -> None:
+def test_a_metric_with_another_type_or_buckets_restarts(tmp_path: Path) -> None:
     file = tmp_path / "a.prom"
     with MetricsExporter(str(file)) as exporter:
         Histogram("took", "Seconds.", registry=exporter.registry, buckets=(1, 2)).observe(1.5)
-        Counter("made", "Files.", registry=exporter.registry).inc()
+        Counter("files", "Files.", registry=exporter.registry).inc()
     with MetricsExporter(str(file)) as exporter:
         Histogram("took", "Seconds.", registry=exporter.registry, buckets=(1, 4)).observe(3)
-        Gauge("made", "Files.", registry=exporter.registry).set(7)
+        Gauge("files", "Files.", registry=exporter.registry).set(7)
     text = file.read_text()
-    assert [values(text, "took_bucket", le=bound) for bound in ("1.0", "2.0", "4.0", "+Inf")] == [[0], [], [1], [1]]
-    assert (values(text, "made"), values(text, "made_total")) == ([7], [])
+    buckets = [values_of(text, "took_bucket", le=bound) for bound in ("1.0", "2.0", "4.0", "+Inf")]
+    assert buckets == [[0], [], [1], [1]]
+    assert (values_of(text, "files"), values_of(text, "files_total")) == ([7], [])
 
 
-def test_a_file_that_is_none_of_ours_is_replaced_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_parsed_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "a.prom"
     file.write_bytes(b'sluice_commits_total{table="x" \xff')
     with MetricsExporter(str(file)):
         emit(Event.COMMITTED, LABEL)
-    assert samples(file.read_text())["sluice_commits_total", LABEL] == 1
+    assert read_samples(file.read_text())["sluice_commits_total", LABEL] == 1
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         f"the counters of {file} begin at 0, because the file cannot be parsed"
     ]
 
 
-def test_two_files_have_no_series_in_common_for_node_exporter_would_drop_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_files_have_no_common_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with MetricsExporter("a.prom"), MetricsExporter("b.prom"), MetricsExporter("0") as served:
         emit(Event.COMMITTED, LABEL)
         assert served.address is not None
+    # node_exporter would drop one of two equal series.
     for name in ("a.prom", "b.prom"):
         labels = {"table": LABEL, "file": str(tmp_path / name)}
         families = list(text_string_to_metric_families(Path(name).read_text()))
@@ -239,9 +228,9 @@ def test_two_files_have_no_series_in_common_for_node_exporter_would_drop_one(
     assert served.registry.get_sample_value("sluice_commits_total", {"table": LABEL}) == 1
 
 
-def test_the_endpoint_is_for_this_machine_unless_told_otherwise() -> None:
+def test_the_endpoint_is_local_by_default() -> None:
     assert Destination.parse("9464") == Destination("127.0.0.1", 9464)
-    assert Destination.parse("0.0.0.0:9464") == Destination("0.0.0.0", 9464)  # noqa: S104 (asked for)
+    assert Destination.parse("0.0.0.0:9464") == Destination("0.0.0.0", 9464)  # noqa: S104 (only parsed)
     assert Destination.parse("[::1]:9464") == Destination("::1", 9464)
     assert Destination.parse("/var/lib/node_exporter/a.prom").file == Path("/var/lib/node_exporter/a.prom")
     for text in ("", "a.txt", ".prom", "host", "host:99999", "host:port"):
@@ -252,21 +241,21 @@ def test_the_endpoint_is_for_this_machine_unless_told_otherwise() -> None:
         assert exporter.address.startswith("http://127.0.0.1:")
 
 
-def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_one_sentence(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+def test_used_ports_and_missing_folders_are_reported(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
         with pytest.raises(MetricsError, match=r"metrics cannot go to 127\.0\.0\.1:\d+: Address already in use"):
-            MetricsExporter(str(taken.getsockname()[1]))
+            MetricsExporter(str(server.getsockname()[1]))
     with pytest.raises(MetricsError, match="No such file"):
         MetricsExporter(str(tmp_path / "missing" / "a.prom"))
 
 
-def test_an_observer_that_raises_changes_nothing(manager: ZookeeperLockManager) -> None:
-    seen = []
+def test_an_observer_that_raises_does_not_disturb_the_lock(manager: ZookeeperLockManager) -> None:
+    events = []
 
     def broken(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
-        seen.append(event)
+        events.append(event)
         raise RuntimeError("a bug")
 
     end = observe(broken)
@@ -275,10 +264,10 @@ def test_an_observer_that_raises_changes_nothing(manager: ZookeeperLockManager) 
             hold.check()
     finally:
         end()
-    assert seen == [Event.QUEUED, Event.ACQUIRED, Event.RELEASED]
+    assert events == [Event.QUEUED, Event.ACQUIRED, Event.RELEASED]
 
 
-def test_prometheus_is_imported_when_metrics_are_asked_for_and_not_before() -> None:
+def test_prometheus_is_imported_by_the_exporter_only() -> None:
     program = (
         "import sys\n"
         "if sys.argv[1] == 'absent': sys.modules['prometheus_client'] = None\n"
@@ -288,9 +277,9 @@ def test_prometheus_is_imported_when_metrics_are_asked_for_and_not_before() -> N
         "try: metrics.MetricsExporter('0').close()\n"
         "except metrics.MetricsError as error: print(error)\n"
     )
-    for mode, said in (
+    for mode, output in (
         ("present", ""),
         ("absent", "prometheus-client is not installed: pip install '.[metrics]' in a clone of Sluice\n"),
     ):
-        done = subprocess.run([sys.executable, "-c", program, mode], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, said), done.stderr
+        process = subprocess.run([sys.executable, "-c", program, mode], capture_output=True, text=True, check=False)
+        assert (process.returncode, process.stdout) == (0, output), process.stderr
