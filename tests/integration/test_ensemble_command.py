@@ -75,11 +75,26 @@ def certificate(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"SLUICE_ZK_{name.upper()}", getattr(security, name))
 
 
-def run(command: str, hosts: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run the command; return its exit code, the JSON object that it prints, and standard error."""
-    result = CliRunner().invoke(app, ["ensemble", command, "--json", "--zookeeper", hosts, *arguments])
-    assert result.stdout, result.output
-    return result.exit_code, json.loads(result.stdout), result.stderr
+def status(hosts: str, *, code: int = 0) -> list[dict[str, Any]]:
+    """Run `sluice ensemble status`; return its report of each server."""
+    result = CliRunner().invoke(app, ["ensemble", "status", "--json", "--zookeeper", hosts])
+    assert result.exit_code == code, result.output
+    error = "sluice: no server serves; see the problem of each server above\n"
+    assert result.stderr == (error if code else "")
+    servers: list[dict[str, Any]] = json.loads(result.stdout)["servers"]
+    assert len(servers) == len(hosts.split(","))
+    return servers
+
+
+def ready(hosts: str, *arguments: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Run `sluice ensemble ready`; return the faults and the servers that it reports."""
+    result = CliRunner().invoke(app, ["ensemble", "ready", "--json", "--zookeeper", hosts, *arguments])
+    report = json.loads(result.stdout)
+    faults = report["wrong"]
+    assert (result.exit_code, report["ready"]) == ((1, False) if faults else (0, True))
+    errors = [line for line in result.stderr.splitlines() if "not ready yet" not in line]
+    assert errors == [f"sluice: not ready: {fault}" for fault in faults]
+    return faults, report["servers"]
 
 
 def doctor_messages(hosts: str) -> dict[str, str]:
@@ -101,8 +116,7 @@ def start_waiting(hosts: str, seconds: float) -> subprocess.Popen[str]:
 
 
 def wait_until_ready(hosts: str) -> None:
-    code, report, error = run("ready", hosts, "--wait", f"{WAIT_SECONDS:g}")
-    assert (code, report["wrong"]) == (0, []), error
+    assert ready(hosts, "--wait", f"{WAIT_SECONDS:g}")[0] == []
 
 
 def mode_of(server: EmbeddedServer) -> str | None:
@@ -122,26 +136,24 @@ def test_a_fresh_ensemble_is_ready_despite_older_epochs() -> None:
     with EmbeddedZooKeeper(3) as fresh:
         servers = ask_servers(LockSettings(zk_hosts=fresh.hosts))
         assert epoch_faults(servers), "control: the servers report different epochs"
-        code, report, error = run("ready", fresh.hosts)
-        assert (code, report["ready"], report["wrong"], error) == (0, True, [], "")
-        assert len({server["epoch"] for server in report["servers"]}) == 1
+        faults, reports = ready(fresh.hosts)
+        assert faults == []
+        assert len({report["epoch"] for report in reports}) == 1
 
 
 @pytest.mark.full
 def test_status_reports_each_server(ensemble: EmbeddedZooKeeper) -> None:
     wait_until_ready(ensemble.hosts)
     with ZookeeperLockManager(ensemble.hosts) as manager, manager.acquire("s3://lake/t"):
-        code, report, _ = run("status", ensemble.hosts)
-    assert code == 0
-    servers = report["servers"]
-    assert [server["address"] for server in servers] == [server.address for server in ensemble.servers]
-    assert sorted(server["mode"] for server in servers) == ["follower", "follower", "leader"]
-    for server in servers:
-        assert (server["problem"], server["version"], server["outstanding"]) == (None, "3.9.5", 0)
-        assert server["epoch"] == int(server["zxid"], 16) >> 32 >= 1
-        assert server["synced_followers"] == (2 if server["mode"] == "leader" else None)
-        assert server["sessions"] >= 1
-        assert server["connections"] >= 1
+        reports = status(ensemble.hosts)
+    assert [report["address"] for report in reports] == [server.address for server in ensemble.servers]
+    assert sorted(report["mode"] for report in reports) == ["follower", "follower", "leader"]
+    for report in reports:
+        assert (report["problem"], report["version"], report["outstanding"]) == (None, "3.9.5", 0)
+        assert report["epoch"] == int(report["zxid"], 16) >> 32 >= 1
+        assert report["synced_followers"] == (2 if report["mode"] == "leader" else None)
+        assert report["sessions"] >= 1
+        assert report["connections"] >= 1
 
 
 def test_status_prints_a_line_per_server_and_ignores_a_chroot(
@@ -181,19 +193,16 @@ def test_an_ensemble_is_not_ready_until_all_members_run(
     stopped.kill()
     eventually(lambda: ask_server("127.0.0.1", leader.client_port).synced_followers == 1)
     # Control: a lock can be acquired, and both running members report no error.
-    with ZookeeperLockManager(ensemble.hosts, timeout_seconds=WAIT_SECONDS) as manager, manager.acquire("s3://lake/t"):
-        pass
+    with ZookeeperLockManager(ensemble.hosts, timeout_seconds=WAIT_SECONDS) as manager:
+        manager.acquire("s3://lake/t").release()
     assert [server.command(b"ruok") for server in ensemble.servers if server is not stopped] == [b"imok", b"imok"]
-    code, report, _ = run("status", ensemble.hosts)
-    (server_report,) = [server for server in report["servers"] if server["address"] == stopped.address]
-    assert (code, server_report["mode"]) == (0, None)
-    assert "cannot be reached" in server_report["problem"]
-    code, report, error = run("ready", ensemble.hosts)
-    assert (code, report["ready"]) == (1, False)
-    assert f"sluice: not ready: {stopped.address} cannot be reached" in error
-    assert "leads with 1 follower in sync instead of 2" in error
-    assert len(error.splitlines()) == len(report["wrong"]) == 2
-
+    (report,) = [report for report in status(ensemble.hosts) if report["address"] == stopped.address]
+    assert report["mode"] is None
+    assert "cannot be reached" in report["problem"]
+    faults, _ = ready(ensemble.hosts)
+    assert len(faults) == 2
+    assert f"{stopped.address} cannot be reached" in str(faults)
+    assert "leads with 1 follower in sync instead of 2" in str(faults)
     waiting = start_waiting(ensemble.hosts, WAIT_SECONDS)
     stopped.start()
     output, _ = waiting.communicate(timeout=2 * WAIT_SECONDS)
@@ -208,14 +217,13 @@ def test_a_suspended_member_is_named_within_bounded_time(ensemble: EmbeddedZooKe
     suspended.pause()
     try:
         started = time.monotonic()
-        _, report, _ = run("status", ensemble.hosts)
-        assert suspended.address in [server["address"] for server in report["servers"] if server["problem"]]
-        code, _, error = run("ready", ensemble.hosts)
+        reports = status(ensemble.hosts)
+        assert suspended.address in [report["address"] for report in reports if report["problem"]]
+        faults, _ = ready(ensemble.hosts)
         assert time.monotonic() - started < MOST_COMMAND_SECONDS
     finally:
         suspended.resume()
-    assert code == 1
-    assert f"{suspended.address} does not answer within 2 s: it is suspended" in error
+    assert f"{suspended.address} does not answer within 2 s: it is suspended" in str(faults)
     wait_until_ready(ensemble.hosts)
 
 
@@ -224,11 +232,8 @@ def test_without_a_quorum_no_server_serves(ensemble: EmbeddedZooKeeper, eventual
     first.kill()
     second.kill()
     eventually(lambda: "sees no quorum" in (ask_server("127.0.0.1", third.client_port).problem or ""))
-    code, report, error = run("status", ensemble.hosts)
-    assert (code, error) == (1, "sluice: no server serves; see the problem of each server above\n")
-    assert "sees no quorum" in report["servers"][2]["problem"]
-    code, report, _ = run("ready", ensemble.hosts)
-    assert (code, len(report["wrong"])) == (1, 3)
+    assert "sees no quorum" in status(ensemble.hosts, code=1)[2]["problem"]
+    assert len(ready(ensemble.hosts)[0]) == 3
     first.start()
     second.start()
     wait_until_ready(ensemble.hosts)
@@ -238,27 +243,22 @@ def test_members_missing_in_the_connection_string_are_reported(ensemble: Embedde
     wait_until_ready(ensemble.hosts)
     leader, follower = server_in_mode("leader", ensemble).address, server_in_mode("follower", ensemble).address
     for hosts in (f"{leader},{follower}", f"{leader},{follower},{follower}"):
-        code, report, _ = run("ready", hosts)
-        assert (code, report["wrong"]) == (1, [f"{leader} leads with 2 followers in sync instead of 1"])
-    code, report, _ = run("ready", f"{leader},{follower}", "--expect", "3")
-    assert code == 1
-    assert report["wrong"] == ["the connection string names 2 servers instead of 3: name every one, and no others"]
-    code, report, _ = run("ready", follower)
-    assert code == 1
-    assert report["wrong"] == ["the connection string names no leader: name every server of the ensemble"]
+        assert ready(hosts)[0] == [f"{leader} leads with 2 followers in sync instead of 1"]
+    faults, _ = ready(f"{leader},{follower}", "--expect", "3")
+    assert faults == ["the connection string names 2 servers instead of 3: name every one, and no others"]
+    faults, _ = ready(follower)
+    assert faults == ["the connection string names no leader: name every server of the ensemble"]
 
 
 def test_a_standalone_server_is_ready_only_if_one_is_expected(
     standalone: EmbeddedZooKeeper, ensemble: EmbeddedZooKeeper
 ) -> None:
-    code, _, error = run("ready", standalone.hosts)
-    assert code == 1
-    assert "is standalone, not part of an ensemble" in error
-    code, report, _ = run("ready", standalone.hosts, "--expect", "1")
-    assert (code, report["servers"][0]["mode"]) == (0, "standalone")
-    assert run("ready", standalone.hosts, "--expect", "3")[0] == 1
-    code, _, error = run("ready", f"{standalone.hosts},{ensemble.hosts}", "--expect", "1")
-    assert (code, "names 4 servers instead of 1" in error) == (1, True)
+    assert "is standalone, not part of an ensemble" in str(ready(standalone.hosts)[0])
+    faults, (report,) = ready(standalone.hosts, "--expect", "1")
+    assert (faults, report["mode"]) == ([], "standalone")
+    assert ready(standalone.hosts, "--expect", "3")[0] != []
+    faults, _ = ready(f"{standalone.hosts},{ensemble.hosts}", "--expect", "1")
+    assert "names 4 servers instead of 1" in str(faults)
 
 
 def test_two_ensembles_in_one_connection_string_are_not_ready(
@@ -266,9 +266,7 @@ def test_two_ensembles_in_one_connection_string_are_not_ready(
 ) -> None:
     wait_until_ready(ensemble.hosts)
     wait_until_ready(second_ensemble.hosts)
-    code, _, error = run("ready", f"{ensemble.hosts},{second_ensemble.hosts}")
-    assert code == 1
-    assert "there are 2 leaders" in error
+    assert "there are 2 leaders" in str(ready(f"{ensemble.hosts},{second_ensemble.hosts}")[0])
 
 
 def test_a_member_of_another_ensemble_is_reported(
@@ -280,10 +278,9 @@ def test_a_member_of_another_ensemble_is_reported(
     hosts = f"{server_in_mode('leader', ensemble).address},{server_in_mode('follower', ensemble).address},{stranger}"
     # Control: the servers' own reports show no fault.
     assert server_faults(ask_servers(LockSettings(zk_hosts=hosts)), 3, alone=False) == []
-    code, report, _ = run("ready", hosts)
-    assert code == 1
-    assert all("is of another ensemble" in fault for fault in report["wrong"])
-    assert report["wrong"]
+    faults, _ = ready(hosts)
+    assert faults != []
+    assert all("is of another ensemble" in fault for fault in faults)
 
 
 def test_read_only_lock_roots_and_missing_chroots_are_reported(
@@ -295,11 +292,10 @@ def test_read_only_lock_roots_and_missing_chroots_are_reported(
     client.stop()
     client.close()
     monkeypatch.setenv("SLUICE_LOCK_ROOT", "/readonly")
-    code, report, _ = run("ready", standalone.hosts, "--expect", "1")
-    assert (code, len(report["wrong"])) == (1, 1)
-    assert "NoAuthError" in report["wrong"][0]
-    code, report, _ = run("ready", f"{standalone.hosts}/nowhere", "--expect", "1")
-    assert (code, report["wrong"]) == (1, ["the chroot of the connection string does not exist: create it"])
+    ((fault,), _) = ready(standalone.hosts, "--expect", "1")
+    assert "NoAuthError" in fault
+    faults, _ = ready(f"{standalone.hosts}/nowhere", "--expect", "1")
+    assert faults == ["the chroot of the connection string does not exist: create it"]
 
 
 def test_ctrl_c_ends_the_wait(standalone: EmbeddedZooKeeper, heed_ctrl_c: None) -> None:
@@ -362,10 +358,10 @@ def test_an_address_without_an_answer_takes_two_seconds(standalone: EmbeddedZooK
             with suppress(BlockingIOError):
                 connection.connect(silent.getsockname())
         started = time.monotonic()
-        _, report, _ = run("status", f"127.0.0.1:{silent.getsockname()[1]},{standalone.hosts}")
+        silent_report, report = status(f"127.0.0.1:{silent.getsockname()[1]},{standalone.hosts}")
         assert time.monotonic() - started < MOST_COMMAND_SECONDS / 3
-    assert "does not answer within 2 s" in report["servers"][0]["problem"]
-    assert report["servers"][1]["mode"] == "standalone"
+    assert "does not answer within 2 s" in silent_report["problem"]
+    assert report["mode"] == "standalone"
 
 
 def test_a_server_that_trickles_bytes_is_not_waited_for() -> None:
@@ -395,9 +391,8 @@ def test_a_server_that_trickles_bytes_is_not_waited_for() -> None:
 @pytest.mark.full
 def test_servers_that_require_a_certificate_get_it(tls_ensemble: EmbeddedZooKeeper, certificate: None) -> None:
     wait_until_ready(tls_ensemble.hosts)
-    code, report, _ = run("status", tls_ensemble.hosts)
-    assert code == 0
-    assert sorted(server["mode"] for server in report["servers"]) == ["follower", "follower", "leader"]
+    modes = sorted(report["mode"] for report in status(tls_ensemble.hosts))
+    assert modes == ["follower", "follower", "leader"]
     assert doctor_messages(tls_ensemble.hosts)["quorum"] == "1 leader, 2 followers"
 
 
@@ -405,37 +400,32 @@ def test_without_a_certificate_each_server_reports_a_problem(
     tls_ensemble: EmbeddedZooKeeper, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_ZK_TLS_CA", str(authority.file))
-    code, report, _ = run("status", tls_ensemble.hosts)
-    assert code == 1
-    for server in report["servers"]:
-        assert "does not pass TLS verification (" in server["problem"]
-        assert "SLUICE_ZK_TLS_CERTIFICATE" in server["problem"]
-    assert run("ready", tls_ensemble.hosts)[0] == 1
+    for report in status(tls_ensemble.hosts, code=1):
+        assert "does not pass TLS verification (" in report["problem"]
+        assert "SLUICE_ZK_TLS_CERTIFICATE" in report["problem"]
+    assert ready(tls_ensemble.hosts)[0] != []
 
 
 def test_without_tls_the_problem_names_tls(tls_ensemble: EmbeddedZooKeeper) -> None:
-    code, report, _ = run("status", tls_ensemble.hosts)
-    assert code == 1
-    assert all("requires TLS, which is not set here" in server["problem"] for server in report["servers"])
+    for report in status(tls_ensemble.hosts, code=1):
+        assert "requires TLS, which is not set here" in report["problem"]
 
 
 def test_a_certificate_for_another_host_name_is_not_trusted(tls_ensemble: EmbeddedZooKeeper, certificate: None) -> None:
-    code, report, _ = run("status", tls_ensemble.hosts.replace("127.0.0.1", "localhost"))
-    assert code == 1
-    assert all("Hostname mismatch" in server["problem"] for server in report["servers"])
+    for report in status(tls_ensemble.hosts.replace("127.0.0.1", "localhost"), code=1):
+        assert "Hostname mismatch" in report["problem"]
 
 
 def test_tls_to_a_plain_port_does_not_fall_back_to_plain_text(standalone: EmbeddedZooKeeper, certificate: None) -> None:
-    code, report, _ = run("status", standalone.hosts)
-    assert code == 1
-    assert "does not use TLS, which is set here" in report["servers"][0]["problem"]
+    (report,) = status(standalone.hosts, code=1)
+    assert "does not use TLS, which is set here" in report["problem"]
 
 
 @pytest.mark.full
 def test_ready_reports_a_missing_sasl_login() -> None:
     security = ServerSecurity(sasl_users={"etl": "right"}, schemes=("sasl",))
     with EmbeddedZooKeeper(security=security) as server:
-        code, report, _ = run("ready", server.hosts, "--expect", "1")
-        assert (code, report["servers"][0]["mode"]) == (1, "standalone"), "four-letter words need no login"
-        assert "SessionClosedRequireSaslError" in report["wrong"][0]
+        ((fault, *_), (report,)) = ready(server.hosts, "--expect", "1")
+        assert report["mode"] == "standalone", "four-letter words need no login"
+        assert "SessionClosedRequireSaslError" in fault
         assert "SessionClosedRequireSaslError" in doctor_messages(server.hosts)["session"]

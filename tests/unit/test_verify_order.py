@@ -70,54 +70,33 @@ def test_a_token_below_that_of_version_0_is_of_a_dropped_table(late: dict[str, A
 NAME, ALIAS = "s3://lake/t", "s3://lake-alias/t"
 
 
-def named_commit(version: int, *names: str, adopted_name: str | None = None, partition: str = "") -> LogCommit:
-    tokens = {table_key(name) + partition: 10 + version for name in names}
-    return replace(locked_commit(version, f"h{version}", tokens=tokens), adopted_name=adopted_name)
+def named_commit(*names: str, adopted_name: str | None = None, partition: str = "") -> LogCommit:
+    """Return a commit under locks on these names."""
+    commit = locked_commit(7, "h", tokens={table_key(name) + partition: 10 for name in names})
+    return replace(commit, adopted_name=adopted_name)
+
+
+UNDER_NAME, UNDER_ALIAS = named_commit(NAME), named_commit(ALIAS)
+ADOPTION = named_commit(NAME, adopted_name=NAME)
+MOVE = named_commit(NAME, ALIAS, adopted_name=ALIAS)
+CLONE = named_commit(ALIAS, adopted_name=NAME)
 
 
 @pytest.mark.parametrize(
     ("commits", "problems"),
     [
-        ([named_commit(0, NAME), named_commit(1, ALIAS)], 0),
-        (
-            [
-                named_commit(0, NAME),
-                named_commit(1, NAME, adopted_name=NAME),
-                named_commit(2, NAME, partition="/month=1"),
-            ],
-            0,
-        ),
-        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS)], 1),
-        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS, partition="/month=1")], 1),
+        ([UNDER_NAME, UNDER_ALIAS], 0),
+        ([UNDER_NAME, ADOPTION, named_commit(NAME, partition="/month=1")], 0),
+        ([ADOPTION, UNDER_ALIAS], 1),
+        ([ADOPTION, named_commit(ALIAS, partition="/month=1")], 1),
         # The table is moved under both locks.
-        (
-            [
-                named_commit(0, NAME, adopted_name=NAME),
-                named_commit(1, NAME, ALIAS, adopted_name=ALIAS),
-                named_commit(2, ALIAS),
-            ],
-            0,
-        ),
-        (
-            [
-                named_commit(0, NAME, adopted_name=NAME),
-                named_commit(1, NAME, ALIAS, adopted_name=ALIAS),
-                named_commit(2, NAME),
-            ],
-            1,
-        ),
+        ([ADOPTION, MOVE, UNDER_ALIAS], 0),
+        ([ADOPTION, MOVE, UNDER_NAME], 1),
         # A clone has its source's name until it is adopted.
-        (
-            [
-                named_commit(0, ALIAS, adopted_name=NAME),
-                named_commit(1, ALIAS, adopted_name=ALIAS),
-                named_commit(2, ALIAS),
-            ],
-            0,
-        ),
-        ([named_commit(0, ALIAS, adopted_name=NAME), named_commit(1, ALIAS)], 1),
+        ([CLONE, named_commit(ALIAS, adopted_name=ALIAS), UNDER_ALIAS], 0),
+        ([CLONE, UNDER_ALIAS], 1),
         # The adoption is removed.
-        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, NAME, adopted_name=""), named_commit(2, ALIAS)], 0),
+        ([ADOPTION, named_commit(NAME, adopted_name=""), UNDER_ALIAS], 0),
     ],
 )
 def test_a_commit_under_another_name_s_lock_is_found(commits: list[LogCommit], problems: int) -> None:
@@ -128,8 +107,8 @@ def test_a_commit_under_another_name_s_lock_is_found(commits: list[LogCommit], p
 
 
 def test_an_adopted_name_counts_after_log_clean_up() -> None:
-    assert check_names([named_commit(7, NAME)], adopted_name=NAME) == []
-    assert len(check_names([named_commit(7, ALIAS)], adopted_name=NAME)) == 1
+    assert check_names([UNDER_NAME], adopted_name=NAME) == []
+    assert len(check_names([UNDER_ALIAS], adopted_name=NAME)) == 1
 
 
 def test_a_clone_may_change_the_ensemble_of_its_source() -> None:
