@@ -31,13 +31,8 @@ def test_every_option_is_parsed() -> None:
     assert arguments.sources == ("a.csv", "b.csv", "c.csv")
     assert arguments.partition_by == ("year", "month")
     assert arguments.options == {"sep": "=", "a": "", "nullValue": "NA"}
-    assert (arguments.commits, arguments.run_id, arguments.report, arguments.verbose) == (
-        8,
-        "r",
-        "s3a://lake/r.json",
-        True,
-    )
-    assert arguments.metrics == "9464"
+    assert (arguments.commits, arguments.run_id, arguments.report) == (8, "r", "s3a://lake/r.json")
+    assert (arguments.verbose, arguments.metrics) == (True, "9464")
     assert arguments.lock_settings().timeout_seconds == 2.5
 
 

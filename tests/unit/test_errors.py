@@ -1,4 +1,4 @@
-"""The public names and errors of ``lock_manager``: errors can be pickled and are builtin errors, too."""
+"""The public names of ``lock_manager``, and its errors and those of ``writer_jobs``: they can be pickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from lock_manager import (
     SluiceError,
     TableNameMismatchError,
 )
+from writer_jobs import errors
 
+FAILED = errors.WriteFailedError(table="s3://b/t", reason="no")
+UNKNOWN = errors.CommitUnknownError(table="s3://b/t", reason="no", commit_id="c")
+UNPROVEN = errors.UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c")
 EXAMPLES = [
     SettingsError("bad"),
     EnsembleUnavailableError("a:1", 3.0),
@@ -30,15 +34,39 @@ EXAMPLES = [
     EnsembleMismatchError(resource="s3://l/t", ensemble="b", adopted_by="a"),
     TableNameMismatchError(resource="s3://alias/t", adopted_name="s3://l/t"),
     LockLostError(resource="s3://l/t", hold_id="x", reason="gone", commits={"s3://l/t": (3,)}),
+    FAILED,
+    UNKNOWN,
+    UNPROVEN,
+    errors.StorageError("s3a://b: no"),
+    errors.UnsupportedSessionError("no"),
+    errors.TableError("no"),
+    errors.SourceError("no"),
+    errors.RunError("no"),
+    errors.CheckpointError("no"),
+    errors.FeedError("no"),
+    errors.MappingError("no"),
+    errors.SchemaMismatchError(table="s3://b/t", reason="no"),
+    errors.ChangesError(table="s3://b/t", reason="no"),
+    errors.StreamError(table="s3://b/t", reason="no"),
 ]
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_errors_survive_pickling(error):
+def test_errors_can_be_pickled(error):
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (the test's own pickle)
     assert type(copy) is type(error)
-    assert str(copy) == str(error)
+    assert str(copy) == str(error) != ""
+    assert "\n" not in str(copy)
     assert vars(copy) == vars(error)
+
+
+def test_error_messages_state_the_outcome_for_the_table():
+    assert str(FAILED) == "the write to s3://b/t failed, and nothing of it is in the table: no"
+    assert "is not known" in str(UNKNOWN)
+    assert "look for c in `sluice log" in str(UNKNOWN)
+    assert "as version 7" in str(UNPROVEN)
+    assert isinstance(UNPROVEN, LockLostError)
+    assert issubclass(errors.StorageError, OSError)
 
 
 def test_public_errors_are_sluice_errors_and_builtin_errors():

@@ -20,6 +20,8 @@ from writer_jobs.job.stream.arguments import parse_arguments as parse_stream
 from writer_jobs.job.upsert.arguments import parse_arguments as parse_upsert
 from writer_jobs.late_rows.options import RowOptions
 
+Parser = Callable[[Sequence[str]], JobArguments]
+
 FILES = ["--table", "s3a://lake/t", "--source", "a.csv"]
 UPSERT = [*FILES, "--keys", "country,id", "--sequence-by", "updated_at"]
 CDC = [*FILES, "--decoder", "debezium"]
@@ -36,9 +38,7 @@ MINIMAL = [
 
 
 @pytest.mark.parametrize(("parse", "argv"), MINIMAL)
-def test_options_are_fields_and_lists_become_tuples(
-    parse: Callable[[Sequence[str]], JobArguments], argv: list[str]
-) -> None:
+def test_options_are_fields_and_lists_become_tuples(parse: Parser, argv: list[str]) -> None:
     assert not [name for name, value in vars(parse(argv)).items() if isinstance(value, list)]
 
 
@@ -51,7 +51,7 @@ def test_options_are_fields_and_lists_become_tuples(
     ],
 )
 def test_apply_options_are_parameters_of_the_function(
-    parse: Callable[[Sequence[str]], JobArguments], argv: list[str], parameters: Mapping[str, Any]
+    parse: Parser, argv: list[str], parameters: Mapping[str, Any]
 ) -> None:
     assert parse(argv).apply_options.keys() <= parameters.keys()
 
@@ -74,7 +74,5 @@ def test_apply_options_are_parameters_of_the_function(
         ),
     ],
 )
-def test_a_recorded_identity_keeps_its_format(
-    parse: Callable[[Sequence[str]], JobArguments], argv: list[str], recorded: str
-) -> None:
+def test_a_recorded_identity_keeps_its_format(parse: Parser, argv: list[str], recorded: str) -> None:
     assert json.dumps(parse(argv).identity) == recorded

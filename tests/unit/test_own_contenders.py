@@ -13,7 +13,7 @@ from kazoo.exceptions import (
 )
 
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, HoldContenders
+from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, HoldContenders
 from lock_manager.zookeeper.request import AcquireResult, JoinedQueue, RequestedQueue
 from lock_manager.zookeeper.responses import Failure, failure_in
 from lock_manager.zookeeper.session import SESSION_GONE, Session
@@ -36,7 +36,7 @@ def contenders(count: int) -> HoldContenders:
 def test_a_hold_stands_if_all_checks_succeed(outcome: list[object]) -> None:
     for with_operation in (False, True):
         check = contenders(2).read(outcome, with_operation=with_operation)
-        assert (check.lost, check.refusal, check.operation_error) == (None, None, None)
+        assert check == CheckResult()
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,13 @@ def test_a_hold_stands_if_all_checks_succeed(outcome: list[object]) -> None:
 def test_a_missing_contender_means_that_the_hold_is_lost(outcome: list[object]) -> None:
     for with_operation in (False, True):
         check = contenders(2).read(outcome, with_operation=with_operation)
-        assert (check.lost, check.refusal, check.operation_error) == (
-            "its contender was gone: another client removed it, as `sluice break` does",
-            None,
-            None,
-        )
+        assert check == CheckResult(lost="its contender was gone: another client removed it, as `sluice break` does")
 
 
-@pytest.mark.parametrize("problem", [NodeExistsError(), NoNodeError(), BadVersionError()], ids=repr)
-def test_a_failed_operation_does_not_lose_the_hold(problem: Exception) -> None:
-    check = contenders(2).read([RolledBackError(), RolledBackError(), problem], with_operation=True)
-    assert (check.lost, check.refusal, check.operation_error) == (None, None, problem)
+@pytest.mark.parametrize("error", [NodeExistsError(), NoNodeError(), BadVersionError()], ids=repr)
+def test_a_failed_operation_does_not_lose_the_hold(error: Exception) -> None:
+    check = contenders(2).read([RolledBackError(), RolledBackError(), error], with_operation=True)
+    assert check == CheckResult(operation_error=error)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +71,12 @@ def test_a_failed_operation_does_not_lose_the_hold(problem: Exception) -> None:
 )
 def test_a_refusal_names_the_refused_request(outcome: list[object], *, with_operation: bool) -> None:
     check = contenders(2).read(outcome, with_operation=with_operation)
-    assert (check.lost, check.refusal, check.operation_error) == (None, "NoAuthError", None)
+    assert check == CheckResult(refusal="NoAuthError")
 
 
 def test_an_error_without_an_operation_is_a_refusal() -> None:
     check = contenders(1).read([RolledBackError(), BadVersionError()])
-    assert (check.lost, check.refusal, check.operation_error) == (None, "BadVersionError", None)
+    assert check == CheckResult(refusal="BadVersionError")
 
 
 @pytest.mark.parametrize("error", SESSION_GONE)
@@ -89,9 +85,9 @@ def test_an_ended_session_means_that_the_hold_is_lost(error: type[Exception]) ->
 
 
 def test_the_failure_is_the_error_that_is_no_rollback() -> None:
-    problem = NoNodeError()
+    error = NoNodeError()
     assert failure_in([True, "/created", True]) is None
-    assert failure_in([RolledBackError(), problem, RuntimeInconsistency()]) == Failure(1, problem)
+    assert failure_in([RolledBackError(), error, RuntimeInconsistency()]) == Failure(1, error)
 
 
 def test_a_rollback_without_another_error_is_a_failure() -> None:

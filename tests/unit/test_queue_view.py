@@ -45,6 +45,13 @@ class Queues:
         shuffled = {partition: sorted(names, reverse=True) for partition, names in self.queues.items()}
         return entries_of(shuffled, self.znodes, {partition: f"/{partition}" for partition in self.queues})
 
+    def entry(self) -> QueueEntry:
+        (entry,) = self.entries()
+        return entry
+
+    def table(self) -> TableLocks:
+        return TableLocks(uri="s3://lake/t", key="k", entries=tuple(self.entries()))
+
 
 @pytest.fixture
 def queues() -> Queues:
@@ -87,8 +94,7 @@ def test_shared_entries_hold_together(queues: Queues) -> None:
 
 def test_a_name_prefix_does_not_make_a_parent_partition(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:w", "month=11:w")
-    (entry,) = queues.entries()
-    assert [node.partition for node in entry.targets] == ["month=1", "month=11"]
+    assert [node.partition for node in queues.entry().targets] == ["month=1", "month=11"]
 
 
 def test_an_entry_blocks_only_where_its_znode_was_read(queues: Queues) -> None:
@@ -107,11 +113,8 @@ def test_a_waiting_entry_shows_its_requested_partitions(queues: Queues) -> None:
     queues.add(C, ":l", data={"partitions": ["month=3"], "partition_count": 20})
     queues.add(D, ":p")
     _, b, c, d = queues.entries()
-    assert [scope_text(entry) for entry in (b, c, d)] == [
-        f"{DAY}, month=2",
-        "month=3 and 19 more, shared",
-        "partitions of it",
-    ]
+    scopes = [f"{DAY}, month=2", "month=3 and 19 more, shared", "partitions of it"]
+    assert [scope_text(entry) for entry in (b, c, d)] == scopes
     assert (b.partitions, b.more_partitions, b.within) == ((DAY, "month=2"), 0, ())
     assert (d.partitions, d.within) == ((), ("",))
     assert not any(entry.holds or entry.shared for entry in (b, d))
@@ -131,7 +134,7 @@ def test_an_entry_in_some_of_its_queues_does_not_hold(queues: Queues) -> None:
 @pytest.mark.parametrize("data", [{"partitions": 7, "partition_count": "many"}, {"partitions": [1, None]}, ["a"]])
 def test_malformed_lists_of_partitions_are_ignored(queues: Queues, data: object) -> None:
     queues.add(A, ":p", "month=1:w", data=data)
-    (entry,) = queues.entries()
+    entry = queues.entry()
     assert (entry.partitions, entry.holds) == (("month=1",), True)
 
 
@@ -149,14 +152,13 @@ def test_malformed_lists_of_partitions_are_ignored(queues: Queues, data: object)
 )
 def test_a_hold_begins_when_it_records_or_at_its_creation(queues: Queues, data: object, since: float) -> None:
     queues.add(A, ":w", data=data)
-    (entry,) = queues.entries()
-    assert entry.since == since
+    assert queues.entry().since == since
 
 
 def test_a_wait_begins_with_the_request(queues: Queues) -> None:
     queues.add(A, ":w")
     queues.add(B, ":w", data={"requested_at": 40.0})
-    status = Status("e", [TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))], at=140.0)
+    status = Status("e", [queues.table()], at=140.0)
     assert [entry.hold_id for _, entry in status.waiting_longer_than(99.0)] == [B]
     assert status.waiting_longer_than(100.0) == []
 
@@ -174,9 +176,8 @@ class ListInspector:
         return self._tables
 
     def table(self, resource: TableResource) -> TableLocks:
-        return next(
-            (locks for locks in self._tables if locks.uri == resource.uri), TableLocks(uri=resource.uri, key="")
-        )
+        tables = {table.uri: table for table in self._tables}
+        return tables.get(resource.uri, TableLocks(uri=resource.uri, key=""))
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         return holder in self.table(TableResource.of(str(table.uri))).holders
@@ -192,7 +193,7 @@ class ListInspector:
 
 def test_status_reads_the_inspector_of_any_coordinator(queues: Queues) -> None:
     queues.add(A, ":w")
-    locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
+    locks = queues.table()
     inspector: Inspector = ListInspector([locks])
     assert (read_status(inspector, None).ensemble, read_status(inspector, None).tables) == ("an id", [locks])
     assert read_status(inspector, TableResource.of("s3://lake/t")).tables == [locks]
@@ -212,14 +213,13 @@ def test_locks_below_a_delta_log_are_internal(queues: Queues) -> None:
 
 def test_control_characters_in_holder_data_are_replaced(queues: Queues) -> None:
     queues.add(A, ":w", data={"host": "h\x1b[2J\n", "pid": 7, "job": "j", "app_id": "app-1"})
-    (entry,) = queues.entries()
-    assert describe(entry) == "h?[2J? pid 7, job j, application app-1, the table, token 101"
+    assert describe(queues.entry()) == "h?[2J? pid 7, job j, application app-1, the table, token 101"
 
 
 def test_holders_are_selected_by_partition_and_token(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:r", "month=1/day=2:w")
     queues.add(B, ":r", "month=11:w")
-    locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
+    locks = queues.table()
     assert [entry.hold_id for entry in select_holders(locks, None, None)] == [A, B]
     assert [entry.hold_id for entry in select_holders(locks, "month=1", None)] == [A]
     assert [entry.hold_id for entry in select_holders(locks, DAY, 101)] == [A]
@@ -242,9 +242,5 @@ def test_malformed_partition_names_and_tokens_are_refused() -> None:
 
 
 def test_durations_have_at_most_two_units() -> None:
-    assert [format_duration(seconds) for seconds in (0.4, 61, 7500, 180000)] == [
-        "0 s",
-        "1 min 1 s",
-        "2 h 5 min",
-        "2 d 2 h",
-    ]
+    for seconds, text in ((0.4, "0 s"), (61, "1 min 1 s"), (7500, "2 h 5 min"), (180000, "2 d 2 h")):
+        assert format_duration(seconds) == text

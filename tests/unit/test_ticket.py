@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -17,15 +18,12 @@ from lock_manager.guard.write_attempt import WriteAttempt
 
 TABLE = "s3://lake/t"
 READ = {"version": 7, "properties": {"sluice.ensemble": "e"}}
-BLIND: dict[str, Any] = {
-    "blind": True,
-    "removes": False,
-    "dated": False,
-    "actions": [],
-    "read": READ,
-    "hooks": [],
-}
+BLIND: dict[str, Any] = {"blind": True, "removes": False, "dated": False, "actions": [], "read": READ, "hooks": []}
 NEW_TABLE = {"read": {"version": -1, "properties": {}}, "actions": ["metaData", "protocol"]}
+
+
+def new_ticket(on_change: Callable[[], None] = lambda: None) -> Ticket:
+    return Ticket(TABLE, WriteAttempt.of({}), on_change)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_only_independent_commits_can_be_staged(description: dict[str, Any], app
 
 
 def test_a_dependent_commit_is_refused_at_once() -> None:
-    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
+    ticket = new_ticket()
     with pytest.raises(NotStagedError, match="depend on the table"):
         ticket.has_turn(BLIND | {"blind": False})
     assert ticket.staged is None
@@ -66,7 +64,7 @@ def test_a_dependent_commit_is_refused_at_once() -> None:
 
 def test_a_granted_ticket_allows_one_commit() -> None:
     events: list[str] = []
-    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: events.append("wake"))
+    ticket = new_ticket(lambda: events.append("wake"))
     write_id = ticket.attempt.write_id
     assert not ticket.has_turn(BLIND)
     assert ticket.staged is not None
@@ -99,13 +97,13 @@ def test_a_granted_ticket_allows_one_commit() -> None:
 
 
 def test_a_refused_ticket_keeps_its_first_error() -> None:
-    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
+    ticket = new_ticket()
     ticket.refuse(LockCancelledError(resource=TABLE))
     ticket.refuse(NotStagedError("another"))
     for _ in range(2):
         with pytest.raises(LockCancelledError):
             ticket.has_turn(BLIND)
-    granted = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
+    granted = new_ticket()
     granted.grant(create_autospec(GuardedHold, instance=True))
     granted.refuse(LockCancelledError(resource=TABLE))
     with pytest.raises(LockCancelledError):

@@ -1,11 +1,10 @@
-"""Parts of ``writer_jobs`` without Spark and ZooKeeper: errors, commit records, source files, runs, signals, output."""
+"""Parts of ``writer_jobs`` without Spark and ZooKeeper: commit records, source files, runs, signals, output."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import pickle
 import pkgutil
 import signal
 import sys
@@ -16,7 +15,6 @@ import pytest
 from pyspark.sql.types import StructType
 
 import writer_jobs
-from lock_manager import LockLostError, SluiceError
 from lock_manager.table_records.commit_stamp import (
     CHANGES,
     MAINTENANCE,
@@ -33,44 +31,12 @@ from lock_manager.table_records.commit_stamp import (
 )
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escaped
 from writer_jobs.delta.jvm_errors import _gist
-from writer_jobs.errors import (
-    ChangesError,
-    CheckpointError,
-    CommitUnknownError,
-    FeedError,
-    MappingError,
-    RunError,
-    SchemaMismatchError,
-    SourceError,
-    StorageError,
-    StreamError,
-    TableError,
-    UnprovenCommitError,
-    UnsupportedSessionError,
-    WriteFailedError,
-)
+from writer_jobs.errors import RunError, SourceError
 from writer_jobs.job.append.runs import Run, RunRecords, check_same_basis
 from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.stop_signals import JobStopped, StopSignals
 from writer_jobs.streaming.checkpoint import _table_around
-
-ERRORS: list[SluiceError] = [
-    UnsupportedSessionError("no"),
-    StorageError("s3a://b: no"),
-    TableError("no"),
-    SourceError("no"),
-    RunError("no"),
-    WriteFailedError(table="s3://b/t", reason="no"),
-    SchemaMismatchError(table="s3://b/t", reason="no"),
-    CommitUnknownError(table="s3://b/t", reason="no", commit_id="c"),
-    UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c"),
-    ChangesError(table="s3://b/t", reason="no"),
-    CheckpointError("no"),
-    StreamError(table="s3://b/t", reason="no"),
-    FeedError("no"),
-    MappingError("no"),
-]
 
 
 def test_the_public_names_are_pinned_and_documented() -> None:
@@ -95,24 +61,6 @@ def test_no_job_shadows_a_module_of_the_standard_library() -> None:
     assert names.isdisjoint(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_errors_can_be_pickled(error: SluiceError) -> None:
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (the test's own pickle)
-    assert type(copy) is type(error)
-    assert str(copy) == str(error) != ""
-    assert "\n" not in str(copy)
-    assert vars(copy) == vars(error)
-
-
-def test_error_messages_state_the_outcome_for_the_table() -> None:
-    assert str(ERRORS[5]) == "the write to s3://b/t failed, and nothing of it is in the table: no"
-    assert "is not known" in str(ERRORS[7])
-    assert "look for c in `sluice log" in str(ERRORS[7])
-    assert "as version 7" in str(ERRORS[8])
-    assert isinstance(ERRORS[8], LockLostError)
-    assert isinstance(ERRORS[1], OSError)
-
-
 @pytest.mark.parametrize(
     ("message", "gist"),
     [
@@ -132,14 +80,9 @@ def test_a_gist_has_no_codes_stack_traces_and_class_names(message: str, gist: st
 def test_notes_of_other_programs_are_ignored() -> None:
     info = {"userMetadata": json.dumps({"sluice": {"commit_id": "c"}, "user": "x"})}
     assert note_of(info) == {"commit_id": "c"}
-    for foreign in (
-        {},
-        {"userMetadata": None},
-        {"userMetadata": "text"},
-        {"userMetadata": "[1]"},
-        {"userMetadata": '{"sluice": 3}'},
-    ):
-        assert note_of(foreign) == {}
+    assert note_of({}) == {}
+    for text in (None, "text", "[1]", '{"sluice": 3}'):
+        assert note_of({"userMetadata": text}) == {}
 
 
 def test_commit_ids_come_from_the_stamp_and_the_note() -> None:
