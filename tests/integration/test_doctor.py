@@ -163,23 +163,23 @@ def test_tables_and_partitions_with_an_open_acl_are_named(ensemble: EmbeddedZooK
 
 
 @pytest.mark.parametrize(
-    ("servers", "verdict", "word"),
+    ("versions", "verdict", "message"),
     [
-        ([Server("a", version=(3, 9, 5), mode="standalone")], Verdict.OK, "3.9.5"),
-        ([Server("a", version=(3, 9, 1), mode="standalone")], Verdict.NOTE, "CVE"),
-        ([Server("a", version=(3, 8, 4), mode="standalone")], Verdict.OK, "3.8.4"),
-        ([Server("a", version=(3, 7, 2), mode="standalone")], Verdict.NOTE, "CVE"),
-        ([Server("a", version=(3, 4, 14), mode="standalone")], Verdict.FAILED, "too old"),
-        (
-            [Server("a", version=(3, 9, 5), mode="leader"), Server("b", version=(3, 9, 4), mode="follower")],
-            Verdict.NOTE,
-            "differ",
-        ),
+        ([(3, 9, 5)], Verdict.OK, "3.9.5"),
+        ([(3, 9, 1)], Verdict.NOTE, "CVE"),
+        ([(3, 8, 4)], Verdict.OK, "3.8.4"),
+        ([(3, 7, 2)], Verdict.NOTE, "CVE"),
+        ([(3, 4, 14)], Verdict.FAILED, "too old"),
+        ([(3, 9, 5), (3, 9, 4)], Verdict.NOTE, "differ"),
     ],
 )
-def test_old_and_different_versions_are_reported(servers: list[Server], verdict: Verdict, word: str) -> None:
+def test_old_and_different_versions_are_reported(
+    versions: list[tuple[int, int, int]], verdict: Verdict, message: str
+) -> None:
+    modes = ["standalone"] if len(versions) == 1 else ["leader", "follower"]
+    servers = [Server("a", version=version, mode=mode) for version, mode in zip(versions, modes, strict=True)]
     (finding,) = [finding for finding in server_findings(servers) if finding.check == "versions"]
-    assert (finding.verdict, word in finding.message) == (verdict, True)
+    assert (finding.verdict, message in finding.message) == (verdict, True)
 
 
 def test_a_silent_server_is_no_fault_and_two_leaders_are_one() -> None:
@@ -481,53 +481,37 @@ def test_a_missing_or_foreign_log_store_jar_is_a_fault(tmp_path: Path, monkeypat
 
 KERNEL = [f"{key} {LOG_STORE}" for key in KERNEL_LOG_STORE_SETTINGS]
 COMPLETE = [f"{LOG_STORE_SETTING} {LOG_STORE}", *KERNEL]
+S3A_SETTING = "spark.delta.logStore.s3a.impl"
+DEFAULTS = {
+    "no file": (None, Verdict.NOTE, "no spark-defaults.conf here"),
+    "no log store": (["spark.master  local[2]", "# a comment"], Verdict.NOTE, "names no log store"),
+    "complete": ([f"{LOG_STORE_SETTING}={LOG_STORE}", *KERNEL], Verdict.OK, "Delta and Delta Kernel"),
+    "one missing": (
+        [f"{LOG_STORE_SETTING}  {LOG_STORE}", *KERNEL[1:]], Verdict.FAILED, f"missing (the first: {KERNEL[0]})"
+    ),
+    "one different": (
+        [f"{LOG_STORE_SETTING}: {LOG_STORE}", *KERNEL[1:], f"{KERNEL_LOG_STORE_SETTINGS[0]} org.example.Store"],
+        Verdict.FAILED,
+        f"{KERNEL_LOG_STORE_SETTINGS[0]}=org.example.Store, past the guarded log store",
+    ),
+    "scheme different": ([f"{S3A_SETTING}=org.example.Store"], Verdict.FAILED, "past the guarded log store"),
+    "off": ([*COMPLETE, f"{GUARD_MODE} off"], Verdict.FAILED, "commits without asking for the lock"),
+    "off, no log store": ([f"{GUARD_MODE} OFF"], Verdict.FAILED, "commits without asking for the lock"),
+    "observe": ([*COMPLETE, f"{GUARD_MODE} observe"], Verdict.NOTE, "commits without the lock pass"),
+    "observe, no log store": ([f"{GUARD_MODE} observe"], Verdict.NOTE, "commits without the lock pass"),
+    "observe, one missing": ([*COMPLETE[:-1], f"{GUARD_MODE} observe"], Verdict.FAILED, "missing (the first:"),
+    "misspelt mode": ([*COMPLETE, f"{GUARD_MODE} of"], Verdict.FAILED, "choose required, observe or off"),
+    "required": ([*COMPLETE, f"{GUARD_MODE} required"], Verdict.OK, "Delta and Delta Kernel"),
+    "all schemes and one": ([*COMPLETE, f"{S3A_SETTING} {LOG_STORE}"], Verdict.FAILED, "Delta refuses both together"),
+    "one scheme": (
+        [f"{S3A_SETTING} {LOG_STORE}"],
+        Verdict.NOTE,
+        f"for some schemes only: put {LOG_STORE_SETTING}={LOG_STORE} in place of {S3A_SETTING}",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("lines", "verdict", "message"),
-    [
-        (None, Verdict.NOTE, "no spark-defaults.conf here"),
-        (["spark.master  local[2]", "# a comment"], Verdict.NOTE, "names no log store"),
-        ([f"{LOG_STORE_SETTING}={LOG_STORE}", *KERNEL], Verdict.OK, "Delta and Delta Kernel"),
-        ([f"{LOG_STORE_SETTING}  {LOG_STORE}", *KERNEL[1:]], Verdict.FAILED, f"missing (the first: {KERNEL[0]})"),
-        (
-            [f"{LOG_STORE_SETTING}: {LOG_STORE}", *KERNEL[1:], f"{KERNEL_LOG_STORE_SETTINGS[0]} org.example.Store"],
-            Verdict.FAILED,
-            f"{KERNEL_LOG_STORE_SETTINGS[0]}=org.example.Store, past the guarded log store",
-        ),
-        (["spark.delta.logStore.s3a.impl=org.example.Store"], Verdict.FAILED, "past the guarded log store"),
-        ([*COMPLETE, f"{GUARD_MODE} off"], Verdict.FAILED, "commits without asking for the lock"),
-        ([f"{GUARD_MODE} OFF"], Verdict.FAILED, "commits without asking for the lock"),
-        ([*COMPLETE, f"{GUARD_MODE} observe"], Verdict.NOTE, "commits without the lock pass"),
-        ([f"{GUARD_MODE} observe"], Verdict.NOTE, "commits without the lock pass"),
-        ([*COMPLETE[:-1], f"{GUARD_MODE} observe"], Verdict.FAILED, "missing (the first:"),
-        ([*COMPLETE, f"{GUARD_MODE} of"], Verdict.FAILED, "choose required, observe or off"),
-        ([*COMPLETE, f"{GUARD_MODE} required"], Verdict.OK, "Delta and Delta Kernel"),
-        ([*COMPLETE, f"spark.delta.logStore.s3a.impl {LOG_STORE}"], Verdict.FAILED, "Delta refuses both together"),
-        (
-            [f"spark.delta.logStore.s3a.impl {LOG_STORE}"],
-            Verdict.NOTE,
-            f"for some schemes only: put {LOG_STORE_SETTING}={LOG_STORE} in place of spark.delta.logStore.s3a.impl",
-        ),
-    ],
-    ids=[
-        "no file",
-        "no log store",
-        "complete",
-        "one setting missing",
-        "one setting differs",
-        "one scheme differs",
-        "off",
-        "off without a log store",
-        "observe",
-        "observe without a log store",
-        "observe with a setting missing",
-        "misspelt mode",
-        "required",
-        "all schemes and one scheme",
-        "one scheme",
-    ],
-)
+@pytest.mark.parametrize(("lines", "verdict", "message"), DEFAULTS.values(), ids=DEFAULTS)
 def test_spark_defaults_must_name_the_guarded_log_store(
     lines: list[str] | None, verdict: Verdict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -18,38 +18,31 @@ NAMES = "zk1.nowhere:2181,zk2.nowhere:2181"
 NO_ADDRESS = "no address is known for the host name zk1.nowhere, zk2.nowhere"
 
 
-@pytest.fixture
-def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterator[OSError]], list[str]]:
-    """Let each look-up of a name in ``.nowhere`` fail with the next error; return the names: ``resolver(errors)``."""
+def fail_lookups(monkeypatch: pytest.MonkeyPatch, errors: Iterator[OSError]) -> list[str]:
+    """Let each look-up of a name in ``.nowhere`` fail with the next error; return the list of these names."""
     original = socket.getaddrinfo
+    names: list[str] = []
 
-    def replace(errors: Iterator[OSError]) -> list[str]:
-        names: list[str] = []
+    def fail(host: str, *args: Any, **options: Any) -> Any:
+        if not host.endswith(".nowhere"):
+            return original(host, *args, **options)
+        names.append(host)
+        raise next(errors)
 
-        def fail(host: str, *args: Any, **options: Any) -> Any:
-            if not host.endswith(".nowhere"):
-                return original(host, *args, **options)
-            names.append(host)
-            raise next(errors)
-
-        monkeypatch.setattr(socket, "getaddrinfo", fail)
-        return names
-
-    return replace
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    return names
 
 
-def test_connect_retries_transient_resolver_errors(
-    resolver: Callable[[Iterator[OSError]], list[str]],
-) -> None:
+def test_connect_retries_transient_resolver_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = 12
-    names = resolver(chain(repeat(TRANSIENT, failures), repeat(UNKNOWN)))
+    names = fail_lookups(monkeypatch, chain(repeat(TRANSIENT, failures), repeat(UNKNOWN)))
     with ZookeeperLockManager(NAMES) as manager, pytest.raises(EnsembleUnavailableError, match=NO_ADDRESS):
         manager.connect(60)
     assert len(names) > failures
 
 
-def test_check_reachable_names_all_unknown_hosts(resolver: Callable[[Iterator[OSError]], list[str]]) -> None:
-    names = resolver(repeat(UNKNOWN))
+def test_check_reachable_names_all_unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = fail_lookups(monkeypatch, repeat(UNKNOWN))
     with ZookeeperLockManager(NAMES) as manager, pytest.raises(EnsembleUnavailableError, match=NO_ADDRESS):
         manager.check_reachable(600)
     assert sorted(names) == ["zk1.nowhere", "zk2.nowhere"], "each name is looked up once"

@@ -174,7 +174,7 @@ def test_a_malformed_acl_is_refused(text):
     assert "scheme:id:permissions" in error_of(Security, acl=text)
 
 
-# -- secrets stay secret -----------------------------------------------------------------------------------------------
+# -- representations and URLs ------------------------------------------------------------------------------------------
 
 
 def test_repr_contains_no_secret():
@@ -187,14 +187,9 @@ def test_repr_contains_no_secret():
 
 
 def test_credentials_in_host_lists_and_urls_are_refused():
-    for call, value in (
-        (LockSettings.from_url, f"zk://etl:{SECRET}@a:2181"),
-        (LockSettings.from_url, f"zk://a?password={SECRET}"),
-        (LockSettings.from_url, f"zk://a?security={SECRET}"),
-        (LockSettings.from_url, f"http://a?password={SECRET}"),
-        (LockSettings, f"etl:{SECRET}@a:2181"),
-    ):
-        error_of(call, **({"zk_hosts": value} if call is LockSettings else {"url": value}))
+    for url in ("zk://etl:{}@a:2181", "zk://a?password={}", "zk://a?security={}", "http://a?password={}"):
+        error_of(LockSettings.from_url, url=url.format(SECRET))
+    error_of(LockSettings, zk_hosts=f"etl:{SECRET}@a:2181")
     error_of(LockSettings.from_env, {"SLUICE_ZK_HOSTS": f"etl:{SECRET}@a"})
     # The variable is not read as the field `security` of the settings.
     assert LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_SECURITY": "x"}).security == Security()
