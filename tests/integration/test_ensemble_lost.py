@@ -44,7 +44,7 @@ class Table:
             self.write(*bounds)
         return hold
 
-    def refuses(self, manager: ZookeeperLockManager) -> None:
+    def assert_refused(self, manager: ZookeeperLockManager) -> None:
         """Assert that a lock of another ensemble is refused."""
         with pytest.raises(EnsembleMismatchError, match="--move"), locked(self.spark, self.path, manager=manager):
             raise AssertionError("the block must not be entered")
@@ -105,13 +105,13 @@ def test_a_new_ensemble_gets_its_tables_one_by_one(spark: SparkSession, tmp_path
             adoption = table.adopt(old.hosts)
     with EmbeddedZooKeeper() as new, ZookeeperLockManager(new.hosts, WAIT_SECONDS) as manager:
         for table in (flights, weather):
-            table.refuses(manager)
+            table.assert_refused(manager)
         with pytest.raises(EnsembleMismatchError):
             flights.adopt(new.hosts)
         move = flights.adopt(new.hosts, move=True)
         assert (move.moved_from, move.version) == (adoption.ensemble, 2)
         flights.append(manager, 3, 4)
-        weather.refuses(manager)
+        weather.assert_refused(manager)
         weather.adopt(new.hosts, move=True)
         weather.append(manager, 3, 4)
     for table in (flights, weather):

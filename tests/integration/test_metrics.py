@@ -98,7 +98,7 @@ def test_events_of_locks_are_counted_by_table(
     }
 
 
-def test_a_file_is_written_at_the_begin_and_at_the_end(tmp_path: Path, manager: ZookeeperLockManager) -> None:
+def test_a_file_is_written_at_start_and_end(tmp_path: Path, manager: ZookeeperLockManager) -> None:
     file = tmp_path / "nightly.prom"
     with MetricsExporter(str(file)) as exporter:
         assert exporter.address is None
@@ -131,15 +131,15 @@ def test_the_next_run_continues_counters_but_not_gauges(tmp_path: Path) -> None:
         emit(Event.COMMITTED, LABEL)
     first_run = file.read_text()
     with MetricsExporter(str(file)):
-        at_begin = read_samples(file.read_text())
+        at_start = read_samples(file.read_text())
         emit(Event.QUEUED, LABEL)
         emit(Event.ACQUIRED, LABEL, seconds=20.0)
         emit(Event.COMMITTED, LABEL)
         emit(Event.COMMITTED, "s3://lake/another")
     second_run = file.read_text()
     assert read_samples(first_run)["sluice_lock_contenders", LABEL, "holding"] == 1
-    assert not [key for key in at_begin if key[0] == "sluice_lock_contenders"]
-    assert at_begin["sluice_commits_total", LABEL] == 2
+    assert not [key for key in at_start if key[0] == "sluice_lock_contenders"]
+    assert at_start["sluice_commits_total", LABEL] == 2
     samples = read_samples(second_run)
     assert samples["sluice_lock_contenders", LABEL, "holding"] == 1
     assert samples["sluice_commits_total", LABEL] == 3

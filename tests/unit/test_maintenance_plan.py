@@ -37,7 +37,7 @@ def test_each_partition_is_rewritten_in_its_own_commit() -> None:
 
 
 @pytest.mark.parametrize("action", [Action.COMPACT, Action.PURGE])
-def test_an_option_rewrites_small_partitions_in_one_commit(action: Action) -> None:
+def test_partitions_per_commit_combines_small_partitions(action: Action) -> None:
     health = table((9, 1), (8, 1), (7, 1), (6, 1), (5, 1), deleted_rows=50)
     units = plan(health, Policy(), {action}, partitions_per_commit=2)
     assert [unit.action for unit in units] == [action] * 3

@@ -121,7 +121,7 @@ def test_a_waiting_entry_shows_its_requested_partitions(queues: Queues) -> None:
 
 
 def test_an_entry_in_some_of_its_queues_does_not_hold(queues: Queues) -> None:
-    """The entry waited in one queue. It joins its other queues after the hold before it has ended."""
+    """An entry that waited in one queue is admitted there before it joins its other queues."""
     queues.add(A, ":p", "month=1:w", data={"partitions": ["month=1", "month=2"], "partition_count": 2})
     queues.add(B, ":p", "month=3:p", data=None)
     a, b = queues.entries()

@@ -140,7 +140,7 @@ def test_a_key_must_open_and_fit_its_certificate(tmp_path, monkeypatch):
     assert "wrong" in error_of(Security, tls_certificate=certificate, tls_key=key, tls_key_password=SECRET[1:])
     _, another = key_pair()
     assert "not a certificate and its private key" in error_of(Security, tls_certificate=certificate, tls_key=another)
-    # OpenSSL read the key from a temporary file there.
+    # OpenSSL reads the key from a temporary file in this folder, which must be deleted.
     assert list(tmp_path.iterdir()) == []
 
 

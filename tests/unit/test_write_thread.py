@@ -33,7 +33,7 @@ def test_an_error_of_the_write_is_its_failure():
     assert isinstance(thread.failure, IndexError)
 
 
-def test_a_write_interrupted_after_its_begin_is_waited_for(monkeypatch):
+def test_a_write_interrupted_after_its_start_is_waited_for(monkeypatch):
     started, proceed, writes = threading.Event(), threading.Event(), []
     start = threading.Thread.start
 
@@ -65,7 +65,7 @@ def test_a_thread_that_ends_before_its_write_has_failed(monkeypatch: pytest.Monk
     assert isinstance(thread.failure, RuntimeError)
 
 
-def test_a_write_interrupted_before_its_begin_never_begins(monkeypatch):
+def test_a_write_interrupted_before_its_start_never_runs(monkeypatch):
     writes, threads = [], []
     start = threading.Thread.start
 

@@ -159,7 +159,7 @@ def test_each_run_id_has_its_own_folder_of_records() -> None:
         return records.folder, records.earlier
 
     assert paths("nightly-2013") == ("/t/_sluice/runs/nightly-2013", "/t/_sluice/runs/nightly-2013.json")
-    # The folder is not a parent, nor the file of run "r" of an earlier release.
+    # The folder is neither a parent nor the file in which an earlier release stored run "r".
     assert paths("..")[0] == "/t/_sluice/runs/%2E%2E"
     assert paths("r.json")[0] == "/t/_sluice/runs/r%2Ejson"
     assert paths("../a:b c%2F") == (
