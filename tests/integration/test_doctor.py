@@ -246,12 +246,7 @@ class RefusesAndOverwrites(Atomic):
 
 
 class Conflicts(Gateway):
-    """Answers concurrent PUTs after the first with 409, as S3 may.
-
-    Attributes:
-        refuses_all: Whether every concurrent PUT gets a 409.
-
-    """
+    """Answers concurrent PUTs after the first with 409, as S3 may."""
 
     refuses_all = False
     puts = 0

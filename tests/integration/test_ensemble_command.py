@@ -309,10 +309,7 @@ def test_ctrl_c_ends_the_wait(standalone: EmbeddedZooKeeper, heed_ctrl_c: None) 
     ("servers", "message"),
     [
         ([Server("a", mode="leader", synced_followers=1), Server("b", mode="observer")], "b is an observer"),
-        (
-            [Server("a", mode="leader"), Server("b", mode="follower")],
-            "a leads, but does not report synced followers",
-        ),
+        ([Server("a", mode="leader"), Server("b", mode="follower")], "a leads, but does not report synced followers"),
         ([Server("a", mode="leader", synced_followers=1), Server("b")], "b answers, but not to srvr"),
         ([Server("a", mode="leader", synced_followers=1), Server("b", "is ill")], "b is ill"),
     ],

@@ -119,9 +119,7 @@ def test_type_differences_are_reported_at_any_depth() -> None:
     assert [difference.name for difference in differences if difference.is_wider] == [
         "id", "l.element.x", "m.key", "d",
     ]  # fmt: skip
-    assert [str(difference) for difference in differences if difference.is_refused] == [
-        "a.X: table int, rows double",
-    ]
+    assert [str(difference) for difference in differences if difference.is_refused] == ["a.X: table int, rows double"]
     assert list(missing_fields(TABLE, ROWS)) == ["a.y"]
     exact_names = [difference.name for difference in type_differences(TABLE, ROWS, str) if difference.is_unknown]
     assert exact_names[:3] == ["ID", "a.x", "a.z-1"]

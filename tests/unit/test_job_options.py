@@ -60,11 +60,7 @@ def test_apply_options_are_parameters_of_the_function(
     ("parse", "argv", "recorded"),
     [
         (parse_append, FILES, "{}"),
-        (
-            parse_overwrite,
-            [*FILES, "--dynamic"],
-            '{"replace-where": null, "dynamic": true, "overwrite-schema": false}',
-        ),
+        (parse_overwrite, [*FILES, "--dynamic"], '{"replace-where": null, "dynamic": true, "overwrite-schema": false}'),
         (parse_upsert, UPSERT, '{"keys": "country,id", "sequence-by": "updated_at", "scd-type": "1"}'),
         (parse_cdc, CDC, '{"decoder": "debezium", "keys": "", "sequence-by": "", "scd-type": "1"}'),
         (

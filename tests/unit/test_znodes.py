@@ -41,15 +41,9 @@ def test_parent_of_returns_the_parent(node: str, parent: str) -> None:
 
 # Children of the lock root, of a table's node and of a node of partitions.
 NAMES = [
-    TABLE.key,
-    TABLE.key.upper(),
-    TABLE.key[1:],
-    "intents",
-    "partitions",
-    "year=2013",
-    "scratch-1",
-    f"{HOLD}__lock__0000000000",
-]
+    TABLE.key, TABLE.key.upper(), TABLE.key[1:],
+    "intents", "partitions", "year=2013", "scratch-1", f"{HOLD}__lock__0000000000",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -90,15 +84,8 @@ def test_an_intent_s_name_contains_its_hold(renewal: int) -> None:
 
 
 def test_znodes_with_kazoo_s_names_are_contenders() -> None:
-    children = [
-        "intents",
-        "partitions",
-        "lock-0000000001",
-        "x__lock__",
-        "them__lock__0000000003",
-        "__rlock__0000000002",
-    ]
-    assert [(contender.hold_id, contender.mode) for contender in znodes.parse_queue(children)] == [
+    names = ["intents", "partitions", "lock-0000000001", "x__lock__", "them__lock__0000000003", "__rlock__0000000002"]
+    assert [(contender.hold_id, contender.mode) for contender in znodes.parse_queue(names)] == [
         ("", Mode.SHARED),
         ("them", Mode.EXCLUSIVE),
     ]
