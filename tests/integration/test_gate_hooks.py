@@ -1,9 +1,9 @@
-"""What Delta runs after a commit: harmless hooks run behind the gate, any other one under the lock."""
+"""Hooks that Delta runs after a commit: harmless ones run behind the gate, all others under the lock."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
-from lock_manager import HeldLock, ZookeeperLockManager
+from lock_manager import HeldLock
 from lock_manager.guard.ticket import StagedCommit, Ticket
 from tests.support.at_the_gate import TableAtTheGate
-from writer_jobs import CommitResult, LockedDeltaWriter
+from tests.support.spark_settings import spark_settings
+from writer_jobs import CommitResult
 from writer_jobs.commit import gate_rules
 from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.operation import Operation
@@ -54,7 +54,7 @@ class Table(TableAtTheGate):
 
     @contextmanager
     def hooks_after_the_release(self, patch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-        """Hold back what Delta runs behind the gate; note at each release whether the manifest is complete."""
+        """Delay the hooks behind the gate; at each release record whether the manifest is complete."""
         record_outcome, release = Ticket.record_outcome, HeldLock.release
         released = threading.Event()
         complete: list[bool] = []
@@ -75,15 +75,8 @@ class Table(TableAtTheGate):
 
 
 @pytest.fixture
-def table(
-    request: pytest.FixtureRequest,
-    spark: SparkSession,
-    copy_of: Callable[..., Path],
-    manager: ZookeeperLockManager,
-    eventually: Callable[..., None],
-) -> Table:
-    path = copy_of(getattr(request, "param", WITH_MANIFEST))
-    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)
+def table(request: pytest.FixtureRequest) -> Table:
+    return Table.create(request, getattr(request, "param", WITH_MANIFEST))
 
 
 @pytest.mark.full
@@ -96,39 +89,33 @@ def test_the_manifest_is_complete_when_the_lock_is_released(
     assert complete == [True]
 
 
-def test_the_commit_itself_is_refused_behind_the_gate(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table's properties hide the hook, and Delta's transaction shows it."""
+def test_a_manifest_hook_of_the_commit_is_refused_at_the_gate(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule for table properties is off, so only Delta's transaction shows the hook."""
     monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
-    previous_files = table.files()
+    initial_files = table.files()
     with table.hooks_after_the_release(monkeypatch) as complete:
         assert table.append(1).version == 1
     assert complete == [True]
-    assert len(table.files() - previous_files) == 1, "the first try has left its files"
+    assert len(table.files() - initial_files) == 1, "the file of the first attempt was not removed"
 
 
-def test_without_the_rule_the_manifest_is_behind(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control."""
+def test_negative_control_without_the_rule_the_manifest_is_incomplete(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
-    of = StagedCommit.of
-    monkeypatch.setattr(StagedCommit, "of", lambda request: of({**request, "hooks": []}))
+    staged_commit = StagedCommit.of
+    monkeypatch.setattr(StagedCommit, "of", lambda request: staged_commit({**request, "hooks": []}))
     with table.hooks_after_the_release(monkeypatch) as complete:
         table.append(1)
     assert complete == [False]
 
 
 @pytest.mark.full
-def test_after_appends_side_by_side_the_manifest_lists_all_files(table: Table) -> None:
-    for first in range(1, 7, 2):
+def test_the_manifest_lists_all_files_of_concurrent_appends(table: Table) -> None:
+    for row in (1, 3):
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(table.append, range(first, first + 2)))
+            list(pool.map(table.append, range(row, row + 2)))
         assert table.in_the_manifest() == table.in_the_log()
-
-
-def written_early(table: Table, write: Callable[..., CommitResult]) -> bool:
-    previous_files = table.files()
-    files_at_lock: list[set[str]] = []
-    write(before_write=lambda _: files_at_lock.append(table.files()))
-    return files_at_lock[-1] != previous_files
 
 
 @pytest.mark.full
@@ -144,12 +131,14 @@ def written_early(table: Table, write: Callable[..., CommitResult]) -> bool:
     indirect=["table"],
 )
 def test_harmless_hooks_run_behind_the_gate(table: Table, *, early: bool) -> None:
-    assert written_early(table, lambda **options: table.append(1, **options)) == early
+    initial_files = table.files()
+    table.append(1, before_write=table.record_files)
+    assert (table.files_at_lock[-1] != initial_files) == early
 
 
 @pytest.mark.parametrize("table", [ONE_ROW], ids=["one row"], indirect=True)
-def test_the_conversion_to_hudi_is_seen_in_the_tables_properties(table: Table) -> None:
-    """Its classes are not in the jars, so the property is set by another program."""
+def test_the_table_properties_show_the_conversion_to_hudi(table: Table) -> None:
+    """The jars lack the classes for Hudi, so delta-rs sets the property."""
     formats = {"delta.universalFormat.enabledFormats": "hudi"}
     DeltaTable(str(table.path)).alter.set_table_properties(formats, raise_if_not_exists=False)
     table.spark.read.format("delta").load(str(table.path)).collect()
@@ -158,23 +147,17 @@ def test_the_conversion_to_hudi_is_seen_in_the_tables_properties(table: Table) -
     assert "Hudi" in reason
 
 
-def test_auto_compaction_of_the_session_is_seen_in_the_commit_too(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_shows_auto_compaction_of_the_session(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_rules, "_settings_reason", lambda _: None)
     monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
-    usual = table.spark.conf.get(AUTO_COMPACT)
-    table.spark.conf.set(AUTO_COMPACT, "true")
-    staged: list[bool] = []
+    compacts: list[bool] = []
     has_turn = Ticket.has_turn
 
-    def note(ticket: Ticket, request: Mapping[str, Any]) -> bool:
-        staged.append("Auto Compact" in request["hooks"])
+    def record_hook(ticket: Ticket, request: Mapping[str, Any]) -> bool:
+        compacts.append("Auto Compact" in request["hooks"])
         return has_turn(ticket, request)
 
-    monkeypatch.setattr(Ticket, "has_turn", note)
-    try:
+    monkeypatch.setattr(Ticket, "has_turn", record_hook)
+    with spark_settings(table.spark.conf, {AUTO_COMPACT: "true"}):
         table.append(1)
-    finally:
-        table.spark.conf.set(AUTO_COMPACT, usual)
-    assert staged == [True]
+    assert compacts == [True]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
-from lock_manager import HeldLock, ZookeeperLockManager
 from tests.support.at_the_gate import TableAtTheGate
-from writer_jobs import LockedDeltaWriter, WriteFailedError, locked
+from writer_jobs import WriteFailedError
 from writer_jobs.commit import gate_rules
 from writer_jobs.commit.gate_rules import reason_for_whole_write
 from writer_jobs.commit.operation import Operation
@@ -33,12 +33,11 @@ FIRST_ROW = "INSERT INTO {t} VALUES (0, 0)"
 READS_THE_TABLE = "it reads the table itself"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Table(TableAtTheGate):
-    """A table with a change feed and one row, and another table of the same kind beside it."""
+    """A table with a change feed and one row, and a second table of the same kind next to it."""
 
     neighbor: Path
-    read: Callable[..., list[tuple[Any, ...]]]
 
     @property
     def name(self) -> str:
@@ -57,40 +56,37 @@ class Table(TableAtTheGate):
         self.rows(*ids).createOrReplaceTempView("new_rows")
         return self.spark.sql("SELECT * FROM new_rows WHERE id NOT IN (SELECT id FROM feed_of_table)").coalesce(1)
 
-    def plain(self, *ids: int) -> None:
-        """Append under the lock that this thread holds."""
-        with locked(self.spark, str(self.path), manager=self.manager):
+    def append_in_block(self, *ids: int) -> None:
+        """Append with Spark's own writer, under the hold of this thread."""
+        with self.locked():
             self.rows(*ids).write.format("delta").mode("append").save(str(self.path))
 
-    def ids(self) -> list[int]:
-        return sorted(number for (number,) in self.read(self.path, "id"))
+    def counted(self) -> DataFrame:
+        """Return a row of partition 1, whose id is the number of changes in the feed."""
+        return self.changes().groupBy().agg(F.count("*").alias("id"), F.lit(1).cast("long").alias("p"))
+
+    def ids_of_partition_1(self) -> list[int]:
+        return [number for number, p in self.values("id", "p") if p == 1]
 
     def reason(self, *reads: DataFrame | Column | str) -> str | None:
-        """Return why a write that reads these needs the lock over all of it."""
+        """Return the reason why a write that reads these plans needs the lock over the whole write."""
         return reason_for_whole_write(self.spark, self.writer.log, Operation(lambda *_: None, reads=reads))
 
 
 @pytest.fixture
-def table(
-    spark: SparkSession,
-    copy_of: Callable[..., Path],
-    manager: ZookeeperLockManager,
-    eventually: Callable[..., None],
-    rows_of: Callable[..., list[tuple[Any, ...]]],
-) -> Table:
-    path = copy_of(WITH_CHANGES, FIRST_ROW)
+def table(request: pytest.FixtureRequest, copy_of: Callable[..., Path]) -> Table:
     neighbor = copy_of(WITH_CHANGES, FIRST_ROW.replace("0, 0", "5, 0"), to="other")
-    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually, neighbor, rows_of)
+    return Table.create(request, WITH_CHANGES, FIRST_ROW, neighbor=neighbor)
 
 
 def test_rows_that_the_change_feed_lacks_are_appended_once(table: Table) -> None:
     with table.behind(lambda: table.writer.append(table.not_in_the_feed(0, 1), lock_during="commit")) as running:
-        table.plain(1)
+        table.append_in_block(1)
     running.result()
     assert table.ids() == [0, 1]
 
 
-def test_of_two_such_appends_one_adds_the_rows(table: Table) -> None:
+def test_concurrent_appends_of_missing_rows_add_them_once(table: Table) -> None:
     rows = table.not_in_the_feed(0, 1, 2)
     with ThreadPoolExecutor(2) as pool:
         for append in [pool.submit(table.writer.append, rows, lock_during="commit") for _ in range(2)]:
@@ -99,18 +95,15 @@ def test_of_two_such_appends_one_adds_the_rows(table: Table) -> None:
 
 
 def append_counted(table: Table, **options: Any) -> Any:
-    counted = table.changes().groupBy().agg(F.count("*").alias("id"), F.lit(1).cast("long").alias("p"))
-    return table.writer.append(counted, **options)
+    return table.writer.append(table.counted(), **options)
 
 
 def overwrite_with_counted(table: Table, **options: Any) -> Any:
-    counted = table.changes().groupBy().agg(F.count("*").alias("id"), F.lit(1).cast("long").alias("p"))
-    return table.writer.overwrite(counted, replace_where="p = 1", **options)
+    return table.writer.overwrite(table.counted(), replace_where="p = 1", **options)
 
 
 def merge_counted(table: Table, **options: Any) -> Any:
-    counted = table.changes().groupBy().agg(F.count("*").alias("id"))
-    merge = table.writer.merge(counted.alias("s"), "t.p = 1 AND t.id = s.id", alias="t")
+    merge = table.writer.merge(table.counted().alias("s"), "t.p = 1 AND t.id = s.id", alias="t")
     return merge.whenNotMatchedInsert(values={"id": "s.id", "p": "1"}).execute(**options)
 
 
@@ -124,28 +117,28 @@ COUNTING = [append_counted, overwrite_with_counted, merge_counted, update_to_cou
 
 @pytest.mark.full
 @pytest.mark.parametrize("write", COUNTING)
-def test_each_operation_counts_the_changes_before_its_own(table: Table, write: Callable[..., Any]) -> None:
+def test_plans_that_read_the_feed_see_all_earlier_commits(table: Table, write: Callable[..., Any]) -> None:
     if write is update_to_counted:
         table.writer.append(table.rows(7).withColumn("p", F.lit(1).cast("long")))
     row_count = len(table.ids())
     with table.behind(lambda: write(table, lock_during="commit")) as running:
         # Delta sees no conflict with a commit to another partition.
-        table.plain(100)
+        table.append_in_block(100)
     running.result()
-    assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [row_count + 1]
+    assert table.ids_of_partition_1() == [row_count + 1]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("write", COUNTING[:3])
-def test_without_the_rule_they_count_too_few(
+def test_negative_control_without_the_rule_commits_are_not_counted(
     table: Table, write: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The negative control: Delta's conflict check does not see that the change feed was read."""
+    """Delta's conflict check does not see that the change feed was read."""
     monkeypatch.setattr(gate_rules, "_reads_reason", lambda *_: None)
     with table.behind(lambda: write(table, lock_during="commit")) as running:
-        table.plain(100)
+        table.append_in_block(100)
     running.result()
-    assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [1]
+    assert table.ids_of_partition_1() == [1]
 
 
 def test_the_lock_is_held_over_a_plan_that_reads_the_table(table: Table, tmp_path: Path) -> None:
@@ -185,7 +178,7 @@ def test_the_lock_is_held_over_a_plan_that_reads_the_table(table: Table, tmp_pat
     cached.unpersist()
 
 
-def test_the_lock_is_held_over_what_is_not_known_to_be_harmless(table: Table) -> None:
+def test_the_lock_is_held_over_a_plan_that_may_read_the_table(table: Table) -> None:
     spark = table.spark
     table.rows(1).createOrReplaceTempView("new_rows")
     spark.sql("CREATE OR REPLACE TEMPORARY FUNCTION twice(x LONG) RETURNS LONG RETURN x * 2")
@@ -198,7 +191,7 @@ def test_the_lock_is_held_over_what_is_not_known_to_be_harmless(table: Table) ->
         "subquery in a column": F.expr("id > (SELECT max(id) FROM new_rows)"),
         "scalar column": F.col("id") > table.rows(1).groupBy().max("id").scalar(),
         "function of the session": "twice(id) = 2",
-        "no expression": "id = = 1",
+        "syntax error": "id = = 1",
     }
     reasons = {kind: table.reason(read) for kind, read in unknown.items()}
     assert all(reason is not None and "may read the table" in reason for reason in reasons.values()), reasons
@@ -252,22 +245,16 @@ def test_delta_refuses_subqueries_in_conditions(table: Table, operation: str) ->
 
 
 @pytest.mark.full
-def test_what_reads_nothing_of_the_table_is_written_before_the_lock(table: Table) -> None:
-    """Overwrite, merge and delete with harmless plans still go through the gate."""
-    early: list[bool] = []
-    previous_files = table.files()
-
-    def note(_: HeldLock) -> None:
-        early.append(bool(table.files() - previous_files))
-
-    options: dict[str, Any] = {"lock_during": "commit", "before_write": note}
+def test_operations_with_harmless_plans_go_through_the_gate(table: Table) -> None:
     merge = table.writer.merge(table.rows(0).alias("s"), "t.id = s.id", alias="t")
-    merge.whenMatchedUpdate("t.p = 0", {"id": "s.id + 1"}).whenNotMatchedInsertAll().execute(**options)
-    previous_files = table.files()
-    table.writer.update({"id": F.col("id") + 1}, "p = 0", **options)
-    previous_files = table.files()
-    table.writer.overwrite(table.rows(8, 9), **options)
-    previous_files = table.files()
-    table.writer.delete("id = 8", **options)
-    assert early == [True] * 4
+    operations: list[Callable[..., Any]] = [
+        merge.whenMatchedUpdate("t.p = 0", {"id": "s.id + 1"}).whenNotMatchedInsertAll().execute,
+        partial(table.writer.update, {"id": F.col("id") + 1}, "p = 0"),
+        partial(table.writer.overwrite, table.rows(8, 9)),
+        partial(table.writer.delete, "id = 8"),
+    ]
+    for operation in operations:
+        previous_files = table.files()
+        operation(lock_during="commit", before_write=table.record_files)
+        assert table.files_at_lock.pop() - previous_files, operation
     assert table.ids() == [9]

@@ -1,4 +1,4 @@
-"""Through the gate a table gets what a plain append gives it: rows, schema, statistics, history; see docs/gate.md."""
+"""An append through the gate leaves the rows, schema, statistics and history of a plain append; see docs/gate.md."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager import HeldLock, ZookeeperLockManager
+from lock_manager import ZookeeperLockManager
 from tests.support.checksums import checksum_file, files_of, read_as
 from writer_jobs import LockedDeltaWriter, SchemaMismatchError, WriteFailedError, locked
 
 pytestmark = pytest.mark.spark
 
 PLAIN = "id LONG, word STRING, day DATE"
-WHOLE = (False,)
+UNDER_LOCK = (False,)
 ROWS = [(number, f"word {number % 3}", f"2013-0{number % 4 + 1}-01") for number in range(40)]
-# Of one commit these differ from those of another.
+# Fields that differ between two commits.
 UNIQUE = {
     "path", "modificationTime", "timestamp", "txnId", "sluice", "userMetadata", "inCommitTimestamp", "id",
     "createdTime",
@@ -34,11 +34,14 @@ Commits = list[list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of table, or of append, and whether its commits are separated from their work."""
+class AppendCase:
+    """A table and the options of the appends to it.
+
+    ``staged`` has one value for each append: whether it writes its files before it acquires the lock.
+    """
 
     columns: str = PLAIN
-    more: str = ""
+    clause: str = ""
     properties: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
@@ -46,61 +49,69 @@ class Kind:
     staged: tuple[bool, ...] = (True,)
 
 
-KINDS = {
-    "plain": Kind(),
-    "partitioned": Kind(more="PARTITIONED BY (day)"),
-    "partitioned by text": Kind(more="PARTITIONED BY (word)"),
-    "not null": Kind(columns="id LONG NOT NULL, word STRING, day DATE"),
-    "generated column": Kind(columns=PLAIN + ", month INT GENERATED ALWAYS AS (month(day))"),
-    "identity column": Kind(columns=PLAIN + ", number LONG GENERATED ALWAYS AS IDENTITY", staged=WHOLE),
-    "column mapping": Kind(properties={"delta.columnMapping.mode": "name"}),
-    "deletion vectors": Kind(properties={"delta.enableDeletionVectors": "true"}),
-    "row tracking": Kind(properties={"delta.enableRowTracking": "true"}),
-    "change data feed": Kind(properties={"delta.enableChangeDataFeed": "true"}),
-    "in-commit timestamps": Kind(properties={"delta.enableInCommitTimestamps": "true"}, staged=WHOLE),
-    "append only": Kind(properties={"delta.appendOnly": "true"}),
-    "optimized write": Kind(more="PARTITIONED BY (day)", properties={"delta.autoOptimize.optimizeWrite": "true"}),
-    "option of the writer": Kind(options={"maxRecordsPerFile": "7"}),
-    "schema that may be merged": Kind(
-        options={"mergeSchema": "true"}, select=("id", "word", "day", "id * 2 AS twice"), staged=WHOLE
+CASES = {
+    "plain": AppendCase(),
+    "partitioned": AppendCase(clause="PARTITIONED BY (day)"),
+    "partitioned by text": AppendCase(clause="PARTITIONED BY (word)"),
+    "not null": AppendCase(columns="id LONG NOT NULL, word STRING, day DATE"),
+    "generated column": AppendCase(columns=PLAIN + ", month INT GENERATED ALWAYS AS (month(day))"),
+    "identity column": AppendCase(columns=PLAIN + ", number LONG GENERATED ALWAYS AS IDENTITY", staged=UNDER_LOCK),
+    "column mapping": AppendCase(properties={"delta.columnMapping.mode": "name"}),
+    "deletion vectors": AppendCase(properties={"delta.enableDeletionVectors": "true"}),
+    "row tracking": AppendCase(properties={"delta.enableRowTracking": "true"}),
+    "change data feed": AppendCase(properties={"delta.enableChangeDataFeed": "true"}),
+    "in-commit timestamps": AppendCase(properties={"delta.enableInCommitTimestamps": "true"}, staged=UNDER_LOCK),
+    "append only": AppendCase(properties={"delta.appendOnly": "true"}),
+    "optimized write": AppendCase(
+        clause="PARTITIONED BY (day)", properties={"delta.autoOptimize.optimizeWrite": "true"}
     ),
-    "schema that is merged by the session": Kind(
+    "option of the writer": AppendCase(options={"maxRecordsPerFile": "7"}),
+    "schema that is merged by an option": AppendCase(
+        options={"mergeSchema": "true"}, select=("id", "word", "day", "id * 2 AS twice"), staged=UNDER_LOCK
+    ),
+    "schema that is merged by the session": AppendCase(
         session={"spark.databricks.delta.schema.autoMerge.enabled": "true"},
         select=("id", "word", "day", "id * 2 AS twice"),
         staged=(False, True),
     ),
-    "schema that might be": Kind(session={"spark.databricks.delta.schema.autoMerge.enabled": "true"}),
+    "schema that could be merged": AppendCase(session={"spark.databricks.delta.schema.autoMerge.enabled": "true"}),
 }
 
 
 @dataclass
 class Pair:
-    """Two copies of an empty table of one kind."""
+    """Two copies of the empty table of a case."""
 
     spark: SparkSession
     manager: ZookeeperLockManager
-    kind: Kind
+    case: AppendCase
     plain: Path
     gated: Path
 
     def rows(self) -> DataFrame:
-        every = self.spark.createDataFrame(ROWS, "id long, word string, day string")
-        return every.withColumn("day", F.to_date("day")).selectExpr(*self.kind.select).coalesce(1)
+        rows = self.spark.createDataFrame(ROWS, "id long, word string, day string")
+        return rows.withColumn("day", F.to_date("day")).selectExpr(*self.case.select).coalesce(1)
 
     def append_to_both(self, rows: DataFrame) -> bool:
-        """Append, and tell whether files were written before the lock was acquired."""
+        """Append; return whether files were written before the lock was acquired."""
         with locked(self.spark, str(self.plain), manager=self.manager):
-            rows.write.format("delta").mode("append").options(**self.kind.options).save(str(self.plain))
-        before = len(list(self.gated.rglob("*.parquet")))
-        seen: list[int] = []
+            rows.write.format("delta").mode("append").options(**self.case.options).save(str(self.plain))
+        counts = [self.gated_files()]
+        self.append_gated(rows, options=self.case.options, before_write=lambda _: counts.append(self.gated_files()))
+        previous, at_lock = counts
+        return at_lock > previous
 
-        def count(_: HeldLock) -> None:
-            seen.append(len(list(self.gated.rglob("*.parquet"))))
+    def gated_files(self) -> int:
+        return len(list(self.gated.rglob("*.parquet")))
 
-        writer = LockedDeltaWriter(self.spark, self.manager, str(self.gated))
-        writer.append(rows, lock_during="commit", options=self.kind.options, before_write=count)
-        (files,) = seen
-        return files > before
+    def append_gated(self, rows: DataFrame, **options: Any) -> None:
+        LockedDeltaWriter(self.spark, self.manager, str(self.gated)).append(rows, lock_during="commit", **options)
+
+    def check_equal(self) -> None:
+        """Check that both logs contain the same actions, and the files of both the same rows."""
+        gated, plain = commits_of(self.gated), commits_of(self.plain)
+        assert without_unique(gated) == without_unique(plain)
+        assert contents_of(self.gated, gated) == contents_of(self.plain, plain)
 
 
 @pytest.fixture
@@ -109,16 +120,16 @@ def pair_of(
 ) -> Iterator[Callable[..., Pair]]:
     changed: list[str] = []
 
-    def make(kind: Kind, *statements: str) -> Pair:
-        properties = ", ".join(f"'{name}' = '{value}'" for name, value in kind.properties.items())
+    def make(case: AppendCase, *statements: str) -> Pair:
+        properties = ", ".join(f"'{name}' = '{value}'" for name, value in case.properties.items())
         with_properties = f"TBLPROPERTIES ({properties})" if properties else ""
         plain = copy_of(
-            f"CREATE TABLE {{t}} ({kind.columns}) USING delta {kind.more} {with_properties}", *statements, to="plain"
+            f"CREATE TABLE {{t}} ({case.columns}) USING delta {case.clause} {with_properties}", *statements, to="plain"
         )
-        for name, value in kind.session.items():
+        for name, value in case.session.items():
             spark.conf.set(name, value)
             changed.append(name)
-        return Pair(spark, manager, kind, plain, Path(shutil.copytree(plain, tmp_path / "gated")))
+        return Pair(spark, manager, case, plain, Path(shutil.copytree(plain, tmp_path / "gated")))
 
     yield make
     for name in changed:
@@ -133,68 +144,59 @@ def commits_of(table: Path) -> Commits:
 
 
 def without_unique(commits: Commits) -> list[Any]:
-    """Return the actions of each commit in order, without what is unique."""
+    """Return the actions of each commit, sorted, without the fields that differ between commits."""
 
     def bare(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: bare(each) for name, each in value.items() if name not in UNIQUE}
+            return {name: bare(content) for name, content in value.items() if name not in UNIQUE}
         return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
 
     return [sorted(map(bare, actions), key=json.dumps) for actions in commits]
 
 
 def contents_of(table: Path, commits: Commits) -> list[list[str]]:
-    """Return schema and rows of each data file that the log adds, in order."""
+    """Return schema and rows of each data file that the log adds, sorted."""
     added = [action["add"]["path"] for actions in commits for action in actions if "add" in action]
-    found = [pq.ParquetFile(table / unquote(path)).read() for path in added]
-    return sorted([str(each.schema), *map(str, each.to_pylist())] for each in found)
-
-
-def assert_same(pair: Pair) -> None:
-    """Make sure that both logs say the same, and that the files of both have the same rows."""
-    gated, plain = commits_of(pair.gated), commits_of(pair.plain)
-    assert without_unique(gated) == without_unique(plain)
-    assert contents_of(pair.gated, gated) == contents_of(pair.plain, plain)
+    contents = [pq.ParquetFile(table / unquote(path)).read() for path in added]
+    return sorted([str(content.schema), *map(str, content.to_pylist())] for content in contents)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", KINDS)
-def test_it_is_as_a_plain_append(name: str, pair_of: Callable[..., Pair], spark: SparkSession) -> None:
-    pair = pair_of(KINDS[name])
-    for staged in KINDS[name].staged:
+@pytest.mark.parametrize("name", CASES)
+def test_a_gated_append_equals_a_plain_append(name: str, pair_of: Callable[..., Pair], spark: SparkSession) -> None:
+    pair = pair_of(CASES[name])
+    for staged in CASES[name].staged:
         assert pair.append_to_both(pair.rows()) == staged
-    assert_same(pair)
-    assert len(commits_of(pair.gated)) == 1 + len(KINDS[name].staged)
-    # Whoever comes before its checksum is written derives it.
-    newest = checksum_file(pair.gated, len(KINDS[name].staged))
+    pair.check_equal()
+    assert len(commits_of(pair.gated)) == 1 + len(CASES[name].staged)
+    # A reader that finds no checksum file derives the checksum.
+    newest = checksum_file(pair.gated, len(CASES[name].staged))
     written = json.loads(newest.read_text())
     newest.unlink()
     derived = read_as(spark, "t", newest)
-    # The files are left out if the version before has none: Delta writes none where the metadata changes.
+    # Delta writes no files into the checksum where the metadata changes; the next derived checksum lacks them, too.
     files = written.pop("allFiles", None)
     if "allFiles" in derived:
         assert files_of(derived) == files_of({"allFiles": files})
     else:
-        before = json.loads(checksum_file(pair.gated, len(KINDS[name].staged) - 1).read_text())
-        assert files is None or "allFiles" not in before
+        previous = json.loads(checksum_file(pair.gated, len(CASES[name].staged) - 1).read_text())
+        assert files is None or "allFiles" not in previous
     assert derived == written
 
 
-def test_a_constraint_is_kept(pair_of: Callable[..., Pair], spark: SparkSession) -> None:
-    pair = pair_of(Kind(), "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 100)")
+def test_a_constraint_is_checked_at_the_gate(pair_of: Callable[..., Pair]) -> None:
+    pair = pair_of(AppendCase(), "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 100)")
     assert pair.append_to_both(pair.rows())
-    assert_same(pair)
+    pair.check_equal()
     large = pair.rows().withColumn("id", F.col("id") + 90)
     with pytest.raises(WriteFailedError, match="small"):
-        LockedDeltaWriter(spark, pair.manager, str(pair.gated)).append(large, lock_during="commit")
-    assert_same(pair)
+        pair.append_gated(large)
+    pair.check_equal()
 
 
-def test_rows_of_another_schema_are_refused_before_anything_is_written(
-    pair_of: Callable[..., Pair], spark: SparkSession
-) -> None:
-    pair = pair_of(Kind())
+def test_rows_of_another_schema_are_refused_before_a_write(pair_of: Callable[..., Pair]) -> None:
+    pair = pair_of(AppendCase())
     wider = pair.rows().withColumn("more", F.lit(1))
     with pytest.raises(SchemaMismatchError, match="no column more"):
-        LockedDeltaWriter(spark, pair.manager, str(pair.gated)).append(wider, lock_during="commit")
+        pair.append_gated(wider)
     assert not list(pair.gated.glob("*.parquet"))

@@ -1,42 +1,85 @@
-"""A table whose writes wait at the gate, and who queues for its lock."""
+"""A driver for tests of one table: its writer, its files, and writes that wait behind another holder of its lock."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, Self
 
+import pytest
+from deltalake import DeltaTable, QueryBuilder
 from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
-from lock_manager import TableResource, ZookeeperLockManager
+from lock_manager import HeldLock, Hold, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.znodes import table_node
-from writer_jobs import CommitResult, LockedDeltaWriter
+from writer_jobs import CommitResult, LockedDeltaWriter, locked
 
 
 @dataclass
 class TableAtTheGate:
-    """A table on disk, and those who write it."""
+    """A table on disk, a writer of it, and the queue of its lock."""
 
     spark: SparkSession
     path: Path
     writer: LockedDeltaWriter
     manager: ZookeeperLockManager
     eventually: Callable[..., None]
+    files_at_lock: list[set[str]] = field(default_factory=list, init=False)
+
+    @classmethod
+    def create(cls, request: pytest.FixtureRequest, *statements: str, **fields: Any) -> Self:
+        """Copy a table that SQL statements make; without statements, use a path without a table."""
+        fixture = request.getfixturevalue
+        path = fixture("copy_of")(*statements) if statements else fixture("tmp_path") / "new"
+        spark, manager = fixture("spark"), fixture("manager")
+        writer = LockedDeltaWriter(spark, manager, str(path))
+        return cls(spark, path, writer, manager, fixture("eventually"), **fields)
 
     def files(self) -> set[str]:
-        """Return the names of its data files, those included that are of no commit."""
+        """Return the names of the data files, those included that belong to no commit."""
         return {path.name for path in self.path.rglob("*.parquet") if path.parent.name != "_delta_log"}
 
+    def record_files(self, _: Hold) -> None:
+        """Record the data files; for ``before_write``."""
+        self.files_at_lock.append(self.files())
+
+    def remove_files(self) -> None:
+        """Remove the content of the table's folder, its log included."""
+        for path in sorted(self.path.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+
+    def values(self, *columns: str) -> list[tuple[Any, ...]]:
+        """Return the rows as delta-rs reads them, sorted; null is the largest value."""
+        rows = QueryBuilder().register("t", DeltaTable(str(self.path))).execute("select * from t").read_all()
+        tuples = zip(*(rows[column].to_pylist() for column in columns), strict=True)
+        return sorted(tuples, key=lambda row: [(value is None, value) for value in row])
+
+    def ids(self) -> list[int]:
+        return [row[0] for row in self.values("id")]
+
+    def locked(self) -> AbstractContextManager[Hold]:
+        """Hold the table's lock, or use the hold that this thread has."""
+        return locked(self.spark, str(self.path), manager=self.manager)
+
+    def sql(self, statement: str) -> None:
+        """Run a statement under the table's lock; ``{t}`` stands for the table."""
+        with self.locked():
+            self.spark.sql(statement.format(t=f"delta.`{self.path}`"))
+
     def queued(self) -> int:
-        """Return how many have its lock, or wait for it."""
+        """Return the number of contenders in the table's queue."""
         return len(self.manager.queue(self.writer.table))
 
     @contextmanager
     def behind(self, write: Callable[[], CommitResult]) -> Iterator[Future[CommitResult]]:
-        """Have a write wait at the gate, behind a hold of this thread that is given back at the end of the block."""
+        """Let a write wait at the gate while this thread holds the lock, until the end of the block."""
         with ThreadPoolExecutor(1) as pool:
             with self.manager.acquire(self.writer.table):
                 running = pool.submit(write)
@@ -46,7 +89,31 @@ class TableAtTheGate:
 
 
 def contenders(client: KazooClient, table: str) -> list[str]:
-    """Return the nodes of those who have the lock on a whole table, or wait for it."""
+    """Return the paths of the contenders in the queue of a whole table."""
     node = table_node("/locks/delta_tables", TableResource.of(table))
-    found = client.get_children(node) if client.exists(node) else []
-    return [f"{node}/{name}" for name in found if "lock__" in name]
+    children = client.get_children(node) if client.exists(node) else []
+    return [f"{node}/{name}" for name in children if "lock__" in name]
+
+
+def remove_contenders(client: KazooClient, table: str, hold: HeldLock | None = None) -> None:
+    """Delete all contenders in a table's queue, or only the contender of a hold."""
+    for node in contenders(client, table):
+        if hold is None or hold.hold_id in node:
+            client.delete(node)
+
+
+def commit_info(table: Path | str, version: int | None) -> dict[str, Any]:
+    """Return the ``commitInfo`` of a version."""
+    lines = Path(table, "_delta_log", f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
+    return next(action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action)
+
+
+class AttemptClock:
+    """The clock that measures the age of a write attempt, with an offset that a test sets."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.offset = timedelta(0)
+        patch.setattr("lock_manager.guard.write_attempt.time", self)
+
+    def time(self) -> float:
+        return time.time() + self.offset.total_seconds()

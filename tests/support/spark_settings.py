@@ -1,0 +1,20 @@
+"""Settings of Spark for one block of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def spark_settings(conf: Any, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set values in a session's ``conf``, or a driver's, and restore the previous ones at the end of the block."""
+    previous = {name: conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in previous.items():
+            conf.unset(name) if value is None else conf.set(name, value)
