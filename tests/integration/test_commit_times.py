@@ -1,22 +1,17 @@
-"""In-commit timestamps are taken under the lock, so a reader that polls the change feed by time misses no row."""
+"""In-commit timestamps are taken under the lock: a reader that polls the change feed by time misses no row."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
-from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.guard import ticket as tickets
-from tests.support.at_the_gate import TableAtTheGate
-from writer_jobs import CommitResult, LockedDeltaWriter, locked
+from tests.support.at_the_gate import TableAtTheGate, commit_info
+from writer_jobs import CommitResult
 from writer_jobs.commit import gate_rules
 
 pytestmark = pytest.mark.spark
@@ -35,11 +30,9 @@ INSERT = "INSERT INTO {t} VALUES (5)"
 class Table(TableAtTheGate):
     """A table with a change feed and the rows 0 and 1, in two files."""
 
-    files_at_the_lock: list[set[str]] = field(default_factory=list)
-
-    def do(self, operation: str, lock_during: str = "commit") -> CommitResult:
+    def run(self, operation: str, lock_during: str = "commit") -> CommitResult:
         """Insert the row 9, or compact."""
-        options: dict[str, Any] = {"lock_during": lock_during, "before_write": self.note}
+        options: dict[str, Any] = {"lock_during": lock_during, "before_write": self.record_files}
         row = self.spark.range(9, 10).coalesce(1)
         match operation:
             case "append":
@@ -54,21 +47,12 @@ class Table(TableAtTheGate):
         result: CommitResult = merge.whenNotMatchedInsertAll().execute(**options)
         return result
 
-    def note(self, _: HeldLock) -> None:
-        self.files_at_the_lock.append(self.files())
-
-    def run_sql(self, statement: str) -> None:
-        """Run a statement under the lock that this thread has."""
-        with locked(self.spark, str(self.path), manager=self.manager):
-            self.spark.sql(statement.format(t=f"delta.`{self.path}`"))
-
     def timestamp_ms(self, version: int | None) -> int:
         """Return the in-commit timestamp of a version."""
-        first_line = (self.path / "_delta_log" / f"{version:020}.json").read_text().splitlines()[0]
-        return int(json.loads(first_line)["commitInfo"]["inCommitTimestamp"])
+        return int(commit_info(self.path, version)["inCommitTimestamp"])
 
     def inserted(self, after_ms: int, until_ms: int) -> list[int]:
-        """Return the rows that the change feed has as inserted between two times."""
+        """Return the rows that were inserted between two times according to the change feed."""
         session = self.spark.newSession()
         session.conf.set("spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled", "true")
         limits = {"startingTimestamp": after_ms, "endingTimestamp": until_ms}
@@ -81,15 +65,8 @@ class Table(TableAtTheGate):
 
 
 @pytest.fixture
-def table(
-    request: pytest.FixtureRequest,
-    spark: SparkSession,
-    copy_of: Callable[..., Path],
-    manager: ZookeeperLockManager,
-    eventually: Callable[..., None],
-) -> Table:
-    path = copy_of(*getattr(request, "param", TIMED))
-    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)
+def table(request: pytest.FixtureRequest) -> Table:
+    return Table.create(request, *getattr(request, "param", TIMED))
 
 
 def now_ms() -> int:
@@ -97,21 +74,16 @@ def now_ms() -> int:
 
 
 def read_while_waiting(table: Table, operation: str, *statements: str) -> tuple[list[int], CommitResult]:
-    """Have an operation wait for its lock, and poll the change feed before and after its commit.
-
-    Args:
-        table: The table.
-        operation: The operation.
-        statements: Run under the lock before the first poll.
+    """Let an operation wait for the lock, run statements, and poll the change feed before and after its commit.
 
     Returns:
-        The inserted rows of both polls together, and the result of the operation.
+        The inserted rows of both polls, and the result of the operation.
 
     """
     start_ms = now_ms()
-    with table.behind(lambda: table.do(operation)) as running:
+    with table.behind(lambda: table.run(operation)) as running:
         for statement in statements:
-            table.run_sql(statement)
+            table.sql(statement)
         poll_ms = now_ms()
         rows = table.inserted(start_ms, poll_ms)
     result = running.result()
@@ -129,21 +101,19 @@ def test_polls_by_timestamp_miss_no_row_that_waited(table: Table, operation: str
 
 
 @pytest.mark.parametrize("checked", ["in the commit", "nowhere"])
-def test_the_commit_itself_shows_that_it_has_a_timestamp(
-    table: Table, checked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_shows_that_it_has_a_timestamp(table: Table, checked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
     if checked == "nowhere":
-        # The negative control.
+        # The negative control: neither the table's properties nor the commit are checked.
         monkeypatch.setattr(tickets, "staging_obstacle", lambda *_, **__: None)
     rows, _ = read_while_waiting(table, "append", INSERT)
     assert rows == ([5, 9] if checked == "in the commit" else [5])
 
 
 @pytest.mark.parametrize("table", [UNTIMED], ids=["enabled later"], indirect=True)
-def test_a_commit_that_gets_a_timestamp_at_the_gate_is_done_again(table: Table) -> None:
-    with table.behind(lambda: table.do("append")) as running:
-        table.run_sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({ENABLE})")
+def test_timestamps_enabled_at_the_gate_repeat_the_write(table: Table) -> None:
+    with table.behind(lambda: table.run("append")) as running:
+        table.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({ENABLE})")
         enabled = now_ms()
     result = running.result()
     assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000) >= enabled
@@ -151,17 +121,17 @@ def test_a_commit_that_gets_a_timestamp_at_the_gate_is_done_again(table: Table) 
 
 def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None:
     initial_files = table.files()
-    with table.behind(lambda: table.do("optimize")) as running:
-        table.run_sql(INSERT)
+    with table.behind(lambda: table.run("optimize")) as running:
+        table.sql(INSERT)
         table.eventually(lambda: len(table.files() - initial_files) == 2, what="the compacted file")
     assert running.result().metrics["numRemovedFiles"] == "2"
-    assert len(table.files_at_the_lock) == 1
-    assert len(table.files_at_the_lock[0] - initial_files) == 2, "it was written without the lock"
+    assert len(table.files_at_lock) == 1
+    assert len(table.files_at_lock[0] - initial_files) == 2, "the compaction did not write its file before the lock"
 
 
 @pytest.mark.parametrize("operation", ["append", "merge"])
-def test_with_the_lock_over_the_write_the_timestamp_is_of_the_hold(table: Table, operation: str) -> None:
-    with table.behind(lambda: table.do(operation, lock_during="write")) as running:
-        table.run_sql(INSERT)
+def test_a_write_under_the_lock_gets_a_timestamp_of_the_hold(table: Table, operation: str) -> None:
+    with table.behind(lambda: table.run(operation, lock_during="write")) as running:
+        table.sql(INSERT)
     result = running.result()
     assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000)
