@@ -1,36 +1,31 @@
-"""What the writer does besides appending, and what it locks for that."""
+"""Overwrite, merge, delete, update and optimize: the partitions that they lock and the rows that they change."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable as OtherTable
-from deltalake import QueryBuilder, write_deltalake
-from pyspark.sql import SparkSession
+from deltalake import write_deltalake
 from pyspark.sql.functions import col
 
 from lock_manager import Hold, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.partitions import MAX_PARTITIONS
 from sluice.audit.verify import verify_table
-from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
+from tests.support.at_the_gate import TableAtTheGate, commit_info
+from tests.support.spark_settings import spark_settings
+from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError
 from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.lock_target import LockTarget
 
 pytestmark = pytest.mark.spark
 
-OPTIMIZE_BATCH = "spark.databricks.delta.optimize.batchSize"
 COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
-
-Operation = Callable[[LockedDeltaWriter, SparkSession, Any], CommitResult]
-
 
 # Six rows, two in each of the partitions y=1, y=2 and y of a null; each in a file of its own.
 SIX_ROWS = """
@@ -39,372 +34,301 @@ SIX_ROWS = """
         (1, 1, 1), (2, 1, 0), (3, 2, 1), (4, 2, 0), (5, null, 1), (6, null, 0) as rows (id, y, odd)
     )
 """
+ROWS_AFTER = {
+    "overwrite_where": [(7, 1)],
+    "overwrite_dynamically": [(7, 1)],
+    "merge": [(1, 1), (7, 1)],
+    "delete": [],
+    "update": [(11, 1), (12, 1)],
+    "optimize": [(1, 1), (2, 1)],
+}
+"""Rows of partition y=1 after each operation."""
+OTHER_ROWS = [(3, 2), (4, 2), (5, None), (6, None)]
 
 
-@pytest.fixture
-def table(copy_of: Callable[..., Path]) -> str:
-    return str(copy_of(SIX_ROWS))
+class LockSeenError(Exception):
+    """Ends an operation when its lock is known."""
 
 
-@pytest.fixture
-def writer(spark: SparkSession, manager: ZookeeperLockManager, table: str) -> LockedDeltaWriter:
-    return LockedDeltaWriter(spark, manager, table)
+@dataclass
+class Table(TableAtTheGate):
+    """A table with the columns ``id`` and ``y``, partitioned by ``y``, or a path without a table."""
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return self.values("id", "y")
+
+    def frame(self, *rows: tuple[int, int]) -> Any:
+        values = ", ".join(f"({number}, {part})" for number, part in rows)
+        return self.spark.sql(f"select * from values {values} as rows (id, y)").coalesce(1)
+
+    def run(self, operation: str, lock: Any, manager: ZookeeperLockManager | None = None) -> CommitResult:
+        """Run an operation on rows of partition y=1."""
+        writer = LockedDeltaWriter(self.spark, manager or self.manager, str(self.path))
+        match operation:
+            case "overwrite_where":
+                return writer.overwrite(self.frame((7, 1)), replace_where="y = 1", lock=lock)
+            case "overwrite_dynamically":
+                return writer.overwrite(self.frame((7, 1)), dynamic=True, lock=lock)
+            case "delete":
+                return writer.delete("id < 3 -- the first ones", lock=lock)
+            case "update":
+                return writer.update({"id": "id + 10"}, "id < 3", lock=lock)
+            case "optimize" | "order":
+                return writer.optimize("y = 1", zorder_by=["id"] if operation == "order" else (), lock=lock)
+        merge = writer.merge(self.frame((2, 1), (7, 1)).alias("s"), "t.id = s.id AND t.y = s.y", alias="t")
+        result: CommitResult = merge.whenMatchedDelete().whenNotMatchedInsertAll().execute(lock=lock)
+        return result
+
+    def exclusive_nodes(self) -> list[str]:
+        """Return the nodes that the newest commit held exclusively, relative to the table's node."""
+        newest = max(self.path.glob("_delta_log/*.json"))
+        nodes = commit_info(self.path, int(newest.stem))["sluice"]["nodes"]
+        key = TableResource.of(str(self.path)).key
+        return [node["key"].removeprefix(key) for node in nodes if node["mode"] == "exclusive"]
 
 
-def rows_of(table: str) -> list[tuple[Any, ...]]:
-    found = QueryBuilder().register("t", OtherTable(table)).execute("select id, y from t").read_all()
-    return sorted(zip(found["id"].to_pylist(), found["y"].to_pylist(), strict=True), key=repr)
-
-
-def locked_parts(table: str) -> list[str]:
-    """What the newest commit says of the nodes that it had exclusively, without the table's name."""
-    last = max(Path(table, "_delta_log").glob("*.json"))
-    stamp = json.loads(last.read_text().splitlines()[0])["commitInfo"]["sluice"]
-    key = TableResource.of(table).key
-    return [node["key"].removeprefix(key) for node in stamp["nodes"] if node["mode"] == "exclusive"]
-
-
-class SeenEnoughError(Exception):
-    """Ends an operation of which only the lock is looked at."""
-
-
-def held_for(operation: Callable[[Callable[[Hold], None]], object]) -> list[str]:
-    """Return the nodes of the lock under which an operation would begin, without the table's name."""
+def nodes_held_for(operation: Callable[[Callable[[Hold], None]], object]) -> list[str]:
+    """Return the nodes of the lock under which an operation begins, relative to the table's node."""
     nodes: list[str] = []
 
-    def look(hold: Hold) -> None:
+    def record_and_stop(hold: Hold) -> None:
         nodes.extend(sorted(hold.tokens))
-        raise SeenEnoughError
+        raise LockSeenError
 
-    with pytest.raises(SeenEnoughError):
-        operation(look)
+    with pytest.raises(LockSeenError):
+        operation(record_and_stop)
     return [node.removeprefix(nodes[0]) for node in nodes]
 
 
-def frame(spark: SparkSession, *rows: tuple[int, int]) -> Any:
-    values = ", ".join(f"({number}, {part})" for number, part in rows)
-    return spark.sql(f"select * from values {values} as rows (id, y)").coalesce(1)
-
-
-def overwrite_where(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    return writer.overwrite(frame(spark, (7, 1)), replace_where="y = 1", lock=lock)
-
-
-def overwrite_dynamically(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    return writer.overwrite(frame(spark, (7, 1)), dynamic=True, lock=lock)
-
-
-def merge(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    news = frame(spark, (2, 1), (7, 1)).alias("s")
-    started = writer.merge(news, "t.id = s.id AND t.y = s.y", alias="t")
-    return started.whenMatchedDelete().whenNotMatchedInsertAll().execute(lock=lock)
-
-
-def delete(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    return writer.delete("id < 3 -- the first ones", lock=lock)
-
-
-def update(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    return writer.update({"id": "id + 10"}, "id < 3", lock=lock)
-
-
-def optimize(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    return writer.optimize("y = 1", lock=lock)
-
-
-def order(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    return writer.optimize("y = 1", zorder_by=["id"], lock=lock)
-
-
-OPERATIONS = {
-    overwrite_where: [(7, 1)],
-    overwrite_dynamically: [(7, 1)],
-    merge: [(1, 1), (7, 1)],
-    delete: [],
-    update: [(11, 1), (12, 1)],
-    optimize: [(1, 1), (2, 1)],
-}
-OTHERS = [(3, 2), (4, 2), (5, None), (6, None)]
-# Named partitions take one way for all operations, and each says below that it heeds those that it has found.
-NAMED = [
-    pytest.param(operation, left, id=operation.__name__, marks=pytest.mark.soak)
-    for operation, left in OPERATIONS.items()
-]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("operation", "left"), [*NAMED, pytest.param(order, [(1, 1), (2, 1)], id="order")])
-def test_each_operation_locks_the_partitions_that_are_named(
-    spark: SparkSession, writer: LockedDeltaWriter, table: str, operation: Operation, left: Any
-) -> None:
-    done = operation(writer, spark, [{"y": "01"}])
-    assert done.version == 1
-    assert rows_of(table) == sorted(left + OTHERS, key=repr)
-    assert locked_parts(table) == ["/y=1"]
-    assert done.metrics
-    assert verify_table(table).problems == ()
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Table:
+    return Table.create(request, SIX_ROWS)
 
 
 @pytest.fixture
-def no_commit_lock(spark: SparkSession) -> Iterator[None]:
-    """Two writers of one driver are in the way of each other before they come to the guard, on a disk."""
-    spark.conf.set(COMMIT_LOCK, "false")
-    yield
-    spark.conf.unset(COMMIT_LOCK)
+def new_table(request: pytest.FixtureRequest) -> Table:
+    return Table.create(request)
 
 
-@pytest.fixture
-def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Whether operations are confined to what they lock by literal predicates."""
-    if not request.param:
-        monkeypatch.setattr(LockTarget, "predicate", lambda *_: None)
-    return request.param
-
-
-# What names its partition in literals already does not need ours.
-NEEDS_THE_PREDICATE = (merge, delete, update)
+# With named partitions all operations take the same path; other tests show that each uses those that it found.
+NAMED = [pytest.param(operation, marks=pytest.mark.soak) for operation in ROWS_AFTER]
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("no_commit_lock")
+@pytest.mark.parametrize("operation", [*NAMED, "order"])
+def test_each_operation_locks_the_named_partitions(table: Table, operation: str) -> None:
+    result = table.run(operation, [{"y": "01"}])
+    assert result.version == 1
+    assert table.rows() == sorted(ROWS_AFTER.get(operation, [(1, 1), (2, 1)]) + OTHER_ROWS)
+    assert table.exclusive_nodes() == ["/y=1"]
+    assert result.metrics
+    assert verify_table(str(table.path)).problems == ()
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("operation", "confined"),
     [
-        *((each, True) for each in OPERATIONS if each is not update),
-        (merge, False),
-        # As the deletion; and that these can fail, too.
-        pytest.param(update, True, marks=pytest.mark.soak),
-        *(pytest.param(each, False, marks=pytest.mark.soak) for each in NEEDS_THE_PREDICATE if each is not merge),
+        *((operation, True) for operation in ROWS_AFTER if operation != "update"),
+        ("merge", False),
+        # The update takes the path of the deletion. The two controls take the path of the merge.
+        pytest.param("update", True, marks=pytest.mark.soak),
+        *(pytest.param(operation, False, marks=pytest.mark.soak) for operation in ("delete", "update")),
     ],
-    indirect=["confined"],
-    ids=lambda value: value.__name__ if callable(value) else "" if value else "without the predicate",
+    ids=lambda value: {True: "confined", False: "negative control"}.get(value, value),
 )
-def test_each_operation_locks_what_it_touches_and_does_not_conflict_with_writers_of_other_partitions(
-    spark: SparkSession,
-    table: str,
+def test_writers_of_different_partitions_do_not_conflict(
+    table: Table,
     zookeeper: Any,
-    operation: Operation,
-    confined: Any,
+    operation: str,
+    *,
+    confined: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Another writer commits to its partition between the choice of a version and the put of it.
+    """A second writer commits to its partition after the choice of a version and before its PUT.
 
-    Without the literal predicates Delta takes that for a conflict, in most operations, and the work is done again.
+    Operations add literal predicates for the partitions that they lock. Without them Delta finds a conflict in merge,
+    delete and update, and the operation is repeated.
     """
-    check, other_has_begun = GUARD.check, threading.Event()
+    if not confined:
+        monkeypatch.setattr(LockTarget, "predicate", lambda *_: None)
+    check, second_writer = GUARD.check, threading.Event()
 
-    def let_the_other_commit_first(request: str) -> str:
-        if not other_has_begun.is_set():
-            other_has_begun.set()
-            thread = threading.Thread(target=change_the_other_partition)
+    def commit_second_writer_and_check(request: str) -> str:
+        if not second_writer.is_set():
+            second_writer.set()
+            thread = threading.Thread(target=change_second_partition)
             thread.start()
             thread.join(60)
             assert not thread.is_alive()
         return check(request)
 
-    def change_the_other_partition() -> None:
-        with ZookeeperLockManager(zookeeper.hosts, 60) as other:
-            rows = frame(spark, (103, 2), (104, 2))
-            LockedDeltaWriter(spark, other, table).overwrite(rows, replace_where="y = 2", lock=[{"y": 2}])
-
-    monkeypatch.setattr(GUARD, "check", let_the_other_commit_first)
-    with caplog.at_level(logging.WARNING, "writer_jobs"):
+    def change_second_partition() -> None:
         with ZookeeperLockManager(zookeeper.hosts, 60) as manager:
-            done = operation(LockedDeltaWriter(spark, manager, table), spark, "partitions")
-    assert done.version == 2
-    assert done.metrics
-    assert locked_parts(table) == ["/y=1"]
-    assert verify_table(table).problems == ()
-    assert rows_of(table) == sorted([*OPERATIONS[operation], (103, 2), (104, 2), (5, None), (6, None)], key=repr)
-    again = [record for record in caplog.records if "writing again" in record.getMessage()]
-    assert len(again) == (0 if confined else 1)
+            rows = table.frame((103, 2), (104, 2))
+            writer = LockedDeltaWriter(table.spark, manager, str(table.path))
+            writer.overwrite(rows, replace_where="y = 2", lock=[{"y": 2}])
+
+    monkeypatch.setattr(GUARD, "check", commit_second_writer_and_check)
+    # Delta's own commit lock would block the second writer of this driver.
+    with spark_settings(table.spark.conf, {COMMIT_LOCK: "false"}), caplog.at_level(logging.WARNING, "writer_jobs"):
+        with ZookeeperLockManager(zookeeper.hosts, 60) as manager:
+            result = table.run(operation, "partitions", manager)
+    assert result.version == 2
+    assert result.metrics
+    assert table.exclusive_nodes() == ["/y=1"]
+    assert verify_table(str(table.path)).problems == ()
+    assert table.rows() == sorted([*ROWS_AFTER[operation], (103, 2), (104, 2), (5, None), (6, None)])
+    repetitions = [record for record in caplog.records if "writing again" in record.getMessage()]
+    assert len(repetitions) == (0 if confined else 1)
 
 
 @pytest.mark.full
-def test_what_matches_more_by_the_time_that_the_lock_is_had_locks_that_too(
-    spark: SparkSession, writer: LockedDeltaWriter, zookeeper: Any, table: str, eventually: Callable[..., None]
-) -> None:
-    done: list[CommitResult] = []
-    with ZookeeperLockManager(zookeeper.hosts, 60) as other:
-        with locked(spark, table, manager=other):
-            thread = threading.Thread(target=lambda: done.append(writer.delete("id < 3", lock="partitions")))
-            thread.start()
-            eventually(lambda: len(other.queue(table)) == 2, within=60, what="the delete in the queue")
-            spark.sql(f"INSERT INTO delta.`{table}` VALUES (0, 2), (0, 9)")
-        thread.join(60)
-        assert not thread.is_alive()
-    assert rows_of(table) == sorted(OTHERS, key=repr)
-    assert locked_parts(table) == ["/y=1", "/y=2", "/y=9"]
-    assert done[0].metrics["numDeletedRows"] == "4"
+def test_partitions_that_match_later_are_locked_too(table: Table) -> None:
+    with table.behind(lambda: table.writer.delete("id < 3", lock="partitions")) as running:
+        table.sql("INSERT INTO {t} VALUES (0, 2), (0, 9)")
+    assert table.rows() == OTHER_ROWS
+    assert table.exclusive_nodes() == ["/y=1", "/y=2", "/y=9"]
+    assert running.result().metrics["numDeletedRows"] == "4"
 
 
-def test_the_whole_table_is_overwritten_under_its_own_lock(
-    spark: SparkSession, writer: LockedDeltaWriter, table: str
-) -> None:
-    before = spark.conf.get("spark.sql.sources.partitionOverwriteMode")
-    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
-    try:
-        assert writer.overwrite(frame(spark, (9, 1)), txn=("daily", 1)).rows == 1
-        assert writer.overwrite(frame(spark, (9, 2)), txn=("daily", 1)).already_committed
-    finally:
-        spark.conf.set("spark.sql.sources.partitionOverwriteMode", before)
-    assert rows_of(table) == [(9, 1)]
+def test_an_overwrite_of_the_whole_table_locks_the_table(table: Table) -> None:
+    overwrite, frame = table.writer.overwrite, table.frame
+    with spark_settings(table.spark.conf, {"spark.sql.sources.partitionOverwriteMode": "dynamic"}):
+        assert overwrite(frame((9, 1)), txn=("daily", 1)).rows == 1
+        assert overwrite(frame((9, 2)), txn=("daily", 1)).already_committed
+    assert table.rows() == [(9, 1)]
     for lock in ("partitions", [{"y": 1}]):
         with pytest.raises(ValueError, match="lock='table' only"):
-            writer.overwrite(frame(spark, (9, 1)), lock=lock)
+            overwrite(frame((9, 1)), lock=lock)
     with pytest.raises(ValueError, match="exclude each other"):
-        writer.overwrite(frame(spark, (9, 1)), replace_where="y = 1", dynamic=True)
+        overwrite(frame((9, 1)), replace_where="y = 1", dynamic=True)
     with pytest.raises(ValueError, match="use the argument replace_where"):
-        writer.overwrite(frame(spark, (9, 1)), options={"replaceWhere": "y = 1"})
+        overwrite(frame((9, 1)), options={"replaceWhere": "y = 1"})
 
 
-def test_a_merge_has_to_say_which_partitions_it_can_match(
-    spark: SparkSession, writer: LockedDeltaWriter, table: str
-) -> None:
-    news = spark.createDataFrame([(2, "1", 1.5)], "id int, y string, half double").alias("s")
+def test_a_merge_that_locks_partitions_needs_a_condition_on_them(table: Table) -> None:
+    source = table.spark.createDataFrame([(2, "1", 1.5)], "id int, y string, half double").alias("s")
+
+    def merge(condition: Any) -> Any:
+        return table.writer.merge(source, condition, alias="t")
+
     for condition in (
         "t.id = s.id",
         "t.id = s.id OR t.y = s.y",
         "CAST(t.y AS BOOLEAN) = (s.id = 1)",
         "t.y = t.id",
-        # Several long integers may be one of these.
+        # Several long integers can equal one double.
         "t.y = s.half",
     ):
         with pytest.raises(TableError, match=r"add t\.y ="):
-            writer.merge(news, condition, alias="t").whenMatchedDelete().execute(lock="partitions")
+            merge(condition).whenMatchedDelete().execute(lock="partitions")
     with pytest.raises(TableError, match="cannot be analyzed"):
-        writer.merge(news, "t.id = s.nothing", alias="t").whenMatchedDelete().execute(lock="partitions")
+        merge("t.id = s.nothing").whenMatchedDelete().execute(lock="partitions")
     with pytest.raises(ValueError, match="about all rows"):
-        writer.merge(news, "t.y = s.y", alias="t").whenNotMatchedBySourceDelete().execute(lock="partitions")
-    said = (col("t.y") == col("s.half").cast("int")) & (col("s.id") == col("t.id"))
-    merge_by = writer.merge(news, said, alias="t").whenMatchedDelete()
-    assert held_for(lambda look: merge_by.execute(lock="partitions", before_write=look)) == ["", "/y=1"]
-    # With the lock on the table nothing need be said.
-    merge_all = writer.merge(news, "t.id = s.id + 1", alias="t").whenMatchedDelete()
-    assert held_for(lambda look: merge_all.execute(before_write=look)) == [""]
+        merge("t.y = s.y").whenNotMatchedBySourceDelete().execute(lock="partitions")
+    merge_by_partition = merge((col("t.y") == col("s.half").cast("int")) & (col("s.id") == col("t.id")))
+    delete_matches = merge_by_partition.whenMatchedDelete().execute
+    assert nodes_held_for(lambda stop: delete_matches(lock="partitions", before_write=stop)) == ["", "/y=1"]
+    # With the lock on the table any condition is allowed.
+    delete_all_matches = merge("t.id = s.id + 1").whenMatchedDelete().execute
+    assert nodes_held_for(lambda stop: delete_all_matches(before_write=stop)) == [""]
 
 
 @pytest.mark.full
-def test_what_leaves_its_partitions_is_refused(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
+def test_an_update_into_an_unlocked_partition_is_refused(table: Table) -> None:
     with pytest.raises(LockNotHeldError, match="y=2"):
-        writer.update({"y": "2"}, "id = 1", lock="partitions")
-    assert writer.update({"y": "2"}, "id = 1", lock=[{"y": 1}, {"y": 2}]).version == 1
-    assert rows_of(table) == sorted([(1, 2), (2, 1), *OTHERS], key=repr)
+        table.writer.update({"y": "2"}, "id = 1", lock="partitions")
+    assert table.writer.update({"y": "2"}, "id = 1", lock=[{"y": 1}, {"y": 2}]).version == 1
+    assert table.rows() == sorted([(1, 2), (2, 1), *OTHER_ROWS])
 
 
-@pytest.mark.soak  # as the update: the guard sees the same commit
-def test_a_merge_that_leaves_its_partitions_is_refused(spark: SparkSession, writer: LockedDeltaWriter) -> None:
-    news = frame(spark, (9, 2)).alias("s")
+@pytest.mark.soak  # the guard sees the same commit as for the update
+def test_a_merge_into_an_unlocked_partition_is_refused(table: Table) -> None:
+    merge = table.writer.merge(table.frame((9, 2)).alias("s"), "t.id = s.id", alias="t")
     with pytest.raises(LockNotHeldError, match="y=2"):
-        writer.merge(news, "t.id = s.id", alias="t").whenNotMatchedInsertAll().execute(lock=[{"y": 1}])
+        merge.whenNotMatchedInsertAll().execute(lock=[{"y": 1}])
 
 
-def test_what_changes_nothing_says_so(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
-    done = writer.optimize("y = 77", lock="partitions")
-    assert (done.version, done.rows, done.already_committed, done.commit_id) == (None, 0, False, None)
-    done = writer.optimize("y = 77")
-    assert (done.version, done.rows, done.hold_id) == (None, 0, None)
-    # Delta makes an empty commit.
-    done = writer.update({"id": "0"}, "id = 99", lock="partitions")
-    assert (done.version, done.metrics["numUpdatedRows"]) == (1, "0")
+def test_an_operation_that_changes_nothing_has_no_version(table: Table) -> None:
+    result = table.writer.optimize("y = 77", lock="partitions")
+    assert (result.version, result.rows, result.already_committed, result.commit_id) == (None, 0, False, None)
+    result = table.writer.optimize("y = 77")
+    assert (result.version, result.rows, result.hold_id) == (None, 0, None)
+    # For an update Delta makes an empty commit.
+    result = table.writer.update({"id": "0"}, "id = 99", lock="partitions")
+    assert (result.version, result.metrics["numUpdatedRows"]) == (1, "0")
 
 
-def test_a_session_whose_optimize_makes_several_commits_is_refused(
-    spark: SparkSession, writer: LockedDeltaWriter, table: str
-) -> None:
-    spark.conf.set(OPTIMIZE_BATCH, "1g")
-    try:
-        for operation in (writer.optimize, writer.purge):
+def test_an_optimize_that_makes_several_commits_is_refused(table: Table) -> None:
+    with spark_settings(table.spark.conf, {"spark.databricks.delta.optimize.batchSize": "1g"}):
+        for operation in (table.writer.optimize, table.writer.purge):
             with pytest.raises(ValueError, match="several commits: unset it"):
                 operation()
-        # It runs no OPTIMIZE.
-        assert writer.rewrite(lambda rows: rows.where("id > 1")).version == 1
-    finally:
-        spark.conf.unset(OPTIMIZE_BATCH)
-    assert len(rows_of(table)) == 5
+        # A rewrite runs no OPTIMIZE.
+        assert table.writer.rewrite(lambda rows: rows.where("id > 1")).version == 1
+    assert len(table.rows()) == 5
 
 
 @pytest.mark.parametrize("mode", ["off", "observe"])
-def test_what_only_the_guard_can_find_needs_it(
-    spark: SparkSession,
-    writer: LockedDeltaWriter,
-    table: str,
-    without_guard: Callable[..., AbstractContextManager[None]],
-    mode: str,
+def test_a_delete_needs_the_guard(
+    table: Table, without_guard: Callable[..., AbstractContextManager[None]], mode: str
 ) -> None:
     with without_guard(mode), pytest.raises(GuardMissingError, match="use append or overwrite"):
-        writer.delete()
-    assert rows_of(table) == sorted([(1, 1), (2, 1), *OTHERS], key=repr)
+        table.writer.delete()
+    assert table.rows() == [(1, 1), (2, 1), *OTHER_ROWS]
 
 
 @pytest.mark.full
-def test_values_of_all_sorts_are_found_and_named_and_moments_of_the_hour_that_there_is_twice_are_kept_apart(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    odd = f"{tmp_path}/odd"
+def test_partitions_with_special_values_are_found_and_locked(new_table: Table) -> None:
     rows = [
         (1, "it's 5/6 \\ %", "2013-01-01 12:30:00", True),
         (2, None, "2013-01-02 00:00:00.000001", False),
         (3, "a`b", None, None),
-        # Not what Spark would put in its place.
+        # Spark must not substitute the variable.
         (4, "${env:HOME}", None, None),
-        # In Berlin both are half past two.
+        # Both are half past two in Berlin, in the hour that summer time repeats.
         (5, "a`b", "2024-10-27 00:30:00", None),
         (6, "a`b", "2024-10-27 01:30:00", None),
-        # In nobody's way.
+        # A row that the update does not match.
         (7, "it's 5/6 \\ %", "2013-01-01 12:30:00", False),
     ]
-    zone = spark.conf.get("spark.sql.session.timeZone")
-    try:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-        with locked(spark, odd, manager=manager):
-            made = spark.createDataFrame(rows, "id int, `the-name` string, at string, b boolean")
-            made = made.withColumn("at", col("at").cast("timestamp")).coalesce(1)
-            made.write.format("delta").partitionBy("the-name", "at", "b").save(odd)
-        # Berlin's own clocks change: see test_partition_values.py.
-        spark.conf.set("spark.sql.session.timeZone", "+02:00")
-        done = LockedDeltaWriter(spark, manager, odd).update({"id": "id + 10"}, "id < 7", lock="partitions")
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
-    # A partition that is not found, or is named by another value than its own, would keep its row.
-    assert done.metrics["numUpdatedRows"] == "6"
-    assert len(locked_parts(odd)) == 6
-    assert verify_table(odd).problems == ()
+    session_conf = new_table.spark.conf
+    with spark_settings(session_conf, {"spark.sql.session.timeZone": "UTC"}), new_table.locked():
+        frame = new_table.spark.createDataFrame(rows, "id int, `the-name` string, at string, b boolean")
+        frame = frame.withColumn("at", col("at").cast("timestamp")).coalesce(1)
+        frame.write.format("delta").partitionBy("the-name", "at", "b").save(str(new_table.path))
+    # test_partition_values.py tests the time zone of Berlin.
+    with spark_settings(session_conf, {"spark.sql.session.timeZone": "+02:00"}):
+        result = new_table.writer.update({"id": "id + 10"}, "id < 7", lock="partitions")
+    # A row of a partition that is not found, or is named by a wrong value, would not be updated.
+    assert result.metrics["numUpdatedRows"] == "6"
+    assert len(new_table.exclusive_nodes()) == 6
+    assert verify_table(str(new_table.path)).problems == ()
 
 
-def test_what_is_named_stays_what_is_changed_though_the_whole_table_is_locked(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    many, numbers = f"{tmp_path}/many", pa.array(range(MAX_PARTITIONS + 3), pa.int32())
-    write_deltalake(many, pa.table({"id": numbers, "y": numbers}), partition_by=["y"])
-    writer = LockedDeltaWriter(spark, manager, many)
-    done = writer.delete(lock=[{"y": number} for number in range(MAX_PARTITIONS + 1)])
-    assert locked_parts(many) == [""]
-    assert done.version == 1
-    assert [row[0] for row in rows_of(many)] == [MAX_PARTITIONS + 1, MAX_PARTITIONS + 2]
+def test_too_many_named_partitions_lock_the_table(new_table: Table) -> None:
+    """The operation still changes rows of the named partitions only."""
+    numbers = pa.array(range(MAX_PARTITIONS + 3), pa.int32())
+    write_deltalake(new_table.path, pa.table({"id": numbers, "y": numbers}), partition_by=["y"])
+    result = new_table.writer.delete(lock=[{"y": number} for number in range(MAX_PARTITIONS + 1)])
+    assert new_table.exclusive_nodes() == [""]
+    assert result.version == 1
+    assert new_table.ids() == [MAX_PARTITIONS + 1, MAX_PARTITIONS + 2]
 
 
-def test_partitions_that_delta_makes_up_lock_the_table(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    days = f"{tmp_path}/days"
-    with locked(spark, days, manager=manager):
-        spark.sql(
-            f"CREATE TABLE delta.`{days}` (id INT, at DATE, day DATE GENERATED ALWAYS AS (at)) USING delta "
-            "PARTITIONED BY (day)"
-        )
-    rows = spark.sql("SELECT 2 AS id, DATE'2026-01-01' AS at UNION ALL SELECT 3, DATE'2026-01-02'")
-    done = LockedDeltaWriter(spark, manager, days).overwrite(rows, replace_where="id > 0", lock="partitions")
-    assert (done.version, done.rows) == (1, 2)
-    assert locked_parts(days) == [""]
+def test_partitions_of_a_generated_column_lock_the_table(new_table: Table) -> None:
+    new_table.sql(
+        "CREATE TABLE {t} (id INT, at DATE, day DATE GENERATED ALWAYS AS (at)) USING delta PARTITIONED BY (day)"
+    )
+    rows = new_table.spark.sql("SELECT 2 AS id, DATE'2026-01-01' AS at UNION ALL SELECT 3, DATE'2026-01-02'")
+    result = new_table.writer.overwrite(rows, replace_where="id > 0", lock="partitions")
+    assert (result.version, result.rows) == (1, 2)
+    assert new_table.exclusive_nodes() == [""]
 
 
-def test_partitions_of_a_type_without_one_spelling_lock_the_table(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    halves = f"{tmp_path}/halves"
-    with locked(spark, halves, manager=manager):
-        spark.sql("SELECT 1 AS id, 0.5D AS half").write.format("delta").partitionBy("half").save(halves)
-    writer = LockedDeltaWriter(spark, manager, halves)
-    assert held_for(lambda look: writer.delete("id = 1", lock="partitions", before_write=look)) == [""]
+def test_partitions_of_floating_point_values_lock_the_table(new_table: Table) -> None:
+    new_table.sql("CREATE TABLE {t} USING delta PARTITIONED BY (half) AS SELECT 1 AS id, 0.5D AS half")
+    delete = new_table.writer.delete
+    assert nodes_held_for(lambda stop: delete("id = 1", lock="partitions", before_write=stop)) == [""]
