@@ -1,4 +1,4 @@
-"""The append job in processes of its own, under spark-submit: killed, stopped, and configured from outside."""
+"""The append job under spark-submit: killed, stopped by signals, and configured by spark-submit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,102 +20,117 @@ from writer_jobs import append as append_module
 pytestmark = pytest.mark.spark
 
 APPEND = Path(append_module.__file__)
-# So many that a job that is killed after the second one has not made all of them meanwhile.
+# Enough commits: a job that is killed after the second one is incomplete.
 COMMITS = 8
 
 
+@dataclass
+class JobUnderSubmit:
+    """The append job on one table, in its own processes."""
+
+    table: Path
+    report: Path
+    manager: ZookeeperLockManager
+    eventually: Callable[..., None]
+    submit: Callable[..., SubmittedJob]
+
+    def start(self, source: Path, *arguments: object) -> SubmittedJob:
+        return self.submit(APPEND, "--table", self.table, "--source", source, "--report", self.report, *arguments)
+
+    def start_behind_lock(self, source: Path) -> tuple[SubmittedJob, int]:
+        """Start the job while this thread holds the lock; return it and the id of its Python process."""
+        job = self.start(source)
+        self.eventually(lambda: self.queued() == 2, within=240, what="the job in the queue")
+        return job, self.manager.queue(f"file:{self.table}")[1].data["pid"]
+
+    def queued(self) -> int:
+        return len(self.manager.queue(f"file:{self.table}"))
+
+    def exit_code(self) -> int | None:
+        """Return the exit code in the report."""
+        code: int | None = json.loads(self.report.read_text())["exit_code"]
+        return code
+
+
+@pytest.fixture
+def driver(
+    submit: Callable[..., SubmittedJob], tmp_path: Path, manager: ZookeeperLockManager, eventually: Callable[..., None]
+) -> JobUnderSubmit:
+    return JobUnderSubmit(tmp_path / "table", tmp_path / "report.json", manager, eventually, submit)
+
+
 @pytest.mark.full
-def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
-    submit: Callable[..., SubmittedJob],
+def test_a_run_that_is_killed_twice_is_completed_once(
+    driver: JobUnderSubmit,
     csv_file: Callable[..., Path],
-    tmp_path: Path,
     rows_of: Callable[..., Any],
     versions: Callable[[Path], list[str]],
-    manager: ZookeeperLockManager,
-    eventually: Callable[..., None],
 ) -> None:
-    rows, every = [(number, f"name {number}") for number in range(200)], set(range(1, COMMITS + 1))
-    table, source, report = tmp_path / "table", csv_file("s.csv", "id,name", rows), tmp_path / "report.json"
-    arguments = (
-        "--table", table, "--source", source, "--commits", COMMITS, "--run-id", "killed", "--report", report,
-        "--lock-timeout", 60,
-    )  # fmt: skip
+    rows, numbers = [(number, f"name {number}") for number in range(200)], set(range(1, COMMITS + 1))
+    source = csv_file("s.csv", "id,name", rows)
 
-    # Only the JVM, when the lock is held and nothing is committed: Python is left alone, and has to find out.
-    first = submit(APPEND, *arguments)
-    eventually(lambda: ("holding", 1) in first, within=240, what="the first hold")
-    (holder,) = manager.queue(f"file:{table}")
-    python = holder.data["pid"]
-    first.process.kill()
-    assert first.wait() == -signal.SIGKILL
-    assert first.commits == []
-    eventually(lambda: not is_running(python), within=120, what="the end of the orphaned Python")
-    assert json.loads(report.read_text())["exit_code"] is None
+    def start() -> SubmittedJob:
+        return driver.start(source, "--commits", COMMITS, "--run-id", "killed", "--lock-timeout", 60)
 
-    # Everything, right after a commit was acknowledged, on the way to the next.
-    second = submit(APPEND, *arguments)
-    eventually(lambda: ("commit", 2) in second, within=240, what="the second commit")
-    second.kill()
-    acknowledged = {line["commit"] for line in second.commits if not line["already_committed"]}
-    assert {1, 2} <= acknowledged < every
+    # Kill only the JVM, while the job holds the lock and has committed nothing. Python detects it.
+    killed_jvm = start()
+    driver.eventually(lambda: ("holding", 1) in killed_jvm, within=240, what="the first hold")
+    (holder,) = driver.manager.queue(f"file:{driver.table}")
+    killed_jvm.process.kill()
+    assert killed_jvm.wait() == -signal.SIGKILL
+    assert killed_jvm.commits == []
+    driver.eventually(lambda: not is_running(holder.data["pid"]), within=120, what="the end of the orphaned Python")
+    assert driver.exit_code() is None
 
-    third = submit(APPEND, *arguments)
-    assert third.wait() == 0, third.error
-    assert [line["commit"] for line in third.commits] == sorted(every)
-    assert {line["commit"] for line in third.commits if line["already_committed"]} >= acknowledged
-    assert not third.commits[-1]["already_committed"]
-    assert third.sentences == []
-    assert json.loads(report.read_text())["exit_code"] == 0
+    # Kill both processes after a commit was acknowledged, before the next.
+    killed_job = start()
+    driver.eventually(lambda: ("commit", 2) in killed_job, within=240, what="the second commit")
+    killed_job.kill()
+    acknowledged = {line["commit"] for line in killed_job.commits if not line["already_committed"]}
+    assert {1, 2} <= acknowledged < numbers
 
-    assert rows_of(table, "id", "name") == sorted(rows, key=repr)
-    assert len(versions(table)) == COMMITS
+    completed = start()
+    assert completed.wait() == 0, completed.error
+    assert [line["commit"] for line in completed.commits] == sorted(numbers)
+    assert {line["commit"] for line in completed.commits if line["already_committed"]} >= acknowledged
+    assert not completed.commits[-1]["already_committed"]
+    assert completed.sentences == []
+    assert driver.exit_code() == 0
+
+    assert rows_of(driver.table, "id", "name") == sorted(rows, key=repr)
+    assert len(versions(driver.table)) == COMMITS
 
 
 @pytest.mark.full
-def test_a_signal_while_waiting_leaves_the_queue_and_says_so(
-    submit: Callable[..., SubmittedJob],
-    csv_file: Callable[..., Path],
-    tmp_path: Path,
-    manager: ZookeeperLockManager,
-    eventually: Callable[..., None],
-) -> None:
-    table, report = tmp_path / "table", tmp_path / "report.json"
-    with manager.acquire(f"file:{table}"):
-        job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]), "--report", report)
-        eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=240, what="the job in the queue")
-        eventually(lambda: ("begun", 1) in job, what="the line that says so")
-        os.kill(manager.queue(f"file:{table}")[1].data["pid"], signal.SIGTERM)
+def test_sigterm_ends_a_job_that_waits_for_the_lock(driver: JobUnderSubmit, csv_file: Callable[..., Path]) -> None:
+    with driver.manager.acquire(f"file:{driver.table}"):
+        job, python = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
+        driver.eventually(lambda: ("begun", 1) in job, what="the line of the begun commit")
+        os.kill(python, signal.SIGTERM)
         assert job.wait() == 143, job.error
-        assert len(manager.queue(f"file:{table}")) == 1
+        assert driver.queued() == 1
     assert [event["event"] for event in job.events] == ["begun"]
     assert job.sentences == ["append.py: stopped by SIGTERM"]
     assert "Traceback" not in job.error
-    found = json.loads(report.read_text())
-    assert (found["exit_code"], found["error"]) == (143, "stopped by SIGTERM")
-    assert not [path for path in table.rglob("*") if path.is_file()]
+    report = json.loads(driver.report.read_text())
+    assert (report["exit_code"], report["error"]) == (143, "stopped by SIGTERM")
+    assert not [path for path in driver.table.rglob("*") if path.is_file()]
 
 
 @pytest.mark.full
-def test_ctrl_c_at_the_terminal_goes_to_java_and_python_and_leaves_the_queue(
-    heed_ctrl_c: None,
-    submit: Callable[..., SubmittedJob],
-    csv_file: Callable[..., Path],
-    tmp_path: Path,
-    manager: ZookeeperLockManager,
-    eventually: Callable[..., None],
+@pytest.mark.usefixtures("heed_ctrl_c")
+def test_ctrl_c_ends_java_and_python_and_leaves_the_queue(
+    driver: JobUnderSubmit, csv_file: Callable[..., Path]
 ) -> None:
-    table = tmp_path / "table"
-    with manager.acquire(f"file:{table}"):
-        job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]))
-        eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=240, what="the job in the queue")
-        python = manager.queue(f"file:{table}")[1].data["pid"]
+    with driver.manager.acquire(f"file:{driver.table}"):
+        job, python = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
         os.killpg(job.process.pid, signal.SIGINT)
         assert job.wait() == 130, job.error
-        eventually(lambda: not is_running(python), what="the end of Python")
-        eventually(lambda: len(manager.queue(f"file:{table}")) == 1, what="the place in the queue given back")
+        driver.eventually(lambda: not is_running(python), what="the end of Python")
+        driver.eventually(lambda: driver.queued() == 1, what="the end of the contender")
     assert "Traceback" not in job.error
-    # The JVM ended at once, so the data file of the commit at the gate may still be there.
-    assert not list(table.glob("_delta_log/*.json"))
+    # The JVM ended at once, so the data file of the commit at the gate may remain.
+    assert not list(driver.table.glob("_delta_log/*.json"))
 
 
 SHOW_SETTINGS = """
@@ -134,27 +150,26 @@ spark.stop()
 """
 
 
-def test_what_is_given_to_spark_submit_wins_and_a_driver_without_delta_is_refused(
-    submit: Callable[..., SubmittedJob], tmp_path: Path
-) -> None:
+def test_settings_of_spark_submit_win(submit: Callable[..., SubmittedJob], tmp_path: Path) -> None:
+    """A driver without Delta is refused."""
     program = tmp_path / "show.py"
-    given = {
+    submitted = {
         "spark.databricks.delta.snapshotPartitions": "7",
         "spark.databricks.delta.autoCompact.enabled": "true",
         "spark.hadoop.fs.s3.impl": "org.example.OtherS3",
-        # Spark passes over one that it cannot find.
+        # Spark ignores an extension whose class is missing.
         "spark.sql.extensions": "org.example.OtherExtension",
         "spark.app.name": "by the line",
         "spark.log.level": "OFF",
     }
-    own = {
+    defaults = {
         "spark.databricks.delta.skipRecordingEmptyCommits": "false",
         "spark.hadoop.fs.s3n.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
     }
     program.write_text(SHOW_SETTINGS)
-    job = submit(program, *given, *own, conf=given, delta=False)
+    job = submit(program, *submitted, *defaults, conf=submitted, delta=False)
     assert job.wait() == 0, job.error
     extensions = "org.example.OtherExtension,io.delta.sql.DeltaSparkSessionExtension"
     settings, refusal = job.events
-    assert settings == given | own | {"spark.sql.extensions": extensions}
+    assert settings == submitted | defaults | {"spark.sql.extensions": extensions}
     assert "Delta is not on the driver's class path" in str(refusal)

@@ -1,4 +1,4 @@
-"""The job without a lock, with which the demo compares: it says what it did, and its commits can be found again."""
+"""The job without a lock, to which the demo compares Sluice: its output lines match the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.demo.records import Writer
 
 
 @pytest.mark.spark
-def test_its_lines_tell_what_is_in_the_table(
+def test_the_output_of_the_rival_job_matches_its_commits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], without_guard: Callable[..., AbstractContextManager[None]]
 ) -> None:
     from sluice.demo import rival_append
