@@ -1,6 +1,6 @@
-"""Every way in which a driver writes a version file of a Delta table: each is refused without the lock.
+"""Every operation of a driver that writes a version file of a Delta table is refused without the lock.
 
-Each way is tried twice on a copy of one table: in ``required`` mode, and with the guard off, to see that it commits.
+Each operation runs twice on a copy of one table: in ``required`` mode, and with the guard off, where it must commit.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyspark.sql.functions import lit
 
 from lock_manager import LockNotHeldError, ZookeeperLockManager
 from tests.support.lake import S3
+from tests.support.spark_settings import spark_settings
 from writer_jobs import GuardMissingError, attach, locked
 from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
@@ -25,13 +26,13 @@ pytestmark = pytest.mark.spark
 
 ENABLE_MODE = "spark.databricks.delta.v2.enableMode"
 KERNEL_KEY = "io.delta.kernel.logStore.{}.impl"
-OURS = "io.deltasluice.storage.GuardedLogStore"
+GUARDED_LOG_STORE = "io.deltasluice.storage.GuardedLogStore"
 Off = Callable[..., AbstractContextManager[None]]
-Way = Callable[[SparkSession, str], object]
+Operation = Callable[[SparkSession, str], object]
 
 
-def sql(statement: str) -> Way:
-    """Run a statement in which ``{t}`` is the table, and ``{new}`` a folder beside it."""
+def sql(statement: str) -> Operation:
+    """Run a statement; ``{t}`` is the table, ``{new}`` a table next to it."""
     return lambda spark, table: spark.sql(
         statement.format(t=f"delta.`{table}`", path=table, new=f"delta.`{table}-new`")
     )
@@ -45,12 +46,12 @@ def writer(spark: SparkSession, mode: str, **options: str) -> Any:
     return rows(spark).write.format("delta").mode(mode).options(**options)
 
 
-def stream(spark: SparkSession, table: str, *, each_batch: bool = False) -> None:
+def stream(spark: SparkSession, table: str, *, by_batch: bool = False) -> None:
     source = f"{table}-source"
     rows(spark).write.mode("overwrite").parquet(source)
     read = spark.readStream.schema(rows(spark).schema).parquet(source)
     sink = read.writeStream.option("checkpointLocation", f"{table}-checkpoint").trigger(availableNow=True)
-    if each_batch:
+    if by_batch:
         query = sink.foreachBatch(lambda df, _: df.write.format("delta").mode("append").save(table)).start()
     else:
         query = sink.format("delta").start(table)
@@ -67,8 +68,8 @@ def manual_commit(spark: SparkSession, table: str) -> None:
     jvm: Any = spark._jvm
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, table)
     operation = getattr(getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
-    nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
-    log.startTransaction().commit(nothing, operation)
+    no_actions = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+    log.startTransaction().commit(no_actions, operation)
 
 
 def kernel_commit(spark: SparkSession, table: str) -> None:
@@ -78,17 +79,17 @@ def kernel_commit(spark: SparkSession, table: str) -> None:
         spark._jsparkSession.sessionState().newHadoopConf()
     )
     kernel = jvm.io.delta.kernel
-    table_of = kernel.Table.forPath(engine, table)
-    transaction = table_of.createTransactionBuilder(engine, "test", kernel.Operation.WRITE).build(engine)
+    kernel_table = kernel.Table.forPath(engine, table)
+    transaction = kernel_table.createTransactionBuilder(engine, "test", kernel.Operation.WRITE).build(engine)
     transaction.commit(engine, kernel.utils.CloseableIterable.emptyIterable())
 
 
-CLASSIC: dict[str, Way] = {
+CLASSIC: dict[str, Operation] = {
     "INSERT": sql("INSERT INTO {t} VALUES (7, 'seven', 1)"),
     "INSERT OVERWRITE": sql("INSERT OVERWRITE {t} VALUES (7, 'seven', 1)"),
     "INSERT REPLACE WHERE": sql("INSERT INTO {t} REPLACE WHERE part = 1 VALUES (7, 'seven', 1)"),
     "append": lambda spark, table: writer(spark, "append").save(table),
-    "append that merges schemas": lambda spark, table: (
+    "append with a new column": lambda spark, table: (
         rows(spark).withColumn("more", lit(1)).write.format("delta").mode("append").save(table, mergeSchema="true")
     ),
     "overwrite": lambda spark, table: writer(spark, "overwrite").save(table),
@@ -125,12 +126,12 @@ CLASSIC: dict[str, Way] = {
     "DROP FEATURE": sql("ALTER TABLE {t} DROP FEATURE inCommitTimestamp"),
     "COMMENT": sql("COMMENT ON TABLE {t} IS 'x'"),
     "stream": stream,
-    "stream, each batch": lambda spark, table: stream(spark, table, each_batch=True),
+    "stream by foreachBatch": lambda spark, table: stream(spark, table, by_batch=True),
     "Delta's classes": manual_commit,
 }
 
-# What Delta's other connector can do; all else it refuses by itself.
-STRICT: dict[str, Way] = {
+# Operations of Delta's second connector, which refuses all others itself.
+STRICT: dict[str, Operation] = {
     "INSERT": CLASSIC["INSERT"],
     "writeTo.append": CLASSIC["writeTo.append"],
     "append": CLASSIC["append"],
@@ -141,29 +142,29 @@ STRICT: dict[str, Way] = {
 }
 
 
-def made_with(properties: str, *then: str) -> tuple[str, ...]:
-    """Return the statements that make a table with two files in a partition and a deleted row; more by ``then``."""
+def statements_with(properties: str, *statements: str) -> tuple[str, ...]:
+    """Return statements that create a table with two files in a partition and a deleted row, and these statements."""
     return (
         f"CREATE TABLE {{t}} (id LONG, name STRING, part LONG) USING delta PARTITIONED BY (part) {properties}",
-        *(f"INSERT INTO {{t}} SELECT id, 'n', 1 FROM range({first}, {first + 2}, 1, 1)" for first in (1, 3)),
+        *(f"INSERT INTO {{t}} SELECT id, 'n', 1 FROM range({start}, {start + 2}, 1, 1)" for start in (1, 3)),
         "DELETE FROM {t} WHERE id = 4",
-        *then,
+        *statements,
     )
 
 
-# A table with something for each way to do, and one with nothing that Delta Kernel cannot write.
-FULL = made_with(
+# FULL has work for each operation. PLAIN has no feature that Delta Kernel cannot write.
+FULL = statements_with(
     "TBLPROPERTIES ('note' = 'x', 'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
     "'delta.enableInCommitTimestamps' = 'true')",
     "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 1000)",
 )
-PLAIN = made_with("TBLPROPERTIES ('note' = 'x')")
+PLAIN = statements_with("TBLPROPERTIES ('note' = 'x')")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def both_tables(spark: SparkSession, original: Callable[..., Path]) -> None:
-    """Made before a test turns Delta's other connector on, which cannot make them."""
-    # VACUUM lists folders in so many tasks.
+def originals(spark: SparkSession, original: Callable[..., Path]) -> None:
+    """Create both tables before a test turns on Delta's second connector, which cannot create them."""
+    # VACUUM lists folders in this number of tasks.
     spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "1")
     for statements in (FULL, PLAIN):
         original(*statements)
@@ -173,64 +174,62 @@ def version_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/_delta_log/*.json"))
 
 
-def try_way(spark: SparkSession, way: Way, table: Path, without_guard: Off) -> None:
+def run_twice(spark: SparkSession, operation: Operation, table: Path, without_guard: Off) -> None:
+    """Check that an operation is refused in ``required`` mode and commits with the guard off."""
     folder = table.parent
-    before = version_files(folder)
+    initial_versions = version_files(folder)
     with pytest.raises(LockNotHeldError, match="bound to no lock"):
-        way(spark, str(table))
-    assert version_files(folder) == before
-    # Delta makes the folder of a table's log before it commits.
+        operation(spark, str(table))
+    assert version_files(folder) == initial_versions
+    # Delta creates the folder of a table's log before it commits.
     shutil.rmtree(folder / "table-new", ignore_errors=True)
     with without_guard():
-        way(spark, str(table))
-    assert len(version_files(folder)) > len(before), "this way commits nothing: it shows nothing"
+        operation(spark, str(table))
+    assert len(version_files(folder)) > len(initial_versions), "the operation commits nothing with the guard off"
 
 
 @pytest.mark.parametrize("name", CLASSIC)
-def test_it_commits_nothing_without_the_lock(
+def test_an_operation_commits_nothing_without_the_lock(
     name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off
 ) -> None:
-    try_way(spark, CLASSIC[name], copy_of(*FULL), without_guard)
+    run_twice(spark, CLASSIC[name], copy_of(*FULL), without_guard)
 
 
 @pytest.fixture
 def strict(spark: SparkSession) -> Iterator[None]:
-    """Have Delta take its other connector, which commits through Delta Kernel."""
-    before = spark.conf.get(ENABLE_MODE)
-    spark.conf.set(ENABLE_MODE, "STRICT")
-    yield
-    spark.conf.set(ENABLE_MODE, before)
+    """Let Delta use its second connector, which commits through Delta Kernel."""
+    with spark_settings(spark.conf, {ENABLE_MODE: "STRICT"}):
+        yield
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("name", STRICT)
-def test_nor_through_delta_s_other_connector(
-    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off, strict: None
+def test_delta_s_second_connector_commits_nothing_without_lock(
+    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off
 ) -> None:
-    try_way(spark, STRICT[name], copy_of(*PLAIN), without_guard)
+    run_twice(spark, STRICT[name], copy_of(*PLAIN), without_guard)
 
 
 @pytest.fixture
 def kernel_key(spark: SparkSession) -> Iterator[Callable[[str, str | None], None]]:
-    """Set, or unset, the log store of Delta Kernel for a scheme."""
+    """Set the log store of Delta Kernel for a scheme; None removes the setting."""
     conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
 
-    def give(scheme: str, name: str | None) -> None:
+    def set_log_store(scheme: str, name: str | None) -> None:
         key = KERNEL_KEY.format(scheme)
         conf.unset(key) if name is None else conf.set(key, name)
 
-    yield give
+    yield set_log_store
     for scheme in ("s3a", "viewfs"):
-        give(scheme, OURS)
+        set_log_store(scheme, GUARDED_LOG_STORE)
 
 
+@pytest.mark.full
 @pytest.mark.s3
-def test_on_s3_the_other_connector_asks_and_does_not_overwrite(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    s3: S3,
-    strict: None,
-    kernel_key: Callable[[str, str | None], None],
+@pytest.mark.usefixtures("strict")
+def test_on_s3_delta_s_second_connector_is_guarded(
+    spark: SparkSession, manager: ZookeeperLockManager, s3: S3, kernel_key: Callable[[str, str | None], None]
 ) -> None:
     table = f"s3a://{s3.root}/strict"
     with locked(spark, table, manager=manager):
@@ -243,13 +242,13 @@ def test_on_s3_the_other_connector_asks_and_does_not_overwrite(
     history = DeltaTable.forPath(spark, table).history()
     assert [row["version"] for row in history.collect()] == [1, 0]
     assert hold.commits == {f"s3://{s3.root}/strict": (1,)}
-    # The control: with Kernel's own choice of a log store nobody is asked.
+    # The control: Kernel's default log store has no guard.
     kernel_key("s3a", None)
     spark.sql(insert)
     assert DeltaTable.forPath(spark, table).history(1).collect()[0]["version"] == 2
 
 
-def test_attach_gives_kernel_the_guarded_log_store_and_refuses_another_one(
+def test_attach_sets_the_log_store_of_kernel_and_refuses_another(
     spark: SparkSession, kernel_key: Callable[[str, str | None], None]
 ) -> None:
     conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
@@ -257,9 +256,12 @@ def test_attach_gives_kernel_the_guarded_log_store_and_refuses_another_one(
         kernel_key(scheme, None)
     conf.unset("io.deltasluice.kernel.searched")
     attach(spark)
-    assert [conf.get(KERNEL_KEY.format(scheme)) for scheme in ("s3a", "viewfs")] == [OURS, OURS]
-    ours = spark._jvm.io.deltasluice.storage.GuardedLogStore.SCHEMES
-    assert {f"spark.hadoop.{KERNEL_KEY.format(scheme)}" for scheme in ours} == {*KERNEL_LOG_STORE_SETTINGS}
+    assert [conf.get(KERNEL_KEY.format(scheme)) for scheme in ("s3a", "viewfs")] == [
+        GUARDED_LOG_STORE,
+        GUARDED_LOG_STORE,
+    ]
+    schemes = spark._jvm.io.deltasluice.storage.GuardedLogStore.SCHEMES
+    assert {f"spark.hadoop.{KERNEL_KEY.format(scheme)}" for scheme in schemes} == {*KERNEL_LOG_STORE_SETTINGS}
     kernel_key("s3a", "io.delta.storage.S3SingleDriverLogStore")
     with pytest.raises(GuardMissingError, match=r"io\.delta\.kernel\.logStore\.s3a\.impl=io\.delta\.storage\.S3Single"):
         attach(spark)

@@ -1,4 +1,4 @@
-"""Other programs in a table's queue: kazoo's locks, and Curator's mutex with the driver of the docs and without."""
+"""Other programs in a table's queue: kazoo's locks, and Curator's mutex with and without the driver of the docs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,55 +32,74 @@ ROOT = "/locks/delta_tables"
 REPOSITORY = Path(__file__).parents[2]
 CLIENT = REPOSITORY / "tests/support/CuratorMutex.java"
 JAVA_BLOCK = re.compile(r"^```java\n(.*?class (\w+).*?)^```$", re.MULTILINE | re.DOTALL)
+PARTITIONS = {"partitions": [{"year": 2013}]}
+
+
+@dataclass
+class Queue:
+    """The queue of one table, our lock manager, and a kazoo client of another program."""
+
+    manager: ZookeeperLockManager
+    kazoo: KazooClient
+    eventually: Callable[..., None]
+
+    def __post_init__(self) -> None:
+        self.table = f"s3://lake/{uuid.uuid4().hex}"
+        self.node = table_node(ROOT, TableResource.of(self.table))
+
+    def acquire(self, **options: Any) -> Any:
+        return self.manager.acquire(self.table, **options)
+
+    def is_free(self, **options: Any) -> bool:
+        """Return whether our lock is acquired at once, and release it."""
+        try:
+            self.acquire(timeout_seconds=0, **options).release()
+        except LockTimeoutError:
+            return False
+        return True
+
+    def lock_of(self, recipe: str, *arguments: str, **options: Any) -> Lock:
+        """Return a lock of one of kazoo's recipes."""
+        return getattr(self.kazoo, recipe)(self.node, *arguments, **options)
+
+    def is_free_for_kazoo(self, recipe: str, **options: Any) -> bool:
+        """Return whether kazoo's lock is acquired at once, and release it."""
+        lock = self.lock_of(recipe, **options)
+        if acquired := lock.acquire(blocking=False):
+            lock.release()
+        return bool(acquired)
+
+    def length(self) -> int:
+        return len(self.manager.queue(self.table))
+
+    def start_waiting(self, hold: Callable[[], None]) -> threading.Thread:
+        """Start a thread that waits in the queue."""
+        previous_length = self.length()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        self.eventually(lambda: self.length() > previous_length)
+        return thread
 
 
 @pytest.fixture
-def table() -> str:
-    return f"s3://lake/{uuid.uuid4().hex}"
-
-
-@pytest.fixture
-def node(table: str) -> str:
-    return table_node(ROOT, TableResource.of(table))
-
-
-@pytest.fixture
-def rival(zookeeper: Any) -> Iterator[KazooClient]:
-    """A program with kazoo of its own."""
+def queue(zookeeper: Any, manager: ZookeeperLockManager, eventually: Callable[..., None]) -> Iterator[Queue]:
     client = KazooClient(zookeeper.hosts)
     client.start()
-    yield client
+    yield Queue(manager, client, eventually)
     client.stop()
     client.close()
 
 
 @pytest.fixture
-def in_partition(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, object]]]:
+def partition_schema() -> Iterator[None]:
+    """Allow locks on partitions without a guard."""
     guard_registry.declare_installed(lambda _: PartitionSchema((PartitionColumn("year", "integer"),)))
-    yield [{"year": 2013}]
+    yield
     guard_registry.declare_installed(None)
 
 
-def is_free(manager: ZookeeperLockManager, table: str, **asked: Any) -> bool:
-    try:
-        manager.acquire(table, timeout_seconds=0, **asked).release()
-    except LockTimeoutError:
-        return False
-    return True
-
-
-def gets_in(lock: Lock) -> bool:
-    """Try kazoo's lock, and give it back."""
-    if got := lock.acquire(blocking=False):
-        lock.release()
-    return bool(got)
-
-
-# -- kazoo -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("kind", "shared", "conflict"),
+    ("recipe", "shared", "conflict"),
     [
         ("WriteLock", False, True),
         ("WriteLock", True, True),
@@ -87,114 +108,85 @@ def gets_in(lock: Lock) -> bool:
         ("Lock", False, True),
     ],
 )
-def test_kazoo_s_locks_and_ours_exclude_each_other(
-    manager: ZookeeperLockManager,
-    rival: KazooClient,
-    table: str,
-    node: str,
-    kind: str,
-    *,
-    shared: bool,
-    conflict: bool,
-) -> None:
-    theirs = getattr(rival, kind)
-    with manager.acquire(table, shared=shared):
-        assert gets_in(theirs(node)) is not conflict
-    assert gets_in(theirs(node)), "the control: it is free"
-    with theirs(node, "theirs"):
-        assert manager.queue(table)[0].data == {"identifier": "theirs"}
-        assert is_free(manager, table, shared=shared) is not conflict
-    assert is_free(manager, table, shared=shared)
+def test_kazoo_s_locks_and_ours_exclude_each_other(queue: Queue, recipe: str, *, shared: bool, conflict: bool) -> None:
+    with queue.acquire(shared=shared):
+        assert queue.is_free_for_kazoo(recipe) is not conflict
+    assert queue.is_free_for_kazoo(recipe), "the control: nobody holds the lock"
+    with queue.lock_of(recipe, "theirs"):
+        assert queue.manager.queue(queue.table)[0].data == {"identifier": "theirs"}
+        assert queue.is_free(shared=shared) is not conflict
+    assert queue.is_free(shared=shared)
 
 
-@pytest.mark.parametrize("kind", ["WriteLock", "ReadLock", "Lock"])
-def test_who_waits_behind_the_other_is_served_in_turn(
-    manager: ZookeeperLockManager,
-    rival: KazooClient,
-    table: str,
-    node: str,
-    kind: str,
-    eventually: Callable[..., None],
-) -> None:
-    order: list[str] = []
+@pytest.mark.parametrize("recipe", ["WriteLock", "ReadLock", "Lock"])
+def test_kazoo_s_contenders_and_ours_are_served_in_order(queue: Queue, recipe: str) -> None:
+    served: list[str] = []
 
-    def wait(name: str, lock: Callable[[], AbstractContextManager[Any]]) -> threading.Thread:
-        def take() -> None:
-            with lock():
-                order.append(name)
+    def hold(name: str) -> None:
+        with queue.acquire() if name == "ours" else queue.lock_of(recipe):
+            served.append(name)
 
-        queued = len(manager.queue(table))
-        thread = threading.Thread(target=take)
-        thread.start()
-        eventually(lambda: len(manager.queue(table)) > queued)
-        return thread
-
-    held = manager.acquire(table)
-    waiting = [wait("kazoo", lambda: getattr(rival, kind)(node)), wait("ours", lambda: manager.acquire(table))]
-    waiting.append(wait("kazoo again", lambda: getattr(rival, kind)(node)))
-    assert order == []
-    held.release()
-    for thread in waiting:
+    names = ["kazoo", "ours", "kazoo again"]
+    with queue.acquire():
+        threads = [queue.start_waiting(partial(hold, name)) for name in names]
+        assert served == []
+    for thread in threads:
         thread.join(30)
-    assert order == ["kazoo", "ours", "kazoo again"]
+    assert served == names
 
 
-def test_to_kazoo_a_lock_on_partitions_is_a_reader(
-    manager: ZookeeperLockManager, rival: KazooClient, table: str, node: str, in_partition: list[dict[str, object]]
-) -> None:
-    with manager.acquire(table, partitions=in_partition):
-        assert not gets_in(rival.WriteLock(node))
-        assert gets_in(rival.ReadLock(node))
-    with rival.WriteLock(node):
-        assert not is_free(manager, table, partitions=in_partition)
-    with rival.ReadLock(node):
-        # Who reads all of it excludes who writes a part of it, if he is ours; kazoo's is waited for, too.
-        assert not is_free(manager, table, partitions=in_partition)
+@pytest.mark.usefixtures("partition_schema")
+def test_to_kazoo_a_lock_on_partitions_is_a_reader(queue: Queue) -> None:
+    with queue.acquire(**PARTITIONS):
+        assert not queue.is_free_for_kazoo("WriteLock")
+        assert queue.is_free_for_kazoo("ReadLock")
+    with queue.lock_of("WriteLock"):
+        assert not queue.is_free(**PARTITIONS)
+    with queue.lock_of("ReadLock"):
+        # Our partition lock excludes readers of the table, so it waits for kazoo's reader, too.
+        assert not queue.is_free(**PARTITIONS)
 
 
-def test_kazoo_s_plain_lock_does_not_see_who_shares_unless_told(
-    manager: ZookeeperLockManager, rival: KazooClient, table: str, node: str, in_partition: list[dict[str, object]]
-) -> None:
-    """The limit that the docs name."""
-    for asked in ({"shared": True}, {"partitions": in_partition}):
-        with manager.acquire(table, **asked):
-            assert gets_in(rival.Lock(node))
-            assert not gets_in(rival.Lock(node, extra_lock_patterns=["__rlock__"]))
-        # The other way round it holds.
-        with rival.Lock(node):
-            assert not is_free(manager, table, **asked)
+@pytest.mark.usefixtures("partition_schema")
+@pytest.mark.parametrize("options", [{"shared": True}, PARTITIONS], ids=["shared", "partitions"])
+def test_kazoo_s_lock_ignores_shared_holds_without_a_pattern(queue: Queue, options: dict[str, Any]) -> None:
+    """docs/concepts.md names this limit."""
+    with queue.acquire(**options):
+        assert queue.is_free_for_kazoo("Lock")
+        assert not queue.is_free_for_kazoo("Lock", extra_lock_patterns=["__rlock__"])
+    # A shared hold waits for kazoo's lock.
+    with queue.lock_of("Lock"):
+        assert not queue.is_free(**options)
 
 
-# -- Curator ---------------------------------------------------------------------------------------------------------
-
-
+@dataclass
 class Curator:
-    """Another program, with a mutex of Curator's on a path."""
+    """Another program, with a mutex of Curator on the table's znode."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    process: subprocess.Popen[str]
 
-    def order(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+    def send(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
 
     def answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
 
-    def gets_it(self, milliseconds: int = 0) -> bool:
-        self.order(f"try {milliseconds}")
+    def acquires(self) -> bool:
+        """Return whether the mutex is acquired at once."""
+        self.send("try 0")
         return self.answer() == "true"
 
     def release(self) -> None:
-        self.order("release")
+        self.send("release")
         assert self.answer() == "released"
 
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The client and the driver that docs/concepts.md shows, compiled; and the driver's name."""
+    """Compile the client and the driver of docs/concepts.md; return the folder and the driver's name."""
     folder = tmp_path_factory.mktemp("curator")
     (block,) = JAVA_BLOCK.findall((REPOSITORY / "docs/concepts.md").read_text(encoding="utf-8"))
     source, name = block
@@ -206,77 +198,68 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def curator(zookeeper: Any, node: str, classes: tuple[Path, str]) -> Callable[..., AbstractContextManager[Curator]]:
+def start_curator(
+    zookeeper: Any, queue: Queue, classes: tuple[Path, str]
+) -> Callable[..., AbstractContextManager[Curator]]:
     folder, name = classes
 
     @contextmanager
     def start(*, driver: bool) -> Iterator[Curator]:
         path = f"{folder}:{find_spark_jars()}/*"
-        command = [find_java(), "-cp", path, "CuratorMutex", zookeeper.hosts, node, *([name] if driver else [])]
+        command = [find_java(), "-cp", path, "CuratorMutex", zookeeper.hosts, queue.node, *([name] if driver else [])]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
-            made = Curator(process)
-            assert made.answer() == "ready"
-            yield made
+            curator = Curator(process)
+            assert curator.answer() == "ready"
+            yield curator
             assert process.stdin is not None
             process.stdin.close()
 
     return start
 
 
-def test_curator_s_mutex_neither_sees_ours_nor_is_seen(
-    manager: ZookeeperLockManager,
-    rival: KazooClient,
-    table: str,
-    node: str,
-    curator: Callable[..., AbstractContextManager[Curator]],
+def test_curator_s_mutex_and_our_lock_do_not_see_each_other(
+    queue: Queue, start_curator: Callable[..., AbstractContextManager[Curator]]
 ) -> None:
-    """It sorts all children by what follows ``lock-`` in their names: its own first, whoever came before them."""
-    with curator(driver=False) as other:
-        with manager.acquire(table):
-            assert other.gets_it()
-            (theirs,) = [name for name in rival.get_children(node) if name.startswith("_c_")]
-            assert re.fullmatch(r"_c_[0-9a-f-]{36}-lock-\d{10}", theirs)
-        assert is_free(manager, table)
-        assert gets_in(rival.WriteLock(node)), "kazoo's do not see it either"
-        other.release()
+    """Curator sorts all children by the text after ``lock-``, so its contenders come before older ones."""
+    with start_curator(driver=False) as curator:
+        with queue.acquire():
+            assert curator.acquires()
+            (contender,) = [name for name in queue.kazoo.get_children(queue.node) if name.startswith("_c_")]
+            assert re.fullmatch(r"_c_[0-9a-f-]{36}-lock-\d{10}", contender)
+        assert queue.is_free()
+        assert queue.is_free_for_kazoo("WriteLock"), "kazoo's locks do not see it either"
+        curator.release()
 
 
-def test_curator_s_mutex_with_the_driver_of_the_docs_takes_part_in_the_queue(
-    manager: ZookeeperLockManager,
-    rival: KazooClient,
-    table: str,
-    in_partition: list[dict[str, object]],
-    node: str,
-    curator: Callable[..., AbstractContextManager[Curator]],
-    eventually: Callable[..., None],
+@pytest.mark.usefixtures("partition_schema")
+def test_curator_s_mutex_with_the_docs_driver_joins_the_queue(
+    queue: Queue, start_curator: Callable[..., AbstractContextManager[Curator]]
 ) -> None:
-    kinds: tuple[dict[str, Any], ...] = ({}, {"shared": True}, {"partitions": in_partition})
-    with curator(driver=True) as other:
-        assert other.gets_it(), "the znode is its to make"
-        assert rival.get(node)[1].ephemeralOwner == 0, "and no container, which would go by itself"
-        other.release()
-        for asked in kinds:
-            with manager.acquire(table, **asked):
-                assert not other.gets_it()
-            assert other.gets_it()
-            assert not is_free(manager, table, **asked)
-            assert not gets_in(rival.Lock(node))
-            other.release()
-            assert is_free(manager, table, **asked)
-        # In turn: ours, Curator's, ours.
-        held = manager.acquire(table)
-        other.order("try 30000")
-        eventually(lambda: len(manager.queue(table)) == 2)
+    with start_curator(driver=True) as curator:
+        assert curator.acquires(), "Curator creates the znode"
+        assert queue.kazoo.get(queue.node)[1].ephemeralOwner == 0, "the znode is no container, which could disappear"
+        curator.release()
+        for options in ({}, {"shared": True}, PARTITIONS):
+            with queue.acquire(**options):
+                assert not curator.acquires()
+            assert curator.acquires()
+            assert not queue.is_free(**options)
+            assert not queue.is_free_for_kazoo("Lock")
+            curator.release()
+            assert queue.is_free(**options)
+        # In order: our hold, Curator's, our second hold.
+        hold = queue.acquire()
+        curator.send("try 30000")
+        queue.eventually(lambda: queue.length() == 2)
         tokens: list[int] = []
-        thread = threading.Thread(target=lambda: tokens.append(manager.acquire(table).token))
-        thread.start()
-        eventually(lambda: len(manager.queue(table)) == 3)
-        held.release()
-        assert other.answer() == "true"
+        thread = queue.start_waiting(lambda: tokens.append(queue.acquire().token))
+        assert queue.length() == 3
+        hold.release()
+        assert curator.answer() == "true"
         assert tokens == []
-        other.release()
+        curator.release()
         thread.join(30)
-        assert tokens[0] > held.token
-        manager.release(table)
+        assert tokens[0] > hold.token
+        queue.manager.release(queue.table)

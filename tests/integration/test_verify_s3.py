@@ -1,9 +1,10 @@
-"""`verify_table` on S3, found by storage options and by the environment."""
+"""`verify_table` on S3: storage options, environment, pins and overwritten versions."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,14 +23,18 @@ COMMITS = 12
 pytestmark = pytest.mark.s3
 
 
+def append(server: S3, table: str, *ids: int) -> None:
+    data = Table.from_pydict({"id": Array(list(ids), type=DataType.int64())})
+    options = server.environment | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
+    write_deltalake(table, data, mode="append", storage_options=options)
+
+
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
     with lake() as server:
-        options = server.environment | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
         for number in range(COMMITS):
-            data = Table.from_pydict({"id": Array([number, number + 1], type=DataType.int64())})
             for table in (f"s3://{server.root}/raw/flights", f"s3://{server.root}"):
-                write_deltalake(table, data, mode="append", storage_options=options)
+                append(server, table, number, number + 1)
         yield server
 
 
@@ -40,16 +45,16 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("table", ["s3://{root}/raw/flights", "s3a://{root}/raw/flights/", "s3n://{root}"])
-def test_a_table_is_found_by_storage_options(s3: S3, table: str) -> None:
+def test_storage_options_give_access_to_a_table(s3: S3, table: str) -> None:
     options = {name.lower(): value for name, value in s3.environment.items() if name != "AWS_ALLOW_HTTP"}
-    found = verify_table(table.format(root=s3.root), key=["id"], storage_options=options)
-    assert found.problems == (
+    report = verify_table(table.format(root=s3.root), key=["id"], storage_options=options)
+    assert report.problems == (
         f"{COMMITS - 1} duplicate rows by (id), for example (1) 2 times; (2) 2 times; (3) 2 times",
     )
-    assert (found.commits, found.rows_found, found.rows_in_log) == (COMMITS, 2 * COMMITS, 2 * COMMITS)
+    assert (report.commits, report.rows_found, report.rows_in_log) == (COMMITS, 2 * COMMITS, 2 * COMMITS)
 
 
-def test_a_table_is_found_by_the_environment(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_gives_access_to_a_table(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     assert verify_table(f"s3a://{s3.root}/raw/flights").ok
@@ -59,13 +64,11 @@ def test_a_table_is_found_by_the_environment(s3: S3, monkeypatch: pytest.MonkeyP
         verify_table("s3a://nobucket/table")
 
 
-def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
+def test_a_pin_with_a_missing_file_is_a_problem(s3: S3) -> None:
     uri, client = f"s3://{s3.root}/raw/pinned", s3_client(s3.environment)
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    options = s3.environment | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
     for number in range(3):
-        data = Table.from_pydict({"id": Array([number], type=DataType.int64())})
-        write_deltalake(uri, data, mode="append", storage_options=options)
+        append(s3, uri, number)
     now, table_id = datetime.now(UTC), DeltaTable(uri, storage_options=s3.environment).metadata().id
     for name, version, days in (("early", 0, 1), ("late", 1, 1), ("over", 1, -1)):
         pin = Pin(
@@ -88,17 +91,16 @@ def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
         )
         body = json.dumps(pin.to_json()).encode()
         client.put_object(Bucket=bucket, Key=f"{prefix}/{PINS_FOLDER}/{name}.json", Body=body)
-    found = verify_table(f"s3a://{s3.root}/raw/pinned", storage_options=s3.environment)
-    assert (found.problems, found.pins) == ((), 2)
+    report = verify_table(f"s3a://{s3.root}/raw/pinned", storage_options=s3.environment)
+    assert (report.problems, report.pins) == ((), 2)
 
-    (second,) = (
-        DeltaTable(uri, version=1, storage_options=s3.environment).get_add_actions().column("path").to_pylist()[:1]
-    )
-    client.delete_object(Bucket=bucket, Key=f"{prefix}/{second}")
+    version_1 = DeltaTable(uri, version=1, storage_options=s3.environment)
+    file: str = version_1.get_add_actions().column("path").to_pylist()[0]
+    client.delete_object(Bucket=bucket, Key=f"{prefix}/{file}")
     pins, damaged = examine_pins(uri, s3.environment)
     assert damaged == []
-    broken = f"pin late is broken: 1 of the 2 data files of version 1 are missing, such as {second}"
-    assert [(each.pin.name, each.has_expired, each.problem) for each in pins] == [
+    broken = f"pin late is broken: 1 of the 2 data files of version 1 are missing, such as {file}"
+    assert [(state.pin.name, state.has_expired, state.problem) for state in pins] == [
         ("early", False, None),
         ("late", False, broken),
         ("over", True, None),
@@ -106,36 +108,52 @@ def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
     assert broken in verify_table(uri, storage_options=s3.environment).problems
 
 
+@dataclass
+class VersionedTable:
+    """A table with two versions in a bucket that keeps object versions."""
+
+    s3: S3
+    name: str
+    client: Any
+
+    def __post_init__(self) -> None:
+        self.bucket = self.s3.root.partition("/")[0]
+        self.client.put_bucket_versioning(Bucket=self.bucket, VersioningConfiguration={"Status": "Enabled"})
+        self.uri = f"s3://{self.s3.root}/{self.name}"
+        self.key = f"{self.uri.removeprefix(f's3://{self.bucket}/')}/_delta_log/{1:020}.json"
+        for number in range(2):
+            append(self.s3, self.uri, number)
+
+    def problems(self) -> tuple[str, ...]:
+        return verify_table(self.uri, storage_options=self.s3.environment).problems
+
+    def read_version_1(self) -> bytes:
+        content: bytes = self.client.get_object(Bucket=self.bucket, Key=self.key)["Body"].read()
+        return content
+
+    def put_version_1(self, content: bytes) -> None:
+        """Put the version file without a condition."""
+        self.client.put_object(Bucket=self.bucket, Key=self.key, Body=content)
+
+    def delete_version_1(self, **options: str) -> None:
+        self.client.delete_object(Bucket=self.bucket, Key=self.key, **options)
+
+
 @pytest.fixture
-def versioned(s3: S3, request: pytest.FixtureRequest) -> tuple[Any, str, str]:
-    """A table of two versions in a bucket that keeps object versions: client, bucket, folder of the log."""
-    client, bucket = s3_client(s3.environment), s3.root.partition("/")[0]
-    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    options = s3.environment | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
-    uri = f"s3://{s3.root}/{request.node.name}"
-    for number in range(2):
-        data = Table.from_pydict({"id": Array([number], type=DataType.int64())})
-        write_deltalake(uri, data, mode="append", storage_options=options)
-    return client, bucket, f"{uri.removeprefix(f's3://{bucket}/')}/_delta_log"
+def versioned(s3: S3, request: pytest.FixtureRequest) -> VersionedTable:
+    return VersionedTable(s3, request.node.name, s3_client(s3.environment))
 
 
-def replace_version(client: Any, bucket: str, log: str, version: int, content: bytes | None = None) -> None:
-    """Put a version file without a condition; the same content if none is given."""
-    key = f"{log}/{version:020}.json"
-    body = content or client.get_object(Bucket=bucket, Key=key)["Body"].read()
-    client.put_object(Bucket=bucket, Key=key, Body=body)
-
-
-def test_a_version_whose_earlier_content_the_bucket_keeps_is_named(s3: S3, versioned: tuple[Any, str, str]) -> None:
-    client, bucket, log = versioned
-    table = f"s3://{bucket}/{log.removesuffix('/_delta_log')}"
-    assert verify_table(table, storage_options=s3.environment).ok
+def test_an_overwritten_version_is_named(versioned: VersionedTable) -> None:
+    """The bucket keeps the earlier content."""
+    assert versioned.problems() == ()
     lost = b'{"commitInfo":{"timestamp":1,"txnId":"of another writer","engineInfo":"another engine"}}\n'
-    winner = client.get_object(Bucket=bucket, Key=f"{log}/{1:020}.json")["Body"].read()
-    client.delete_object(Bucket=bucket, Key=f"{log}/{1:020}.json", VersionId=_version_id(client, bucket, log))
-    replace_version(client, bucket, log, 1, lost)
-    replace_version(client, bucket, log, 1, winner)
-    assert verify_table(table, storage_options=s3.environment).problems == (
+    winner = versioned.read_version_1()
+    (stored,) = versioned.client.list_object_versions(Bucket=versioned.bucket, Prefix=versioned.key)["Versions"]
+    versioned.delete_version_1(VersionId=str(stored["VersionId"]))
+    versioned.put_version_1(lost)
+    versioned.put_version_1(winner)
+    assert versioned.problems() == (
         (
             "version 1 was overwritten: the bucket keeps its first content, the commit of transaction of another "
             "writer by another engine"
@@ -143,20 +161,11 @@ def test_a_version_whose_earlier_content_the_bucket_keeps_is_named(s3: S3, versi
     )
 
 
-def _version_id(client: Any, bucket: str, log: str) -> str:
-    (only,) = client.list_object_versions(Bucket=bucket, Prefix=f"{log}/{1:020}.json")["Versions"]
-    return str(only["VersionId"])
-
-
-def test_the_same_content_again_and_a_name_that_was_vacated_are_no_problem(
-    s3: S3, versioned: tuple[Any, str, str]
-) -> None:
-    client, bucket, log = versioned
-    table, key = f"s3://{bucket}/{log.removesuffix('/_delta_log')}", f"{log}/{1:020}.json"
-    replace_version(client, bucket, log, 1)
-    assert verify_table(table, storage_options=s3.environment).ok
-    content = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-    client.put_object(Bucket=bucket, Key=key, Body=b'{"commitInfo":{}}')
-    client.delete_object(Bucket=bucket, Key=key)
-    client.put_object(Bucket=bucket, Key=key, Body=content)
-    assert verify_table(table, storage_options=s3.environment).ok
+def test_the_same_content_or_a_deleted_version_is_no_problem(versioned: VersionedTable) -> None:
+    content = versioned.read_version_1()
+    versioned.put_version_1(content)
+    assert versioned.problems() == ()
+    versioned.put_version_1(b'{"commitInfo":{}}')
+    versioned.delete_version_1()
+    versioned.put_version_1(content)
+    assert versioned.problems() == ()
