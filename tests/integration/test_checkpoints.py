@@ -6,18 +6,15 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
-from lock_manager import EnsembleRefusedError, HeldLock, Hold, ZookeeperLockManager
+from lock_manager import EnsembleRefusedError, HeldLock, ZookeeperLockManager
+from tests.support.at_the_gate import TableAtTheGate
 from tests.support.rivals import RivalManager
-from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 
 pytestmark = pytest.mark.spark
@@ -26,24 +23,16 @@ EVERY = 4
 
 
 @dataclass
-class Table:
+class Table(TableAtTheGate):
     """A table with a checkpoint at every fourth version."""
-
-    spark: SparkSession
-    path: Path
-    writer: LockedDeltaWriter
-    manager: ZookeeperLockManager
 
     def append(self, number: int, **options: Any) -> int:
         rows = self.spark.createDataFrame([(number,)], "id long").coalesce(1)
         return self.writer.append(rows, **options).version or 0
 
-    def sql(self, statement: str) -> None:
+    def run(self, statement: str) -> None:
         """Run a statement in the current block; ``{t}`` stands for the table."""
         self.spark.sql(statement.format(t=f"delta.`{self.path}`"))
-
-    def locked(self) -> AbstractContextManager[Hold]:
-        return locked(self.spark, str(self.path), manager=self.manager)
 
     def write(self, operation: str, number: int) -> None:
         """Commit one version: insert a row with this number, or compact at the version that needs a checkpoint."""
@@ -55,16 +44,14 @@ class Table:
             case "whole write":
                 self.append(number, lock_during="write")
             case "block":
-                with self.locked():
-                    self.sql(f"INSERT INTO {{t}} VALUES ({number})")
+                self.sql(f"INSERT INTO {{t}} VALUES ({number})")
             case "merge":
                 source = self.spark.range(number, number + 1).alias("s")
                 self.writer.merge(source, "t.id = s.id", alias="t").whenNotMatchedInsertAll().execute()
             case "compaction":
                 self.writer.optimize()
             case "compaction in a block":
-                with self.locked():
-                    self.sql("OPTIMIZE {t}")
+                self.sql("OPTIMIZE {t}")
 
     def checkpoints(self) -> list[int]:
         return sorted(int(path.name.split(".")[0]) for path in self.path.glob("_delta_log/*.checkpoint*.parquet"))
@@ -84,15 +71,15 @@ class Table:
 
 
 @pytest.fixture
-def table_of(spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]) -> Callable[..., Table]:
+def table_of(request: pytest.FixtureRequest) -> Callable[..., Table]:
     """Copy a table whose version 0 is empty, and each later version adds one row with its number."""
 
     def make(versions: int = 0, every: int = EVERY) -> Table:
-        path = copy_of(
+        return Table.create(
+            request,
             f"CREATE TABLE {{t}} (id LONG) USING delta TBLPROPERTIES ('delta.checkpointInterval' = '{every}')",
             *(f"INSERT INTO {{t}} VALUES ({number})" for number in range(1, versions + 1)),
         )
-        return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager)
 
     return make
 
@@ -120,7 +107,7 @@ def test_negative_control_a_checkpoint_of_delta_s_hook_is_detected(
     with table.locked():
         no_observer = getattr(delta, "NoOpTransactionExecutionObserver$")
         delta.TransactionExecutionObserver.setObserver(getattr(no_observer, "MODULE$"))
-        table.sql("OPTIMIZE {t}")
+        table.run("OPTIMIZE {t}")
     assert at_release == [[EVERY]]
 
 
@@ -146,8 +133,8 @@ def test_a_block_of_many_commits_writes_a_checkpoint(table_of: Callable[..., Tab
             (table.path / "_delta_log" / f"{number + initial_version:020d}.json").write_text(
                 json.dumps({"txn": {"appId": "a", "version": number}}) + "\n"
             )
-        table.sql("INSERT INTO {t} VALUES (1), (2)")
-        table.sql("INSERT INTO {t} VALUES (3), (4)")
+        table.run("INSERT INTO {t} VALUES (1), (2)")
+        table.run("INSERT INTO {t} VALUES (3), (4)")
         assert table.checkpoints() == [106]
     assert table.checkpoints() == [106]
 
@@ -185,17 +172,17 @@ def test_the_log_stays_bounded_and_readable_at_each_version(table_of: Callable[.
 def test_a_recreated_table_gets_no_checkpoint_of_the_old_one(table_of: Callable[..., Table]) -> None:
     table = table_of(EVERY - 1)
     with pytest.raises(IndexError), table.locked():
-        table.sql("INSERT INTO {t} VALUES (4)")
+        table.run("INSERT INTO {t} VALUES (4)")
         # The checkpoint is still needed after an error.
         raise IndexError
     shutil.rmtree(table.path)
     with table.locked():
-        table.sql("CREATE TABLE {t} (id LONG) USING delta")
+        table.run("CREATE TABLE {t} (id LONG) USING delta")
         for number in range(10, 10 + EVERY):
-            table.sql(f"INSERT INTO {{t}} VALUES ({number})")
+            table.run(f"INSERT INTO {{t}} VALUES ({number})")
     table.append(20)
     assert table.checkpoints() == []
-    assert sorted(DeltaTable(table.path).to_pyarrow_table()["id"].to_pylist()) == [10, 11, 12, 13, 20]
+    assert table.ids() == [10, 11, 12, 13, 20]
 
 
 def test_a_failed_checkpoint_is_written_after_the_next_commit(

@@ -31,8 +31,6 @@ pytestmark = pytest.mark.spark
 THREE_ROWS = "CREATE TABLE {t} USING delta AS SELECT id, timestamp'2013-01-01 00:00:00Z' AS at FROM range(0, 3, 1, 2)"
 TXN = ("stream", 7)
 EARLY = datetime(2013, 1, 1, tzinfo=UTC)
-
-
 INSERT = "INSERT INTO {t} VALUES (5, timestamp'2013-01-01 00:00:00Z')"
 
 
@@ -279,7 +277,7 @@ def test_a_held_write_with_old_files_is_refused(
     assert (table.version(), table.ids()) == (0, [0, 1, 2])
 
 
-def test_a_table_adopted_by_another_ensemble_gets_no_commit(table: Table, sql_elsewhere: Callable[[str], None]) -> None:
+def test_a_table_adopted_elsewhere_gets_no_empty_commit(table: Table, sql_elsewhere: Callable[[str], None]) -> None:
     table.leave_intent(version=2)
     with table.behind(lambda: table.operate("append")) as running:
         sql_elsewhere(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
@@ -321,7 +319,7 @@ def test_a_statement_in_before_write_leaves_no_intent(table: Table, caplog: pyte
         assert not hold.intents.unfinished
 
 
-def test_before_write_is_refused_after_another_ensemble_adopted(
+def test_a_statement_in_before_write_needs_the_table_s_ensemble(
     table: Table, sql_elsewhere: Callable[[str], None]
 ) -> None:
     with table.behind(lambda: table.operate("append", before_write=table.insert)) as running:

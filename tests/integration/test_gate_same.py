@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
 from tests.support.checksums import checksum_file, files_of, read_as
+from tests.support.spark_settings import spark_settings
 from writer_jobs import LockedDeltaWriter, SchemaMismatchError, WriteFailedError, locked
 
 pytestmark = pytest.mark.spark
@@ -118,22 +120,17 @@ class Pair:
 def pair_of(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], tmp_path: Path
 ) -> Iterator[Callable[..., Pair]]:
-    changed: list[str] = []
-
     def make(case: AppendCase, *statements: str) -> Pair:
         properties = ", ".join(f"'{name}' = '{value}'" for name, value in case.properties.items())
         with_properties = f"TBLPROPERTIES ({properties})" if properties else ""
         plain = copy_of(
             f"CREATE TABLE {{t}} ({case.columns}) USING delta {case.clause} {with_properties}", *statements, to="plain"
         )
-        for name, value in case.session.items():
-            spark.conf.set(name, value)
-            changed.append(name)
+        session.enter_context(spark_settings(spark.conf, case.session))
         return Pair(spark, manager, case, plain, Path(shutil.copytree(plain, tmp_path / "gated")))
 
-    yield make
-    for name in changed:
-        spark.conf.unset(name)
+    with ExitStack() as session:
+        yield make
 
 
 def commits_of(table: Path) -> Commits:
