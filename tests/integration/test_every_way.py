@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 ENABLE_MODE = "spark.databricks.delta.v2.enableMode"
 KERNEL_KEY = "io.delta.kernel.logStore.{}.impl"
 GUARDED_LOG_STORE = "io.deltasluice.storage.GuardedLogStore"
-Off = Callable[..., AbstractContextManager[None]]
+WithoutGuard = Callable[..., AbstractContextManager[None]]
 Operation = Callable[[SparkSession, str], object]
 
 
@@ -174,7 +174,7 @@ def version_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/_delta_log/*.json"))
 
 
-def run_twice(spark: SparkSession, operation: Operation, table: Path, without_guard: Off) -> None:
+def run_twice(spark: SparkSession, operation: Operation, table: Path, without_guard: WithoutGuard) -> None:
     """Check that an operation is refused in ``required`` mode and commits with the guard off."""
     folder = table.parent
     initial_versions = version_files(folder)
@@ -190,7 +190,7 @@ def run_twice(spark: SparkSession, operation: Operation, table: Path, without_gu
 
 @pytest.mark.parametrize("name", CLASSIC)
 def test_an_operation_commits_nothing_without_the_lock(
-    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off
+    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: WithoutGuard
 ) -> None:
     run_twice(spark, CLASSIC[name], copy_of(*FULL), without_guard)
 
@@ -206,13 +206,13 @@ def strict(spark: SparkSession) -> Iterator[None]:
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("name", STRICT)
 def test_delta_s_second_connector_commits_nothing_without_lock(
-    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off
+    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: WithoutGuard
 ) -> None:
     run_twice(spark, STRICT[name], copy_of(*PLAIN), without_guard)
 
 
 @pytest.fixture
-def kernel_key(spark: SparkSession) -> Iterator[Callable[[str, str | None], None]]:
+def set_kernel_log_store(spark: SparkSession) -> Iterator[Callable[[str, str | None], None]]:
     """Set the log store of Delta Kernel for a scheme; None removes the setting."""
     conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
 
@@ -229,7 +229,7 @@ def kernel_key(spark: SparkSession) -> Iterator[Callable[[str, str | None], None
 @pytest.mark.s3
 @pytest.mark.usefixtures("strict")
 def test_on_s3_delta_s_second_connector_is_guarded(
-    spark: SparkSession, manager: ZookeeperLockManager, s3: S3, kernel_key: Callable[[str, str | None], None]
+    spark: SparkSession, manager: ZookeeperLockManager, s3: S3, set_kernel_log_store: Callable[[str, str | None], None]
 ) -> None:
     table = f"s3a://{s3.root}/strict"
     with locked(spark, table, manager=manager):
@@ -243,17 +243,17 @@ def test_on_s3_delta_s_second_connector_is_guarded(
     assert [row["version"] for row in history.collect()] == [1, 0]
     assert hold.commits == {f"s3://{s3.root}/strict": (1,)}
     # The control: Kernel's default log store has no guard.
-    kernel_key("s3a", None)
+    set_kernel_log_store("s3a", None)
     spark.sql(insert)
     assert DeltaTable.forPath(spark, table).history(1).collect()[0]["version"] == 2
 
 
 def test_attach_sets_the_log_store_of_kernel_and_refuses_another(
-    spark: SparkSession, kernel_key: Callable[[str, str | None], None]
+    spark: SparkSession, set_kernel_log_store: Callable[[str, str | None], None]
 ) -> None:
     conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for scheme in ("s3a", "viewfs"):
-        kernel_key(scheme, None)
+        set_kernel_log_store(scheme, None)
     conf.unset("io.deltasluice.kernel.searched")
     attach(spark)
     assert [conf.get(KERNEL_KEY.format(scheme)) for scheme in ("s3a", "viewfs")] == [
@@ -262,6 +262,6 @@ def test_attach_sets_the_log_store_of_kernel_and_refuses_another(
     ]
     schemes = spark._jvm.io.deltasluice.storage.GuardedLogStore.SCHEMES
     assert {f"spark.hadoop.{KERNEL_KEY.format(scheme)}" for scheme in schemes} == {*KERNEL_LOG_STORE_SETTINGS}
-    kernel_key("s3a", "io.delta.storage.S3SingleDriverLogStore")
+    set_kernel_log_store("s3a", "io.delta.storage.S3SingleDriverLogStore")
     with pytest.raises(GuardMissingError, match=r"io\.delta\.kernel\.logStore\.s3a\.impl=io\.delta\.storage\.S3Single"):
         attach(spark)
