@@ -225,7 +225,6 @@ def set_kernel_log_store(spark: SparkSession) -> Iterator[Callable[[str, str | N
         set_log_store(scheme, GUARDED_LOG_STORE)
 
 
-@pytest.mark.full
 @pytest.mark.s3
 @pytest.mark.usefixtures("strict")
 def test_on_s3_delta_s_second_connector_is_guarded(
