@@ -1,10 +1,11 @@
-"""The coordinators, each as the contract needs it."""
+"""The coordinators that the contract is tested with."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pytest
@@ -12,60 +13,77 @@ from kazoo.client import KazooClient
 
 from lock_manager import Hold, LockManager, TableResource
 from lock_manager.zookeeper.znodes import parse_queue, table_node
-from tests.support.memory_coordinator import Memory
+from tests.support.memory_coordinator import MemoryCoordinator
 from tests.support.rivals import RivalManager
+from tests.support.waiting import eventually
 
 
 class Coordinator(Protocol):
-    """What a coordinator gives to the tests of its contract, beside its lock manager."""
+    """A coordinator under test."""
 
     def manager(self, **settings: Any) -> LockManager:
-        """Make a lock manager, as another program would; it is closed in the end."""
+        """Open a lock manager, as another program would; the fixture closes it."""
 
-    def asked_for(self, table: str) -> int:
-        """Return how many hold the table or wait for it."""
+    def queue_length(self, table: str) -> int:
+        """Return the number of holds and requests in a table's queue."""
 
-    def take_away(self, hold: Hold) -> None:
-        """Have the coordinator give up a hold of one table, as if its holder were dead; the holder is not told."""
+    def revoke(self, hold: Hold) -> None:
+        """Remove a hold of one table, as if its holder had died, without notice to the holder."""
 
 
-class Zookeeper:
-    """The coordinator that ZooKeeper is."""
+class ZookeeperCoordinator:
+    """ZooKeeper as a coordinator under test."""
 
-    def __init__(self, hosts: str, client: KazooClient, made: ExitStack) -> None:
-        self._hosts, self._client, self._made = hosts, client, made
+    def __init__(self, hosts: str, client: KazooClient, stack: ExitStack) -> None:
+        self._hosts, self._client, self._stack = hosts, client, stack
 
     def manager(self, **settings: Any) -> LockManager:
-        """Make a lock manager; it is closed in the end."""
-        given = {"timeout_seconds": 30, **settings}
-        return self._made.enter_context(RivalManager(self._hosts, **given))
+        """Open a lock manager whose holds do not belong to the calling thread."""
+        return self._stack.enter_context(RivalManager(self._hosts, **{"timeout_seconds": 30, **settings}))
 
-    def asked_for(self, table: str) -> int:
+    def queue_length(self, table: str) -> int:
         """Count the contenders in the table's queue."""
         node = table_node("/locks/delta_tables", TableResource.of(table))
         return len(parse_queue(self._client.get_children(node)))
 
-    def take_away(self, hold: Hold) -> None:
+    def revoke(self, hold: Hold) -> None:
         """Delete the contender."""
-        (table,) = hold.scope.values()
-        node = table_node("/locks/delta_tables", table.table)
-        [name] = [each.name for each in parse_queue(self._client.get_children(node)) if each.hold_id == hold.hold_id]
+        (scope,) = hold.scope.values()
+        node = table_node("/locks/delta_tables", scope.table)
+        (name,) = [
+            entry.name for entry in parse_queue(self._client.get_children(node)) if entry.hold_id == hold.hold_id
+        ]
         self._client.delete(f"{node}/{name}")
 
 
+@dataclass
+class LockedTable:
+    """A table that no other test uses, and the coordinator of its lock.
+
+    Attributes:
+        coordinator: The coordinator.
+        patience: Seconds to wait for a condition.
+        uri: Location of the table.
+
+    """
+
+    coordinator: Coordinator
+    patience: float = 30.0
+    uri: str = field(default_factory=lambda: f"s3://lake/{uuid.uuid4().hex}")
+
+    def managers(self, number: int) -> list[LockManager]:
+        return [self.coordinator.manager() for _ in range(number)]
+
+    def wait_for_queue(self, length: int) -> None:
+        eventually(lambda: self.coordinator.queue_length(self.uri) == length, self.patience)
+
+
 @pytest.fixture(params=["zookeeper", "memory"])
-def coordinator(request: pytest.FixtureRequest) -> Iterator[Coordinator]:
-    """Each coordinator in turn."""
+def table(request: pytest.FixtureRequest) -> Iterator[LockedTable]:
     if request.param == "memory":
-        with closing(Memory()) as memory:
-            yield memory
+        with closing(MemoryCoordinator()) as memory:
+            yield LockedTable(memory)
         return
     hosts, client = request.getfixturevalue("zookeeper").hosts, request.getfixturevalue("ensemble_client")
-    with ExitStack() as made:
-        yield Zookeeper(hosts, client, made)
-
-
-@pytest.fixture
-def table() -> str:
-    """A table that nobody else has."""
-    return f"s3://lake/{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        yield LockedTable(ZookeeperCoordinator(hosts, client, stack))

@@ -1,11 +1,9 @@
-"""What every coordinator keeps: whoever writes another one runs it through these (``conftest.py`` has the list)."""
+"""The contract of every coordinator in ``conftest.py``: order, exclusion, deadlines, lost holds and intents."""
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -13,183 +11,156 @@ from typing import Any
 import pytest
 
 from lock_manager import LockCancelledError, LockLostError, LockManager, LockNotHeldError, LockTimeoutError
-from tests.contract.conftest import Coordinator
+from tests.contract.conftest import LockedTable
+from tests.support.waiting import eventually
+
+TIMEOUT, RELEASE_AFTER = 4, 3
+"""Seconds that the request with a deadline waits, and after which the holder ahead of it releases the lock."""
 
 
-def test_first_come_is_first_served_and_later_tokens_are_larger(
-    coordinator: Coordinator, table: str, eventually: Callable[..., None]
-) -> None:
-    managers = [coordinator.manager() for _ in range(4)]
-    first = managers[0].acquire(table)
+def test_the_queue_is_fifo_and_tokens_increase(table: LockedTable) -> None:
+    managers = table.managers(4)
+    first_hold = managers[0].acquire(table.uri)
     served: list[tuple[int, int]] = []
 
-    def take(number: int) -> None:
-        with managers[number].acquire(table) as hold:
+    def acquire(number: int) -> None:
+        with managers[number].acquire(table.uri) as hold:
             served.append((number, hold.token))
 
     with ThreadPoolExecutor(3) as pool:
         for number in (1, 2, 3):
-            pool.submit(take, number)
-            eventually(lambda number=number: coordinator.asked_for(table) == number + 1)
-        first.release()
+            pool.submit(acquire, number)
+            table.wait_for_queue(number + 1)
+        first_hold.release()
     assert [number for number, _ in served] == [1, 2, 3]
-    assert all(earlier < later for earlier, later in pairwise([first.token, *(token for _, token in served)]))
+    tokens = [first_hold.token, *(token for _, token in served)]
+    assert all(earlier < later for earlier, later in pairwise(tokens))
 
 
-def test_shared_holders_hold_together_and_never_beside_an_exclusive_one(coordinator: Coordinator, table: str) -> None:
-    one, two, three = (coordinator.manager() for _ in range(3))
-    with one.acquire(table, shared=True), two.acquire(table, shared=True, timeout_seconds=5):
+def test_shared_holds_coexist_but_exclude_an_exclusive_hold(table: LockedTable) -> None:
+    reader, second_reader, writer = table.managers(3)
+    with reader.acquire(table.uri, shared=True), second_reader.acquire(table.uri, shared=True, timeout_seconds=5):
         with pytest.raises(LockTimeoutError):
-            three.acquire(table, timeout_seconds=0)
-    with three.acquire(table), pytest.raises(LockTimeoutError):
-        one.acquire(table, shared=True, timeout_seconds=0)
+            writer.acquire(table.uri, timeout_seconds=0)
+    with writer.acquire(table.uri), pytest.raises(LockTimeoutError):
+        reader.acquire(table.uri, shared=True, timeout_seconds=0)
 
 
-def test_shared_requests_do_not_overtake_an_exclusive_one_that_waits(
-    coordinator: Coordinator, table: str, eventually: Callable[..., None]
-) -> None:
-    one, two, three = (coordinator.manager() for _ in range(3))
-    reading = one.acquire(table, shared=True)
+def test_a_shared_request_waits_behind_an_exclusive_request(table: LockedTable) -> None:
+    reader, writer, second_reader = table.managers(3)
+    shared_hold = reader.acquire(table.uri, shared=True)
     served: list[str] = []
 
-    def take(manager: LockManager, name: str, *, shared: bool) -> None:
-        with manager.acquire(table, shared=shared):
+    def acquire(manager: LockManager, name: str, *, shared: bool) -> None:
+        with manager.acquire(table.uri, shared=shared):
             served.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        pool.submit(take, two, "exclusive", shared=False)
-        eventually(lambda: coordinator.asked_for(table) == 2)
-        pool.submit(take, three, "shared", shared=True)
-        eventually(lambda: coordinator.asked_for(table) == 3 or served)
-        reading.release()
+        pool.submit(acquire, writer, "exclusive", shared=False)
+        table.wait_for_queue(2)
+        pool.submit(acquire, second_reader, "shared", shared=True)
+        eventually(lambda: table.coordinator.queue_length(table.uri) == 3 or served, table.patience)
+        shared_hold.release()
     assert served == ["exclusive", "shared"]
 
 
-def test_one_deadline_counts_over_all_that_is_ahead(
-    coordinator: Coordinator, table: str, eventually: Callable[..., None]
-) -> None:
-    first, second, third = (coordinator.manager() for _ in range(3))
-    held = first.acquire(table)
-    got: list[Any] = []
-    waiting = threading.Thread(target=lambda: got.append(second.acquire(table)))
-    waiting.start()
-    eventually(lambda: coordinator.asked_for(table) == 2)
-    failed: list[LockTimeoutError] = []
-
-    def wait_for_six_seconds() -> None:
-        try:
-            third.acquire(table, timeout_seconds=6)
-        except LockTimeoutError as error:
-            failed.append(error)
-
-    impatient = threading.Thread(target=wait_for_six_seconds)
-    began = time.monotonic()
-    impatient.start()
-    eventually(lambda: coordinator.asked_for(table) == 3)
-    eventually(lambda: time.monotonic() > began + 4)
-    # The deadline does not begin anew when somebody in front goes: that would be after ten seconds.
-    held.release()
-    impatient.join(30)
-    assert [error.timeout_seconds for error in failed] == [6]
-    assert 6 <= time.monotonic() - began < 10
-    waiting.join(30)
-    got[0].release()
+def test_the_deadline_covers_the_whole_wait(table: LockedTable) -> None:
+    holder, next_holder, waiter = table.managers(3)
+    hold = holder.acquire(table.uri)
+    with ThreadPoolExecutor(2) as pool:
+        next_hold = pool.submit(next_holder.acquire, table.uri)
+        table.wait_for_queue(2)
+        start = time.monotonic()
+        request = pool.submit(waiter.acquire, table.uri, timeout_seconds=TIMEOUT)
+        table.wait_for_queue(3)
+        eventually(lambda: time.monotonic() > start + RELEASE_AFTER)
+        # A deadline that starts again with this release would end after TIMEOUT + RELEASE_AFTER seconds.
+        hold.release()
+        error = request.exception(30)
+        assert isinstance(error, LockTimeoutError)
+        assert error.timeout_seconds == TIMEOUT
+        assert TIMEOUT <= time.monotonic() - start < TIMEOUT + RELEASE_AFTER
+        next_hold.result(30).release()
 
 
-def test_whoever_gives_up_leaves_nothing_behind(
-    coordinator: Coordinator, table: str, eventually: Callable[..., None]
-) -> None:
-    first, second = coordinator.manager(), coordinator.manager()
-    second.connect()
-    with first.acquire(table):
+def test_a_timed_out_or_cancelled_request_leaves_the_queue(table: LockedTable) -> None:
+    holder, waiter = table.managers(2)
+    waiter.connect()
+    with holder.acquire(table.uri), ThreadPoolExecutor(1) as pool:
         with pytest.raises(LockTimeoutError):
-            second.acquire(table, timeout_seconds=0.5)
-        eventually(lambda: coordinator.asked_for(table) == 1)
-        cancelled: list[Exception] = []
-
-        def wait() -> None:
-            try:
-                second.acquire(table)
-            except LockCancelledError as error:
-                cancelled.append(error)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        eventually(lambda: coordinator.asked_for(table) == 2)
-        assert second.cancel(table) == 1
-        waiting.join(30)
-        assert len(cancelled) == 1
-        eventually(lambda: coordinator.asked_for(table) == 1)
-    assert coordinator.asked_for(table) == 0
+            waiter.acquire(table.uri, timeout_seconds=0.5)
+        table.wait_for_queue(1)
+        request = pool.submit(waiter.acquire, table.uri)
+        table.wait_for_queue(2)
+        assert waiter.cancel(table.uri) == 1
+        assert isinstance(request.exception(30), LockCancelledError)
+        table.wait_for_queue(1)
+    assert table.coordinator.queue_length(table.uri) == 0
 
 
-def test_a_hold_that_was_taken_away_is_noticed_and_told(
-    coordinator: Coordinator, table: str, eventually: Callable[..., None]
-) -> None:
-    manager, other = coordinator.manager(), coordinator.manager()
-    hold = manager.acquire(table)
-    told: list[Any] = []
-    hold.on_loss(told.append)
+def test_a_lost_hold_fails_its_check_and_calls_on_loss(table: LockedTable) -> None:
+    manager, next_holder = table.managers(2)
+    hold = manager.acquire(table.uri)
+    reported: list[Any] = []
+    hold.on_loss(reported.append)
     hold.check()
     hold.record_commit(7)
-    coordinator.take_away(hold)
-    with other.acquire(table):
+    table.coordinator.revoke(hold)
+    with next_holder.acquire(table.uri):
         with pytest.raises(LockLostError) as lost:
             hold.check()
-        assert lost.value.commits == {table: (7,)}
+        assert lost.value.commits == {table.uri: (7,)}
         with pytest.raises(LockLostError):
             hold.intend(8, txn=None, attempt="late")
-        eventually(lambda: told == [hold])
+        eventually(lambda: reported == [hold], table.patience)
         assert not hold.is_valid()
         assert hold.over
     with pytest.raises(LockLostError):
         hold.release()
 
 
-def test_an_unfinished_intent_is_handed_to_the_next_holder_and_a_settled_one_is_not(
-    coordinator: Coordinator, table: str
-) -> None:
-    one, two = coordinator.manager(), coordinator.manager()
-    with one.acquire(table) as clean:
-        clean.intend(3, txn="a", attempt="first")
-        assert dict(clean.intents.open) == {"first": 3}
-        clean.intents.settle(["first"])
-    with two.acquire(table) as after:
-        assert after.intents.unfinished == ()
-    with one.acquire(table) as earlier:
-        earlier.intend(4, txn="b", attempt="second")
-    with two.acquire(table) as after:
-        assert [(intent.hold_id, intent.version, intent.txn) for intent in after.intents.read()] == [
-            (earlier.hold_id, 4, "b")
-        ]
-        after.intents.clear()
-    lost = one.acquire(table)
-    lost.intend(5, txn="c", attempt="third")
-    coordinator.take_away(lost)
-    with two.acquire(table) as after:
-        assert [(intent.hold_id, intent.version) for intent in after.intents.read()] == [(lost.hold_id, 5)]
-        after.intents.clear()
+def test_the_next_holder_gets_unfinished_intents_only(table: LockedTable) -> None:
+    manager, next_manager = table.managers(2)
+    with manager.acquire(table.uri) as hold:
+        hold.intend(3, txn="a", attempt="first")
+        assert dict(hold.intents.open) == {"first": 3}
+        hold.intents.settle(["first"])
+    with next_manager.acquire(table.uri) as next_hold:
+        assert next_hold.intents.unfinished == ()
+    with manager.acquire(table.uri) as hold:
+        hold.intend(4, txn="b", attempt="second")
+    with next_manager.acquire(table.uri) as next_hold:
+        intents = next_hold.intents.read()
+        assert [(intent.hold_id, intent.version, intent.txn) for intent in intents] == [(hold.hold_id, 4, "b")]
+        next_hold.intents.clear()
+    lost_hold = manager.acquire(table.uri)
+    lost_hold.intend(5, txn="c", attempt="third")
+    table.coordinator.revoke(lost_hold)
+    with next_manager.acquire(table.uri) as next_hold:
+        assert [(intent.hold_id, intent.version) for intent in next_hold.intents.read()] == [(lost_hold.hold_id, 5)]
+        next_hold.intents.clear()
     with pytest.raises(LockLostError):
-        lost.release()
-    with one.acquire(table) as last:
-        assert last.intents.unfinished == ()
+        lost_hold.release()
+    with manager.acquire(table.uri) as hold:
+        assert hold.intents.unfinished == ()
 
 
-def test_a_release_tells_whether_the_hold_was_lost_and_comes_once(coordinator: Coordinator, table: str) -> None:
-    manager = coordinator.manager()
-    hold = manager.acquire(table)
+def test_a_hold_is_released_once_and_the_release_reports_a_loss(table: LockedTable) -> None:
+    manager = table.coordinator.manager()
+    hold = manager.acquire(table.uri)
     hold.release()
     with pytest.raises(LockNotHeldError):
         hold.release()
-    lost = manager.acquire(table)
-    coordinator.take_away(lost)
+    lost_hold = manager.acquire(table.uri)
+    table.coordinator.revoke(lost_hold)
     with pytest.raises(LockLostError):
-        lost.release()
+        lost_hold.release()
 
 
-def test_holds_of_one_coordinator_have_its_id(coordinator: Coordinator, table: str) -> None:
-    with coordinator.manager().acquire(table) as one:
+def test_holds_carry_the_id_of_their_ensemble(table: LockedTable) -> None:
+    manager, next_manager = table.managers(2)
+    with manager.acquire(table.uri) as hold:
         pass
-    with coordinator.manager().acquire(table) as two:
-        assert one.ensemble_id == two.ensemble_id
-        assert uuid.UUID(one.ensemble_id)
+    with next_manager.acquire(table.uri) as next_hold:
+        assert hold.ensemble_id == next_hold.ensemble_id
+        assert uuid.UUID(hold.ensemble_id)

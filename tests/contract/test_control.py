@@ -1,50 +1,46 @@
-"""Negative control of the contract: a coordinator that breaks one of its rules fails the test of that rule."""
+"""Negative control of the contract: a coordinator that violates one of its rules fails the test of that rule."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 
 import pytest
 
 from lock_manager import LockTimeoutError
 from tests.contract import test_contract as contract
-from tests.support.memory_coordinator import Break, Memory
-from tests.support.waiting import eventually
+from tests.contract.conftest import LockedTable
+from tests.support.memory_coordinator import MemoryCoordinator, Violation
 
-FAILS: dict[Break, Callable[..., None]] = {
-    Break.ORDER: contract.test_first_come_is_first_served_and_later_tokens_are_larger,
-    Break.OVERTAKING: contract.test_shared_requests_do_not_overtake_an_exclusive_one_that_waits,
-    Break.TOKENS: contract.test_first_come_is_first_served_and_later_tokens_are_larger,
-    Break.SHARING: contract.test_shared_holders_hold_together_and_never_beside_an_exclusive_one,
-    Break.EXCLUSION: contract.test_shared_holders_hold_together_and_never_beside_an_exclusive_one,
-    Break.DEADLINE: contract.test_one_deadline_counts_over_all_that_is_ahead,
-    Break.LEAVING: contract.test_whoever_gives_up_leaves_nothing_behind,
-    Break.CHECK: contract.test_a_hold_that_was_taken_away_is_noticed_and_told,
-    Break.TELLING: contract.test_a_hold_that_was_taken_away_is_noticed_and_told,
-    Break.INTENDING: contract.test_a_hold_that_was_taken_away_is_noticed_and_told,
-    Break.HANDING_ON: contract.test_an_unfinished_intent_is_handed_to_the_next_holder_and_a_settled_one_is_not,
-    Break.HANDING_ON_LOST: contract.test_an_unfinished_intent_is_handed_to_the_next_holder_and_a_settled_one_is_not,
-    Break.SETTLING: contract.test_an_unfinished_intent_is_handed_to_the_next_holder_and_a_settled_one_is_not,
-    Break.RELEASE: contract.test_a_release_tells_whether_the_hold_was_lost_and_comes_once,
-    Break.TWICE: contract.test_a_release_tells_whether_the_hold_was_lost_and_comes_once,
-    Break.IDENTITY: contract.test_holds_of_one_coordinator_have_its_id,
+FAILING_TESTS: dict[Violation, Callable[[LockedTable], None]] = {
+    Violation.LAST_COME_FIRST_SERVED: contract.test_the_queue_is_fifo_and_tokens_increase,
+    Violation.OVERTAKING: contract.test_a_shared_request_waits_behind_an_exclusive_request,
+    Violation.CONSTANT_TOKENS: contract.test_the_queue_is_fifo_and_tokens_increase,
+    Violation.NO_SHARING: contract.test_shared_holds_coexist_but_exclude_an_exclusive_hold,
+    Violation.NO_EXCLUSION: contract.test_shared_holds_coexist_but_exclude_an_exclusive_hold,
+    Violation.DEADLINE_RESTARTS: contract.test_the_deadline_covers_the_whole_wait,
+    Violation.CONTENDER_REMAINS: contract.test_a_timed_out_or_cancelled_request_leaves_the_queue,
+    Violation.CHECK_PASSES: contract.test_a_lost_hold_fails_its_check_and_calls_on_loss,
+    Violation.NO_CALLBACK: contract.test_a_lost_hold_fails_its_check_and_calls_on_loss,
+    Violation.INTENT_AFTER_LOSS: contract.test_a_lost_hold_fails_its_check_and_calls_on_loss,
+    Violation.INTENT_ENDS_WITH_RELEASE: contract.test_the_next_holder_gets_unfinished_intents_only,
+    Violation.INTENT_ENDS_WITH_LOSS: contract.test_the_next_holder_gets_unfinished_intents_only,
+    Violation.SETTLED_INTENT_REMAINS: contract.test_the_next_holder_gets_unfinished_intents_only,
+    Violation.SILENT_RELEASE: contract.test_a_hold_is_released_once_and_the_release_reports_a_loss,
+    Violation.SECOND_RELEASE: contract.test_a_hold_is_released_once_and_the_release_reports_a_loss,
+    Violation.ID_PER_MANAGER: contract.test_holds_carry_the_id_of_their_ensemble,
 }
 
 
-def test_each_test_of_the_contract_has_a_control() -> None:
+def test_every_test_of_the_contract_has_a_control() -> None:
     tests = {test for name, test in vars(contract).items() if name.startswith("test_")}
-    assert set(FAILS.values()) == tests
+    assert set(FAILING_TESTS.values()) == tests
 
 
-@pytest.mark.parametrize("broken", Break, ids=lambda broken: broken.name.lower())
-def test_a_coordinator_that_breaks_a_rule_is_found(broken: Break, table: str) -> None:
-    test = FAILS[broken]
-    given = {"eventually": partial(eventually, within=5)} if "eventually" in inspect.signature(test).parameters else {}
+@pytest.mark.parametrize("violation", Violation, ids=lambda violation: violation.name.lower())
+def test_negative_control_a_violated_rule_fails_its_test(violation: Violation) -> None:
     with (
-        closing(Memory(broken)) as memory,
+        closing(MemoryCoordinator(violation)) as memory,
         pytest.raises((AssertionError, pytest.fail.Exception, LockTimeoutError)),
     ):
-        test(memory, table, **given)
+        FAILING_TESTS[violation](LockedTable(memory, patience=2))

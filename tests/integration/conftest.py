@@ -1,4 +1,4 @@
-"""A Spark driver, an S3 and what the append job needs, for all tests of the writers."""
+"""Fixtures for tests of writers: a Spark driver, an S3, tables, lock managers and jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,20 +40,20 @@ SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 @pytest.fixture(scope="session")
 def jars() -> list[Path]:
-    """The jars of Delta and S3A, brought if they are not there yet."""
+    """The jars of Delta and S3A, downloaded if they are missing."""
     return resolve_jars()
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3]:
-    """An S3 with a place for tables, ``s3.root``, whose credentials are in the environment."""
-    with lake() as running:
-        yield running
+    """An S3 with tables below ``s3.root`` and its credentials in the environment."""
+    with lake() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One driver for the whole test run, with the writers' own settings."""
+    """One driver for all tests of a process, with the settings of the writers."""
     from writer_jobs import build_session
 
     session = build_session(
@@ -77,10 +77,10 @@ def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def without_guard(spark: SparkSession) -> Callable[..., AbstractContextManager[None]]:
-    """Commit as a program would that knows of no lock, and is not stopped."""
+    """Switch the commit guard off, as in a program without the guard: ``with without_guard():``."""
 
     @contextmanager
-    def off(mode: str = "off") -> Iterator[None]:
+    def guard_off(mode: str = "off") -> Iterator[None]:
         conf = spark.sparkContext._jsc.sc().conf()
         conf.set("spark.sluice.guard", mode)
         try:
@@ -88,7 +88,7 @@ def without_guard(spark: SparkSession) -> Callable[..., AbstractContextManager[N
         finally:
             conf.set("spark.sluice.guard", "required")
 
-    return off
+    return guard_off
 
 
 @pytest.fixture(scope="session")
@@ -97,27 +97,25 @@ def original(
     without_guard: Callable[..., AbstractContextManager[None]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., Path]:
-    """Make a table once by SQL statements, in which ``{t}`` is the table; without the lock."""
+    """Create a table once by SQL statements, in which ``{t}`` is the table; without the lock."""
     from writer_jobs import attach
 
     attach(spark)
-    made: dict[tuple[str, ...], Path] = {}
 
-    def make(*statements: str) -> Path:
-        if statements not in made:
-            path = tmp_path_factory.mktemp("original") / "table"
-            with without_guard():
-                for statement in statements:
-                    spark.sql(statement.replace("{t}", f"delta.`{path}`"))
-            made[statements] = path
-        return made[statements]
+    @cache
+    def create(*statements: str) -> Path:
+        path = tmp_path_factory.mktemp("original") / "table"
+        with without_guard():
+            for statement in statements:
+                spark.sql(statement.replace("{t}", f"delta.`{path}`"))
+        return path
 
-    return make
+    return create
 
 
 @pytest.fixture
 def copy_of(original: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """Give a test its own copy of such a table: a folder is copied in a hundredth of the time that Spark needs."""
+    """Copy an original table for one test, in a hundredth of the time that Spark needs to create it."""
 
     def copy(*statements: str, to: str = "table") -> Path:
         return Path(shutil.copytree(original(*statements), tmp_path / to))
@@ -127,27 +125,27 @@ def copy_of(original: Callable[..., Path], tmp_path: Path) -> Callable[..., Path
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Where no table is yet."""
+    """The path of a table that does not exist yet."""
     return tmp_path / "table"
 
 
 @pytest.fixture
 def existing(copy_of: Callable[..., Path]) -> Path:
-    """An empty table for the rows."""
+    """An empty table with the columns of the rows."""
     return copy_of(EMPTY)
 
 
 @pytest.fixture
 def source(csv_file: Callable[..., Path]) -> Path:
-    """A file of the rows."""
+    """A CSV file of the rows."""
     return csv_file("source.csv", HEADER, ROWS)
 
 
 @pytest.fixture
-def sql_elsewhere(
+def unguarded_sql(
     spark: SparkSession, without_guard: Callable[..., AbstractContextManager[None]]
 ) -> Callable[[str], None]:
-    """Run a statement as such a program would."""
+    """Run a statement in a program without the guard."""
 
     def run(statement: str) -> None:
         with without_guard():
@@ -158,40 +156,39 @@ def sql_elsewhere(
 
 @pytest.fixture
 def heed_ctrl_c() -> Iterator[None]:
-    """Let children heed it even if these tests run in the background, where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let child processes receive SIGINT, which a shell ignores for processes in the background."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture
 def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
-    """A lock manager of the test's own; a rival only of what other threads and programs do."""
-    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=240) as made:
-        yield made
+    """A lock manager whose holds belong to the calling thread."""
+    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=240) as opened:
+        yield opened
 
 
 @pytest.fixture
 def make_manager(zookeeper: Any) -> Iterator[Callable[..., ZookeeperLockManager]]:
-    """Make as many lock managers as wanted: ``make_manager(session_timeout_seconds=4)``."""
-    with ExitStack() as made:
-        yield lambda **settings: made.enter_context(
-            ZookeeperLockManager(zookeeper.hosts, **{"timeout_seconds": 60, **settings})
-        )
+    """Open lock managers: ``make_manager(session_timeout_seconds=4)``."""
+    yield from _manager_factory(ZookeeperLockManager, zookeeper.hosts)
 
 
 @pytest.fixture
 def make_rival(zookeeper: Any) -> Iterator[Callable[..., RivalManager]]:
-    """Make as many lock managers as wanted whose holds are not the calling thread's."""
-    with ExitStack() as made:
-        yield lambda **settings: made.enter_context(
-            RivalManager(zookeeper.hosts, **{"timeout_seconds": 60, **settings})
-        )
+    """Open lock managers whose holds do not belong to the calling thread."""
+    yield from _manager_factory(RivalManager, zookeeper.hosts)
+
+
+def _manager_factory(kind: type[ZookeeperLockManager], hosts: str) -> Iterator[Callable[..., Any]]:
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(kind(hosts, **{"timeout_seconds": 60, **settings}))
 
 
 @pytest.fixture
-def guard_said_to_be_there() -> Iterator[None]:
-    """Let partitions be locked where nothing is committed."""
+def guard_declared() -> Iterator[None]:
+    """Declare the guard installed, so that partitions can be locked in tests that commit nothing."""
     guard_registry.declare_installed(lambda _: SCHEMA)
     yield
     guard_registry.declare_installed(None)
@@ -199,7 +196,7 @@ def guard_said_to_be_there() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job left behind: exit code, lines of standard output, text of standard error."""
+    """Exit code of a job, its lines on standard output, and its standard error."""
 
     code: int
     lines: list[dict[str, Any]]
@@ -217,8 +214,8 @@ def run_job(spark: SparkSession, zookeeper: Any, capsys: pytest.CaptureFixture[s
     def run(job: str, *arguments: str | os.PathLike[str], hosts: str = zookeeper.hosts) -> Outcome:
         capsys.readouterr()
         code = import_module(f"writer_jobs.{job}").main(["--zookeeper", hosts, *map(os.fspath, arguments)])
-        said = capsys.readouterr()
-        return Outcome(code, [json.loads(line) for line in said.out.splitlines()], said.err)
+        output = capsys.readouterr()
+        return Outcome(code, [json.loads(line) for line in output.out.splitlines()], output.err)
 
     return run
 
@@ -231,7 +228,7 @@ def append(run_job: Callable[..., Outcome]) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def versions() -> Callable[[Path], list[str]]:
-    """Return the version files of a local table, to see that it is unchanged."""
+    """Return the names of the version files of a local table."""
     return lambda table: sorted(path.name for path in table.glob("_delta_log/*.json"))
 
 
@@ -251,13 +248,13 @@ def csv_file(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def rows_of() -> Callable[..., list[tuple[Any, ...]]]:
-    """Read a table with a reader that is not Spark's: sorted tuples."""
+    """Read sorted rows with delta-rs: ``rows_of(table, "id", "name")``."""
     from deltalake import DeltaTable, QueryBuilder
 
     def read(table: Path | str, *columns: str) -> list[tuple[Any, ...]]:
-        found = QueryBuilder().register("t", DeltaTable(str(table))).execute("select * from t").read_all()
-        names = columns or found.schema.names
-        return sorted(zip(*(found[name].to_pylist() for name in names), strict=True), key=repr)
+        batch = QueryBuilder().register("t", DeltaTable(str(table))).execute("select * from t").read_all()
+        names = columns or batch.schema.names
+        return sorted(zip(*(batch[name].to_pylist() for name in names), strict=True), key=repr)
 
     return read
 
@@ -291,7 +288,7 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SLUICE_ZK_HOSTS": zookeeper.hosts,
-            # What the lock of a killed job is kept for.
+            # ZooKeeper keeps the lock of a killed job for this time.
             "SLUICE_SESSION_TIMEOUT_SECONDS": "10",
         }
         jobs.append(SubmittedJob(program.name, command, environment, tmp_path / f"stderr-{len(jobs)}.txt"))
@@ -304,7 +301,7 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
 
 @pytest.fixture
 def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> LockedDeltaWriter:
-    """Writes the table."""
+    """A writer of ``table``."""
     from writer_jobs import LockedDeltaWriter
 
     return LockedDeltaWriter(spark, manager, str(table))
@@ -312,11 +309,11 @@ def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> L
 
 @pytest.fixture
 def inspector(manager: ZookeeperLockManager) -> Iterator[LockInspector]:
-    """Looks at the locks of the ensemble."""
+    """A reader of the queues of the ensemble."""
     from lock_manager import LockInspector
 
-    with LockInspector(manager.settings) as found:
-        yield found
+    with LockInspector(manager.settings) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -332,12 +329,12 @@ def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
 
 
 @pytest.fixture
-def care(
+def maintain(
     spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
 ) -> Callable[..., MaintenanceReport]:
-    """Look after the table: ``care(Action.COMPACT)``; without an action, as ``--auto`` does.
+    """Maintain the table: ``maintain(Action.COMPACT)``; without an action, as ``--auto`` does.
 
-    With ``suffix`` after the table beside it: ``care(Action.FORGET, suffix="_cells")``.
+    ``suffix`` selects a side table: ``maintain(Action.FORGET, suffix="_cells")``.
     """
     from writer_jobs.maintenance.executor import UnitExecutor
     from writer_jobs.maintenance.maintainer import TableMaintainer
@@ -346,9 +343,9 @@ def care(
     def run(
         *actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, suffix: str = "", **options: Any
     ) -> MaintenanceReport:
-        worker = UnitExecutor(spark, manager, inspector, f"{table}{suffix}", lock_timeout_seconds=lock_timeout_seconds)
-        made = TableMaintainer(worker, parallel=parallel)
-        return made.run(actions or None, **options)
+        location = f"{table}{suffix}"
+        executor = UnitExecutor(spark, manager, inspector, location, lock_timeout_seconds=lock_timeout_seconds)
+        return TableMaintainer(executor, parallel=parallel).run(actions or None, **options)
 
     return run
 
@@ -369,8 +366,8 @@ def sql(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Call
 def properties(sql: Callable[[str], None]) -> Callable[..., None]:
     """Set properties: ``properties(delta__checkpointInterval="1000")``."""
 
-    def set_them(**given: str) -> None:
-        text = ", ".join(f"'{name.replace('__', '.')}' = '{value}'" for name, value in given.items())
+    def alter(**settings: str) -> None:
+        text = ", ".join(f"'{name.replace('__', '.')}' = '{value}'" for name, value in settings.items())
         sql(f"ALTER TABLE {{table}} SET TBLPROPERTIES ({text})")
 
-    return set_them
+    return alter

@@ -1,5 +1,5 @@
-// A client with Curator's InterProcessMutex, told by a line what to do: "try MILLISECONDS" or "release".
-// Arguments: hosts, path, and the name of a LockInternalsDriver's class for another one than Curator's own.
+// A client with Curator's InterProcessMutex. Commands on standard input: "try MILLISECONDS" and "release".
+// Arguments: hosts, path, and optionally the class of a LockInternalsDriver that replaces Curator's own.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.util.concurrent.TimeUnit;
@@ -18,10 +18,10 @@ public class CuratorMutex {
                 ? new InterProcessMutex(client, arguments[1])
                 : new InterProcessMutex(client, arguments[1], (LockInternalsDriver)
                         Class.forName(arguments[2]).getDeclaredConstructor().newInstance());
-        BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
+        BufferedReader commands = new BufferedReader(new InputStreamReader(System.in));
         System.out.println("ready");
-        for (String order = orders.readLine(); order != null; order = orders.readLine()) {
-            String[] words = order.split(" ");
+        for (String command = commands.readLine(); command != null; command = commands.readLine()) {
+            String[] words = command.split(" ");
             if (words[0].equals("try")) {
                 System.out.println(mutex.acquire(Long.parseLong(words[1]), TimeUnit.MILLISECONDS));
             } else {

@@ -8,38 +8,26 @@ import org.apache.hadoop.fs.RawLocalFileSystem;
 import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.hadoop.util.Progressable;
 
-/** The local disk under the name of a service, so that Delta's own log store for that service runs for real. */
+/** The local disk under the scheme of a storage service, so that Delta's log store for that service can run. */
 public abstract class Elsewhere extends RawLocalFileSystem {
-  /** System property that says which of Delta's log stores created a file last. */
+  /** System property with the class of Delta's log store that created the last file. */
   private static final String CREATED_BY = "elsewhere.created.by";
 
   public static class Hdfs extends Elsewhere {
-    @Override
-    public String getScheme() {
-      return "hdfs";
-    }
+    @Override public String getScheme() { return "hdfs"; }
 
-    @Override
-    protected int getDefaultPort() {
-      return 8020;
-    }
+    @Override protected int getDefaultPort() { return 8020; }
   }
 
   public static class Abfs extends Elsewhere {
-    @Override
-    public String getScheme() {
-      return "abfs";
-    }
+    @Override public String getScheme() { return "abfs"; }
   }
 
   public static class Gs extends Elsewhere {
-    @Override
-    public String getScheme() {
-      return "gs";
-    }
+    @Override public String getScheme() { return "gs"; }
   }
 
-  /** HDFS as Hadoop's other interface has it, which Delta uses there. */
+  /** HDFS for Hadoop's FileContext API, which Delta uses for HDFS. */
   public static class HdfsContext extends DelegateToFileSystem {
     public HdfsContext(URI uri, Configuration conf) throws Exception {
       super(uri, new Hdfs(), conf, "hdfs", true);
@@ -53,7 +41,7 @@ public abstract class Elsewhere extends RawLocalFileSystem {
 
   @Override
   public boolean rename(Path from, Path to) throws IOException {
-    // These services overwrite nothing by it.
+    // A rename on these services does not overwrite a file.
     return !exists(to) && super.rename(from, to);
   }
 
@@ -61,7 +49,7 @@ public abstract class Elsewhere extends RawLocalFileSystem {
   public FSDataOutputStream create(
       Path path, boolean overwrite, int bufferSize, short replication, long blockSize, Progressable progress)
       throws IOException {
-    noteWho();
+    recordLogStore();
     return super.create(path, overwrite, bufferSize, replication, blockSize, progress);
   }
 
@@ -69,11 +57,11 @@ public abstract class Elsewhere extends RawLocalFileSystem {
   public FSDataOutputStream create(
       Path path, FsPermission permission, boolean overwrite, int bufferSize, short replication, long blockSize,
       Progressable progress) throws IOException {
-    noteWho();
+    recordLogStore();
     return super.create(path, permission, overwrite, bufferSize, replication, blockSize, progress);
   }
 
-  private static void noteWho() {
+  private static void recordLogStore() {
     StackWalker.getInstance().forEach(frame -> {
       if (frame.getClassName().matches("io\\.delta\\.storage\\.\\w+LogStore.*")) {
         System.setProperty(CREATED_BY, frame.getClassName());

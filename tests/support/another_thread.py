@@ -1,4 +1,4 @@
-"""Hold a lock in another thread: those of one thread are nested in each other."""
+"""Hold a lock in another thread, because locks of one thread are nested and do not exclude each other."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-_BEGIN_SECONDS = 60
+_ACQUIRE_SECONDS = 60
 
 
 @contextmanager
 def in_another_thread(hold: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Be in a context that another thread makes, enters, and leaves at the end of the block."""
-    begun, over = threading.Event(), threading.Event()
+    """Enter a context in another thread, and leave it at the end of the block."""
+    acquired, finished = threading.Event(), threading.Event()
 
     def run() -> None:
         with hold():
-            begun.set()
-            over.wait()
+            acquired.set()
+            finished.wait()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert begun.wait(_BEGIN_SECONDS), "the lock was not had"
+    assert acquired.wait(_ACQUIRE_SECONDS), "the lock was not acquired"
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""Rows for the append job: a table for them, and files of them."""
+"""Rows for the append job, the header of their CSV file, and the statement that creates their table."""
 
 from __future__ import annotations
 

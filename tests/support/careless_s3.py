@@ -1,4 +1,4 @@
-"""An S3 that ignores the condition of a conditional PUT, or spoils the answers to the proof that it honours it."""
+"""An S3 that ignores the condition of a PUT, or answers the probe of conditional PUTs with errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WRITER = "writer-1"
 _IMPATIENT = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
 
 
-class Careless:
-    """WSGI middleware: see the module.
+class CarelessMiddleware:
+    """WSGI middleware that removes conditions from PUTs and replaces answers.
 
     Attributes:
-        ignores: pattern of the keys whose ``If-None-Match`` is removed from a PUT, as by a store without the feature.
-        errors: HTTP statuses for the next PUTs of the proof's object; none of them reaches the store.
-        puts: PUTs, by the last part of the key.
+        ignores: Pattern of the keys whose PUTs lose ``If-None-Match``, as in a store without the feature.
+        errors: HTTP statuses for the next PUTs of the probe's object. These PUTs do not reach the store.
+        puts: Number of PUTs by the last part of the key.
 
     """
 
@@ -50,30 +50,24 @@ class Careless:
 
 
 class CarelessS3(FaultyS3):
-    """The S3 of the tests behind :class:`Careless`.
+    """The S3 of the tests behind :class:`CarelessMiddleware`.
 
     Attributes:
-        front: the outermost middleware.
-        faults: the gate with the faults of :class:`FaultyS3`, behind it.
+        front: The outermost middleware.
+        faults: The gate with the faults of :class:`FaultyS3`, behind ``front``.
 
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.faults: FaultGate = self.gate
-        self.front = Careless(self.faults)
+        self.front = CarelessMiddleware(self.faults)
         self.gate = self.front  # type: ignore[assignment]
 
 
 @contextmanager
 def careless_table(spark: SparkSession, ignores: str = "(?!)") -> Iterator[tuple[CarelessS3, str]]:
-    """Serve such an S3 to a running session, for one new bucket; yield it and the URI of a table that is not there.
-
-    Args:
-        spark: its other buckets stay where they are.
-        ignores: see :class:`Careless`.
-
-    """
+    """Configure a new bucket of a careless S3 in a running session; yield the S3 and the URI of a table to create."""
     with CarelessS3() as s3, pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():
             patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""The commits of a table with changes, read without Delta."""
+"""Read the commits of a table with changes from its log, without Delta."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def batches_in(table: Path) -> list[int | None]:
-    """Return the number of the batch that each commit of changes notes, oldest first."""
-    found: list[int | None] = []
+    """Return the batch number of each commit of changes, oldest first."""
+    batches: list[int | None] = []
     for file in sorted(table.glob("_delta_log/*.json")):
         actions = [json.loads(line) for line in file.read_text().splitlines()]
         if any("changes" in action.get("commitInfo", {}).get("sluice", {}) for action in actions):
-            found.append(next((action["txn"]["version"] for action in actions if "txn" in action), None))
-    return found
+            batches.append(next((action["txn"]["version"] for action in actions if "txn" in action), None))
+    return batches

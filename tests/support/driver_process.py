@@ -1,4 +1,4 @@
-"""A Spark driver that does what a test tells it (``spark_driver.py``), seen from the test."""
+"""The test's side of a Spark driver in a process of its own; ``spark_driver.py`` is the driver's side."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from soak.tcp_proxy import Link
 
 ROOT = Path(__file__).parents[2]
 WAIT = 120
-"""Seconds after which what a driver was told to do counts as failed."""
+"""Seconds that a test waits for a driver."""
 IMPATIENT = "impatient"
-"""The bucket of tables for which a driver waits and tries again as little as can be."""
+"""The bucket for whose tables a driver has short timeouts and no repeated requests."""
 
 _PROGRAM = ROOT / "tests" / "support" / "spark_driver.py"
 _SESSION_SECONDS = 4
-_PATIENCE = {"fs.s3a.attempts.maximum": "1", "fs.s3a.connection.timeout": "1500ms"}
+_SHORT_TIMEOUTS = {"fs.s3a.attempts.maximum": "1", "fs.s3a.connection.timeout": "1500ms"}
 
 
 class Driver:
-    """A Spark driver as a process of its own, with a way of its own to ZooKeeper.
+    """A Spark driver in a process of its own, with a proxy between it and ZooKeeper.
 
     Args:
-        name: ``writer-1`` and so on; S3 learns it.
-        hosts: of ZooKeeper.
-        s3: where it writes.
-        conf: more settings.
+        name: ``writer-1`` and so on; part of the user agent that S3 gets.
+        hosts: Connection string of ZooKeeper.
+        s3: The S3 of its tables.
+        conf: Additional Spark settings.
 
     """
 
@@ -44,7 +44,7 @@ class Driver:
         self.link = Link(hosts)
         impatient = {
             key.replace("fs.s3a", f"spark.hadoop.fs.s3a.bucket.{IMPATIENT}", 1): value
-            for key, value in {**hadoop_settings(name, s3), **_PATIENCE}.items()
+            for key, value in {**hadoop_settings(name, s3), **_SHORT_TIMEOUTS}.items()
         }
         settings = {
             "spark.master": "local[1]",
@@ -69,33 +69,35 @@ class Driver:
         self.pids: tuple[int, ...] = ()
 
     def wait_until_ready(self) -> None:
-        """Wait until it can be told something, unless that was waited for before."""
+        """Wait until the driver accepts commands."""
         if not self.pids:
             assert self.answer() == {"done": "ready"}
             self.pids = tuple(self.do("pids"))
 
     def begin(self, do: str, **arguments: Any) -> None:
+        """Send a command without waiting for its answer."""
         self.tell(json.dumps({"do": do, **arguments}))
 
-    def tell(self, words: str) -> None:
+    def tell(self, line: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(words + "\n")
+        self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
 
     def do(self, do: str, **arguments: Any) -> Any:
+        """Run a command; return its result."""
         self.begin(do, **arguments)
         answer = self.answer()
         assert "done" in answer, answer
         return answer["done"]
 
-    def signal(self, number: signal.Signals, which: str) -> None:
+    def signal(self, number: signal.Signals, target: str) -> None:
         python, jvm = self.pids
-        for pid in {"python": [python], "jvm": [jvm], "both": [python, jvm]}[which]:
+        for pid in {"python": [python], "jvm": [jvm], "both": [python, jvm]}[target]:
             send_signal(pid, number)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A gateway before an S3, for stores that have a fault of their own."""
+"""A gateway in front of an S3, for stores with faults."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """Forwards to an S3."""
+    """Forwards requests to an S3."""
 
     protocol_version = "HTTP/1.1"
     backend = ""
 
-    def ask(self, command: str, body: bytes = b"") -> tuple[int, bytes, Sequence[tuple[str, str]]]:
-        """Return the S3's answer, without the condition: what a store does that does not know it."""
-        left_out = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
-        headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(left_out)}
+    def forward_unconditionally(self, command: str, body: bytes = b"") -> tuple[int, bytes, Sequence[tuple[str, str]]]:
+        """Return the S3's answer to the request without its condition, as a store without the feature would."""
+        removed = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
+        headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(removed)}
         connection = HTTPConnection(self.backend, timeout=30)
         try:
             connection.request(command, self.path, body or None, headers)
@@ -28,7 +28,7 @@ class Gateway(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def say(self, status: int, content: bytes = b"", headers: Sequence[tuple[str, str]] = ()) -> None:
+    def respond(self, status: int, content: bytes = b"", headers: Sequence[tuple[str, str]] = ()) -> None:
         self.send_response(status)
         for name, value in headers:
             if name.lower() not in ("content-length", "connection", "transfer-encoding", "server", "date"):
@@ -38,11 +38,11 @@ class Gateway(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def refuse(self, status: int, code: str) -> None:
-        self.say(status, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+        self.respond(status, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
 
     def forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.say(*self.ask(self.command, body))
+        self.respond(*self.forward_unconditionally(self.command, body))
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward  # noqa: N815 (the base class's names)
 
@@ -51,8 +51,8 @@ class Gateway(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(kind: type[Gateway], endpoint: str) -> Iterator[str]:
-    """Have a gateway of that kind before the S3 at ``endpoint``; yield its own endpoint."""
+def serve_gateway(kind: type[Gateway], endpoint: str) -> Iterator[str]:
+    """Run a gateway in front of the S3 at ``endpoint``; yield the endpoint of the gateway."""
     handler = type("Handler", (kind,), {"backend": urlsplit(endpoint).netloc})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever)

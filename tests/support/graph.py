@@ -1,11 +1,11 @@
-"""The graph of resources that the Pulumi program makes, for tests to ask questions of."""
+"""The graph of resources that the Pulumi program creates."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,30 +15,30 @@ INFRA = ROOT / "infra"
 ADDRESSES = [f"10.100.0.{10 + number}" for number in range(1, 8)]
 _SECONDS = 600.0
 
-#: Configurations that differ in what is made; every invariant holds for each.
+#: Configurations with different resources. Every invariant holds for each of them.
 CONFIGURATIONS: Mapping[str, dict[str, Any]] = {
-    "as it comes": {},
+    "defaults": {},
     "five nodes": {"nodes": 5},
     "NAT": {"egress": "nat"},
     "KMS and prefixes": {"kms": True, "commitPolicy": "prefixes", "tablePrefixes": ["silver", "/gold/daily/"]},
     "existing network": {"vpcId": "vpc-1", "subnetIds": ["s-1", "s-2", "s-3"], "writerSecurityGroupIds": ["sg-9"]},
     "existing bucket": {"existingBucket": "their-lake"},
     "existing ensemble": {"existingZookeeper": "zk-0.zk:2281,zk-1.zk:2281/sluice"},
-    "to play with": {"protect": False, "egress": "nat"},
+    "disposable": {"protect": False, "egress": "nat"},
     "replacing node 2": {"replaceNode": 2},
 }
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource as Pulumi's engine is asked for it.
+    """A resource as the program registers it with Pulumi's engine.
 
     Attributes:
-        kind: its type's last part, such as ``Bucket``.
-        name: in the program.
-        inputs: by name in camel case; no unknown is among them.
-        secret: names of the inputs that are encrypted in Pulumi's state.
-        options: those of ``stack_graph.OPTIONS``.
+        kind: The last part of the type, such as ``Bucket``.
+        type: The type of Pulumi, such as ``aws:s3/bucket:Bucket``.
+        name: The name in the program.
+        inputs: Inputs by name in camel case, without unknown values.
+        options: The options named in ``stack_graph.OPTIONS``.
 
     """
 
@@ -46,13 +46,12 @@ class Resource:
     type: str
     name: str
     inputs: dict[str, Any]
-    secret: list[str]
     options: dict[str, Any]
 
     def document(self, key: str = "policy") -> dict[str, Any]:
         """Return an input that is JSON text."""
-        found: dict[str, Any] = json.loads(self.inputs[key])
-        return found
+        document: dict[str, Any] = json.loads(self.inputs[key])
+        return document
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -66,64 +65,52 @@ class Graph:
     outputs: dict[str, Any]
 
     def all(self, *kinds: str) -> list[Resource]:
-        """Return the resources of these kinds; at least one."""
-        found = self.some(*kinds)
-        assert found, f"no {' or '.join(kinds)} is made"
-        return found
+        """Return the resources of these kinds; fail if there are none."""
+        resources = self.some(*kinds)
+        assert resources, f"no {' or '.join(kinds)} in the stack"
+        return resources
 
     def some(self, *kinds: str) -> list[Resource]:
-        """Return the resources of these kinds, which may be none."""
-        return [each for each in self.resources if each.kind in kinds]
+        """Return the resources of these kinds, possibly none."""
+        return [resource for resource in self.resources if resource.kind in kinds]
 
     def one(self, kind: str, name: str) -> Resource:
         """Return the resource of this kind and name."""
-        [found] = [each for each in self.resources if (each.kind, each.name) == (kind, name)]
-        return found
-
-    def policies(self) -> Iterator[tuple[Resource, dict[str, Any]]]:
-        """Yield each statement of each policy of IAM, of a bucket, of an endpoint, and of trust."""
-        for each in self.resources:
-            for key in ("policy", "assumeRolePolicy"):
-                if isinstance(each.inputs.get(key), str):
-                    for statement in each.document(key)["Statement"]:
-                        yield each, statement
+        (match,) = [resource for resource in self.some(kind) if resource.name == name]
+        return match
 
 
 class ProgramError(AssertionError):
-    """The program refused a configuration; its message is what a user sees."""
+    """The program refused a configuration. The message is the one that a user gets."""
 
 
 def graphs(
     runs: list[tuple[Path, dict[str, Any]]], addresses: list[str] = ADDRESSES, *, preview: bool = False
 ) -> list[Graph | ProgramError]:
-    """Run the program of each folder with each configuration; in a preview nothing that AWS would say is known."""
-    told = {"addresses": addresses, "preview": preview}
-    asked = [{"infra": str(infra), "config": config, **told} for infra, config in runs]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("stack_graph.py"))],
-        input=json.dumps(asked),
+    """Run the program of each folder with its configuration; in a preview no output of AWS is known."""
+    environment = {"addresses": addresses, "preview": preview}
+    completed = subprocess.run(
+        [sys.executable, "-m", "tests.support.stack_graph"],
+        cwd=ROOT,
+        input=json.dumps([{"infra": str(infra), "config": config, **environment} for infra, config in runs]),
         stdout=subprocess.PIPE,
         text=True,
         timeout=_SECONDS,
         check=True,
     )
-    return [_parsed(found) for found in json.loads(done.stdout)]
+    return [_parsed(result) for result in json.loads(completed.stdout)]
 
 
 def graph(config: dict[str, Any] | None = None, addresses: list[str] = ADDRESSES) -> Graph:
-    """Run the program; see ``Pulumi.yaml`` for the configuration.
-
-    Raises:
-        ProgramError: it refuses the configuration.
-
-    """
-    [found] = graphs([(INFRA, config or {})], addresses)
-    if isinstance(found, ProgramError):
-        raise found
-    return found
+    """Run the program once; raise :class:`ProgramError` if it refuses the configuration."""
+    (stack,) = graphs([(INFRA, config or {})], addresses)
+    if isinstance(stack, ProgramError):
+        raise stack
+    return stack
 
 
-def _parsed(found: dict[str, Any]) -> Graph | ProgramError:
-    if "error" in found:
-        return ProgramError(found["error"])
-    return Graph([Resource(each["type"].split(":")[-1], **each) for each in found["resources"]], found["outputs"])
+def _parsed(result: dict[str, Any]) -> Graph | ProgramError:
+    if "error" in result:
+        return ProgramError(result["error"])
+    resources = [Resource(resource["type"].split(":")[-1], **resource) for resource in result["resources"]]
+    return Graph(resources, result["outputs"])

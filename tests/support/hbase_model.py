@@ -1,4 +1,4 @@
-"""HBase's rules of reading in plain Python, and random histories of cells."""
+"""HBase's read semantics in plain Python, and random histories of cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.deliveries import AWKWARD_TEXTS
 
 
 class Cell(NamedTuple):
-    """One mutation, as a file of cells has it."""
+    """One mutation in a file of cells."""
 
     row: str
     family: str
@@ -22,28 +22,28 @@ class Cell(NamedTuple):
 
 
 SCHEMA = "row string, family string, qualifier string, timestamp long, type string, value string"
-PUTS, FAMILIES, QUALIFIERS, MOMENTS = 0.6, ("d", "m"), ("a", "b"), len(AWKWARD_TEXTS)
+PUT_SHARE, FAMILIES, QUALIFIERS, TIMESTAMPS = 0.6, ("d", "m"), ("a", "b"), len(AWKWARD_TEXTS)
 TYPES = ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")
 
 
 def hbase_shows(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
-    """Return the values that a reader sees, by row and ``family:qualifier``."""
-    of_row: dict[str, set[Cell]] = defaultdict(set)
+    """Return the values that a reader gets, by row and ``family:qualifier``."""
+    cells_by_row: dict[str, set[Cell]] = defaultdict(set)
     for cell in cells:
-        of_row[cell.row].add(cell)
-    versions: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for row, known in of_row.items():
-        for cell in known:
-            if cell.type == "Put" and not any(hides(other, cell) for other in known):
-                versions[row, f"{cell.family}:{cell.qualifier}"].append(cell)
-    shown: dict[str, dict[str, str]] = defaultdict(dict)
-    for (row, column), seen in versions.items():
-        shown[row][column] = str(max(seen, key=lambda cell: cell.timestamp).value)
-    return dict(shown)
+        cells_by_row[cell.row].add(cell)
+    puts: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for row, row_cells in cells_by_row.items():
+        for put in row_cells:
+            if put.type == "Put" and not any(hides(delete, put) for delete in row_cells):
+                puts[row, f"{put.family}:{put.qualifier}"].append(put)
+    values: dict[str, dict[str, str]] = defaultdict(dict)
+    for (row, column), versions in puts.items():
+        values[row][column] = str(max(versions, key=lambda put: put.timestamp).value)
+    return dict(values)
 
 
 def hides(delete: Cell, put: Cell) -> bool:
-    """Tell whether a delete hides a Put of its row."""
+    """Return whether a cell is a delete that hides a Put of the same row."""
     if delete.type == "Put" or delete.family != put.family:
         return False
     if delete.type in ("Delete", "DeleteColumn") and delete.qualifier != put.qualifier:
@@ -54,16 +54,15 @@ def hides(delete: Cell, put: Cell) -> bool:
 
 
 def histories(seed: int, number: int) -> list[Cell]:
-    """Return the cells of many short histories, each of a row of its own, with few timestamps so that they meet."""
-    chance = random.Random(seed)
+    """Return the cells of random histories, one for each row; few timestamps, so that mutations share them."""
+    generator = random.Random(seed)
     cells: set[Cell] = set()
     for history in range(number):
-        for _ in range(chance.randint(2, 9)):
-            kind = "Put" if chance.random() < PUTS else chance.choice(TYPES)
-            family, qualifier = chance.choice(FAMILIES), chance.choice(QUALIFIERS)
-            at = chance.randrange(MOMENTS)
-            # One value for one timestamp: which of two would count, the cells alone do not tell.
-            value = AWKWARD_TEXTS[at] if kind == "Put" else None
-            named = "" if "Family" in kind else qualifier
-            cells.add(Cell(f"r{history:05}", family, named, at, kind, value))
+        for _ in range(generator.randint(2, 9)):
+            kind = "Put" if generator.random() < PUT_SHARE else generator.choice(TYPES)
+            family, qualifier = generator.choice(FAMILIES), generator.choice(QUALIFIERS)
+            timestamp = generator.randrange(TIMESTAMPS)
+            # One value for each timestamp, because HBase does not define which of two values counts.
+            value = AWKWARD_TEXTS[timestamp] if kind == "Put" else None
+            cells.add(Cell(f"r{history:05}", family, "" if "Family" in kind else qualifier, timestamp, kind, value))
     return sorted(cells, key=repr)

@@ -1,8 +1,7 @@
-"""A machine of the ensemble, as far as one folder can be one: its scripts run, against commands that stand in for AWS.
+"""A node of the ensemble in a folder: its scripts run against stand-ins for the commands of AWS and of the machine.
 
-What the scripts ask AWS for is answered from what the program would have put there: the parameter, the secret and the
-artifacts of the graph. Commands that need a machine of their own (dnf, mkfs, mount, systemctl) write down how they were
-called.
+The stand-in for ``aws`` answers with the parameters, the secret and the artifacts of the graph. Commands that need a
+real machine (dnf, mkfs, mount, systemctl) only record their calls.
 """
 
 from __future__ import annotations
@@ -18,52 +17,31 @@ from tests.support.graph import INFRA, Graph
 AWS = """#!/bin/bash
 echo "aws $*" >> "$SLUICE_ROOT/calls"
 [[ ! -e $SLUICE_ROOT/aws-is-away ]] || exit 255
-asked=$*
+arguments=$*
 while (($#)); do
   case $1 in
     --name | --secret-id) file=$SLUICE_ROOT/aws/${2//\\//_} ;;
-    --value) [[ $asked != *put-parameter* ]] || printf '%s\\n' "$2" > "$file" ;;
+    --value) [[ $arguments != *put-parameter* ]] || printf '%s\\n' "$2" > "$file" ;;
     s3://*) exec cp "$SLUICE_ROOT/aws/$(basename "$1")" "$2" ;;
   esac
   shift
 done
-[[ $asked != *" get-"* ]] || exec cat "$file"
+[[ $arguments != *" get-"* ]] || exec cat "$file"
 """
-NOTED = '#!/bin/bash\necho "${0##*/} $*" >> "$SLUICE_ROOT/calls"\n'
-#: 0: the device has a file system; 2: it is blank; anything else: it cannot be read.
-BLKID = '#!/bin/bash\necho "blkid $*" >> "$SLUICE_ROOT/calls"\nexit "$(cat "$SLUICE_ROOT/blkid-says")"\n'
-#: A new machine does not know the user.
+RECORD_CALL = '#!/bin/bash\necho "${0##*/} $*" >> "$SLUICE_ROOT/calls"\n'
+#: Status 0: the device has a file system. 2: it is blank. Others: it cannot be read.
+BLKID = '#!/bin/bash\necho "blkid $*" >> "$SLUICE_ROOT/calls"\nexit "$(cat "$SLUICE_ROOT/blkid-status")"\n'
+#: A new machine does not have the user.
 ID = "#!/bin/bash\nexit 1\n"
-STAND_INS = {"aws": AWS, "blkid": BLKID, "id": ID} | dict.fromkeys(
-    (
-        "dnf",
-        "mkfs.xfs",
-        "xfs_growfs",
-        "mount",
-        "systemctl",
-        "groupadd",
-        "useradd",
-        "chown",
-        "chgrp",
-        "amazon-cloudwatch-agent-ctl",
-        "sleep",
-    ),
-    NOTED,
-)
+RECORDED = (
+    "dnf", "mkfs.xfs", "xfs_growfs", "mount", "systemctl", "groupadd", "useradd", "chown", "chgrp", "sleep",
+    "amazon-cloudwatch-agent-ctl",
+)  # fmt: skip
+STAND_INS = {"aws": AWS, "blkid": BLKID, "id": ID} | dict.fromkeys(RECORDED, RECORD_CALL)
 
 
 class Machine:
-    """One node of a graph, in a folder.
-
-    Args:
-        graph: of the stack.
-        node: its id.
-        root: its file system.
-
-    Attributes:
-        variables: of its user data, without the prefix ``SLUICE_``.
-
-    """
+    """A node of a stack in a folder; ``variables`` are those of its user data, without the prefix ``SLUICE_``."""
 
     def __init__(self, graph: Graph, node: int, root: Path) -> None:
         self.root = root
@@ -77,10 +55,10 @@ class Machine:
             (root / "bin" / name).write_text(text)
             (root / "bin" / name).chmod(0o755)
         (root / "proc/meminfo").write_text("MemTotal:        1900000 kB\nMemFree: 1 kB\n")
-        (root / "blkid-says").write_text("2")
-        self._answer(self.variables["PARAMETER"], graph.one("Parameter", f"zookeeper-{node}").inputs["value"])
-        self.say_initialized("no")
-        self._answer(self.variables["SECRET"], graph.one("SecretVersion", f"zookeeper-{node}").inputs["secretString"])
+        (root / "blkid-status").write_text("2")
+        self._store(self.variables["PARAMETER"], graph.one("Parameter", f"zookeeper-{node}").inputs["value"])
+        self.set_initialized("no")
+        self._store(self.variables["SECRET"], graph.one("SecretVersion", f"zookeeper-{node}").inputs["secretString"])
         for name in ("DATA_VOLUME", "LOG_VOLUME"):
             volume = self.variables[name].replace("-", "")
             (root / f"dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{volume}").touch()
@@ -88,46 +66,46 @@ class Machine:
             name = line.rpartition("/")[2]
             (root / "aws" / name).write_bytes((INFRA / "node" / name).read_bytes())
 
-    def say_initialized(self, word: str) -> None:
-        """Have the Parameter Store say whether the ensemble has ever had a leader: ``yes`` or ``no``."""
-        self._answer(self.variables["INITIALIZED"], f"{word}\n")
+    def set_initialized(self, word: str) -> None:
+        """Set the parameter that states whether the ensemble has ever had a leader: ``yes`` or ``no``."""
+        self._store(self.variables["INITIALIZED"], f"{word}\n")
 
     @property
     def initialized(self) -> str:
-        """What the Parameter Store says of it."""
-        return self._asked(self.variables["INITIALIZED"]).read_text().strip()
+        """The value of the parameter, ``yes`` or ``no``."""
+        return self._file(self.variables["INITIALIZED"]).read_text().strip()
 
-    def forget_initialized(self) -> None:
-        """Have the Parameter Store refuse to say it."""
-        self._asked(self.variables["INITIALIZED"]).unlink()
+    def remove_initialized(self) -> None:
+        """Let requests for the parameter fail."""
+        self._file(self.variables["INITIALIZED"]).unlink()
 
-    def _asked(self, name: str) -> Path:
+    def _file(self, name: str) -> Path:
         return self.root / "aws" / name.replace("/", "_")
 
-    def _answer(self, asked: str, answer: str) -> None:
-        self._asked(asked).write_text(answer)
+    def _store(self, name: str, value: str) -> None:
+        self._file(name).write_text(value)
 
     @property
     def calls(self) -> list[str]:
-        """What the stand-ins were called with."""
+        """The command lines of all calls of the stand-ins."""
         file = self.root / "calls"
         return file.read_text().splitlines() if file.exists() else []
 
     def environment(self) -> dict[str, str]:
-        """Return that of the node's services."""
-        told = {f"SLUICE_{name}": value for name, value in self.variables.items()}
+        """Return the environment of the node's services."""
+        variables = {f"SLUICE_{name}": value for name, value in self.variables.items()}
         path = f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, **told, "SLUICE_ROOT": str(self.root), "PATH": path}
+        return {**os.environ, **variables, "SLUICE_ROOT": str(self.root), "PATH": path}
 
     def bootstrap(self, archive: Path, sha512: str) -> subprocess.CompletedProcess[str]:
-        """Run the user data, with an archive that stands in for ZooKeeper's."""
+        """Run the user data with an archive in place of ZooKeeper's."""
         (self.root / "aws" / self.variables["ARCHIVE"].rpartition("/")[2]).write_bytes(archive.read_bytes())
         script = self.root / "user-data"
         script.write_text(self._user_data.replace(self.variables["ARCHIVE_SHA512"], sha512))
         return self._run(["bash", str(script)])
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run one of the node's own scripts."""
+        """Run a script of the node."""
         return self._run(["bash", str(INFRA / "node" / script)], **environment)
 
     def _run(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

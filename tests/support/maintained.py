@@ -1,4 +1,4 @@
-"""Tables that are looked after: what is in them, and how old they are."""
+"""Tables under maintenance: their findings, keys, file ages, and streams that read them."""
 
 from __future__ import annotations
 
@@ -13,37 +13,34 @@ from writer_jobs.maintenance.findings import Finding, find
 from writer_jobs.maintenance.measure import Measurement
 
 _HOUR = 3600
-LONG_AGO_HOURS = 24 * 8
+_EIGHT_DAYS_HOURS = 24 * 8
 
 
-def codes(measured: Measurement) -> dict[str, Finding]:
-    return {finding.code: finding for finding in find(measured.health, measured.policy)}
+def codes(measurement: Measurement) -> dict[str, Finding]:
+    """Return the findings of a measurement by code."""
+    return {finding.code: finding for finding in find(measurement.health, measurement.policy)}
 
 
 def keys_of(spark: SparkSession, table: Path) -> list[int]:
     return sorted(row[0] for row in spark.read.format("delta").load(str(table)).select("key").collect())
 
 
-def made_old(path: Path, hours: float) -> None:
-    then = time.time() - hours * _HOUR
-    os.utime(path, (then, then))
+def set_file_age(path: Path, hours: float) -> None:
+    modified = time.time() - hours * _HOUR
+    os.utime(path, (modified, modified))
 
 
-def made_all_old(table: Path) -> None:
+def age_all_files(table: Path) -> None:
+    """Set the age of all files of a table to eight days."""
     for path in table.rglob("*"):
         if path.is_file():
-            made_old(path, LONG_AGO_HOURS)
+            set_file_age(path, _EIGHT_DAYS_HOURS)
 
 
-def stream_of(spark: SparkSession, table: Path, folder: Path, out: Path | None = None) -> Callable[[], int]:
-    """Return what has a stream read what is new, and says how many rows it has read altogether.
+def stream_reader(spark: SparkSession, table: Path, folder: Path, out: Path | None = None) -> Callable[[], int]:
+    """Return a function that lets a stream read new rows, and returns how many rows the stream has read in total.
 
-    Args:
-        spark: the session.
-        table: that it reads.
-        folder: of its checkpoint.
-        out: folder to write to; None: beside the checkpoint.
-
+    The folder contains the streaming checkpoint and, unless ``out`` is another folder, the output.
     """
     rows = folder / "out" if out is None else out
 

@@ -1,4 +1,4 @@
-"""An ensemble of real servers on this machine, of what the program renders: zoo.cfg, certificates, the command."""
+"""An ensemble of real servers on this machine with the program's zoo.cfg, certificates and server command."""
 
 from __future__ import annotations
 
@@ -9,33 +9,21 @@ import ssl
 import subprocess
 from pathlib import Path
 
-from lock_manager.testing.embedded import (
-    find_java,
-    find_server_jars,
-    find_spark_jars,
-    small_jvm_options,
-    start_supervised,
-    stop_supervised,
-)
+from lock_manager.testing import embedded
 from sluice.ensemble.members import Server, ask_server
+from tests.support.ensemble_members import is_in_sync
 from tests.support.graph import INFRA, Graph
 from tests.support.machine import Machine
 from tests.support.waiting import eventually
 
 PORT = 2281
 PATIENCE = 90.0
-# PySpark's jars are a complete ZooKeeper but for the metrics provider, and log with another library.
-_NOT_HERE = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
+# PySpark's jars contain ZooKeeper without the metrics provider, and another logging library.
+_UNAVAILABLE = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
 
 
 class Member:
-    """One member, in a folder of its own.
-
-    Attributes:
-        address: on which it listens.
-        machine: on which it would be.
-
-    """
+    """A member of the ensemble, and the node in whose folder it runs."""
 
     def __init__(self, graph: Graph, node: int, root: Path) -> None:
         self.node = node
@@ -44,137 +32,128 @@ class Member:
         for folder in ("data", "log"):
             (root / "var/lib/zookeeper" / folder).mkdir(parents=True)
         (root / "etc/zookeeper").mkdir()
-        # As the bootstrap does.
+        # The bootstrap writes these files.
         (root / "var/lib/zookeeper/data/myid").write_text(f"{node}\n")
         (root / "var/lib/zookeeper/log/initialize").touch()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._log = root / "server.log"
 
     def start(self) -> None:
-        """Do what the unit does: fetch, and start the server, with paths below the folder."""
+        """Configure and start the server as the systemd unit does, with paths below the folder."""
         root = self.machine.root
-        configured = self.machine.run("sluice-configure")
-        assert configured.returncode == 0, configured.stderr
+        self._run("sluice-configure")
         config = root / "etc/zookeeper/zoo.cfg"
-        moved = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
-        config.write_text(_NOT_HERE.sub("", moved))
+        relocated = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
+        config.write_text(_UNAVAILABLE.sub("", relocated))
         unit = (INFRA / "node/zookeeper.service").read_text()
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
-        instead = {
-            "/usr/bin/java": [find_java()],
-            "$SLUICE_HEAP": small_jvm_options(),
-            "/opt/zookeeper/lib/*": [":".join(map(str, find_server_jars()))],
+        replacements = {
+            "/usr/bin/java": [embedded.find_java()],
+            "$SLUICE_HEAP": embedded.small_jvm_options(),
+            "/opt/zookeeper/lib/*": [":".join(map(str, embedded.find_server_jars()))],
             "/etc/zookeeper/zoo.cfg": [str(config)],
             "-Dlogback.configurationFile=/etc/zookeeper/logback.xml": ["-Dorg.apache.logging.log4j.level=INFO"],
         }
-        assert set(instead) <= set(command), f"{sorted(set(instead) - set(command))} not in the unit"
-        java = [part for each in command for part in instead.get(each, [each])]
-        self._supervisor = start_supervised(java, self._log)
+        missing = set(replacements) - set(command)
+        assert not missing, f"{sorted(missing)} not in the unit"
+        java = [part for word in command for part in replacements.get(word, [word])]
+        self._supervisor = embedded.start_supervised(java, self._log)
+
+    def _run(self, script: str, **environment: str) -> None:
+        completed = self.machine.run(script, **environment)
+        assert completed.returncode == 0, completed.stderr
 
     def restrict(self) -> None:
-        """Make the lock root, and say who may use it."""
-        classpath = ":".join(map(str, _client_jars()))
-        done = self.machine.run(
+        """Create the lock root and set its ACL."""
+        # zkCli parses its options with commons-cli.
+        jars = [*embedded.find_server_jars(), *embedded.find_spark_jars().glob("commons-cli-*.jar")]
+        self._run(
             "sluice-lock-root",
-            SLUICE_JAVA=find_java(),
-            SLUICE_CLASSPATH=classpath,
-            # It runs for two seconds: less than the second compiler needs.
+            SLUICE_JAVA=embedded.find_java(),
+            SLUICE_CLASSPATH=":".join(map(str, jars)),
+            # The script runs for two seconds, too short for the second compiler.
             JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         )
-        assert done.returncode == 0, done.stderr
 
     def stop(self) -> None:
-        """End it and wait."""
+        """Stop the server and wait for its end."""
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
-            stop_supervised(supervisor)
+            embedded.stop_supervised(supervisor)
 
     def lose_data(self) -> None:
-        """Have volumes that are blank, in an ensemble that is not new."""
-        for kept in ("data/version-2", "log/version-2"):
-            shutil.rmtree(self.machine.root / "var/lib/zookeeper" / kept)
+        """Delete the data, as on blank volumes in an old ensemble."""
+        for folder in ("data/version-2", "log/version-2"):
+            shutil.rmtree(self.machine.root / "var/lib/zookeeper" / folder)
 
     def tls(self, *, name: str = "node.pem") -> ssl.SSLContext:
-        """Return how its own scripts speak to the ensemble."""
+        """Return the TLS context with which the scripts of the node connect to the ensemble."""
         folder = self.machine.root / "etc/zookeeper/tls"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # The server's name is looked at where that is tested.
+        # Other tests check the server's name.
         context.check_hostname = False
         context.load_verify_locations(folder / "members-ca.pem")
         context.load_cert_chain(folder / name)
         return context
 
-    def asked(self) -> Server:
-        """Return what it says of itself."""
+    def state(self) -> Server:
+        """Return the answer to the four-letter words."""
         return ask_server(self.address, PORT, self.tls())
 
     @property
     def mode(self) -> str | None:
-        """Leader or follower, None while it does not serve."""
-        return self.asked().mode
+        """``leader`` or ``follower``; None while the member does not serve."""
+        return self.state().mode
 
     @property
     def log(self) -> str:
-        """What it has written."""
+        """The log of the server."""
         return self._log.read_text(errors="replace")
 
 
 class Members:
-    """All members of a graph.
-
-    Args:
-        graph: whose members' addresses are of this machine.
-        root: folder for them.
-
-    """
+    """All members of a stack, ordered by id. Their addresses belong to this machine."""
 
     def __init__(self, graph: Graph, root: Path) -> None:
         count = len(graph.all("Instance"))
-        self.each = [Member(graph, node, root / f"node-{node}") for node in range(1, count + 1)]
+        self.nodes = [Member(graph, node, root / f"node-{node}") for node in range(1, count + 1)]
 
     def start(self) -> None:
-        """Start all, and wait for a quorum that all are in."""
-        for member in self.each:
+        """Start all members and wait until they are in sync."""
+        for member in self.nodes:
             member.start()
         self.wait_for_all()
 
     def stop(self) -> None:
-        """End all."""
-        for member in self.each:
+        """Stop all members."""
+        for member in self.nodes:
             member.stop()
 
     def wait_for_all(self) -> None:
-        """Wait until one leads, the others follow, and are in step."""
-        eventually(self._are_whole, PATIENCE, lambda: "\n".join(member.log[-2000:] for member in self.each))
-
-    def _are_whole(self) -> bool:
-        said = [member.asked() for member in self.each]
-        if sorted(str(each.mode) for each in said) != ["follower"] * (len(said) - 1) + ["leader"]:
-            return False
-        return {each.synced_followers for each in said} == {None, len(said) - 1}
+        """Wait until one member leads and all other members are in sync with it."""
+        eventually(
+            lambda: is_in_sync([member.state() for member in self.nodes]),
+            PATIENCE,
+            lambda: "\n".join(member.log[-2000:] for member in self.nodes),
+        )
 
     @property
     def leader(self) -> Member:
-        """Who leads."""
-        [found] = [member for member in self.each if member.mode == "leader"]
-        return found
+        """The leader."""
+        (leader,) = [member for member in self.nodes if member.mode == "leader"]
+        return leader
 
     def restrict(self) -> None:
-        """Have each node make the lock root and say who may use it, as its unit does."""
-        for member in self.each:
+        """Create the lock root and set its ACL on each node, as the systemd unit does."""
+        for member in self.nodes:
             member.restrict()
 
     def restart_one_by_one(self, graph: Graph, root: Path) -> None:
-        """Take what another `up` has made of the stack: each member in turn, the next when all are in step."""
-        for number, member in enumerate(self.each):
+        """Apply the stack of another `up`: restart one member after another, when all are in sync."""
+        for number, member in enumerate(self.nodes):
             member.stop()
-            known = Machine(graph, member.node, root / f"again-{number}")
-            for answer in (known.root / "aws").iterdir():
-                (member.machine.root / "aws" / answer.name).write_bytes(answer.read_bytes())
+            updated = Machine(graph, member.node, root / f"restart-{number}")
+            for file in (updated.root / "aws").iterdir():
+                (member.machine.root / "aws" / file.name).write_bytes(file.read_bytes())
             member.start()
             self.wait_for_all()
-
-
-def _client_jars() -> list[Path]:
-    # zkCli has its options from here.
-    return [*find_server_jars(), *find_spark_jars().glob("commons-cli-*.jar")]

@@ -1,4 +1,4 @@
-"""Partitions of a table by year and month, for tests of locks to which nothing is committed."""
+"""Partitions of a table by year and month, for tests of locks without commits."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ SCHEMA = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("m
 
 
 def part(year: int, month: int | None = None) -> Partition:
-    """Return a month, or a whole year."""
+    """Return the partition of a month, or of a year."""
     return SCHEMA.partition({"year": year} if month is None else {"year": year, "month": month})

@@ -1,4 +1,4 @@
-"""A stack that breaks a rule: the program's own, but for one change."""
+"""A stack of the program with one change that violates a rule of the policy pack."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any
 
 from tests.support.graph import Graph, Resource
 
-#: Names in the program of two members, and inputs of an address that keep every other rule.
-NODE, TWO = "zookeeper-1", "zookeeper-2"
+#: Names of two members, and inputs of an address that satisfy every other rule.
+NODE, NODE_2 = "zookeeper-1", "zookeeper-2"
 ADDRESS = {"domain": "vpc", "tags": {"Project": "sluice", "Stack": "test"}}
 STATEMENT = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::lake/*"}
 
 
 @dataclass(frozen=True)
 class Break:
-    """A change that a rule must not let pass.
+    """A change of a stack that a rule must report.
 
     Attributes:
-        rule: that has to find it.
-        kind, name: of the resource that it has to name.
-        inputs: of that resource, instead of its own; a function makes one of what it was, None takes it out.
-        options: likewise.
-        type: of a resource that is added, under that name and with these inputs.
-        without: kind and name of another resource, which is left out.
-        also: name of another resource of that kind, which has these inputs too.
-        late: whether a preview does not show it.
-        stack: whose graph it is.
+        rule: The rule.
+        kind, name: The resource that the rule must name.
+        inputs: Changed inputs of this resource. A function returns the new value for the old one; None removes an
+            input.
+        options: Changed options of this resource.
+        type: If set, a resource of this type is added, with ``kind``, ``name``, ``inputs`` and ``options``.
+        without: Kind and name of a resource that is removed.
+        also: Name of another resource of this kind with the same changed inputs.
+        late: Whether a preview does not show the violation.
+        stack: Name of the configuration of the stack.
 
     """
 
@@ -41,63 +42,62 @@ class Break:
     without: tuple[str, str] | None = None
     also: str | None = None
     late: bool = False
-    stack: str = "as it comes"
+    stack: str = "defaults"
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.name}: {', '.join([*self.inputs, *self.options, *(self.without or ())])}"
 
     def of(self, graph: Graph) -> tuple[list[Resource], Resource]:
-        """Return the resources of the broken stack, and the one that is to be named."""
+        """Return the resources of the changed stack, and the resource that the rule must name."""
         if self.type is not None:
-            broken = Resource(self.kind, self.type, self.name, dict(self.inputs), [], dict(self.options))
-            return [*graph.resources, broken], broken
-        whole = graph.one(self.kind, self.name)
-        broken = replace(whole, inputs=_changed(whole.inputs, self.inputs), options=whole.options | self.options)
-        kept = [each for each in graph.resources if (each.kind, each.name) != self.without]
-        assert (broken, kept) != (whole, graph.resources), "nothing is broken"
-        both = [
-            replace(each, inputs=_changed(each.inputs, self.inputs))
-            if (each.kind, each.name) == (self.kind, self.also)
-            else each
-            for each in kept
-        ]
-        return [broken if each is whole else each for each in both], broken
+            added = Resource(self.kind, self.type, self.name, dict(self.inputs), dict(self.options))
+            return [*graph.resources, added], added
+        original = graph.one(self.kind, self.name)
+        changed = replace(original, options=original.options | self.options, inputs=self._changed_inputs(original))
+        resources = []
+        for resource in graph.resources:
+            if resource is original:
+                resources.append(changed)
+            elif (resource.kind, resource.name) == (self.kind, self.also):
+                resources.append(replace(resource, inputs=self._changed_inputs(resource)))
+            elif (resource.kind, resource.name) != self.without:
+                resources.append(resource)
+        assert changed != original or len(resources) < len(graph.resources), "nothing is changed"
+        return resources, changed
+
+    def _changed_inputs(self, resource: Resource) -> dict[str, Any]:
+        inputs = dict(resource.inputs)
+        for key, change in self.inputs.items():
+            inputs[key] = change(inputs[key]) if callable(change) else change
+        return {key: value for key, value in inputs.items() if value is not None}
 
 
-def _changed(inputs: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(inputs)
-    for key, change in changes.items():
-        found[key] = change(found[key]) if callable(change) else change
-    return {key: value for key, value in found.items() if value is not None}
+def added_statement(**changes: Any) -> dict[str, Callable[[str], str]]:
+    """Return changed inputs: a policy with one more statement."""
+
+    def add(text: str) -> str:
+        document = json.loads(text)
+        document["Statement"].append({**STATEMENT, **changes})
+        return json.dumps(document)
+
+    return {"policy": add}
 
 
-def statement(**changes: Any) -> Callable[[str], str]:
-    """Return what adds a statement to a policy document."""
+def changed_statement(sid: str, **changes: Any) -> dict[str, Callable[[str], str]]:
+    """Return changed inputs: a policy with other elements in a statement; None removes an element."""
 
-    def added(text: str) -> str:
-        found = json.loads(text)
-        found["Statement"].append({**STATEMENT, **changes})
-        return json.dumps(found)
+    def change(text: str) -> str:
+        document = json.loads(text)
+        statements = document["Statement"]
+        (index,) = [index for index, entry in enumerate(statements) if entry.get("Sid") == sid]
+        elements = {**statements[index], **changes}
+        statements[index] = {key: value for key, value in elements.items() if value is not None}
+        return json.dumps(document)
 
-    return added
-
-
-def denial(sid: str, **changes: Any) -> Callable[[str], str]:
-    """Return what changes a statement of a policy document; None takes an element out."""
-
-    def changed(text: str) -> str:
-        found = json.loads(text)
-        [one] = [each for each in found["Statement"] if each.get("Sid") == sid]
-        one.update(changes)
-        for key in [key for key, value in one.items() if value is None]:
-            del one[key]
-        return json.dumps(found)
-
-    return changed
+    return {"policy": change}
 
 
 def trust(**changes: Any) -> str:
     """Return a trust policy."""
-    return json.dumps(
-        {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", **changes}]}
-    )
+    statement = {"Effect": "Allow", "Action": "sts:AssumeRole", **changes}
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})

@@ -1,17 +1,23 @@
-"""Stacks that break a rule, for each rule: what a later change of the program could do."""
+"""Stacks that violate a rule, for each rule: possible effects of a later change of the program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tests.support import policy_breaks_of_data as data
-from tests.support.policy_break import ADDRESS, NODE, TWO, Break, denial, statement
+from tests.support.policy_break import ADDRESS, NODE, NODE_2, Break, added_statement, changed_statement
 
-IN, OLD, GROUP = "SecurityGroupIngressRule", "aws:ec2/securityGroupRule:SecurityGroupRule", "SecurityGroup"
+IN, OLD_RULE, GROUP = "SecurityGroupIngressRule", "aws:ec2/securityGroupRule:SecurityGroupRule", "SecurityGroup"
 OUT = "SecurityGroupEgressRule"
 ANYBODY = {"referencedSecurityGroupId": None, "cidrIpv4": "0.0.0.0/0"}
 ALL_PORTS = {"ipProtocol": "-1", "fromPort": None, "toPort": None}
 INLINE = [{"protocol": "tcp", "fromPort": 443, "toPort": 443, "cidrBlocks": ["0.0.0.0/0"]}]
+
+
+def replacing(old: str, new: str) -> Callable[[str], str]:
+    """Return a function that replaces a part of a text."""
+    return lambda text: text.replace(old, new)
+
 
 GROUPS = [
     Break("ingress-from-inside", IN, "zookeeper-writers", ANYBODY),
@@ -20,14 +26,14 @@ GROUPS = [
     Break("ingress-from-inside", IN, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "203.0.114.7/32"}),
     Break("ingress-from-inside", IN, "network-endpoints", {"cidrIpv4": None, "prefixListId": "pl-9"}),
     Break("ingress-from-inside", GROUP, "access-writers", {"ingress": INLINE}),
-    Break("ingress-from-inside", "X", "old", {"type": "ingress", **INLINE[0]}, type=OLD),
+    Break("ingress-from-inside", "X", "old", {"type": "ingress", **INLINE[0]}, type=OLD_RULE),
     Break("no-remote-shell-ports", IN, "zookeeper-writers", {"fromPort": 22, "toPort": 22}),
     Break("no-remote-shell-ports", IN, "zookeeper-writers", {"fromPort": 3000, "toPort": 4000}),
     Break("no-remote-shell-ports", IN, "network-endpoints", ALL_PORTS),
     Break("egress-by-one-port", OUT, "zookeeper-aws", ALL_PORTS),
     Break("egress-by-one-port", OUT, "zookeeper-s3", {"fromPort": 80, "toPort": 80}),
     Break("group-rules-are-resources", GROUP, "zookeeper-members", {"egress": INLINE}),
-    Break("group-rules-are-resources", "X", "old", {"type": "egress"}, type=OLD),
+    Break("group-rules-are-resources", "X", "old", {"type": "egress"}, type=OLD_RULE),
     Break("default-group-has-no-rules", "DefaultSecurityGroup", "network-closed", {"egress": INLINE}),
     Break("default-group-gets-no-rules", IN, "zookeeper-writers", {"securityGroupId": "network-closed-id"}),
     Break("ensemble-ports", IN, "zookeeper-quorum", {"referencedSecurityGroupId": "access-writers-id"}),
@@ -42,22 +48,21 @@ NETWORK = [
     Break("subnets-give-no-public-addresses", "Subnet", "network-public", {"mapPublicIpOnLaunch": True}, stack="NAT"),
     Break("flow-logs", "Vpc", "network", without=("FlowLog", "network-flow")),
     Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": None}),
-    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": statement(Resource="*")}),
-    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": statement(Resource="arn:aws:s3:::*")}),
-    Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", {"policy": statement(Resource="*")}),
-    Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", {"policy": statement(NotResource="x")}),
-    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": denial("LakeAndSources", Condition={})}),
+    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", added_statement(Resource="*")),
+    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", added_statement(Resource="arn:aws:s3:::*")),
+    Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", added_statement(Resource="*")),
+    Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", added_statement(NotResource="x")),
+    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", changed_statement("LakeAndSources", Condition={})),
     Break("nodes-reach-aws", "Vpc", "network", without=("VpcEndpoint", "network-ssmmessages")),
     Break("source-is-checked", "NetworkInterface", NODE, {"sourceDestCheck": False}),
     Break("source-is-checked", "Instance", NODE, {"sourceDestCheck": False}),
 ]
+NO_TOKEN = {"httpTokens": "optional"}
 COMPUTE = [
     Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": None}),
     Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": {"httpTokens": "required"}}),
-    Break(
-        "metadata-needs-a-token", "Instance", NODE, {"metadataOptions": lambda old: {**old, "httpTokens": "optional"}}
-    ),
-    Break("no-key-pair", "Instance", TWO, {"keyName": "mine"}),
+    Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": lambda old: old | NO_TOKEN}),
+    Break("no-key-pair", "Instance", NODE_2, {"keyName": "mine"}),
     Break("no-public-address", "Instance", NODE, {"associatePublicIpAddress": True}),
     Break("no-public-address", "X", "way-in", {**ADDRESS, "instance": "zookeeper-1-id"}, type="aws:ec2/eip:Eip"),
     Break("no-public-address", "X", "way-in", {}, type="aws:ec2/eipAssociation:EipAssociation"),
@@ -70,46 +75,27 @@ COMPUTE = [
     Break("machines-are-managed", "Instance", NODE, {"iamInstanceProfile": None}),
     Break("machines-make-room", "Instance", NODE, options={"delete_before_replace": None}),
     Break("machines-make-room", "VolumeAttachment", f"{NODE}-log", options={"delete_before_replace": None}),
-    Break("machines-are-replaced-on-purpose", "Instance", TWO, options={"ignore_changes": None}),
-    Break("machines-are-replaced-on-purpose", "Instance", TWO, options={"ignore_changes": ["ami", "instance_type"]}),
+    Break("machines-are-replaced-on-purpose", "Instance", NODE_2, options={"ignore_changes": None}),
+    Break("machines-are-replaced-on-purpose", "Instance", NODE_2, options={"ignore_changes": ["ami", "instance_type"]}),
     Break("volumes-stay", "Volume", f"{NODE}-data", options={"ignore_changes": None}),
 ]
+INTERFACE, LOG_2 = {"networkInterfaceId": f"{NODE}-id"}, f"{NODE_2}-log"
 ENSEMBLE = [
-    Break(
-        "members-have-ids",
-        "Instance",
-        TWO,
-        {"userData": lambda old: old.replace("SLUICE_NODE=2", "SLUICE_NODE=1")},
-        late=True,
+    *(
+        Break("members-have-ids", "Instance", NODE_2, {"userData": replacing("SLUICE_NODE=2", node)}, late=True)
+        for node in ("SLUICE_NODE=1", "SLUICE_NODE=4")
     ),
-    Break(
-        "members-have-ids",
-        "Instance",
-        TWO,
-        {"userData": lambda old: old.replace("SLUICE_NODE=2", "SLUICE_NODE=4")},
-        late=True,
-    ),
-    Break("members-have-ids", "Instance", TWO, {"userData": "#!/bin/sh"}, late=True),
-    Break(
-        "members-have-interfaces", "Instance", TWO, {"primaryNetworkInterface": {"networkInterfaceId": f"{NODE}-id"}}
-    ),
-    Break(
-        "members-have-volumes", "VolumeAttachment", f"{TWO}-log", {"volumeId": "vol-1"}, also=f"{NODE}-log", late=True
-    ),
+    Break("members-have-ids", "Instance", NODE_2, {"userData": "#!/bin/sh"}, late=True),
+    Break("members-have-interfaces", "Instance", NODE_2, {"primaryNetworkInterface": INTERFACE}),
+    Break("members-have-volumes", "VolumeAttachment", LOG_2, {"volumeId": "vol-1"}, also=f"{NODE}-log", late=True),
     Break("odd-ensemble", "Instance", "zookeeper-3", without=("Instance", NODE)),
-    Break("members-are-spread", "NetworkInterface", TWO, {"subnetId": "network-private-1-id"}),
+    Break("members-are-spread", "NetworkInterface", NODE_2, {"subnetId": "network-private-1-id"}),
 ]
-
-
-def told(before: str, after: str) -> Callable[[str], str]:
-    """Return what changes a text."""
-    return lambda text: text.replace(before, after)
-
 
 ZOOKEEPER = [
     *(
-        Break("members-speak-tls", "Parameter", NODE, {"value": told(before, after)})
-        for before, after in (
+        Break("members-speak-tls", "Parameter", NODE, {"value": replacing(old, new)})
+        for old, new in (
             ("secureClientPort=2281", "clientPort=2281"),
             ("secureClientPort=2281", "secureClientPort=2281\nclientPort=2181"),
             ("ssl.clientAuth=need", "ssl.clientAuth=want"),
@@ -125,9 +111,9 @@ ZOOKEEPER = [
             ("purgeInterval=6", "purgeInterval=0"),
         )
     ),
-    Break("empty-members-wait", "Parameter", NODE, {"value": told("db.autocreate=false\n", "")}),
-    Break("members-know-each-other", "Parameter", NODE, {"value": told("server.3", "#server.3")}),
-    Break("locks-are-for-ours", "Instance", NODE, {"userData": told("ROOT_ACL=x509", "ROOT_ACL=world:anyone:r,x509")}),
+    Break("empty-members-wait", "Parameter", NODE, {"value": replacing("db.autocreate=false\n", "")}),
+    Break("members-know-each-other", "Parameter", NODE, {"value": replacing("server.3", "#server.3")}),
+    Break("locks-are-for-ours", "Instance", NODE, {"userData": replacing("ROOT_ACL=", "ROOT_ACL=world:anyone:r,")}),
     Break("locks-are-for-ours", "Instance", NODE, {"userData": "#!/bin/sh"}),
 ]
 MONITORING = [

@@ -1,4 +1,4 @@
-"""The program's graph, as Pulumi shows it to a policy pack."""
+"""Run rules of the policy pack on a graph, with the data that Pulumi would pass to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rules.rule import Rule
 
 from tests.support.graph import Resource
 
-#: Inputs that name another resource, and of which kind it is.
+#: Inputs that name another resource, and the possible kinds of that resource.
 REFERENCES = {
     "bucket": ("Bucket",),
     "primaryNetworkInterface": ("NetworkInterface",),
@@ -32,13 +32,13 @@ REFERENCES = {
     "volumeId": ("Volume",),
     "vpcId": ("Vpc",),
 }
-#: Inputs that are made of ARNs, and so are not known in the preview of what is new.
+#: Inputs that contain ARNs, which are unknown in the preview of a new stack.
 LATE = ("policy", "userData")
 
 
 @dataclass(frozen=True)
 class Violation:
-    """What a rule says is wrong, and of which resource."""
+    """A violation that a rule reports for a resource."""
 
     rule: str
     urn: str
@@ -58,85 +58,75 @@ def configure(config: dict[str, Any]) -> None:
 def violations(
     rules: Iterable[Rule], resources: list[Resource], *, preview: bool = False, config: dict[str, Any] | None = None
 ) -> list[Violation]:
-    """Return what the rules find, in what is made, or in the preview of a stack that is not there yet.
-
-    Args:
-        rules: that look.
-        resources: of the stack.
-        preview: whether what AWS will say is still unknown.
-        config: of the rules.
-
-    """
-    found: list[Violation] = []
-    stack = [_in_stack(each, resources, preview=preview) for each in resources]
-    seen = [(each, _props(each, resources) if preview else each.inputs) for each in resources]
+    """Return the violations in an existing stack, or in the preview of a new one, in which ids and ARNs are unknown."""
+    reported: list[Violation] = []
+    stack = [_in_stack(resource, resources, preview=preview) for resource in resources]
+    props_of = [(resource, _props(resource, resources) if preview else resource.inputs) for resource in resources]
     for rule in rules:
         if isinstance(rule.policy, ResourceValidationPolicy):
-            for each, props in seen:
-                urn = urn_of(each)
+            for resource, props in props_of:
+                urn = urn_of(resource)
                 args = ResourceValidationArgs(
-                    each.type, unknown_checking_proxy(props), urn, each.name, _options(each), None, config
+                    resource.type, unknown_checking_proxy(props), urn, resource.name, _options(resource), None, config
                 )
                 rule.policy.validate(
-                    args, lambda text, _, rule=rule, urn=urn: found.append(Violation(rule.name, urn, text))
+                    args, lambda text, _, rule=rule, urn=urn: reported.append(Violation(rule.name, urn, text))
                 )
         else:
             rule.policy.validate(
                 StackValidationArgs(stack, config),
-                lambda text, urn, rule=rule: found.append(Violation(rule.name, str(urn), text)),
+                lambda text, urn, rule=rule: reported.append(Violation(rule.name, str(urn), text)),
             )
-    return found
+    return reported
 
 
 def dependencies(resource: Resource, resources: list[Resource]) -> dict[str, list[Resource]]:
-    """Return the resources that each of its inputs is made of, as Pulumi's engine knows it."""
-    found = {}
+    """Return the resources on which each input depends, as Pulumi's engine records them."""
+    targets_by_key = {}
     for key, kinds in REFERENCES.items():
-        named = str(resource.inputs.get(key))
-        makers = [each for each in resources if each.kind in kinds and _is_named(each, named, resource)]
-        if key in resource.inputs and makers:
-            found[key] = makers
-    return found
+        value = str(resource.inputs.get(key))
+        targets = [target for target in resources if target.kind in kinds and _is_named(target, value, resource)]
+        if key in resource.inputs and targets:
+            targets_by_key[key] = targets
+    return targets_by_key
 
 
-def _is_named(target: Resource, value: str, by: Resource) -> bool:
+def _is_named(target: Resource, value: str, source: Resource) -> bool:
     if target.kind == "Bucket":
         return target.name == value
     if target.kind == "Volume":
-        return target.name == by.name
+        return target.name == source.name
     return f"{target.name}-id'" in f"{value}'"
 
 
 def outputs(resource: Resource) -> dict[str, str]:
-    """Return what AWS says of it, beside its inputs."""
+    """Return the outputs of AWS in addition to the inputs."""
     return {"id": f"{resource.name}-id"} | ({"bucket": resource.name} if resource.kind == "Bucket" else {})
 
 
 def _in_stack(resource: Resource, resources: list[Resource], *, preview: bool) -> PolicyResource:
     props = _props(resource, resources) if preview else resource.inputs | outputs(resource)
-    made = _resource(resource, props)
+    policy_resource = _resource(resource, props)
     if preview:
-        for key, makers in dependencies(resource, resources).items():
-            made.property_dependencies[key] = [_resource(each, {}) for each in makers]
-    return made
+        for key, targets in dependencies(resource, resources).items():
+            policy_resource.property_dependencies[key] = [_resource(target, {}) for target in targets]
+    return policy_resource
 
 
 def _props(resource: Resource, resources: list[Resource]) -> dict[str, Any]:
-    """Return its inputs as they are in a preview: what others will be called is not known."""
+    """Return the inputs in a preview, in which ids and ARNs of other resources are unknown."""
     late = {*dependencies(resource, resources), *LATE} & resource.inputs.keys()
     return resource.inputs | dict.fromkeys(late | outputs(resource).keys(), UNKNOWN_STRING_VALUE)
 
 
 def _resource(resource: Resource, props: dict[str, Any]) -> PolicyResource:
-    checked = unknown_checking_proxy(props)
-    return PolicyResource(
-        resource.type, checked, urn_of(resource), resource.name, _options(resource), None, None, [], {}
-    )
+    proxy, urn = unknown_checking_proxy(props), urn_of(resource)
+    return PolicyResource(resource.type, proxy, urn, resource.name, _options(resource), None, None, [], {})
 
 
 def ignored(resource: Resource) -> list[str]:
-    """Return the inputs whose changes it ignores, by the names that Pulumi's engine gets."""
-    return [_camel(each) for each in resource.options.get("ignore_changes") or ()]
+    """Return the inputs whose changes a resource ignores, by their names in Pulumi's engine."""
+    return [_camel(name) for name in resource.options.get("ignore_changes") or ()]
 
 
 def _options(resource: Resource) -> PolicyResourceOptions:

@@ -1,8 +1,8 @@
-"""Read tables with a reader that is not Spark's: ids, what is wrong with a table, and who wrote without the lock.
+"""Read tables with delta-rs: ids, problems, and writers without the lock.
 
-A program of its own: ``deltalake`` holds Python's lock while it reads, and the S3 it reads from may be in the process
-that asks. Each line on standard input is a JSON object with ``table`` and ``options`` (as ``deltalake`` takes them);
-each line on standard output the answer.
+This is a program because delta-rs holds the GIL while it reads, and the S3 may be a thread of the test process. Each
+line on standard input is a JSON object with ``table`` and ``options`` (storage options of delta-rs). Each line on
+standard output is the answer.
 """
 
 from __future__ import annotations
@@ -17,24 +17,20 @@ from deltalake import DeltaTable, QueryBuilder
 from sluice.audit.verify import verify_table
 
 
-def look(table: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is found in a table."""
+def inspect(table: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ids of a table, and the problems and unlocked writers that ``sluice verify`` finds."""
     uri = table.replace("s3a:", "s3:")
     rows = QueryBuilder().register("t", DeltaTable(uri, storage_options=dict(options)))
     ids = rows.execute("select id from t").read_all().column("id").to_pylist()
     verdict = verify_table(uri, storage_options=options)
-    return {
-        "ids": sorted(ids),
-        "problems": verdict.problems,
-        "unlocked_writers": dict(verdict.unlocked_writers),
-    }
+    return {"ids": sorted(ids), "problems": verdict.problems, "unlocked_writers": dict(verdict.unlocked_writers)}
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     for line in sys.stdin:
         try:
-            answer = look(**json.loads(line))
+            answer = inspect(**json.loads(line))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -1,4 +1,4 @@
-"""A rival in this process: a lock manager whose holds are of other threads, as another program's would be."""
+"""A lock manager whose holds belong to other threads, like the holds of another program."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from lock_manager import HeldLock, ZookeeperLockManager
 
 
 class RivalManager(ZookeeperLockManager):
-    """Acquires each lock in a thread of its own, so that nothing of it is the calling thread's."""
+    """Acquires each lock in a new thread, so that it is not nested in a hold of the calling thread."""
 
-    def acquire_all(self, *scopes: Any, **more: Any) -> HeldLock:
+    def acquire_all(self, *scopes: Any, **options: Any) -> HeldLock:
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(super().acquire_all, *scopes, **more).result()
+            return pool.submit(super().acquire_all, *scopes, **options).result()

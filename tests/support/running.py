@@ -1,4 +1,4 @@
-"""Whether a process runs."""
+"""Check whether a process runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is such a process; one that has ended, and was not waited for, does not count."""
+    """Return whether a process runs. A zombie does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
-        # Either, if it ends between the opening and the reading.
+        # The process can end before or after /proc is opened.
         return False

@@ -1,4 +1,4 @@
-"""A table on an S3 with faults, as it is in the end: what a reader that is not Spark's finds, and what was put."""
+"""Read and copy tables on an S3 with faults, and count the stored PUTs of their versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READER = ROOT / "tests" / "support" / "read_table.py"
 
 @functools.cache
 def _reader() -> subprocess.Popen[str]:
-    """Start the process that reads tables, once: its imports cost a second. It ends with this one."""
+    """Start the process that reads tables once, because its imports take a second. It ends with this process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     reader = subprocess.Popen(
         [sys.executable, str(_READER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -31,40 +31,40 @@ def _reader() -> subprocess.Popen[str]:
 
 
 def read(table: str) -> dict[str, Any]:
-    """Read the table in another process: ids, and what ``sluice verify`` finds."""
+    """Read a table in another process; return its ids and the findings of ``sluice verify``."""
     reader = _reader()
     assert reader.stdin is not None
     assert reader.stdout is not None
-    # Another test file has another S3.
+    # Test files have different S3s.
     options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    patience = threading.Timer(WAIT, reader.kill)
-    patience.start()
+    watchdog = threading.Timer(WAIT, reader.kill)
+    watchdog.start()
     try:
         reader.stdin.write(json.dumps({"table": table, "options": options}) + "\n")
         reader.stdin.flush()
-        found: dict[str, Any] = json.loads(reader.stdout.readline())
+        answer: dict[str, Any] = json.loads(reader.stdout.readline())
     finally:
-        patience.cancel()
-    assert "error" not in found, found
-    return found
+        watchdog.cancel()
+    assert "error" not in answer, answer
+    return answer
 
 
 def rows(table: str) -> list[int]:
-    """Read the table, and make sure that nothing is wrong with it."""
-    found = read(table)
-    assert found["problems"] == []
-    ids: list[int] = found["ids"]
+    """Return the ids of a table; fail if ``sluice verify`` finds a problem."""
+    answer = read(table)
+    assert answer["problems"] == []
+    ids: list[int] = answer["ids"]
     return ids
 
 
 def copy(s3: FaultyS3, original: str, to: str) -> None:
-    """Copy a table that nobody writes to, as if it had been made there: its log names its place."""
+    """Copy a table without writers. The location in its log is replaced."""
     store = boto3.client("s3", endpoint_url=s3.endpoint)
-    (bucket, before), (other, after) = (uri.removeprefix("s3a://").split("/", 1) for uri in (original, to))
-    for found in store.list_objects_v2(Bucket=bucket, Prefix=before)["Contents"]:
-        content = store.get_object(Bucket=bucket, Key=found["Key"])["Body"].read()
-        key = found["Key"].replace(before, after)
-        store.put_object(Bucket=other, Key=key, Body=content.replace(before.encode(), after.encode()))
+    (bucket, path), (new_bucket, new_path) = (uri.removeprefix("s3a://").split("/", 1) for uri in (original, to))
+    for entry in store.list_objects_v2(Bucket=bucket, Prefix=path)["Contents"]:
+        content = store.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
+        key = entry["Key"].replace(path, new_path)
+        store.put_object(Bucket=new_bucket, Key=key, Body=content.replace(path.encode(), new_path.encode()))
 
 
 def stored(s3: FaultyS3, table: str) -> dict[int, int]:

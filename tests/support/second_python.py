@@ -1,7 +1,7 @@
-"""A second Python on the JVM of a driver that runs already, as a notebook's server starts one.
+"""A second Python process on the JVM of a running driver, as a notebook server starts one.
 
-``PYSPARK_GATEWAY_PORT`` and ``PYSPARK_GATEWAY_SECRET`` say where the JVM listens. It is told what to do as
-:mod:`tests.support.spark_driver` is.
+``PYSPARK_GATEWAY_PORT`` and ``PYSPARK_GATEWAY_SECRET`` identify the JVM. The commands are those of
+:mod:`tests.support.spark_driver`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.spark_driver import Driver, serve
 
 
 def session() -> SparkSession:
-    """Return a session of the JVM's own Spark context."""
+    """Return a session of the JVM's Spark context."""
     gateway: Any = launch_gateway()
     jvm = gateway.jvm
     java_context = jvm.JavaSparkContext.fromSparkContext(jvm.org.apache.spark.SparkContext.getOrCreate())

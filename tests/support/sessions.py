@@ -1,37 +1,32 @@
-"""The end of somebody's session, by the hand of another client, as in kazoo's own harness (``expire_session``)."""
+"""End the session of another client, as kazoo's test harness does (``expire_session``)."""
 
 from __future__ import annotations
 
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 
-_TRIES = 8
-_SECONDS = 5
+_ATTEMPTS = 8
+_START_SECONDS = 5
 
 
 def end_session(hosts: str, session: tuple[int, bytes]) -> None:
-    """Take a session over and close it, until it is not there any more.
+    """Take over a session and close it, until the session has ended.
 
-    Its own client may take it back before the server reads the close.
-
-    Args:
-        hosts: of the ensemble.
-        session: id and password.
-
+    The client of the session may reconnect before the server reads the close request.
     """
-    for number in range(1, _TRIES + 1):
-        thief = KazooClient(hosts, client_id=session)
+    for attempt in range(1, _ATTEMPTS + 1):
+        client = KazooClient(hosts, client_id=session)
         try:
-            # A server leaves a session that returns at a bad moment without any answer, now and then.
-            thief.start(timeout=_SECONDS)
+            # Sometimes a server does not answer a session that reconnects.
+            client.start(timeout=_START_SECONDS)
         except KazooTimeoutError:
-            if number == _TRIES:
+            if attempt == _ATTEMPTS:
                 raise
         else:
-            # Whoever asks for a session that has ended is given another one.
-            ended = thief.client_id[0] != session[0]
-            thief.stop()
-            thief.close()
+            # A request for a session that has ended gets a new session.
+            ended = client.client_id[0] != session[0]
+            client.stop()
+            client.close()
             if ended:
                 return
-    raise AssertionError(f"session {session[0]:#x} does not end")
+    raise AssertionError(f"session {session[0]:#x} has not ended after {_ATTEMPTS} attempts")

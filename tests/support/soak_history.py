@@ -1,4 +1,4 @@
-"""What a soak leaves behind when every promise holds, for tests to spoil."""
+"""The evidence of a soak in which every promise holds. Tests change it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from soak.s3_faults import Put
 TABLE = "s3a://lake/soak-0"
 
 
-def event(kind: str, at: float, /, **more: Any) -> dict[str, Any]:
-    return {"event": kind, "monotonic": at, "wall": at, "table": TABLE, **more}
+def event(kind: str, at: float, /, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, "monotonic": at, "wall": at, "table": TABLE, **fields}
 
 
 def transaction(version: int, token: int, at: float, worker: str) -> list[dict[str, Any]]:
-    """Return what a writer says of one commit, three rows in it."""
-    who: dict[str, Any] = {"worker": worker, "incarnation": int(worker[-1]), "token": token}
-    named = {**who, "version": version, "txn": f"t{version}", "ids": [10 * version, 10 * version + 1]}
+    """Return the events of one commit."""
+    writer: dict[str, Any] = {"worker": worker, "incarnation": int(worker[-1])}
+    holder = {**writer, "token": token}
+    write = {**holder, "version": version, "txn": f"t{version}", "ids": [10 * version, 10 * version + 1]}
     return [
-        event("waiting", at, worker=worker, incarnation=int(worker[-1])),
-        event("holding", at + 0.1, **who),
-        event("read", at + 0.2, **{**who, "version": version - 1}),
-        event("attempting", at + 0.3, **named),
-        event("stored", at + 0.4, **named),
-        event("released", at + 0.5, **who),
-        event("acknowledged", at + 0.5, **named),
+        event("waiting", at, **writer),
+        event("holding", at + 0.1, **holder),
+        event("read", at + 0.2, **{**holder, "version": version - 1}),
+        event("attempting", at + 0.3, **write),
+        event("stored", at + 0.4, **write),
+        event("released", at + 0.5, **holder),
+        event("acknowledged", at + 0.5, **write),
     ]
 
 

@@ -1,7 +1,7 @@
-"""A Spark driver that does, line by line, what a test tells it; run as a program of its own.
+"""A program with a Spark driver that executes the commands of a test.
 
-Each line on standard input is a JSON object with ``do`` (name of a function below) and its arguments; each line on
-standard output the answer: ``{"done": …}`` or ``{"error": class, "message": …, "version": …, "commits": …}``.
+Each line on standard input is a JSON object with ``do`` (a method of :class:`Driver`) and its arguments. Each line on
+standard output is the answer: ``{"done": …}`` or ``{"error": class, "message": …, "version": …, "commits": …}``.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from writer_jobs.delta.table_log import DeltaTableLog
 OUT = os.fdopen(os.dup(1), "w", buffering=1)
 
 
-def say(answer: dict[str, Any]) -> None:
+def respond(answer: dict[str, Any]) -> None:
     OUT.write(json.dumps(answer) + "\n")
 
 
 class Driver:
-    """The session, the lock manager, and what they can be told to do."""
+    """A Spark session, a lock manager, and the commands that use them."""
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager) -> None:
         self.spark = spark
         self.manager = manager
         self.undo = contextlib.ExitStack()
-        self.taken_again = False
+        self.reacquired = False
 
     def pids(self) -> list[int]:
         return [os.getpid(), int(self.spark._jvm.java.lang.ProcessHandle.current().pid())]
@@ -56,13 +56,13 @@ class Driver:
         LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end), lock_during="commit")
 
     def append_as(self, table: str, first: int, end: int, txn: list[Any] | None) -> dict[str, Any]:
-        """Append with the writer, under the name of an application's transaction."""
+        """Append with the writer, with or without a transaction of an application."""
         writer = LockedDeltaWriter(self.spark, self.manager, table)
-        done = writer.append(self.spark.range(first, end), txn=(txn[0], txn[1]) if txn else None)
-        return {"version": done.version, "already_committed": done.already_committed}
+        result = writer.append(self.spark.range(first, end), txn=(txn[0], txn[1]) if txn else None)
+        return {"version": result.version, "already_committed": result.already_committed}
 
     def operate(self, table: str, operation: str, lock_during: str | None = None) -> dict[str, Any]:
-        """Run one operation of the writer, or a statement in a block under the lock; return its version, if known."""
+        """Run an operation of the writer, or a statement in a block under the lock; return its version."""
         if operation == "statement":
             with locked(self.spark, table, manager=self.manager) as hold:
                 self.spark.sql(f"UPDATE delta.`{table}` SET id = id + 10 WHERE id = 1")
@@ -84,12 +84,12 @@ class Driver:
         return {"version": operations[operation]().version}
 
     def session(self) -> list[Any]:
-        """Return id and password of the session with ZooKeeper: who has them can end it."""
+        """Return id and password of the session with ZooKeeper, with which another client can end it."""
         number, password = self.manager._session.client.client_id
         return [number, password.hex()]
 
     def job(self, arguments: list[str]) -> dict[str, Any]:
-        """Run the append job in this session: its exit code, its lines and what it says on standard error."""
+        """Run the append job in this session; return its exit code, its lines and its standard error."""
         out, error = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             code = append_job(["--zookeeper", self.manager.settings.zk_hosts, *arguments])
@@ -102,9 +102,9 @@ class Driver:
     def append_without_the_lock(self, table: str, first: int, end: int) -> None:
         self.spark.range(first, end).write.format("delta").mode("append").save(table)
 
-    def append_when_told(self, table: str, first: int, end: int) -> None:
+    def append_on_signal(self, table: str, first: int, end: int) -> None:
         with locked(self.spark, table, manager=self.manager):
-            say({"done": "holding"})
+            respond({"done": "holding"})
             sys.stdin.readline()
             self.spark.range(first, end).write.format("delta").mode("append").save(table)
 
@@ -123,119 +123,112 @@ class Driver:
             rows.write.format("delta").mode("append").save(table)
 
     def merge_hot(self, table: str, name: str, until: float, *, locked: bool) -> dict[str, Any]:
-        """Merge into the same rows over and over, each time another word: versions with words, and seconds."""
+        """Repeat a MERGE into the same rows, each with a new word; return versions with words, and seconds."""
         writer = LockedDeltaWriter(self.spark, self.manager, table) if locked else None
-        merged, took = [], []
+        merged, seconds = [], []
         while time.time() < until:
-            began, word = time.time(), f"{name}.{len(merged)}"
+            start, word = time.time(), f"{name}.{len(merged)}"
             source = DeltaTable.forPath(self.spark, table).toDF().selectExpr("id").alias("s")
-            how = {"said": f"concat(t.said, '{word};')"}
+            assignments = {"said": f"concat(t.said, '{word};')"}
             if writer is None:
                 target = DeltaTable.forPath(self.spark, table).alias("t")
-                target.merge(source, "t.id = s.id").whenMatchedUpdate(set=how).execute()
+                target.merge(source, "t.id = s.id").whenMatchedUpdate(set=assignments).execute()
             else:
-                merge = writer.merge(source, "t.id = s.id", alias="t").whenMatchedUpdate(set=how)
+                merge = writer.merge(source, "t.id = s.id", alias="t").whenMatchedUpdate(set=assignments)
                 merged.append((merge.execute(lock_during="commit").version, word))
-            took.append(time.time() - began)
-        return {"merged": merged, "took": took}
+            seconds.append(time.time() - start)
+        return {"merged": merged, "took": seconds}
 
     def read_then_append(self, table: str) -> list[int]:
-        """Append the number of rows that there are: a decision made upon a read under the lock."""
+        """Read the table under the lock and append a row that depends on the number of its rows."""
         with locked(self.spark, table, manager=self.manager):
-            read = self._ids(table)
-            self.spark.range(1000 + len(read), 1001 + len(read)).write.format("delta").mode("append").save(table)
-        return read
+            ids = self._ids(table)
+            self.spark.range(1000 + len(ids), 1001 + len(ids)).write.format("delta").mode("append").save(table)
+        return ids
 
-    def merge_while_another_thread_takes_the_lock(self, table: str, first: int, end: int) -> None:
-        """Lose the hold at the commit of a MERGE, with another hold of the same process in place by then."""
-        check, ready = GUARD.check, threading.Event()
+    def merge_while_another_thread_gets_the_lock(self, table: str, first: int, end: int) -> None:
+        """Lose the hold at the commit of a MERGE, while another thread of the process acquires the lock."""
+        check = GUARD.check
 
-        def lose_and_take_again(request: str) -> str:
-            if not ready.is_set():
-                ready.set()
-                taken = threading.Event()
-                release = threading.Event()
+        def lose_lock_and_check(request: str) -> str:
+            GUARD.check = check  # type: ignore[method-assign]
+            acquired, release = threading.Event(), threading.Event()
 
-                def again() -> None:
-                    with self.manager.acquire(table) as hold:
-                        bound = guard.GuardedHold(hold, {})
-                        GUARD.add(bound)
-                        taken.set()
-                        release.wait(60)
-                        GUARD.remove(bound)
+            def acquire() -> None:
+                with self.manager.acquire(table) as hold:
+                    bound = guard.GuardedHold(hold, {})
+                    GUARD.add(bound)
+                    acquired.set()
+                    release.wait(60)
+                    GUARD.remove(bound)
 
-                client = self.manager._session.client
-                client.delete(*contenders(client, table))
-                thread = threading.Thread(target=again)
-                thread.start()
-                self.taken_again = taken.wait(60)
-                try:
-                    return check(request)
-                finally:
-                    release.set()
-                    thread.join()
-            return check(request)
+            client = self.manager._session.client
+            client.delete(*contenders(client, table))
+            thread = threading.Thread(target=acquire)
+            thread.start()
+            self.reacquired = acquired.wait(60)
+            try:
+                return check(request)
+            finally:
+                release.set()
+                thread.join()
 
-        GUARD.check = lose_and_take_again  # type: ignore[method-assign]
+        GUARD.check = lose_lock_and_check  # type: ignore[method-assign]
         try:
             self.merge(table, first, end)
         finally:
             GUARD.check = check  # type: ignore[method-assign]
 
-    def was_taken_again(self) -> bool:
-        """Tell whether the other thread of that MERGE had the lock when the guard was asked."""
-        return self.taken_again
+    def was_reacquired(self) -> bool:
+        """Return whether the other thread had the lock when the guard checked the commit of the MERGE."""
+        return self.reacquired
 
-    def append_then_look(self, table: str, first: int, end: int) -> list[int]:
-        """Append and hear nothing; commit to another table of the hold; then look, in another block of it."""
-        beside = f"{table}-beside"
-        with self.manager.acquire_all([table, beside]):
+    def append_then_read(self, table: str, first: int, end: int) -> list[int]:
+        """Append without an answer, commit to a second table of the hold, then read the first in a new block."""
+        second_table = f"{table}-second"
+        with self.manager.acquire_all([table, second_table]):
             try:
                 LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end))
             except CommitUnknownError as error:
-                say({"done": type(error).__name__})
+                respond({"done": type(error).__name__})
                 sys.stdin.readline()
-            LockedDeltaWriter(self.spark, self.manager, beside).append(self.spark.range(1))
+            LockedDeltaWriter(self.spark, self.manager, second_table).append(self.spark.range(1))
             with locked(self.spark, table, manager=self.manager):
                 return self._ids(table)
 
     def read_twice(self, table: str) -> list[int]:
         with locked(self.spark, table, manager=self.manager):
-            say({"done": self._ids(table)})
+            respond({"done": self._ids(table)})
             sys.stdin.readline()
             return self._ids(table)
 
     def _ids(self, table: str) -> list[int]:
         return sorted(row[0] for row in self.spark.read.format("delta").load(table).collect())
 
-    # -- protections off, for the negative controls ---------------------------------------------------------------
+    # -- commands that remove a protection, for negative controls
 
     def find_no_commit(self) -> None:
-        """Have the writer look for its own commit in vain."""
-        before = DeltaTableLog.find_commit
+        """Let the writer's search for its own commit find none."""
+        original = DeltaTableLog.find_commit
 
-        def find(self: DeltaTableLog, write_id: str, **search: Any) -> Any:
-            return None, before(self, write_id, **search)[1]
+        def find(self: DeltaTableLog, write_id: str, **options: Any) -> Any:
+            return None, original(self, write_id, **options)[1]
 
-        DeltaTableLog.find_commit = find  # type: ignore[method-assign]
-        self.undo.callback(setattr, DeltaTableLog, "find_commit", before)
+        self._replace(DeltaTableLog, "find_commit", find)
 
     def ignore_intents(self) -> None:
-        before = writer_jobs.commit.guarded._settle_unfinished_intents
-        writer_jobs.commit.guarded._settle_unfinished_intents = lambda *_: False  # type: ignore[assignment]
-        self.undo.callback(setattr, writer_jobs.commit.guarded, "_settle_unfinished_intents", before)
+        self._replace(writer_jobs.commit.guarded, "_settle_unfinished_intents", lambda *_: False)
 
     def settle_by_block(self) -> None:
-        """Have a block forget at its beginning what earlier ones of its hold left open."""
-        before = writer_jobs.commit.guarded._settle_unfinished_intents
+        """Let each block settle the intents that earlier blocks of its hold left open."""
+        original = writer_jobs.commit.guarded._settle_unfinished_intents
 
-        def fill(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedHold) -> bool:
+        def settle(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedHold) -> bool:
             intents = bound.hold.intents_of(bound.table)
             intents.settle(intents.open)
-            return before(spark, log, bound)
+            return original(spark, log, bound)
 
-        writer_jobs.commit.guarded._settle_unfinished_intents = fill
-        self.undo.callback(setattr, writer_jobs.commit.guarded, "_settle_unfinished_intents", before)
+        self._replace(writer_jobs.commit.guarded, "_settle_unfinished_intents", settle)
 
     def guard_off(self) -> None:
         conf = self.spark.sparkContext._jsc.sc().conf()
@@ -243,44 +236,46 @@ class Driver:
         self.undo.callback(conf.set, "spark.sluice.guard", "required")
 
     def use_stock_store(self) -> None:
-        """Commit through Delta's own log store, which asks nobody, to tables that are new to this driver."""
+        """Use Delta's own log store, without the guard, for tables that are new to this driver."""
         conf, setting = self.spark.sparkContext._jsc.sc().conf(), "spark.delta.logStore.class"
         self.undo.callback(conf.set, setting, conf.get(setting))
         conf.set(setting, "io.delta.storage.S3SingleDriverLogStore")
 
     def bind_to_any_hold(self) -> None:
-        before = guard.CommitGuard._covering_blocks
-
-        def covering(self: guard.CommitGuard, asked: Any) -> list[guard.GuardedHold]:
+        def newest_block(self: guard.CommitGuard, _request: Any) -> list[guard.GuardedHold]:
             return list(self._blocks.values())[-1:]
 
-        guard.CommitGuard._covering_blocks = covering  # type: ignore[method-assign]
-        self.undo.callback(setattr, guard.CommitGuard, "_covering_blocks", before)
+        self._replace(guard.CommitGuard, "_covering_blocks", newest_block)
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        self.undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, replacement)
 
     def protect_again(self) -> None:
+        """Restore all protections."""
         self.undo.close()
 
 
 def serve(driver: Driver) -> None:
-    """Do what standard input tells, until it ends."""
-    say({"done": "ready"})
+    """Execute the commands on standard input until it ends."""
+    respond({"done": "ready"})
     for line in sys.stdin:
-        told = json.loads(line)
+        command = json.loads(line)
         try:
-            answer = {"done": getattr(driver, told.pop("do"))(**told)}
+            answer = {"done": getattr(driver, command.pop("do"))(**command)}
         except Exception as error:
             facts = {name: getattr(error, name, None) for name in ("version", "commits")}
             answer = {"error": type(error).__name__, "message": str(error), **facts}
-        say(answer)
+        respond(answer)
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    # As the append job has it: its standard error is for its sentence.
+    # The append job writes only its error message on standard error.
     logging.basicConfig(level=logging.CRITICAL + 1)
     zookeeper, session_seconds, conf = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
     spark = build_session("driver under test", jars=jar_paths(), launch_conf=conf, log_level="OFF")
-    # S3A raises shorter time-outs to 15 s, and faults would cost that each time.
+    # S3A raises shorter timeouts to 15 s, which every fault would take.
     duration = spark._jvm.java.time.Duration.ofMillis(1)
     spark._jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(duration)
     with ZookeeperLockManager(zookeeper, 120, session_timeout_seconds=session_seconds) as manager:

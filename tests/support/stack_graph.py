@@ -1,15 +1,14 @@
-"""Runs the Pulumi program under mocks, and returns every resource with its inputs and options: no AWS, no command line.
+"""Run the Pulumi program under mocks, without AWS; return every resource with its inputs and options.
 
-    python tests/support/stack_graph.py < runs.json > graphs.json
+    python -m tests.support.stack_graph < runs.json > graphs.json
 
-The mocks answer as AWS would where the program looks at the answer, and keys and certificates are real ones, made from
-what the program asks for: an ensemble can be started with them.
+The mocks return the outputs of AWS that the program uses. Keys and certificates are real, so that an ensemble can
+start with them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import gc
 import hashlib
 import ipaddress
@@ -25,23 +24,25 @@ import pulumi
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from tests.support.authority import certificate_builder, certificate_pem, distinguished_name
 
 ACCOUNT, REGION, STACK = "123456789012", "eu-central-1", "test"
 OPTIONS = ("protect", "delete_before_replace", "ignore_changes", "retain_on_delete")
-#: How a secret is marked on its way to Pulumi's engine, which encrypts it in the state.
+#: Pulumi's marker of a secret value, which the engine encrypts in the state.
 SECRET = "4dabf18193072939515e22adb298388d"  # noqa: S105
 _USES = {"server_auth": ExtendedKeyUsageOID.SERVER_AUTH, "client_auth": ExtendedKeyUsageOID.CLIENT_AUTH}
 
 
 class Run(TypedDict):
-    """What to run.
+    """A run of the program.
 
     Attributes:
-        infra: folder of the program.
-        config: of the stack, beside ``Pulumi.yaml``'s defaults.
-        addresses: of the members' interfaces.
-        preview: whether nothing that AWS would say is known yet.
+        infra: Folder of the program.
+        config: Configuration of the stack, in addition to the defaults of ``Pulumi.yaml``.
+        addresses: Addresses of the members' interfaces.
+        preview: Whether the outputs of AWS are unknown.
 
     """
 
@@ -52,13 +53,7 @@ class Run(TypedDict):
 
 
 class Cloud(pulumi.runtime.Mocks):
-    """AWS and the TLS provider, as far as the program looks.
-
-    Args:
-        addresses: of the network interfaces, in the order of their names.
-        preview: whether resources have no ids and no outputs yet.
-
-    """
+    """Mocks of AWS and the TLS provider, with the outputs that the program uses; in a preview there are none."""
 
     def __init__(self, addresses: list[str], *, preview: bool) -> None:
         self.resources: list[dict[str, Any]] = []
@@ -66,31 +61,29 @@ class Cloud(pulumi.runtime.Mocks):
         self._preview = preview
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
-        name, inputs = args.name, {key: _plain(value) for key, value in args.inputs.items()}
-        state = dict(inputs)
-        kind = args.typ.split(":")[-1]
+        name, kind = args.name, args.typ.split(":")[-1]
+        inputs = {key: _plain(value) for key, value in args.inputs.items()}
+        self.resources.append({"type": args.typ, "name": name, "inputs": inputs})
         if self._preview:
-            self.resources.append({"type": args.typ, "name": name, "inputs": inputs, "secret": []})
             return None, {}
+        state = dict(inputs)
         if args.typ.startswith("tls:"):
             state |= _tls(kind, name, inputs)
         elif args.typ.startswith("aws:"):
             state |= self._aws(kind, name, inputs)
-        secret = sorted(key for key, value in args.inputs.items() if SECRET in json.dumps(value, default=str))
-        self.resources.append({"type": args.typ, "name": name, "inputs": inputs, "secret": secret})
         return f"{name}-id" if kind != "Volume" else f"vol-{abs(hash(name)):017x}"[:21], state
 
     def _aws(self, kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        here = f"{REGION}:{ACCOUNT}"
+        scope = f"{REGION}:{ACCOUNT}"
         service = {
             "Bucket": "s3:::",
             "Role": f"iam::{ACCOUNT}:role/",
             "Policy": f"iam::{ACCOUNT}:policy/",
-            "Secret": f"secretsmanager:{here}:secret:",
-            "Parameter": f"ssm:{here}:parameter",
-            "LogGroup": f"logs:{here}:log-group:",
-            "Key": f"kms:{here}:key/",
-        }.get(kind, f"{kind.lower()}:{here}:")
+            "Secret": f"secretsmanager:{scope}:secret:",
+            "Parameter": f"ssm:{scope}:parameter",
+            "LogGroup": f"logs:{scope}:log-group:",
+            "Key": f"kms:{scope}:key/",
+        }.get(kind, f"{kind.lower()}:{scope}:")
         state: dict[str, Any] = {"arn": f"arn:aws:{service}{inputs.get('name') or name}"}
         if kind == "Bucket":
             state["bucket"] = name
@@ -103,7 +96,7 @@ class Cloud(pulumi.runtime.Mocks):
         return state
 
     def call(self, args: pulumi.runtime.MockCallArgs) -> dict[str, Any]:
-        known: dict[str, dict[str, Any]] = {
+        results: dict[str, dict[str, Any]] = {
             "aws:index/getCallerIdentity:getCallerIdentity": {"accountId": ACCOUNT, "arn": "", "id": "", "userId": ""},
             "aws:index/getPartition:getPartition": {"partition": "aws", "id": "aws"},
             "aws:index/getRegion:getRegion": {"region": REGION, "id": REGION},
@@ -113,20 +106,20 @@ class Cloud(pulumi.runtime.Mocks):
             "aws:ssm/getParameter:getParameter": {"value": "ami-1", "id": "p"},
             "aws:ec2/getSubnet:getSubnet": {"availabilityZone": f"zone-of-{args.args.get('id')}", "id": "s"},
         }  # fmt: skip
-        return known[args.token]
+        return results[args.token]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without the marks of its secrets."""
+    """Return a value without the markers of secrets."""
     if isinstance(value, dict):
-        return _plain(value["value"]) if SECRET in value else {key: _plain(each) for key, each in value.items()}
+        return _plain(value["value"]) if SECRET in value else {key: _plain(item) for key, item in value.items()}
     if isinstance(value, pulumi.RemoteAsset | pulumi.FileAsset):
-        return {"asset": type(value).__name__, "of": getattr(value, "uri", None) or value.path}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+        return {"asset": type(value).__name__, "path": getattr(value, "uri", None) or value.path}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Do what the TLS provider does; but a key of the same name is the same key in each run, as in a stack's state."""
+    """Return the outputs of the TLS provider. Equal names give equal keys, as in the state of a stack."""
     if kind == "PrivateKey":
         assert (inputs["algorithm"], inputs["ecdsaCurve"]) == ("ECDSA", "P256")
         key = ec.derive_private_key(int.from_bytes(hashlib.sha256(name.encode()).digest()[:30]), ec.SECP256R1())
@@ -137,25 +130,26 @@ def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     if kind == "SelfSignedCert":
         assert inputs["isCaCertificate"] is True
         key = _key(inputs["privateKeyPem"])
-        name = _name(inputs["subject"])
-        made = _builder(name, name, key.public_key(), inputs["validityPeriodHours"]).add_extension(
-            x509.BasicConstraints(ca=True, path_length=None), critical=True
-        )
-        return {"certPem": _signed(made, key)}
+        subject = distinguished_name(inputs["subject"]["commonName"])
+        builder = certificate_builder(subject, subject, key.public_key(), hours=inputs["validityPeriodHours"])
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        return {"certPem": _signed(builder, key)}
     if kind == "CertRequest":
-        builder = x509.CertificateSigningRequestBuilder().subject_name(_name(inputs["subject"]))
-        addresses = [x509.IPAddress(ipaddress.ip_address(each)) for each in inputs.get("ipAddresses") or ()]
+        subject = distinguished_name(inputs["subject"]["commonName"])
+        request_builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+        addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in inputs.get("ipAddresses") or ()]
         if addresses:
-            builder = builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
-        request = builder.sign(_key(inputs["privateKeyPem"]), hashes.SHA256())
+            request_builder = request_builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+        request = request_builder.sign(_key(inputs["privateKeyPem"]), hashes.SHA256())
         return {"certRequestPem": request.public_bytes(serialization.Encoding.PEM).decode()}
     assert kind == "LocallySignedCert"
     request = x509.load_pem_x509_csr(inputs["certRequestPem"].encode())
     authority = x509.load_pem_x509_certificate(inputs["caCertPem"].encode())
-    builder = _builder(request.subject, authority.subject, request.public_key(), inputs["validityPeriodHours"])
+    hours = inputs["validityPeriodHours"]
+    builder = certificate_builder(request.subject, authority.subject, request.public_key(), hours=hours)
     for extension in request.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
-    uses = [_USES[each] for each in inputs["allowedUses"] if each in _USES]
+    uses = [_USES[use] for use in inputs["allowedUses"] if use in _USES]
     builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     return {"certPem": _signed(builder, _key(inputs["caPrivateKeyPem"])), "readyForRenewal": False}
 
@@ -170,85 +164,68 @@ def _key_pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
-def _name(subject: dict[str, str]) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject["commonName"])])
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, key: Any, hours: float) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(minutes=5))
-        .not_valid_after(now + dt.timedelta(hours=hours))
-    )
-
-
 def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> str:
-    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    return certificate_pem(builder.sign(key, hashes.SHA256())).decode()
 
 
-def graph_of(run: Run) -> dict[str, Any]:
-    """Run the program once in this process; return its resources and its outputs."""
+def build_graph(run: Run) -> dict[str, Any]:
+    """Run the program in this process; return its resources and its outputs."""
     infra = Path(run["infra"]).resolve()
     sys.path.insert(0, str(infra))
     cloud = Cloud(run["addresses"], preview=run["preview"])
-    told = defaults_of(infra.parent / "Pulumi.yaml") | run["config"]
-    # One loop for all: the mocks make the stack at once, and its outputs belong to the loop that there is.
+    config = default_config(infra.parent / "Pulumi.yaml") | run["config"]
+    # The mocks create the stack at once, and its outputs belong to the current event loop.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     pulumi.runtime.set_mocks(cloud, project="sluice", stack=STACK, preview=run["preview"])
-    pulumi.runtime.set_all_config({f"sluice:{key}": _as_text(value) for key, value in told.items()})
+    pulumi.runtime.set_all_config({f"sluice:{key}": _as_text(value) for key, value in config.items()})
     options: dict[tuple[str, str], dict[str, Any]] = {}
-    known: dict[str, Any] = {}
+    stack_outputs: dict[str, Any] = {}
 
-    def note(args: pulumi.ResourceTransformationArgs) -> None:
-        told = {name: getattr(args.opts, name) for name in OPTIONS}
-        # What comes first: a machine's user data runs once, whether the way to AWS is there or not.
-        told["depends_on"] = sorted(f"{type(each).__name__} {each._name}" for each in args.opts.depends_on or ())
-        options[args.type_, args.name] = told
+    def record_options(args: pulumi.ResourceTransformationArgs) -> None:
+        recorded = {name: getattr(args.opts, name) for name in OPTIONS}
+        dependencies = args.opts.depends_on or ()
+        recorded["depends_on"] = sorted(f"{type(resource).__name__} {resource._name}" for resource in dependencies)
+        options[args.type_, args.name] = recorded
 
     async def program() -> None:
-        # Last, so that it sees what the program's own transformation made of it.
-        pulumi.runtime.register_stack_transformation(note)
+        # The last transformation gets the options after the transformations of the program.
+        pulumi.runtime.register_stack_transformation(record_options)
         runpy.run_path(str(infra / "__main__.py"), run_name="__main__")
 
-    async def outputs() -> None:
-        told = pulumi.Output.all(**pulumi.runtime.get_root_resource().outputs)
-        known.update(await told.future(with_unknowns=True))
+    async def read_outputs() -> None:
+        outputs = pulumi.Output.all(**pulumi.runtime.get_root_resource().outputs)
+        stack_outputs.update(await outputs.future(with_unknowns=True))
 
     loop.run_until_complete(pulumi.runtime.stack.run_pulumi_func(program))
-    loop.run_until_complete(outputs())
+    loop.run_until_complete(read_outputs())
     for resource in cloud.resources:
         resource["options"] = options.get((resource["type"], resource["name"]), {})
-    return {"resources": cloud.resources, "outputs": known}
+    return {"resources": cloud.resources, "outputs": stack_outputs}
 
 
-def defaults_of(file: Path) -> dict[str, Any]:
-    """Return the defaults of a project's configuration."""
+def default_config(file: Path) -> dict[str, Any]:
+    """Return the default configuration of a project."""
     import yaml
 
     declared = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["config"]
-    return {key: each["default"] for key, each in declared.items() if "default" in each}
+    return {key: entry["default"] for key, entry in declared.items() if "default" in entry}
 
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def graphs_of(runs: list[Run]) -> list[dict[str, Any]]:
-    """Run the program once for each, in a child process that has the big libraries already; a failure is ``error``."""
+def build_graphs(runs: list[Run]) -> list[dict[str, Any]]:
+    """Run the program for each run in a forked process, which shares the imports; report failures as ``error``."""
     import pulumi_aws
     import pulumi_tls
 
-    # A module is loaded when something of it is asked for.
+    # The access to an attribute loads a module.
     for service in ("cloudwatch", "ebs", "ec2", "iam", "kms", "s3", "secretsmanager", "ssm", "vpc"):
         getattr(getattr(pulumi_aws, service), "loaded", None)
     getattr(pulumi_tls, "loaded", None)
-    # A collection in a child would copy all of these libraries, page by page.
+    # A garbage collection in a child would copy the pages of these libraries.
     gc.freeze()
     gc.disable()
     return [_in_child(run) for run in runs]
@@ -260,18 +237,18 @@ def _in_child(run: Run) -> dict[str, Any]:
     if pid == 0:
         with os.fdopen(writing, "w") as answer:
             try:
-                found = graph_of(run)
-            except BaseException as error:  # (what is wrong with a configuration is an answer)
-                found = {"error": f"{type(error).__name__}: {error}"}
-            json.dump(found, answer, default=str)
+                result = build_graph(run)
+            except BaseException as error:  # (tests read the errors of wrong configurations)
+                result = {"error": f"{type(error).__name__}: {error}"}
+            json.dump(result, answer, default=str)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
-        found = json.load(answer)
+        result = json.load(answer)
     os.waitpid(pid, 0)
-    return found
+    return dict(result)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    json.dump(graphs_of(json.load(sys.stdin)), sys.stdout)
+    json.dump(build_graphs(json.load(sys.stdin)), sys.stdout)

@@ -1,4 +1,4 @@
-"""A job under ``spark-submit``, in processes of its own."""
+"""A job under ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 
 class SubmittedJob:
-    """A job that runs: its lines as they come, and the means to end it."""
+    """A running job: its output so far, and methods to wait for its end or to kill it."""
 
     def __init__(self, program: str, command: list[str], environment: dict[str, str], errors: Path) -> None:
         self._program = program
-        self.lines: list[str] = []
         self._errors = errors
+        self.lines: list[str] = []
         with errors.open("w") as stderr:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, start_new_session=True
@@ -44,15 +44,15 @@ class SubmittedJob:
 
     @property
     def python(self) -> int:
-        """The process that runs the program. Its parent is the JVM, which starts others, too."""
-        found = []
+        """Id of the process that runs the program. Its parent is the JVM, which starts other processes, too."""
+        pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(FileNotFoundError, ProcessLookupError):
-                name, _, rest = (folder / "stat").read_text().rpartition(")")
+                name, _, fields = (folder / "stat").read_text().rpartition(")")
                 words = (folder / "cmdline").read_text().split("\0")
-                if int(rest.split()[1]) == self.process.pid and "(python" in name and self._program in words[1]:
-                    found.append(int(folder.name))
-        (python,) = found
+                if int(fields.split()[1]) == self.process.pid and "(python" in name and self._program in words[1]:
+                    pids.append(int(folder.name))
+        (python,) = pids
         return python
 
     def wait(self, seconds: float = 300) -> int:
@@ -71,5 +71,5 @@ class SubmittedJob:
 
     @property
     def sentences(self) -> list[str]:
-        """What the job itself said on standard error."""
+        """The lines of the job on standard error."""
         return [line for line in self.error.splitlines() if line.startswith(f"{self._program}: ")]

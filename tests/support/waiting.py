@@ -1,30 +1,30 @@
-"""Wait for a condition, never for seconds."""
+"""Wait for a condition instead of a fixed time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-LOOK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 
 
 def eventually(
-    condition: Callable[[], object], within: float = 30.0, what: str | Callable[[], str] = "the condition"
+    condition: Callable[[], object], within: float = 30.0, label: str | Callable[[], str] = "the condition"
 ) -> None:
     """Wait until a condition is true.
 
     Args:
-        condition: asked again and again.
-        within: seconds.
-        what: it says, for the message if it does not come true; or returns it.
+        condition: Function that returns a true value when the condition holds.
+        within: Seconds to wait.
+        label: The condition in words, for the error message, or a function that returns them.
 
     Raises:
-        AssertionError: it did not come true in time.
+        AssertionError: The condition did not become true in time.
 
     """
     deadline = time.monotonic() + within
     while not condition():
-        assert time.monotonic() < deadline, (
-            f"{what if isinstance(what, str) else what()} did not come true within {within:g} s"
-        )
-        time.sleep(LOOK_SECONDS)
+        if time.monotonic() >= deadline:
+            text = label if isinstance(label, str) else label()
+            raise AssertionError(f"{text} did not become true within {within:g} s")
+        time.sleep(POLL_SECONDS)

@@ -1,9 +1,9 @@
-"""Write one version to the local disk by the guarded log store, in processes whose links end with an error.
+"""Write one version to the local disk with the guarded log store, while every hard link fails.
 
-``without_hard_links.py TABLE LOG ERRNO [later]``. A seccomp filter hands every ``link`` and ``linkat`` to this process,
-which answers with the error; the JVM that is started here inherits it. ``EPERM`` is what FAT says. With ``later`` the
-first link is made all the same, half a second after its answer, as a server of NFS may do it.
-Prints what the log store raised, as JSON.
+``without_hard_links.py TABLE LOG ERRNO [later]``. A seccomp filter sends each ``link`` and ``linkat`` to this process,
+which answers with the error. The JVM inherits the filter. ``EPERM`` is the error of FAT. With ``later`` the first link
+is created half a second after the error, as an NFS server may do. The program prints the error of the log store as
+JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from soak.errors import WriteError
 from soak.jvm import StoreJvm
 
 SYSTEM_CALLS = {"x86_64": {86: False, 265: True}, "aarch64": {37: True}}
-"""Numbers of ``link`` and ``linkat`` by machine; whether folders come before the names."""
+"""Numbers of ``link`` and ``linkat`` by machine, and whether their arguments include folders."""
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _PR_SET_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER = 38, 1, 8
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
@@ -37,18 +37,18 @@ _LATER_SECONDS = 0.5
 
 
 class Links:
-    """Answers every link of this thread and the processes that it starts.
+    """Answers every link of this thread and of the processes that it starts.
 
     Attributes:
-        asked: how many were asked for.
+        requests: Number of requested links.
 
     """
 
     def __init__(self, error: int, *, later: bool) -> None:
-        self.asked = 0
+        self.requests = 0
         self._error = error
         self._later = later
-        # The filter is of the thread that sets it. This one, which makes links, is there before.
+        # A filter applies to the thread that installs it. The serving thread starts before, because it creates links.
         self._listener: int | None = None
         self._ready = threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -62,14 +62,14 @@ class Links:
             question = bytearray(_QUESTION.size)
             fcntl.ioctl(self._listener, _RECEIVE, question)
             name, pid, _, number, _, _, *arguments = _QUESTION.unpack(question)
-            self.asked += 1
-            if self._later and self.asked == 1:
+            self.requests += 1
+            if self._later and self.requests == 1:
                 first = 1 if SYSTEM_CALLS[platform.machine()][number] else 0
-                source, target = (_text(pid, arguments[at]) for at in (first, 2 * first + 1))
-                # Under another name of its own: the log store removes what it was to be made of.
-                kept = f"{target}.kept"
-                os.link(source, kept)
-                threading.Timer(_LATER_SECONDS, os.rename, (kept, target)).start()
+                source, target = (_text(pid, arguments[index]) for index in (first, 2 * first + 1))
+                # A second link keeps the file, because the log store removes the source.
+                second_link = f"{target}.link"
+                os.link(source, second_link)
+                threading.Timer(_LATER_SECONDS, os.rename, (second_link, target)).start()
             fcntl.ioctl(self._listener, _SEND, _ANSWER.pack(name, 0, -self._error, 0))
 
 
@@ -82,10 +82,10 @@ def _text(pid: int, address: int) -> str:
 def _filter_links() -> int:
     numbers = SYSTEM_CALLS[platform.machine()]
     code = [(_LOAD, 0, 0, 0)]
-    # To the question, which comes behind the permission.
-    code += [(_JUMP_IF_EQUAL, len(numbers) - at, 0, number) for at, number in enumerate(numbers)]
+    # Jump to the last instruction, which asks this process.
+    code += [(_JUMP_IF_EQUAL, len(numbers) - index, 0, number) for index, number in enumerate(numbers)]
     code += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ASK)]
-    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(filters)))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -96,28 +96,28 @@ def _filter_links() -> int:
     return listener
 
 
-class _Pass:
+class _PermissiveGuard:
     def __init__(self) -> None:
         self.attempt = ""
 
     def check(self, request: str) -> str:
-        asked = json.loads(request)
-        self.attempt = asked["attempt"]
-        return json.dumps({"holds": [asked["blocks"]], "stamp": {}})
+        commit = json.loads(request)
+        self.attempt = commit["attempt"]
+        return json.dumps({"holds": [commit["blocks"]], "stamp": {}})
 
 
 def main() -> None:
     table, errors, error, *later = sys.argv[1:]
-    links, guard = Links(getattr(errno, error), later=bool(later)), _Pass()
+    links, guard = Links(getattr(errno, error), later=bool(later)), _PermissiveGuard()
     jvm = StoreJvm(hadoop={}, guard=guard, mode="required", conditional=True, errors=Path(errors))
-    said: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     try:
         jvm.write(table, 0, ['{"commitInfo":{"txnId":"a"}}'], block="hold")
     except WriteError as failure:
-        said = {"kind": failure.kind, "reason": failure.reason, "message": str(failure)}
+        report = {"kind": failure.kind, "reason": failure.reason, "message": str(failure)}
     outcomes = [attempt["outcome"] for attempt in jvm.attempts("hold")]
     jvm.close()
-    sys.stdout.write(json.dumps({**said, "outcomes": outcomes, "links": links.asked, "attempt": guard.attempt}))
+    sys.stdout.write(json.dumps({**report, "outcomes": outcomes, "links": links.requests, "attempt": guard.attempt}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Invariants of every stack that no rule of the policy pack checks.
 
-A rule does not know the program: it cannot require one of its values, the order in which it creates resources, or the
-content of a file.
+A rule cannot check a value of the program, the order in which it creates resources, or the content of a file.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from typing import Any
 
 from tests.support.graph import Graph
 from tests.support.graph_invariants import access, ensemble, network, storage
-from tests.support.graph_invariants.registry import FOUND
+from tests.support.graph_invariants.registry import CHECKS
 
 INVARIANTS = {
     name: check
     for module in (network, storage, ensemble, access)
-    for name, check in FOUND.items()
+    for name, check in CHECKS.items()
     if check.__module__ == module.__name__
 }
 
 
 def broken(graph: Graph) -> dict[str, list[str]]:
-    """Return the invariants that do not hold, with what is wrong."""
-    return {name: found for name, check in INVARIANTS.items() if (found := list(check(graph)))}
+    """Return the violations of each invariant that does not hold."""
+    return {name: violations for name, check in INVARIANTS.items() if (violations := list(check(graph)))}
 
 
 def config_error(error: Any) -> str:
-    """Return what a user sees of a refused configuration."""
+    """Return the message that a user gets for a refused configuration."""
     return str(error).partition(": ")[2]

@@ -14,58 +14,54 @@ from tests.support.graph_invariants.registry import ELECTION, QUORUM, invariant,
 
 
 @invariant
-def members_have_volumes_and_addresses_of_their_own(graph: Graph) -> Iterator[str]:
-    """A member mounts its attached volumes, and its zoo.cfg has the address of its interface."""
+def each_member_has_its_own_volumes_and_address(graph: Graph) -> Iterator[str]:
+    """A member mounts its attached volumes. Its zoo.cfg contains the address of its interface."""
     for instance in graph.some("Instance"):
         attached = {
-            each.inputs["volumeId"]
-            for each in graph.all("VolumeAttachment")
-            if each.inputs["instanceId"] == f"{instance.name}-id"
+            attachment.inputs["volumeId"]
+            for attachment in graph.all("VolumeAttachment")
+            if attachment.inputs["instanceId"] == f"{instance.name}-id"
         }
         mounted = {node_variable(instance, "DATA_VOLUME"), node_variable(instance, "LOG_VOLUME")}
         if attached != mounted or len(mounted) != 2:
             yield f"{instance}: {attached}"
         node = node_variable(instance, "NODE")
-        [parameter] = [
-            each for each in graph.all("Parameter") if each.inputs["name"] == node_variable(instance, "PARAMETER")
-        ]
-        told = dict(line.split("=", 1) for line in parameter.inputs["value"].splitlines())
+        settings = _settings(_parameter(graph, node_variable(instance, "PARAMETER")))
         interface = instance.inputs["primaryNetworkInterface"]["networkInterfaceId"].removesuffix("-id")
         address = graph.outputs["zookeeper_connection_string"].split(",")[int(node) - 1].split(":")[0]
         if not interface.endswith(f"-{node}"):
             yield f"{instance}: {interface}"
-        if told.get(f"server.{node}") != f"{address}:{QUORUM}:{ELECTION}" or told["secureClientPortAddress"] != address:
-            yield f"{instance}: {told.get(f'server.{node}')}, {told['secureClientPortAddress']}"
+        addresses = (settings.get(f"server.{node}"), settings["secureClientPortAddress"])
+        if addresses != (f"{address}:{QUORUM}:{ELECTION}", address):
+            yield f"{instance}: {addresses}"
 
 
 @invariant
-def members_without_data_elect_nobody_but_in_a_new_ensemble(graph: Graph) -> Iterator[str]:
-    """A node may read and set the mark of its ensemble, which no later `up` takes back."""
+def members_without_data_vote_only_in_a_new_ensemble(graph: Graph) -> Iterator[str]:
+    """A node may read and set the mark of its ensemble. A later `up` does not reset the mark."""
     for instance in graph.some("Instance"):
-        [mark] = [
-            each for each in graph.all("Parameter") if each.inputs["name"] == node_variable(instance, "INITIALIZED")
-        ]
+        mark = _parameter(graph, node_variable(instance, "INITIALIZED"))
         if mark.inputs["value"] != "no" or mark.options["ignore_changes"] != ["value"]:
             yield f"{mark}: {mark.inputs['value']}, {mark.options['ignore_changes']}"
         policy = graph.one("RolePolicy", instance.name).document()
         arn = f"arn:aws:ssm:eu-central-1:123456789012:parameter{mark.inputs['name']}"
         for action in ("ssm:GetParameter", "ssm:PutParameter"):
-            if not any(arn == each["Resource"] and action in each["Action"] for each in policy["Statement"]):
+            if not any(arn == entry["Resource"] and action in entry["Action"] for entry in policy["Statement"]):
                 yield f"{instance}: no {action} of {arn}"
 
 
 @invariant
-def a_majority_survives_a_zone(graph: Graph) -> Iterator[str]:
-    made = {f"{each.name}-id": each.inputs["availabilityZone"] for each in graph.some("Subnet")}
-    # In whatever order they are registered.
-    subnets = {each.name.split("-")[1]: each.inputs["subnetId"] for each in graph.some("NetworkInterface")}
-    zones = [made.get(subnet, subnet) for subnet in subnets.values()]
+def no_zone_holds_a_majority(graph: Graph) -> Iterator[str]:
+    zone_by_subnet = {f"{subnet.name}-id": subnet.inputs["availabilityZone"] for subnet in graph.some("Subnet")}
+    interfaces = graph.some("NetworkInterface")
+    subnets = {interface.name.split("-")[1]: interface.inputs["subnetId"] for interface in interfaces}
+    zones = [zone_by_subnet.get(subnet, subnet) for subnet in subnets.values()]
     for zone in set(zones):
         if zones.count(zone) * 2 >= len(zones):
             yield f"{zone}: {zones}"
-    for each in graph.some("Volume"):
-        if each.inputs["availabilityZone"] != f"zone-of-{subnets[each.name.split('-')[1]]}":
-            yield f"{each}: {each.inputs['availabilityZone']}"
+    for volume in graph.some("Volume"):
+        if volume.inputs["availabilityZone"] != f"zone-of-{subnets[volume.name.split('-')[1]]}":
+            yield f"{volume}: {volume.inputs['availabilityZone']}"
 
 
 @invariant
@@ -77,14 +73,14 @@ def a_running_machine_keeps_its_volumes(graph: Graph) -> Iterator[str]:
 
 @invariant
 def a_member_answers_few_commands_and_allows_long_sessions(graph: Graph) -> Iterator[str]:
-    """The rules check the other settings; of the authorities they check only that they differ."""
+    """The rules check the other settings, but only that the two authorities differ."""
     expected = {
         "4lw.commands.whitelist": "srvr,mntr,ruok", "standaloneEnabled": "false",
         "ssl.trustStore.location": "/etc/zookeeper/tls/clients-ca.pem",
         "ssl.quorum.trustStore.location": "/etc/zookeeper/tls/members-ca.pem",
     }  # fmt: skip
     for parameter in _configurations(graph):
-        settings = dict(line.split("=", 1) for line in parameter.inputs["value"].splitlines())
+        settings = _settings(parameter)
         for key, value in expected.items():
             if settings.get(key) != value:
                 yield f"{parameter}: {key}={settings.get(key)}"
@@ -94,7 +90,7 @@ def a_member_answers_few_commands_and_allows_long_sessions(graph: Graph) -> Iter
 
 @invariant
 def nodes_may_change_the_acl_of_the_lock_root(graph: Graph) -> Iterator[str]:
-    """Without that right ``sluice-lock-root`` fails at the second start of a node."""
+    """Without this right ``sluice-lock-root`` fails at the second start of a node."""
     for instance in graph.some("Instance"):
         for name in ("LOCK_ROOT_ACL", "PARENT_ACL"):
             if not (acl := node_variable(instance, name)).startswith("x509:CN=sluice-node:cdrwa,"):
@@ -102,65 +98,75 @@ def nodes_may_change_the_acl_of_the_lock_root(graph: Graph) -> Iterator[str]:
 
 
 @invariant
-def what_clients_make_is_not_for_everybody(graph: Graph) -> Iterator[str]:
-    for each in graph.some("SecretVersion"):
-        acl = each.document("secretString").get("acl")
+def znodes_of_clients_are_not_open_to_everybody(graph: Graph) -> Iterator[str]:
+    for secret in graph.some("SecretVersion"):
+        acl = secret.document("secretString").get("acl")
         if acl is not None and ("world:" in acl or "x509:CN=sluice-operator:cdrwa" not in acl):
-            yield f"{each}: {acl}"
-    for each in _configurations(graph):
-        if "X509AuthenticationProvider.superUser=CN=sluice-operator\n" not in each.inputs["value"]:
-            yield f"{each}: nobody can take away what a client has made for itself alone"
+            yield f"{secret}: {acl}"
+    for parameter in _configurations(graph):
+        if "X509AuthenticationProvider.superUser=CN=sluice-operator\n" not in parameter.inputs["value"]:
+            yield f"{parameter}: no role can delete a znode whose ACL names one client only"
 
 
 @invariant
 def certificates_are_renewed_in_time(graph: Graph) -> Iterator[str]:
-    """Before the alarm goes off, and not all the time."""
-    for each in graph.some("LocallySignedCert"):
-        early, whole = each.inputs.get("earlyRenewalHours", 0), each.inputs["validityPeriodHours"]
-        if not 60 * 24 <= early <= whole / 2:
-            yield f"{each}: {early} of {whole} hours"
+    """A renewal comes before the alarm, but not at every `up`."""
+    for certificate in graph.some("LocallySignedCert"):
+        inputs = certificate.inputs
+        renewal_hours, validity_hours = inputs.get("earlyRenewalHours", 0), inputs["validityPeriodHours"]
+        if not 60 * 24 <= renewal_hours <= validity_hours / 2:
+            yield f"{certificate}: {renewal_hours} of {validity_hours} hours"
 
 
 @invariant
-def alarms_watch_metrics_that_nodes_send(graph: Graph) -> Iterator[str]:
-    heard = _metrics(graph)
-    for each in graph.some("MetricAlarm"):
-        told = (each.inputs["namespace"], each.inputs["metricName"], frozenset(each.inputs["dimensions"]))
-        if told not in heard:
-            yield f"{each}: nobody tells {told}"
-    watched = {each.inputs["metricName"] for each in graph.some("MetricAlarm")}
-    wanted = {"synced_followers", "uptime", "avg_latency", "disk_used_percent", "open_file_descriptor_count"}
-    if graph.some("Instance") and wanted - watched:
-        yield f"nobody watches {sorted(wanted - watched)}"
+def alarms_watch_metrics_that_nodes_publish(graph: Graph) -> Iterator[str]:
+    published = _metrics(graph)
+    alarms = graph.some("MetricAlarm")
+    for alarm in alarms:
+        metric = (alarm.inputs["namespace"], alarm.inputs["metricName"], frozenset(alarm.inputs["dimensions"]))
+        if metric not in published:
+            yield f"{alarm}: no node publishes {metric}"
+    required = {"synced_followers", "uptime", "avg_latency", "disk_used_percent", "open_file_descriptor_count"}
+    unwatched = required - {alarm.inputs["metricName"] for alarm in alarms}
+    if graph.some("Instance") and unwatched:
+        yield f"no alarm watches {sorted(unwatched)}"
 
 
 def _metrics(graph: Graph) -> set[tuple[str, str, frozenset[str]]]:
-    """Return what the nodes' files tell CloudWatch: namespace, metric, names of the dimensions."""
-    files = {
-        Path(each.inputs["source"]["of"]).name: Path(each.inputs["source"]["of"]).read_text(encoding="utf-8")
-        for each in graph.some("BucketObject")
-        if each.inputs["source"]["asset"] == "FileAsset"
-    }
+    """Return the metrics that the nodes' files publish: namespace, name, names of the dimensions."""
+    sources = [item.inputs["source"] for item in graph.some("BucketObject")]
+    paths = [Path(source["path"]) for source in sources if source["asset"] == "FileAsset"]
+    files = {path.name: path.read_text(encoding="utf-8") for path in paths}
     if not files:
         return set()
     agent = json.loads(files["cloudwatch-agent.json"])
     labels = set(yaml.safe_load(files["prometheus.yaml"])["scrape_configs"][0]["static_configs"][0]["labels"])
-    found = set()
+    metrics = set()
     emf = agent["logs"]["metrics_collected"]["prometheus"]["emf_processor"]
-    for declared in emf["metric_declaration"]:
-        for dimensions in declared["dimensions"]:
+    for declaration in emf["metric_declaration"]:
+        for dimensions in declaration["dimensions"]:
             if set(dimensions) <= labels:
-                names = [selector.strip("^$") for selector in declared["metric_selectors"]]
-                found |= {(emf["metric_namespace"], name, frozenset(dimensions)) for name in names}
+                names = [selector.strip("^$") for selector in declaration["metric_selectors"]]
+                metrics |= {(emf["metric_namespace"], name, frozenset(dimensions)) for name in names}
     for dimensions in agent["metrics"]["aggregation_dimensions"]:
         if set(dimensions) <= {"path", *agent["metrics"]["metrics_collected"]["disk"]["append_dimensions"]}:
-            found.add((agent["metrics"]["namespace"], "disk_used_percent", frozenset(dimensions)))
-    put = re.sub(r"\\\n", " ", files["sluice-certificates"])
-    match = re.search(r"--namespace (\S+) --metric-name (\S+)\s+--dimensions \"(\S+)\"", put)
-    assert match, put
-    found.add((match[1], match[2], frozenset(each.partition("=")[0] for each in match[3].split(","))))
-    return found
+            metrics.add((agent["metrics"]["namespace"], "disk_used_percent", frozenset(dimensions)))
+    script = re.sub(r"\\\n", " ", files["sluice-certificates"])
+    match = re.search(r"--namespace (\S+) --metric-name (\S+)\s+--dimensions \"(\S+)\"", script)
+    assert match, script
+    metrics.add((match[1], match[2], frozenset(pair.partition("=")[0] for pair in match[3].split(","))))
+    return metrics
 
 
 def _configurations(graph: Graph) -> list[Resource]:
-    return [each for each in graph.some("Parameter") if each.inputs["name"].endswith("/zoo.cfg")]
+    return [parameter for parameter in graph.some("Parameter") if parameter.inputs["name"].endswith("/zoo.cfg")]
+
+
+def _parameter(graph: Graph, name: str) -> Resource:
+    (match,) = [parameter for parameter in graph.all("Parameter") if parameter.inputs["name"] == name]
+    return match
+
+
+def _settings(configuration: Resource) -> dict[str, str]:
+    """Return the settings of a zoo.cfg."""
+    return dict(line.split("=", 1) for line in configuration.inputs["value"].splitlines())

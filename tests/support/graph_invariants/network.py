@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from tests.support.graph import Graph
 from tests.support.graph_invariants.registry import CLIENT, ELECTION, QUORUM, invariant, node_variable
 
-_WAYS = ("cidr", "referenced", "prefix")
+_TARGETS = ("cidr", "referenced", "prefix")
 _MEMBERS_RULES = ("zookeeper-quorum", "zookeeper-election", "zookeeper-aws", "zookeeper-s3")
 
 
 @invariant
-def groups_beside_the_members_admit_https_only(graph: Graph) -> Iterator[str]:
-    """The rules check the ports of the members, and allow any other group to open a port for private addresses."""
+def other_groups_admit_only_https(graph: Graph) -> Iterator[str]:
+    """The rules check the ports of the members, but let other groups open any port to private addresses."""
     members = {interface.inputs["securityGroups"][0] for interface in graph.some("NetworkInterface")}
     for rule in graph.some("SecurityGroupIngressRule"):
         inputs = rule.inputs
@@ -23,9 +23,9 @@ def groups_beside_the_members_admit_https_only(graph: Graph) -> Iterator[str]:
 
 
 @invariant
-def nodes_go_out_to_aws_alone(graph: Graph) -> Iterator[str]:
-    """The rules allow HTTPS to any address. With interface endpoints no rule may lead to an address."""
-    endpoints = [each for each in graph.some("VpcEndpoint") if each.inputs["vpcEndpointType"] == "Interface"]
+def nodes_reach_only_aws(graph: Graph) -> Iterator[str]:
+    """The rules allow HTTPS to any address. With interface endpoints no egress rule may name an address."""
+    endpoints = [item for item in graph.some("VpcEndpoint") if item.inputs["vpcEndpointType"] == "Interface"]
     for rule in graph.some("SecurityGroupEgressRule"):
         if rule.inputs["fromPort"] not in {CLIENT, QUORUM, ELECTION, 443} or (endpoints and "cidrIpv4" in rule.inputs):
             yield str(rule)
@@ -35,27 +35,27 @@ def nodes_go_out_to_aws_alone(graph: Graph) -> Iterator[str]:
 def writers_reach_zookeeper_and_aws(graph: Graph) -> Iterator[str]:
     for group in graph.some("SecurityGroup"):
         if group.name == "access-writers":
-            rules = [each.inputs for each in graph.all("SecurityGroupEgressRule")]
-            targets = [each for each in rules if each["securityGroupId"] == f"{group.name}-id"]
-            ways = {key for each in targets if each["fromPort"] == 443 for key in each if key.startswith(_WAYS)}
-            if CLIENT not in [each["fromPort"] for each in targets]:
+            rules = [rule.inputs for rule in graph.all("SecurityGroupEgressRule")]
+            rules = [rule for rule in rules if rule["securityGroupId"] == f"{group.name}-id"]
+            targets = {key for rule in rules if rule["fromPort"] == 443 for key in rule if key.startswith(_TARGETS)}
+            if CLIENT not in [rule["fromPort"] for rule in rules]:
                 yield "ZooKeeper"
-            if ways not in ({"cidrIpv4"}, {"referencedSecurityGroupId", "prefixListId"}):
-                yield f"AWS: {sorted(ways)}"
+            if targets not in ({"cidrIpv4"}, {"referencedSecurityGroupId", "prefixListId"}):
+                yield f"AWS: {sorted(targets)}"
 
 
 @invariant
-def a_machine_comes_after_its_way_to_aws(graph: Graph) -> Iterator[str]:
-    """Its user data runs once: rights, rules, routes and endpoints have to be there."""
-    first = {
+def a_machine_is_created_after_its_route_to_aws(graph: Graph) -> Iterator[str]:
+    """Its user data runs once and needs permissions, rules, routes and endpoints."""
+    prerequisites = {
         *map(str, graph.some("VpcEndpoint", "BucketObject")),
-        *(str(each) for each in graph.some("RouteTableAssociation") if "private" in each.name),
-        *(str(each) for each in graph.some("SecurityGroupIngressRule") if each.name == "network-endpoints"),
-        *(str(each) for each in graph.some("Route") if "natGatewayId" in each.inputs),
-        *(str(each) for each in graph.some("SecurityGroupEgressRule") if each.name in _MEMBERS_RULES),
+        *(str(item) for item in graph.some("RouteTableAssociation") if "private" in item.name),
+        *(str(rule) for rule in graph.some("SecurityGroupIngressRule") if rule.name == "network-endpoints"),
+        *(str(route) for route in graph.some("Route") if "natGatewayId" in route.inputs),
+        *(str(rule) for rule in graph.some("SecurityGroupEgressRule") if rule.name in _MEMBERS_RULES),
     }
     for instance in graph.some("Instance"):
-        own = f"zookeeper-{node_variable(instance, 'NODE')}"
-        wanted = first | {f"RolePolicy {own}", f"SecretVersion {own}"}
-        if missing := wanted - set(instance.options["depends_on"]):
+        name = f"zookeeper-{node_variable(instance, 'NODE')}"
+        required = prerequisites | {f"RolePolicy {name}", f"SecretVersion {name}"}
+        if missing := required - set(instance.options["depends_on"]):
             yield f"{instance}: {sorted(missing)}"

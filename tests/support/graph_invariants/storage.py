@@ -9,21 +9,22 @@ from tests.support.graph_invariants.registry import invariant
 from tests.support.iam_evaluator import allowed, s3, s3_put
 
 _ADMINISTRATOR = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
-_SOMEBODY = "arn:aws:iam::123456789012:role/somebody"
+_ROLE = "arn:aws:iam::123456789012:role/role"
 _VERSION = "_delta_log/00000000000000000007.json"
 
 
 @invariant
-def a_bucket_that_is_not_ours_is_left_alone(graph: Graph) -> Iterator[str]:
-    made = {each.name for each in graph.some("Bucket")}
-    for each in graph.resources:
-        if each.kind.startswith("Bucket") and each.kind != "Bucket" and each.inputs["bucket"] not in made:
-            yield str(each)
+def an_existing_bucket_is_not_changed(graph: Graph) -> Iterator[str]:
+    created = {bucket.name for bucket in graph.some("Bucket")}
+    for resource in graph.resources:
+        kind = resource.kind
+        if kind.startswith("Bucket") and kind != "Bucket" and resource.inputs["bucket"] not in created:
+            yield str(resource)
 
 
 @invariant
-def safe_commits_and_the_clean_up_pass(graph: Graph) -> Iterator[str]:
-    """The rules check what the policies deny. Policies that deny more would stop commits."""
+def commits_and_cleanup_are_allowed(graph: Graph) -> Iterator[str]:
+    """The rules check that the policies deny enough. Policies that deny more would stop commits."""
     bucket = f"arn:aws:s3:::{graph.outputs['delta_lake_bucket_name']}"
     for policy in graph.some("BucketPolicy"):
         if policy.name != "lake":
@@ -31,11 +32,11 @@ def safe_commits_and_the_clean_up_pass(graph: Graph) -> Iterator[str]:
         statements = [_ADMINISTRATOR, *policy.document()["Statement"]]
         prefixes = ["silver/", "gold/daily/"] if "/silver/" in str(statements) else [""]
         for version in (f"{bucket}/{prefix}{table}{_VERSION}" for prefix in prefixes for table in ("", "a/b/")):
-            if not allowed(s3_put(_SOMEBODY, version, conditional=True), statements):
+            if not allowed(s3_put(_ROLE, version, conditional=True), statements):
                 yield f"{version} cannot be put"
             if not allowed(s3(graph.outputs["maintenance_role_arn"], "DeleteObject", version), statements):
                 yield f"{version} cannot be cleaned up"
     statements = graph.one("Policy", "access-appender").document()["Statement"]
     prefix = "silver/" if f"{bucket}/silver/*" in str(statements) else ""
-    if not allowed(s3_put(_SOMEBODY, f"{bucket}/{prefix}flights/{_VERSION}", conditional=True), statements):
+    if not allowed(s3_put(_ROLE, f"{bucket}/{prefix}flights/{_VERSION}", conditional=True), statements):
         yield "an appender cannot commit"
