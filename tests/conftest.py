@@ -38,7 +38,10 @@ SHARED_DRIVERS = {
         "test_apply_rows.py", "test_late_rows.py", "test_rows_among_writers.py", "test_stream_job.py",
         "test_stream_stop.py",
     ),
-    "feeds driver": ("test_apply_cells.py", "test_cdc_job.py", "test_debezium.py"),
+    "feeds driver": (
+        "test_apply_cells.py", "test_cdc_job.py", "test_debezium.py", "test_nested_types.py",
+        "test_partition_values.py", "test_source_values.py",
+    ),
     "jobs driver": (
         "test_append_job.py", "test_append_runs.py", "test_append_sources.py", "test_commit_times.py",
         "test_default_manager.py", "test_dropped_table.py", "test_gate.py", "test_gate_operations.py",
@@ -46,8 +49,9 @@ SHARED_DRIVERS = {
         "test_writer_operations.py",
     ),
     "writer driver": (
-        "test_adopt.py", "test_checkpoints.py", "test_conditional_put.py", "test_ensemble_lost.py", "test_every_way.py",
-        "test_guard.py", "test_guard_partitions.py", "test_guard_transport.py", "test_writer.py",
+        "test_adopt.py", "test_checkpoints.py", "test_commit_identity.py", "test_conditional_put.py",
+        "test_ensemble_lost.py", "test_every_way.py", "test_gate_hooks.py", "test_gate_reads.py", "test_guard.py",
+        "test_guard_partitions.py", "test_guard_transport.py", "test_writer.py",
     ),
     "faults driver": ("test_spark_drivers.py", "test_unknown.py"),
 }  # fmt: skip

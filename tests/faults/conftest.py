@@ -15,7 +15,7 @@ from soak.options import SoakOptions
 from soak.run import Soak
 from soak.s3_faults import FaultyS3
 from tests.support.driver_process import IMPATIENT, Driver
-from tests.support.lake import chosen_s3, lake, need_the_gate
+from tests.support.lake import chosen_s3, lake, require_embedded_s3
 
 
 class FirstChoice(random.Random):
@@ -38,7 +38,7 @@ def faulty_s3() -> Iterator[FaultyS3]:
 @pytest.fixture(scope="module")
 def s3(request: pytest.FixtureRequest) -> Iterator[FaultyS3]:
     """The S3 with the buckets ``lake`` and ``impatient``, and its credentials in the environment."""
-    need_the_gate("responses of S3 are lost, replaced or delayed")
+    require_embedded_s3("responses of S3 are lost, replaced or delayed")
     server: FaultyS3 = request.getfixturevalue("faulty_s3")
     for bucket in (IMPATIENT, "lake"):
         # For each test file, because a soak that starts its own S3 in this process empties this one.

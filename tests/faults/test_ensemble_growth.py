@@ -93,7 +93,7 @@ class Writer(threading.Thread):
 def members(tmp_path: Path) -> Iterator[Members]:
     with Members(tmp_path, QUINTET) as running:
         running.initialize(*TRIO)
-        running.start(*TRIO, of=TRIO)
+        running.start(*TRIO, server_list=TRIO)
         running.wait_until_in_sync()
         yield running
 
@@ -113,13 +113,13 @@ def restart(members: Members, ids: tuple[int, ...], new_list: tuple[int, ...]) -
     leader = members.wait_until_in_sync()
     for member in sorted(ids, key=lambda member: member == leader):
         members.stop(member)
-        members.start(member, of=new_list)
+        members.start(member, server_list=new_list)
         members.wait_until_in_sync()
 
 
 def grow(members: Members, old_list: tuple[int, ...], new_member: int) -> None:
     new_list = (*old_list, new_member)
-    members.start(new_member, of=new_list)
+    members.start(new_member, server_list=new_list)
     restart(members, old_list, new_list)
 
 
@@ -127,7 +127,7 @@ def shrink(members: Members, old_list: tuple[int, ...], removed: int) -> None:
     if members.wait_until_in_sync() == removed:
         # Members with the new list would not follow it.
         members.stop(removed)
-        members.start(removed, of=old_list)
+        members.start(removed, server_list=old_list)
         assert members.wait_until_in_sync() != removed
     new_list = tuple(member for member in old_list if member != removed)
     restart(members, new_list, new_list)
@@ -170,7 +170,7 @@ def test_three_members_grow_to_five_and_shrink_under_writers(members: Members, w
     # Five members tolerate the loss of two.
     members.stop(1, 2)
     members.wait_until_in_sync()
-    members.start(1, 2, of=QUINTET)
+    members.start(1, 2, server_list=QUINTET)
     members.wait_until_in_sync()
     shrink(members, QUINTET, 5)
     assert quorum_sizes(members) == {4}
@@ -188,7 +188,7 @@ def acquire_once(hosts: str) -> None:
 def test_negative_control_two_new_members_make_two_quorums(members: Members) -> None:
     acquire_once(members.hosts(*TRIO))
     # The new members get the data, so they may vote.
-    members.start(4, 5, of=QUINTET)
+    members.start(4, 5, server_list=QUINTET)
     members.wait_until_in_sync()
     members.stop(4, 5)
     # Member 3 misses this, and is the first to get the new list. Then all restart, and 3 is cut off from 1 and 2.
@@ -196,14 +196,14 @@ def test_negative_control_two_new_members_make_two_quorums(members: Members) -> 
     members.wait_until_in_sync()
     acquire_once(members.hosts(1, 2))
     members.stop(1, 2)
-    members.start(3, 4, of=(*TRIO, 4))
+    members.start(3, 4, server_list=(*TRIO, 4))
     with ZookeeperLockManager(members.hosts(3, 4), 2) as manager:
         with pytest.raises((EnsembleUnavailableError, LockTimeoutError)):
             manager.acquire(TABLE)
     members.stop(3, 4)
-    members.start(3, 4, 5, of=QUINTET)
+    members.start(3, 4, 5, server_list=QUINTET)
     members.wait_until_in_sync()
-    members.start(1, 2, of=TRIO)
+    members.start(1, 2, server_list=TRIO)
     with ExitStack() as stack:
         holds = [
             stack.enter_context(stack.enter_context(RivalManager(hosts, WAIT_SECONDS)).acquire(TABLE))

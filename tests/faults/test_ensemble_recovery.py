@@ -127,7 +127,7 @@ def lost_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LostEnse
     base = tmp_path_factory.mktemp("ensemble")
     with Members(base, TRIO) as members, ExitStack() as stack:
         members.initialize(*TRIO)
-        members.start(*TRIO, of=TRIO)
+        members.start(*TRIO, server_list=TRIO)
         survivor = members.wait_until_in_sync()
         hosts = members.hosts(*TRIO)
         writer = CutOffWriter(hosts, TABLE)
@@ -171,7 +171,7 @@ def ensemble(lost_ensemble: LostEnsemble) -> Iterator[LostEnsemble]:
 
 @pytest.mark.full
 def test_the_survivor_alone_grants_no_locks(ensemble: LostEnsemble) -> None:
-    ensemble.members.start(ensemble.survivor, of=TRIO)
+    ensemble.members.start(ensemble.survivor, server_list=TRIO)
     with ZookeeperLockManager(ensemble.hosts, 2) as manager:
         with pytest.raises((EnsembleUnavailableError, LockTimeoutError)):
             manager.acquire(TABLE)
@@ -207,7 +207,7 @@ def test_negative_control_without_a_new_epoch_tokens_fall(
     client = ensemble.clients[PLANES]
     client.reconnect()
     ensemble.members.let_vote(ensemble.lost_members[0])
-    ensemble.members.start(ensemble.survivor, ensemble.lost_members[0], of=TRIO)
+    ensemble.members.start(ensemble.survivor, ensemble.lost_members[0], server_list=TRIO)
     ensemble.members.wait_until_in_sync()
     # The lost members had granted this lock to later holders, which may have committed.
     assert client.still_holds()
@@ -223,14 +223,14 @@ def test_negative_control_without_a_new_epoch_tokens_fall(
 
 @pytest.mark.full
 def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble) -> None:
-    ensemble.members.start(*ensemble.lost_members, of=TRIO)
+    ensemble.members.start(*ensemble.lost_members, server_list=TRIO)
     assert_no_leader(ensemble, ensemble.lost_members)
-    ensemble.members.start(ensemble.survivor, of=TRIO)
+    ensemble.members.start(ensemble.survivor, server_list=TRIO)
     # Only the survivor may vote. A second member must be allowed to vote.
     assert_no_leader(ensemble, [ensemble.survivor])
     ensemble.members.stop(ensemble.lost_members[0])
     ensemble.members.let_vote(ensemble.lost_members[0])
-    ensemble.members.start(ensemble.lost_members[0], of=TRIO)
+    ensemble.members.start(ensemble.lost_members[0], server_list=TRIO)
     assert ensemble.members.wait_until_in_sync() == ensemble.survivor
     assert {stored_uuid(ensemble, member) for member in TRIO} == {ensemble.uuid}
 
@@ -238,20 +238,20 @@ def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble
 @pytest.mark.full
 def test_empty_members_wait_until_a_majority_may_vote(tmp_path: Path) -> None:
     with Members(tmp_path, TRIO) as members:
-        members.start(*TRIO, of=TRIO)
+        members.start(*TRIO, server_list=TRIO)
         for member in (1, 2):
             assert members.leaders() == []
             members.stop(member)
             members.let_vote(member)
-            members.start(member, of=TRIO)
+            members.start(member, server_list=TRIO)
         members.wait_until_in_sync()
 
 
 def assert_no_leader(ensemble: LostEnsemble, members: Sequence[int]) -> None:
     """Assert that these members elect no leader in several rounds; an election takes less than one round."""
-    rounds = {member: ensemble.members.looks_for_a_leader(member) for member in members}
+    rounds = {member: ensemble.members.election_timeouts(member) for member in members}
     eventually(
-        lambda: all(ensemble.members.looks_for_a_leader(member) > rounds[member] + 3 for member in members),
+        lambda: all(ensemble.members.election_timeouts(member) > rounds[member] + 3 for member in members),
         SETTLED_SECONDS,
         "several rounds without a leader",
     )
@@ -261,13 +261,13 @@ def assert_no_leader(ensemble: LostEnsemble, members: Sequence[int]) -> None:
 @pytest.mark.full
 def test_negative_control_two_empty_members_are_a_quorum(ensemble: LostEnsemble) -> None:
     ensemble.members.autocreate = True
-    ensemble.members.start(*ensemble.lost_members, of=TRIO)
+    ensemble.members.start(*ensemble.lost_members, server_list=TRIO)
     ensemble.members.wait_until_in_sync()
     with ZookeeperLockManager(ensemble.hosts, 30) as manager, manager.acquire(TABLE) as hold:
         assert hold.ensemble_id != ensemble.uuid
         assert hold.token < ensemble.last_token
         assert hold.intents.unfinished == ()
-    ensemble.members.start(ensemble.survivor, of=TRIO)
+    ensemble.members.start(ensemble.survivor, server_list=TRIO)
     assert ensemble.members.wait_until_in_sync() != ensemble.survivor
     # The survivor has the same epoch by chance, so it follows them: one ensemble with two different trees.
     assert stored_uuid(ensemble, ensemble.survivor) == ensemble.uuid

@@ -15,7 +15,7 @@ from soak.fault_context import PUT
 from soak.faults import CLASSES
 from soak.run import Soak
 from soak.verdict import judge
-from tests.support.lake import need_the_gate
+from tests.support.lake import require_embedded_s3
 
 pytestmark = pytest.mark.s3
 
@@ -36,7 +36,7 @@ def soak(make_soak: Callable[..., Soak]) -> Soak:
 def strike(soak: Soak, name: str, point: str) -> list[dict[str, Any]]:
     """Run a fault; return the history from its start on."""
     if CLASSES[name].needs == "gate" or point == PUT:
-        need_the_gate(f"{name} at {point}")
+        require_embedded_s3(f"{name} at {point}")
     start = len(soak.history)
     soak.play(CLASSES[name].strike(soak.context, WRITER, point))
     history = soak.history[start:]

@@ -156,7 +156,7 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
     drivers: tuple[Driver, Driver], table: str, paused: str, eventually: Callable[..., None]
 ) -> None:
     first, second = drivers
-    second.begin("append_when_told", table=table, first=20, end=21)
+    second.begin("append_on_signal", table=table, first=20, end=21)
     assert second.answer() == {"done": "holding"}
     first.begin("append_at_the_gate", table=table, first=10, end=12)
     client = KazooClient(first.hosts)
@@ -184,9 +184,9 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
 @pytest.mark.full
 def test_a_hold_of_another_thread_does_not_replace_a_lost_hold(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
-    first.begin("merge_while_another_thread_takes_the_lock", table=table, first=10, end=12)
+    first.begin("merge_while_another_thread_gets_the_lock", table=table, first=10, end=12)
     answer = first.answer()
-    assert first.do("was_taken_again")
+    assert first.do("was_reacquired")
     assert answer.get("error") == "LockLostError", answer
     assert rows(table) == [0, 1, 2]
 
@@ -195,7 +195,7 @@ def test_a_hold_of_another_thread_does_not_replace_a_lost_hold(drivers: tuple[Dr
 def test_negative_control_without_the_binding_it_replaces_it(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
     first.do("bind_to_any_hold")
-    first.begin("merge_while_another_thread_takes_the_lock", table=table, first=10, end=12)
+    first.begin("merge_while_another_thread_gets_the_lock", table=table, first=10, end=12)
     answer = first.answer()
     assert rows(table) == [0, 1, 2, 10, 11], answer
 
@@ -203,7 +203,7 @@ def test_negative_control_without_the_binding_it_replaces_it(drivers: tuple[Driv
 @pytest.mark.soak
 def test_a_holder_cut_off_from_zookeeper_is_refused(drivers: tuple[Driver, Driver], table: str) -> None:
     first, second = drivers
-    first.begin("append_when_told", table=table, first=10, end=12)
+    first.begin("append_on_signal", table=table, first=10, end=12)
     assert first.answer() == {"done": "holding"}
     first.link.cut()
     first.tell("go")
@@ -216,7 +216,7 @@ def test_a_holder_cut_off_from_zookeeper_is_refused(drivers: tuple[Driver, Drive
 
 def commit_after_a_takeover(first: Driver, second: Driver, table: str) -> dict[str, Any]:
     """Cut a holder off from ZooKeeper, let a second driver commit, then let the holder commit; return its answer."""
-    first.begin("append_when_told", table=table, first=10, end=12)
+    first.begin("append_on_signal", table=table, first=10, end=12)
     assert first.answer() == {"done": "holding"}
     first.link.cut()
     try:

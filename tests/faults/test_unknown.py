@@ -121,12 +121,12 @@ def test_a_repeated_append_with_a_transaction_is_there_once(
     assert stored(s3, table) == {0: 1}
     if arrives == "before":
         put.release.set()
-        eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
+        eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, label="the late PUT")
     repeated = driver.do(**append)
     assert repeated["already_committed"] is already_committed
     if arrives == "after":
         put.release.set()
-        eventually(lambda: 412 in put_statuses(s3, table, 1), what="the end of the late PUT")
+        eventually(lambda: 412 in put_statuses(s3, table, 1), label="the end of the late PUT")
     assert rows(table) == [0, 1, 2, 10, 11]
     assert set(stored(s3, table).values()) == {1}
 
@@ -140,7 +140,7 @@ def test_negative_control_a_repeated_append_is_a_second_copy(
     assert driver.answer()["error"] == "CommitUnknownError"
     s3.gate.disarm(NAME)
     put.release.set()
-    eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
+    eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, label="the late PUT")
     assert driver.do(**append)["already_committed"] is False
     assert rows(table) == [0, 1, 2, 10, 10, 11, 11]
 
@@ -155,7 +155,7 @@ def read_around_a_late_put(
 
     """
     put = fault(held=True)
-    driver.begin("append_then_look", table=table, first=10, end=12)
+    driver.begin("append_then_read", table=table, first=10, end=12)
     assert driver.answer() == {"done": "CommitUnknownError"}
     s3.gate.disarm(NAME)
     driver.tell("go")
@@ -164,7 +164,7 @@ def read_around_a_late_put(
     driver.begin("read_twice", table=table)
     first_ids = driver.answer()["done"]
     put.release.set()
-    eventually(put.ended.is_set, what="the end of the late PUT")
+    eventually(put.ended.is_set, label="the end of the late PUT")
     driver.tell("go")
     return [second_block_ids, first_ids, driver.answer()["done"]], filled
 
@@ -241,7 +241,7 @@ def test_a_job_with_an_unknown_outcome_can_be_repeated(
     put.release.set()
     already_committed = "held" in options
     if already_committed:
-        eventually(lambda: len(stored(s3, table)) == (2 if ids else 1), what="the late PUT")
+        eventually(lambda: len(stored(s3, table)) == (2 if ids else 1), label="the late PUT")
     repeated = load(table, "--run-id", run)
     assert (repeated["code"], repeated["error"]) == (0, "")
     (commit,) = [line for line in repeated["lines"] if line["event"] == "commit"]
@@ -347,7 +347,7 @@ def lose_reply_and_lock(
         with next_holder.acquire(three_files) as hold:
             assert [intent.version for intent in hold.intents_of(canonical_table_uri(three_files)).read()] == [1]
             repeated.release.set()
-            eventually(lambda: put_statuses(s3, three_files, 1)[-1:] == [412], what="the answer to the repeated PUT")
+            eventually(lambda: put_statuses(s3, three_files, 1)[-1:] == [412], label="the answer to the repeated PUT")
             return driver.answer()
 
     yield play

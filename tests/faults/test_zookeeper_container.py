@@ -98,9 +98,9 @@ def test_a_leader_that_is_cut_off_is_replaced_and_follows_later(
     old_leader = leader(ensemble)
     old_leader.cut()
     assert old_leader.command(b"srvr") == b""
-    eventually(lambda: "leader" in modes(ensemble), within=60, what="another leader")
+    eventually(lambda: "leader" in modes(ensemble), within=60, label="another leader")
     old_leader.mend()
-    eventually(lambda: sorted(modes(ensemble)) == ["follower", "follower", "leader"], within=60, what="three servers")
+    eventually(lambda: sorted(modes(ensemble)) == ["follower", "follower", "leader"], within=60, label="three servers")
     assert leader(ensemble) is not old_leader
 
 
@@ -122,7 +122,7 @@ def test_containers_are_removed_when_their_process_ends(
         label = f"{LABEL}={process.stdout.readline().strip()}"
         assert len(resources_with(label)) == 4
         process.send_signal(number)
-    eventually(lambda: not resources_with(label), within=60, what="the removal of containers and network")
+    eventually(lambda: not resources_with(label), within=60, label="the removal of containers and network")
 
 
 def test_writers_continue_when_the_network_of_the_leader_is_cut(image: str, make_soak: Callable[..., Soak]) -> None:

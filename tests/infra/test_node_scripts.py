@@ -126,7 +126,7 @@ class TestANewNode:
         assert [call.split()[:4] for call in node.calls("useradd")] == [["useradd", "--system", "--uid", "2181"]]
 
     def test_keeps_the_data_on_its_volumes(self, node: Node) -> None:
-        (node.root / "blkid-says").write_text("0")
+        (node.root / "blkid-status").write_text("0")
         node.bootstrap()
         assert not node.calls("mkfs")
         assert len(node.calls("mount ")) == 2
@@ -143,7 +143,7 @@ class TestANewNode:
     def test_votes_without_data_only_in_a_new_ensemble(
         self, initialized: str, folder: str | None, log_files: list[str], node: Node
     ) -> None:
-        node.machine.say_initialized(initialized)
+        node.machine.set_initialized(initialized)
         state = node.root / "var/lib/zookeeper"
         if folder:
             (state / folder).mkdir(parents=True)
@@ -151,13 +151,13 @@ class TestANewNode:
         assert [path.name for path in (state / "log").iterdir()] == log_files
 
     def test_does_not_start_without_knowing_whether_it_may_vote(self, node: Node) -> None:
-        node.machine.forget_initialized()
+        node.machine.remove_initialized()
         node.failed_bootstrap()
 
     @pytest.mark.parametrize("reason", ["blkid is in doubt", "unreadable device"])
     def test_formats_no_volume_that_it_cannot_read(self, reason: str, node: Node) -> None:
         if reason == "blkid is in doubt":
-            (node.root / "blkid-says").write_text("8")
+            (node.root / "blkid-status").write_text("8")
         else:
             # blkid then exits with 2, as for a blank device.
             for device in (node.root / "dev/disk/by-id").iterdir():

@@ -112,7 +112,7 @@ def test_the_pack_has_all_rules_and_all_are_mandatory(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("to play with", {"protected", "buckets-are-not-emptied"}),
+        ("disposable", {"protected", "buckets-are-not-emptied"}),
         ("replacing node 2", {"machines-are-replaced-on-purpose"}),
         ("KMS and prefixes", COMMIT_RULES),
         ("without a commit policy", COMMIT_RULES),

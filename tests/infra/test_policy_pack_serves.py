@@ -113,7 +113,7 @@ def test_the_pack_reports_every_rule_to_pulumi(pack: analyzer_pb2_grpc.AnalyzerS
 
 
 def test_a_resource_that_breaks_a_rule_is_refused(pack: analyzer_pb2_grpc.AnalyzerStub) -> None:
-    broken = Resource("SecurityGroupIngressRule", RULE, "open", OPEN_TO_ALL, [], {})
+    broken = Resource("SecurityGroupIngressRule", RULE, "open", OPEN_TO_ALL, {})
     [diagnostic] = analyze(pack, broken)
     assert (diagnostic.policyName, diagnostic.enforcementLevel) == ("ingress-from-inside", analyzer_pb2.MANDATORY)
     assert "Ingress from 0.0.0.0/0 is allowed" in diagnostic.message

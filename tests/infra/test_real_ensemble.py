@@ -138,7 +138,7 @@ def ensemble(addresses: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.full
 def test_one_member_leads_and_the_others_are_in_step(ensemble: Ensemble) -> None:
-    assert sorted(str(member.mode) for member in ensemble.members.each) == ["follower", "follower", "leader"]
+    assert sorted(str(member.mode) for member in ensemble.members.nodes) == ["follower", "follower", "leader"]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -179,7 +179,7 @@ def test_an_operator_connects_through_forwarded_ports(ensemble: Ensemble) -> Non
 
 class TestStrangers:
     def test_clear_text_gets_no_answer(self, ensemble: Ensemble) -> None:
-        hosts = f"{ensemble.members.each[0].address}:{PORT}"
+        hosts = f"{ensemble.members.nodes[0].address}:{PORT}"
         client = KazooClient(hosts, timeout=2, connection_retry={"max_tries": 1})
         with pytest.raises(Exception, match="Connection time-out"):
             client.start(timeout=4)
@@ -191,7 +191,7 @@ class TestStrangers:
 
     def test_a_client_with_a_certificate_of_a_member_is_refused(self, ensemble: Ensemble) -> None:
         """That certificate is valid for the quorum's port only."""
-        pair = (ensemble.members.each[0].machine.root / "etc/zookeeper/tls/member.pem").read_text()
+        pair = (ensemble.members.nodes[0].machine.root / "etc/zookeeper/tls/member.pem").read_text()
         assert ensemble.refuses({"tls_certificate": pair, "tls_key": pair})
 
     def test_negative_control_a_client_with_its_own_certificate_is_accepted(self, ensemble: Ensemble) -> None:
@@ -239,8 +239,8 @@ class TestTheAcl:
 
     def test_setting_it_again_changes_nothing(self, ensemble: Ensemble) -> None:
         acl = ensemble.acl_of_lock_root()
-        member = ensemble.members.each[1]
-        member.machine.say_initialized("no")
+        member = ensemble.members.nodes[1]
+        member.machine.set_initialized("no")
         member.restrict()
         assert member.machine.initialized == "yes"
         assert ensemble.acl_of_lock_root() == acl

@@ -35,7 +35,7 @@ class Mutation:
     old: str
     new: str
     catches: str
-    config: str = "as it comes"
+    config: str = "defaults"
 
 
 C = "components/"
@@ -92,7 +92,7 @@ MUTATIONS = [
     Mutation("replace the policy of an existing bucket", "__main__.py", "partition, settings.existing_bucket)\n",
              "partition, settings.existing_bucket)\n    aws.s3.BucketPolicy('lake', bucket=lake_name, policy="
              "pulumi.Output.json_dumps({'Statement': commit_statements.of(lake_arn)}))\n",
-             "a bucket that is not ours is left alone", "existing bucket"),
+             "an existing bucket is not changed", "existing bucket"),
     Mutation("give every member the last id", C + "ensemble.py", "NODE=str(node),", "NODE=str(self._args.nodes),",
              "members-have-ids"),
     Mutation("give every member the first interface", C + "ensemble.py",
@@ -104,7 +104,7 @@ MUTATIONS = [
     Mutation("let members without data elect a leader", C + "node_config.py", "db.autocreate=false",
              "db.autocreate=true", "empty-members-wait"),
     Mutation("do not store that an ensemble has data", C + "ensemble.py", ', ignore_changes=["value"]', "",
-             "members without data elect nobody but in a new ensemble"),
+             "members without data vote only in a new ensemble"),
     Mutation("put all members into one zone", C + "ensemble.py", "[(node - 1) % len(self._args.subnet_ids)]", "[0]",
              "members-are-spread"),
     Mutation("let an image replace nodes", C + "ensemble.py", 'REPLACING_PROPERTIES = ["ami", ',
@@ -136,7 +136,7 @@ MUTATIONS = [
              'treat_missing_data="notBreaching"', "silence-is-a-fault"),
     Mutation("drop the alarm on file descriptors", C + "monitoring.py",
              '        Alarm("files", "open_file_descriptor_count"', '        Alarm("files", "uptime"',
-             "alarms watch metrics that nodes send"),
+             "alarms watch metrics that nodes publish"),
     Mutation("let a node read all secrets", C + "ensemble.py",
              'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
              'allow("OwnSecret", "secretsmanager:GetSecretValue", "*")', "data-is-named"),
@@ -148,43 +148,43 @@ MUTATIONS = [
              "child = pulumi.ResourceOptions(parent=self, protect=args.protect)",
              "child = pulumi.ResourceOptions(parent=self)", "protected"),
     Mutation("do not protect the lake's policy", C + "lake.py", "protect=args.protect, depends_on=[access_block]",
-             "depends_on=[access_block]", "what holds data is protected"),
+             "depends_on=[access_block]", "resources with data are protected"),
     Mutation("tag nothing", "__main__.py", 'tag_everything({"Project"', '({"Project"', "tagged"),
     Mutation("keep logs for ever", "__main__.py", "retention_in_days=settings.log_retention_days",
              "retention_in_days=None", "logs-end"),
     Mutation("put all subnets into one zone", C + "network.py", "blocks[number], zones[number])",
-             "blocks[number], zones[0])", "a majority survives a zone"),
+             "blocks[number], zones[0])", "no zone holds a majority"),
     Mutation("create volumes in another zone", C + "ensemble.py", "availability_zone=zone.availability_zone",
-             'availability_zone="eu-central-1a"', "a majority survives a zone"),
+             'availability_zone="eu-central-1a"', "no zone holds a majority"),
     Mutation("mount one volume twice", C + "ensemble.py", 'LOG_VOLUME=volumes["log"].id',
-             'LOG_VOLUME=volumes["data"].id', "members have volumes and addresses of their own"),
+             'LOG_VOLUME=volumes["data"].id', "each member has its own volumes and address"),
     Mutation("let nodes reach the internet", C + "network.py",
              'targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}',
-             'targets["aws"] = {"cidr_ipv4": ANYWHERE}', "nodes go out to aws alone"),
+             'targets["aws"] = {"cidr_ipv4": ANYWHERE}', "nodes reach only aws"),
     Mutation("drop the writers' route to AWS", C + "access.py",
              '            args.aws_egress.allow(f"{name}-writers", group.id, self._child)\n', "",
              "writers reach zookeeper and aws"),
     Mutation("start machines before their routes", C + "ensemble.py", "*args.artifacts.objects, *self._connectivity]",
-             "*args.artifacts.objects]", "a machine comes after its way to aws"),
+             "*args.artifacts.objects]", "a machine is created after its route to aws"),
     Mutation("start machines before their permissions", C + "ensemble.py", "depends_on=[version, role_policy, ",
-             "depends_on=[version, ", "a machine comes after its way to aws"),
+             "depends_on=[version, ", "a machine is created after its route to aws"),
     Mutation("open the znodes of clients", C + "certificates.py",
              'CLIENT_ACL = x509_acl({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
-             'CLIENT_ACL = "world:anyone:cdrwa"', "what clients make is not for everybody"),
+             'CLIENT_ACL = "world:anyone:cdrwa"', "znodes of clients are not open to everybody"),
     Mutation("let certificates expire", C + "certificates.py",
              "            early_renewal_hours=RENEWAL_DAYS * _DAY_HOURS,\n", "", "certificates are renewed in time"),
     Mutation("watch another namespace", C + "monitoring.py", 'NAMESPACE = "Sluice/ZooKeeper"',
-             'NAMESPACE = "Sluice/Zookeeper"', "alarms watch metrics that nodes send"),
+             'NAMESPACE = "Sluice/Zookeeper"', "alarms watch metrics that nodes publish"),
     Mutation("misspell a label of the metrics", "node/prometheus.yaml", "          Stack:", "          stack:",
-             "alarms watch metrics that nodes send"),
+             "alarms watch metrics that nodes publish"),
     Mutation("let another account be the writer", C + "documents.py", 'trust_policy({"Service": "ec2.amazonaws.com"})',
-             'trust_policy({"AWS": "arn:aws:iam::999999999999:root"})', "roles are for services and for this account"),
+             'trust_policy({"AWS": "arn:aws:iam::999999999999:root"})', "roles trust only services and this account"),
     Mutation("open another port of the endpoints", C + "network.py",
              'cidr_ipv4=self._args.cidr,\n                ip_protocol="tcp",\n                from_port=HTTPS',
              'cidr_ipv4=self._args.cidr,\n                ip_protocol="tcp",\n                from_port=80',
-             "groups beside the members admit https only"),
+             "other groups admit only https"),
     Mutation("refuse the log clean-up of the maintenance role", C + "commit_policy.py",
-             "[maintenance_role_arn, *exempt]", "[*exempt]", "safe commits and the clean up pass"),
+             "[maintenance_role_arn, *exempt]", "[*exempt]", "commits and cleanup are allowed"),
     Mutation("detach volumes of a running machine", C + "ensemble.py",
              "                stop_instance_before_detaching=True,\n", "", "a running machine keeps its volumes"),
     Mutation("let nodes only read the lock root", C + "certificates.py", 'LOCK_ROOT_ACL = x509_acl({NODE: "cdrwa"',
@@ -194,7 +194,7 @@ MUTATIONS = [
     Mutation("let a node read its neighbours' secrets", C + "ensemble.py",
              'allow("OwnSecret", "secretsmanager:GetSecretValue", secret)',
              'allow("OwnSecret", "secretsmanager:GetSecretValue", secret.replace("-1", "-2"))',
-             "a node reads its own secret alone"),
+             "a node reads only its own secret"),
 ]  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def test_nat_replaces_paid_endpoints_by_one_gateway(stacks: Mapping[str, Graph])
     stack = stacks["NAT"]
     assert [endpoint.inputs["vpcEndpointType"] for endpoint in stack.all("VpcEndpoint")] == ["Gateway"]
     assert len(stack.all("NatGateway")) == 1
-    assert not stacks["as it comes"].some("NatGateway", "InternetGateway", "Eip")
+    assert not stacks["defaults"].some("NatGateway", "InternetGateway", "Eip")
 
 
 def test_clusters_reach_only_the_lake_and_configured_buckets() -> None:
@@ -303,7 +303,7 @@ def test_with_an_existing_ensemble_none_is_created(stacks: Mapping[str, Graph]) 
 def test_only_the_replaced_node_takes_new_values(stacks: Mapping[str, Graph]) -> None:
     nodes = stacks["replacing node 2"].all("Instance")
     assert [node.name for node in nodes if not node.options["ignore_changes"]] == ["zookeeper-2"]
-    assert all(node.options["ignore_changes"] for node in stacks["as it comes"].all("Instance"))
+    assert all(node.options["ignore_changes"] for node in stacks["defaults"].all("Instance"))
 
 
 def test_the_runbook_finds_the_rules_that_admit_clients(stacks: Mapping[str, Graph]) -> None:
@@ -314,7 +314,7 @@ def test_the_runbook_finds_the_rules_that_admit_clients(stacks: Mapping[str, Gra
 
 
 def test_the_outputs_contain_the_settings_of_users(stacks: Mapping[str, Graph]) -> None:
-    outputs = stacks["as it comes"].outputs
+    outputs = stacks["defaults"].outputs
     assert outputs["zookeeper_connection_string"] == "10.100.0.11:2281,10.100.0.12:2281,10.100.0.13:2281"
     assert set(outputs["secret_arns"]) == set(outputs["policy_arns"]) == {"appender", "maintenance", "operator"}
     assert outputs["delta_lake_bucket_name"] == "lake"

@@ -235,14 +235,14 @@ def test_a_commit_under_two_ensembles_has_an_intent_in_each(
 
 
 def test_the_adoption_is_read_again_after_a_late_put(
-    table: Table, ensemble: Ensemble, sql_elsewhere: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    table: Table, ensemble: Ensemble, unguarded_sql: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The PUT of a disconnected writer, which moves the table, arrives just before its version is filled."""
     ensemble.znodes(table).leave_intent(1)
     commit_nothing = DeltaTableLog.commit_nothing
 
     def commit_after_a_late_put(log: DeltaTableLog) -> int:
-        sql_elsewhere(f"ALTER TABLE {table.sql_name} SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
+        unguarded_sql(f"ALTER TABLE {table.sql_name} SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
         return commit_nothing(log)
 
     monkeypatch.setattr(DeltaTableLog, "commit_nothing", commit_after_a_late_put)

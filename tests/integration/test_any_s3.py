@@ -16,7 +16,7 @@ from sluice.demo.services import keep_tables, open_store
 from sluice.errors import ChosenS3Error
 from sluice.local.chosen_s3 import ChosenS3, s3a_settings
 from sluice.local.s3 import LocalS3
-from tests.support.gateway import Gateway, served
+from tests.support.gateway import Gateway, serve_gateway
 from tests.support.lake import S3
 
 KEYS, RIVALS = 40, 8
@@ -129,7 +129,7 @@ def test_objects_are_deleted_where_versions_cannot_be_listed(
     local: LocalS3, gateway: type[Gateway], bucket: str | None
 ) -> None:
     local.create_bucket("plain")
-    with served(gateway, local.endpoint) as endpoint, ChosenS3(endpoint, bucket) as s3:
+    with serve_gateway(gateway, local.endpoint) as endpoint, ChosenS3(endpoint, bucket) as s3:
         name, prefix = split_root(s3.root)
         for number in range(3):
             s3_client(s3.environment).put_object(Bucket=name, Key=f"{prefix}table/{number}", Body=b"x")
@@ -152,7 +152,7 @@ def test_a_failed_deletion_does_not_hide_an_earlier_error(
 ) -> None:
     local.create_bucket("stuck")
     with (
-        served(NoDelete, local.endpoint) as endpoint,
+        serve_gateway(NoDelete, local.endpoint) as endpoint,
         pytest.raises(ZeroDivisionError if fails else ChosenS3Error),
         ChosenS3(endpoint, "stuck") as s3,
     ):

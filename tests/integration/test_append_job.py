@@ -124,9 +124,9 @@ def test_the_split_depends_on_the_rows_alone(spark: SparkSession) -> None:
 
 
 def test_a_catalog_table_is_appended_to_by_name(
-    job: AppendDriver, spark: SparkSession, sql_elsewhere: Callable[[str], None]
+    job: AppendDriver, spark: SparkSession, unguarded_sql: Callable[[str], None]
 ) -> None:
-    sql_elsewhere(f"create table orders (id int, name string, amount double) using delta location '{job.table}'")
+    unguarded_sql(f"create table orders (id int, name string, amount double) using delta location '{job.table}'")
     try:
         job.succeed("--table", "default.orders", "--source", job.source)
         assert len(job.rows()) == len(ROWS)
@@ -147,7 +147,7 @@ def test_a_table_created_during_the_wait_keeps_its_types(
         with manager.acquire(job.uri):
             running = pool.submit(job.succeed, "--source", source, "--commits", "2")
             # The job has planned a table with two columns of numbers.
-            eventually(lambda: len(manager.queue(job.uri)) == 2, what="the job in the queue")
+            eventually(lambda: len(manager.queue(job.uri)) == 2, label="the job in the queue")
             shutil.copytree(rival_table, job.table, dirs_exist_ok=True)
         outcome = running.result()
     assert [line["event"] for line in outcome.lines][:4] == ["begun", "holding", "begun", "holding"]

@@ -40,7 +40,7 @@ class JobUnderSubmit:
     def start_behind_lock(self, source: Path) -> tuple[SubmittedJob, int]:
         """Start the job while this thread holds the lock; return it and the id of its Python process."""
         job = self.start(source)
-        self.eventually(lambda: self.queued() == 2, within=240, what="the job in the queue")
+        self.eventually(lambda: self.queued() == 2, within=240, label="the job in the queue")
         return job, self.manager.queue(f"file:{self.table}")[1].data["pid"]
 
     def queued(self) -> int:
@@ -74,17 +74,17 @@ def test_a_run_that_is_killed_twice_is_completed_once(
 
     # Kill only the JVM, while the job holds the lock and has committed nothing. Python detects it.
     killed_jvm = start()
-    driver.eventually(lambda: ("holding", 1) in killed_jvm, within=240, what="the first hold")
+    driver.eventually(lambda: ("holding", 1) in killed_jvm, within=240, label="the first hold")
     (holder,) = driver.manager.queue(f"file:{driver.table}")
     killed_jvm.process.kill()
     assert killed_jvm.wait() == -signal.SIGKILL
     assert killed_jvm.commits == []
-    driver.eventually(lambda: not is_running(holder.data["pid"]), within=120, what="the end of the orphaned Python")
+    driver.eventually(lambda: not is_running(holder.data["pid"]), within=120, label="the end of the orphaned Python")
     assert driver.exit_code() is None
 
     # Kill both processes after a commit was acknowledged, before the next.
     killed_job = start()
-    driver.eventually(lambda: ("commit", 2) in killed_job, within=240, what="the second commit")
+    driver.eventually(lambda: ("commit", 2) in killed_job, within=240, label="the second commit")
     killed_job.kill()
     acknowledged = {line["commit"] for line in killed_job.commits if not line["already_committed"]}
     assert {1, 2} <= acknowledged < numbers
@@ -105,7 +105,7 @@ def test_a_run_that_is_killed_twice_is_completed_once(
 def test_sigterm_ends_a_job_that_waits_for_the_lock(driver: JobUnderSubmit, csv_file: Callable[..., Path]) -> None:
     with driver.manager.acquire(f"file:{driver.table}"):
         job, python = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
-        driver.eventually(lambda: ("begun", 1) in job, what="the line of the begun commit")
+        driver.eventually(lambda: ("begun", 1) in job, label="the line of the begun commit")
         os.kill(python, signal.SIGTERM)
         assert job.wait() == 143, job.error
         assert driver.queued() == 1
@@ -126,8 +126,8 @@ def test_ctrl_c_ends_java_and_python_and_leaves_the_queue(
         job, python = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
         os.killpg(job.process.pid, signal.SIGINT)
         assert job.wait() == 130, job.error
-        driver.eventually(lambda: not is_running(python), what="the end of Python")
-        driver.eventually(lambda: driver.queued() == 1, what="the end of the contender")
+        driver.eventually(lambda: not is_running(python), label="the end of Python")
+        driver.eventually(lambda: driver.queued() == 1, label="the end of the contender")
     assert "Traceback" not in job.error
     # The JVM ended at once, so the data file of the commit at the gate may remain.
     assert not list(driver.table.glob("_delta_log/*.json"))

@@ -140,7 +140,7 @@ def test_the_first_commit_of_a_run_is_written_before_its_lock(
     with ThreadPoolExecutor(1) as pool:
         with manager.acquire(job.uri):
             running = pool.submit(job.succeed, "--source", source, "--run-id", "early")
-            eventually(lambda: len(manager.queue(job.uri)) == 2, what="the job in the queue")
+            eventually(lambda: len(manager.queue(job.uri)) == 2, label="the job in the queue")
             staged = list(job.table.glob("*.parquet"))
         outcome = running.result()
     assert len(staged) == 1
@@ -257,9 +257,9 @@ def convert_record_to_format_1(job: RunDriver, options: dict[str, str]) -> None:
 
 
 @pytest.mark.full
-def test_a_run_of_an_earlier_release_is_completed(committed: RunDriver, sql_elsewhere: Callable[[str], None]) -> None:
+def test_a_run_of_an_earlier_release_is_completed(committed: RunDriver, unguarded_sql: Callable[[str], None]) -> None:
     committed.lose_second_commit()
-    sql_elsewhere(f"alter table delta.`{committed.table}` add column later string")
+    unguarded_sql(f"alter table delta.`{committed.table}` add column later string")
     defaults = {"enforceschema": "false", "header": "true", "mode": "FAILFAST"}
     defaults |= {"escape": '"', "unescapedquotehandling": "RAISE_ERROR"}
     of_files = {"ignorecorruptfiles": "false", "ignoremissingfiles": "false"}
@@ -322,12 +322,12 @@ def test_a_run_id_of_another_application_is_refused(
 
 
 def test_a_run_is_completed_with_the_recorded_schema(
-    committed: RunDriver, sql_elsewhere: Callable[[str], None]
+    committed: RunDriver, unguarded_sql: Callable[[str], None]
 ) -> None:
     """The table has one more column than when the run began."""
     lost_info = commit_info(committed.table, 2)
     committed.lose_second_commit()
-    sql_elsewhere(f"alter table delta.`{committed.table}` add column later string")
+    unguarded_sql(f"alter table delta.`{committed.table}` add column later string")
     completed = committed.repeat()
 
     assert (completed.code, completed.error) == (0, "")
@@ -337,10 +337,10 @@ def test_a_run_is_completed_with_the_recorded_schema(
 
 
 def test_a_table_that_forgets_transactions_is_refused(
-    committed: RunDriver, sql_elsewhere: Callable[[str], None]
+    committed: RunDriver, unguarded_sql: Callable[[str], None]
 ) -> None:
     retention = "('delta.setTransactionRetentionDuration' = 'interval 0 seconds')"
-    sql_elsewhere(f"alter table delta.`{committed.table}` set tblproperties {retention}")
+    unguarded_sql(f"alter table delta.`{committed.table}` set tblproperties {retention}")
     refused = committed.repeat()
     assert refused.code == 2
     assert "the table forgets transactions" in refused.error

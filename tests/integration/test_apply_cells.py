@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process, zone_of
+from tests.support.deliveries import HISTORIES, Killed, kill_process, session_time_zone, shuffled_batches
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
 from tests.support.hbase_table import visible_values
 from writer_jobs import LockedDeltaWriter, locked
@@ -75,11 +75,11 @@ def test_histories_of_cells_in_any_order_equal_the_hbase_rows(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     cells = histories(SEED, number)
-    first_batch, killed_batch, third_batch = delivered(SEED, cells, 3)
+    first_batch, killed_batch, third_batch = shuffled_batches(SEED, cells, 3)
     feed.apply(first_batch)
     assert feed.values() == hbase_shows(first_batch)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(BatchApplier, "_merge", end_of_the_process)
+        patch.setattr(BatchApplier, "_merge", kill_process)
         feed.apply(killed_batch)
     assert feed.values() == hbase_shows(first_batch)
     # The next batch undoes the whole killed batch.
@@ -93,7 +93,7 @@ def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkey
     source = CellRows.source
     monkeypatch.setattr(CellRows, "source", lambda self, rows, read, _: source(self, rows, read, None))
     cells = histories(SEED, 500)
-    for batch in delivered(SEED, cells, 2):
+    for batch in shuffled_batches(SEED, cells, 2):
         feed.apply(batch)
     stored, expected = feed.values(), hbase_shows(cells)
     assert sum(stored.get(row) != expected.get(row) for row in stored.keys() | expected.keys()) > 100
@@ -102,13 +102,13 @@ def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkey
 @pytest.mark.full
 def test_expiry_of_hidden_cells_keeps_the_rows(
     feed: Feed,
-    care: Callable[..., MaintenanceReport],
+    maintain: Callable[..., MaintenanceReport],
     make_manager: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cells_table = f"{feed.table}_cells"
     cells = histories(SEED, 200)
-    first_batch, second_batch, concurrent_batch = delivered(SEED, cells, 3)
+    first_batch, second_batch, concurrent_batch = shuffled_batches(SEED, cells, 3)
     feed.apply(first_batch)
     feed.apply(second_batch)
     drop_expired, second_feed = SideTableRetention.drop_expired, Feed(feed.spark, make_manager(), feed.table)
@@ -126,7 +126,7 @@ def test_expiry_of_hidden_cells_keeps_the_rows(
     assert [Path(name).name for name in list_tables(feed.spark, [str(feed.table)])] == ["table", "table_cells"]
     with monkeypatch.context() as patch:
         patch.setattr(SideTableRetention, "drop_expired", drop_expired_during_a_batch)
-        (expiry,) = care(Action.FORGET, suffix="_cells").done
+        (expiry,) = maintain(Action.FORGET, suffix="_cells").done
     assert (expiry.problem, len(calls) >= 2) == (None, True)
     # No cell is old. Only cells that stay hidden and repeated cells are deleted.
     remaining = DeltaTable(cells_table).to_pyarrow_table().num_rows
@@ -136,11 +136,11 @@ def test_expiry_of_hidden_cells_keeps_the_rows(
     feed.apply([late_cell], retention=timedelta(0))
     assert feed.values() == hbase_shows([*cells, late_cell])
     # The longest retention of all feeds applies. Too few cells have expired by it.
-    assert not [unit for unit in care(suffix="_cells").done if unit.action is Action.FORGET]
+    assert not [unit for unit in maintain(suffix="_cells").done if unit.action is Action.FORGET]
     days = "'sluice.maintenance.forgetAfterDays' = '0'"
     with locked(feed.spark, cells_table, manager=feed.writer.manager):
         feed.spark.sql(f"ALTER TABLE delta.`{cells_table}` SET TBLPROPERTIES ({days})")
-    assert Action.FORGET in [unit.action for unit in care(suffix="_cells").done]
+    assert Action.FORGET in [unit.action for unit in maintain(suffix="_cells").done]
     # All cells are old. Only the values of the rows remain.
     types = DeltaTable(cells_table).to_pyarrow_table(columns=["__sluice_type"])
     assert set(types["__sluice_type"].to_pylist()) == {"Put"}
@@ -213,7 +213,7 @@ def test_bytes_are_decoded_as_hbase_encodes_them(spark: SparkSession) -> None:
             is_timestamp = kind.endswith(("timestamp", "millis"))
             columns.append((F.unix_millis(decoded) / 1000 if is_timestamp else decoded).alias(f"{kind}/{number}"))
             expected[f"{kind}/{number}"] = value
-    with zone_of(spark):
+    with session_time_zone(spark):
         (row,) = spark.range(1).select(*columns).collect()
     assert row.asDict() == expected
 
@@ -285,7 +285,7 @@ def test_json_cells_become_typed_columns_or_dead_letters(
     # A batch that is killed after the commit to the table writes its dead letters when it is repeated.
     killed_batch = spark.createDataFrame([(good[0].encode(), "file:a"), (b"no", "file:b")], messages.schema)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(hbase_apply, "write_dead_letters", end_of_the_process)
+        patch.setattr(hbase_apply, "write_dead_letters", kill_process)
         feed.apply_json(killed_batch, mapping, run=2)
     assert DeltaTable(feed.dead_letters).version() == 0
     for _ in range(2):

@@ -21,13 +21,13 @@ from tests.support.deliveries import (
     DETAIL,
     HISTORIES,
     Killed,
-    delivered,
     detail_of,
-    end_of_the_process,
+    kill_process,
     odd_text,
-    zone_of,
+    session_time_zone,
+    shuffled_batches,
 )
-from tests.support.memory_coordinator import Memory
+from tests.support.memory_coordinator import MemoryCoordinator
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
@@ -70,7 +70,7 @@ class Feed:
     def apply_killed(self, changes: list[Change], **options: Any) -> None:
         """Apply a batch, and end the process between the commits to the tombstones and to the table."""
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(BatchApplier, "_merge", end_of_the_process)
+            patch.setattr(BatchApplier, "_merge", kill_process)
             self.apply(changes, **options)
 
     def columns(self, *names: str, suffix: str = "") -> list[tuple[Any, ...]]:
@@ -108,7 +108,7 @@ def feed(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Fee
 @pytest.fixture
 def berlin(spark: SparkSession) -> Iterator[None]:
     """Give the session a time zone whose clocks change."""
-    with zone_of(spark):
+    with session_time_zone(spark):
         yield
 
 
@@ -194,7 +194,7 @@ def test_changes_without_a_known_order_are_refused(feed: Feed) -> None:
 def test_histories_in_any_order_equal_the_model(feed: Feed, number: int) -> None:
     """A batch is killed between the commits to the tombstones and to the table. Spark 56683 has no test of that."""
     changes = histories(SEED, number)
-    first_batch, killed_batch, third_batch = delivered(SEED, changes, 3)
+    first_batch, killed_batch, third_batch = shuffled_batches(SEED, changes, 3)
     feed.apply(first_batch, nested=True)
     # A process was killed while it wrote the record of its batch.
     feed.batch_records.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def test_negative_control_without_tombstones_late_changes_restore_rows(
 ) -> None:
     monkeypatch.setattr(NewestRows, "_without_stale", lambda _, rows, __: rows)
     changes = histories(SEED, 500)
-    for batch in delivered(SEED, changes, 2):
+    for batch in shuffled_batches(SEED, changes, 2):
         feed.apply(batch)
     restored = feed.rows().items() - expected_rows(changes).items()
     assert len(restored) > 20
@@ -259,7 +259,7 @@ def test_repetitions_and_older_changes_rewrite_no_file(
 @pytest.mark.usefixtures("berlin")
 def test_histories_in_any_order_equal_the_history_model(feed: Feed, number: int) -> None:
     changes = histories(SEED, number)
-    first_batch, killed_batch, third_batch = delivered(SEED, changes, 3)
+    first_batch, killed_batch, third_batch = shuffled_batches(SEED, changes, 3)
     feed.apply(first_batch, **HISTORY, nested=True)
     assert feed.history() == expected_history(first_batch)
     feed.apply_killed(killed_batch, **HISTORY, nested=True)
@@ -275,7 +275,7 @@ def test_negative_control_without_tombstones_late_rows_do_not_end(feed: Feed, mo
     source = RowHistory.source
     monkeypatch.setattr(RowHistory, "source", lambda self, rows, table, _: source(self, rows, table, None))
     changes = histories(SEED, 500)
-    for batch in delivered(SEED, changes, 2):
+    for batch in shuffled_batches(SEED, changes, 2):
         feed.apply(batch, **HISTORY)
     assert len(set(feed.history()) - set(expected_history(changes))) > 20
 
@@ -396,7 +396,7 @@ def test_negative_control_with_separate_locks_keys_have_several_current_rows(
 
     monkeypatch.setattr(RowHistory, "merge", stage_then_merge)
     # Each feed has a coordinator of its own.
-    errors = apply_at_once(feed, [Memory().manager() for _ in batches], batches)
+    errors = apply_at_once(feed, [MemoryCoordinator().manager() for _ in batches], batches)
     current_keys = [key for key, _, _, end in feed.history() if end is None]
     assert len(current_keys) > len(set(current_keys)), errors
 
@@ -424,7 +424,7 @@ def test_feeds_of_different_partitions_run_side_by_side(
 
 
 @pytest.mark.full
-def test_maintenance_keeps_tombstones_of_a_killed_batch(feed: Feed, care: Callable[..., MaintenanceReport]) -> None:
+def test_maintenance_keeps_tombstones_of_a_killed_batch(feed: Feed, maintain: Callable[..., MaintenanceReport]) -> None:
     options: dict[str, Any] = {"keys": ["key", "value"], "apply_as_deletes": "at % 2 = 1"}
     tombstones = f"{feed.table}_tombstones"
     feed.apply([("a", 2, "x"), ("b", 2, "x"), ("b", 1, "gone")], partition_by=["key"], **options)
@@ -437,14 +437,14 @@ def test_maintenance_keeps_tombstones_of_a_killed_batch(feed: Feed, care: Callab
         days = "'sluice.maintenance.forgetAfterDays' = '0'"
         feed.spark.sql(f"ALTER TABLE delta.`{tombstones}` SET TBLPROPERTIES ({days})")
     version = DeltaTable(tombstones).version()
-    (expiry,) = care(Action.FORGET, suffix="_tombstones").done
+    (expiry,) = maintain(Action.FORGET, suffix="_tombstones").done
     assert "was killed before it was applied" in str(expiry.problem)
     assert DeltaTable(tombstones).version() == version
     feed.apply([("a", 4, "x")], **options)
     feed.apply([("b", 4, "x")], **options)
     assert feed.columns("key", "at", "value") == [("a", 4, "x"), ("a", 4, "z"), ("b", 4, "x")]
     # The killed batch is undone in both partitions.
-    (expiry,) = care(Action.FORGET, suffix="_tombstones").done
+    (expiry,) = maintain(Action.FORGET, suffix="_tombstones").done
     assert expiry.problem is None
     assert DeltaTable(tombstones).to_pyarrow_table().num_rows == 0
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import odd_text, zone_of
+from tests.support.deliveries import odd_text, session_time_zone
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
@@ -140,7 +140,7 @@ def test_rows_in_any_order_equal_the_model(stream: Stream, options: dict[str, st
     model = Model(latest=bool(options))
     for at, batch in enumerate(arrivals(number, 3, 2 if options else 1)):
         times = {"newest_before": model.newest, "watermark_delay": DELAY, "allowed_lateness": ALLOWED}
-        with zone_of(stream.spark):
+        with session_time_zone(stream.spark):
             result = stream.apply(batch, **options, **times, txn=("stream", at))
         previous_count = len(model.rows)
         assert (result.late, result.too_late) == model.apply(batch)
@@ -208,7 +208,7 @@ def test_streams_of_the_same_rows_insert_each_row_once(
                 pool.submit(rival.apply, random.Random(SEED + number).sample(rows, 100))
                 for number, rival in enumerate(streams)
             ]
-            eventually(lambda: len(manager.queue(table)) == len(streams) + 1, within=120, what="four waiting commits")
+            eventually(lambda: len(manager.queue(table)) == len(streams) + 1, within=120, label="four waiting commits")
         inserted = sum(application.result().inserted for application in applications)
     stored = stream.rows()
     assert len({key for key, *_ in stored}) == len(stored) == 3 + inserted

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.deliveries import Killed, delivered, end_of_the_process
+from tests.support.deliveries import Killed, kill_process, shuffled_batches
 from tests.support.error_line import error_line
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
 from tests.support.hbase_table import visible_values
@@ -65,7 +65,7 @@ def test_cells_of_files_and_of_a_stream_equal_the_hbase_rows(
     cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
     cells = histories(7, 60)
-    json_batch, parquet_batch, stream_batch = delivered(7, cells, 3)
+    json_batch, parquet_batch, stream_batch = shuffled_batches(7, cells, 3)
     source = cell_lines(tmp_path / "1" / "cells.jsonl", json_batch, '{"row": ')
     run = ("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
     report_file = tmp_path / "report.json"
@@ -129,7 +129,7 @@ def test_a_stream_of_debezium_messages_updates_the_table(
     ])  # fmt: skip
     # The job is killed between the commits to the table and to the dead letters.
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(debezium_apply, "write_dead_letters", end_of_the_process)
+        patch.setattr(debezium_apply, "write_dead_letters", kill_process)
         cdc(*run)
     outcome = cdc(*run)
     assert (outcome.code, outcome.lines[-1]["already_committed"]) == (0, True), outcome.error

@@ -277,10 +277,10 @@ def test_a_held_write_with_old_files_is_refused(
     assert (table.version(), table.ids()) == (0, [0, 1, 2])
 
 
-def test_a_table_adopted_elsewhere_gets_no_empty_commit(table: Table, sql_elsewhere: Callable[[str], None]) -> None:
+def test_a_table_adopted_elsewhere_gets_no_empty_commit(table: Table, unguarded_sql: Callable[[str], None]) -> None:
     table.leave_intent(version=2)
     with table.behind(lambda: table.operate("append")) as running:
-        sql_elsewhere(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
+        unguarded_sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
     assert isinstance(running.exception(), EnsembleMismatchError)
     assert table.version() == 1
 
@@ -320,10 +320,10 @@ def test_a_statement_in_before_write_leaves_no_intent(table: Table, caplog: pyte
 
 
 def test_a_statement_in_before_write_needs_the_table_s_ensemble(
-    table: Table, sql_elsewhere: Callable[[str], None]
+    table: Table, unguarded_sql: Callable[[str], None]
 ) -> None:
     with table.behind(lambda: table.operate("append", before_write=table.insert)) as running:
-        sql_elsewhere(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
+        unguarded_sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
     assert isinstance(running.exception(), EnsembleMismatchError)
     assert (table.version(), table.ids()) == (1, [0, 1, 2])
 

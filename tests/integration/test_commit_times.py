@@ -123,7 +123,7 @@ def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None
     initial_files = table.files()
     with table.behind(lambda: table.run("optimize")) as running:
         table.sql(INSERT)
-        table.eventually(lambda: len(table.files() - initial_files) == 2, what="the compacted file")
+        table.eventually(lambda: len(table.files() - initial_files) == 2, label="the compacted file")
     assert running.result().metrics["numRemovedFiles"] == "2"
     assert len(table.files_at_lock) == 1
     assert len(table.files_at_lock[0] - initial_files) == 2, "the compaction did not write its file before the lock"

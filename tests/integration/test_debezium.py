@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import AWKWARD_TEXTS, CLOCK_CHANGES, HISTORIES, delivered
+from tests.support.deliveries import AWKWARD_TEXTS, CLOCK_CHANGES, HISTORIES, shuffled_batches
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import ChangesError, FeedError
@@ -217,7 +217,7 @@ def test_histories_of_messages_in_any_order_equal_the_source(feed: Feed, number:
     database.schema = V2
     for _ in range(number):
         database.change(chance.randrange(number))
-    for batch in delivered(SEED, database.topic, 2):
+    for batch in shuffled_batches(SEED, database.topic, 2):
         feed.apply(batch)
     expected = {
         key: {"size": None, **row, "at": row["at"] and dt.datetime.fromisoformat(row["at"])}

@@ -33,8 +33,8 @@ from sluice.doctor.finding import Finding, Verdict
 from sluice.doctor.spark import defaults_finding
 from sluice.ensemble.members import Server, ask_server
 from sluice.local import jars
-from tests.support.gateway import Gateway, served
-from tests.support.lake import S3, lake, need_the_gate
+from tests.support.gateway import Gateway, serve_gateway
+from tests.support.lake import S3, lake, require_embedded_s3
 from writer_jobs.delta.session import GUARD_MODE, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 Findings = dict[str, tuple[str, str]]
@@ -218,12 +218,12 @@ class NotAtomic(Gateway):
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with self.lock:
-            if self.ask("HEAD")[0] == HTTPStatus.OK:
+            if self.forward_unconditionally("HEAD")[0] == HTTPStatus.OK:
                 self.refuse(412, "PreconditionFailed")
                 return
             time.sleep(0.02)  # the fault
-            response = self.ask("PUT", body)
-        self.say(*response)
+            response = self.forward_unconditionally("PUT", body)
+        self.respond(*response)
 
 
 class Atomic(NotAtomic):
@@ -241,7 +241,7 @@ class RefusesAndOverwrites(Atomic):
         type(self).refused_puts += 1
         # The first refused PUT is part of the sequential check.
         if self.refused_puts > 1:
-            self.ask("PUT", b"of a rival")
+            self.forward_unconditionally("PUT", b"of a rival")
         super().refuse(status, code)
 
 
@@ -256,13 +256,13 @@ class Conflicts(Gateway):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with self.lock:
             type(self).puts += 1
-            exists = self.ask("HEAD")[0] == HTTPStatus.OK
+            exists = self.forward_unconditionally("HEAD")[0] == HTTPStatus.OK
             is_rival = self.puts > SEQUENTIAL_PUTS
             if exists or (is_rival and self.refuses_all):
                 status, code = (409, "ConditionalRequestConflict") if is_rival else (412, "PreconditionFailed")
                 self.refuse(status, code)
                 return
-            self.say(*self.ask("PUT", body))
+            self.respond(*self.forward_unconditionally("PUT", body))
 
 
 class ConflictsAlways(Conflicts):
@@ -288,9 +288,9 @@ class Blocks(Atomic):
 @pytest.fixture
 def gateway(s3: S3) -> Iterator[Callable[[type[Gateway]], str]]:
     """Start a store that has a fault; return its endpoint as a storage option."""
-    need_the_gate("a store with a fault of its own")
+    require_embedded_s3("a store with a fault of its own")
     with ExitStack() as stack:
-        yield lambda kind: f"AWS_ENDPOINT_URL={stack.enter_context(served(kind, s3.endpoint or ''))}"
+        yield lambda kind: f"AWS_ENDPOINT_URL={stack.enter_context(serve_gateway(kind, s3.endpoint or ''))}"
 
 
 def keys(s3: S3) -> list[str]:

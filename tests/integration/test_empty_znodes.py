@@ -21,7 +21,7 @@ from tests.support.months import part
 from tests.support.new_thread import in_new_thread
 from tests.support.rivals import RivalManager
 
-pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
+pytestmark = pytest.mark.usefixtures("guard_declared")
 
 MANAGERS, THREADS, ROUNDS, YEARS, MONTHS = 4, 8, 25, 25, 12
 IDLE_SECONDS = "lock_manager.zookeeper.empty_znodes.IDLE_SECONDS"

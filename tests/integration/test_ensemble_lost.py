@@ -64,7 +64,7 @@ def test_a_rebuilt_ensemble_still_owns_its_tables(
     table = Table(spark, str(tmp_path / "flights"))
     with Members(tmp_path / "ensemble", TRIO) as members:
         members.initialize(*TRIO)
-        members.start(*TRIO, of=TRIO)
+        members.start(*TRIO, server_list=TRIO)
         survivor = members.wait_until_in_sync()
         lost = [member for member in TRIO if member != survivor]
         hosts = members.hosts(*TRIO)

@@ -402,7 +402,7 @@ def test_a_commit_with_files_that_vacuum_may_delete_is_refused(
 def test_writes_with_one_transaction_commit_once(table: Table) -> None:
     with table.rival.acquire(table.writer.table), ThreadPoolExecutor(2) as pool:
         appends = [pool.submit(table.append, 1, txn=("job", 7)) for _ in range(2)]
-        table.eventually(lambda: table.queued() == 3, what="both appends at the gate")
+        table.eventually(lambda: table.queued() == 3, label="both appends at the gate")
         table.rival.release(table.writer.table)
         assert sorted(append.result().already_committed for append in appends) == [False, True]
     assert table.ids() == [0, 1]
@@ -415,7 +415,7 @@ def test_threads_of_one_driver_have_one_contender_each(table: Table, ensemble_cl
     with ThreadPoolExecutor(3) as pool:
         with table.rival.acquire(table.writer.table):
             appends = [pool.submit(table.append, number) for number in range(1, 4)]
-            table.eventually(lambda: table.queued() == 4, what="a contender of each append")
+            table.eventually(lambda: table.queued() == 4, label="a contender of each append")
             nodes = contenders(ensemble_client, table.writer.table)
             owners = {ensemble_client.get(node)[1].ephemeralOwner for node in nodes}
             assert len(owners) == 2, "the sessions of the rival and of the driver"

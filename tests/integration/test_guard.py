@@ -221,7 +221,7 @@ def test_ctrl_c_releases_the_lock_and_refuses_the_commit(
     finally:
         go_on.set()
         interrupting.result()
-    eventually(lambda: answers, what="the answer to the interrupted commit")
+    eventually(lambda: answers, label="the answer to the interrupted commit")
     assert answers[0]["refused"] == "LockNotHeldError"
     monkeypatch.undo()
     with table.locked():

@@ -228,7 +228,7 @@ def test_a_table_repartitioned_during_the_wait_is_not_written(
 def test_partition_columns_are_read_again_after_a_late_put(
     table: Table,
     ensemble_client: KazooClient,
-    sql_elsewhere: Callable[[str], None],
+    unguarded_sql: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table.manager.acquire(table.path).release()
@@ -237,7 +237,7 @@ def test_partition_columns_are_read_again_after_a_late_put(
 
     def commit_after_a_late_put(log: DeltaTableLog) -> int:
         # The late PUT arrives just before its version is filled.
-        sql_elsewhere(REPARTITION.format(f"delta.`{table.path}`"))
+        unguarded_sql(REPARTITION.format(f"delta.`{table.path}`"))
         return commit_nothing(log)
 
     monkeypatch.setattr(DeltaTableLog, "commit_nothing", commit_after_a_late_put)

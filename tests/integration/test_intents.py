@@ -99,7 +99,7 @@ def test_an_attempt_that_the_ensemble_refuses_is_not_open(manager, table, znodes
 def stalled_holds(
     make_manager: Callable[..., ZookeeperLockManager],
     table: str,
-    guard_said_to_be_there: None,
+    guard_declared: None,
 ) -> Iterator[tuple[HeldLock, HeldLock]]:
     """Two valid holds of two partitions. The second one takes the first one's intent for unfinished.
 

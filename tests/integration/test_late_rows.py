@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockManager
-from tests.support.deliveries import Killed, end_of_the_process
+from tests.support.deliveries import Killed, kill_process
 from writer_jobs import LockedDeltaWriter, RowsResult, apply_rows
 from writer_jobs.errors import ChangesError
 from writer_jobs.late_rows.row_application import RowApplication
@@ -63,7 +63,7 @@ def test_late_rows_are_written_once_after_their_batch(
     late = [*STORED_ROWS, (2, 1, 0, "older"), (2, 1, 2, "newer"), (1, 1, 1, "other"), (3, 1, 1, "new")]
     in_time = (4, 95, 1, "in time")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RowApplication, "_append_too_late", end_of_the_process)
+        patch.setattr(RowApplication, "_append_too_late", kill_process)
         apply(*late, in_time, txn=("s", 1))
     assert not late_table.exists()
     expected = [(1, 1, "other"), (2, 2, "newer"), (3, 1, "new")]
@@ -110,7 +110,7 @@ def test_the_late_rows_table_evolves_and_keeps_the_timeout(
             apply(batch, **options, lock_timeout_seconds=1)
         assert timeout.value.timeout_seconds <= 1
         waiting = pool.submit(apply, batch, **options)
-        eventually(lambda: len(manager.queue(late_table)) == 2, within=60, what="a waiting write")
+        eventually(lambda: len(manager.queue(late_table)) == 2, within=60, label="a waiting write")
         writer.give_up()
         with pytest.raises(LockCancelledError):
             waiting.result(60)

@@ -467,7 +467,7 @@ def test_no_watchers_or_threads_remain(make_manager, make_rival, table, eventual
     for _ in range(5):
         with make_manager() as short_lived:
             short_lived.acquire(table).release()
-    eventually(lambda: threading.active_count() <= threads, what="the end of the threads of closed managers")
+    eventually(lambda: threading.active_count() <= threads, label="the end of the threads of closed managers")
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 
 from sluice.local.s3 import LocalS3
 from soak.jvm import StoreJvm
-from tests.support.gateway import Gateway, served
+from tests.support.gateway import Gateway, serve_gateway
 
 VERSIONS = 30
 PAGE = 10
@@ -91,7 +91,7 @@ class Lists:
 
 @pytest.fixture(scope="module")
 def lists(s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lists]:
-    with served(CountingGateway, s3.endpoint) as endpoint:
+    with serve_gateway(CountingGateway, s3.endpoint) as endpoint:
         settings = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
         settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.paging.maximum": str(PAGE)}
         errors = tmp_path_factory.mktemp("jvm") / "jvm.log"

@@ -259,7 +259,7 @@ def test_maintenance_gives_way_to_waiting_writers(table: MaintainedTable, eventu
             target=lambda: table.manager.acquire(uri, timeout_seconds=30).__enter__(), daemon=True
         )
         waiter.start()
-        eventually(table.waiters, what="a waiting writer")
+        eventually(table.waiters, label="a waiting writer")
         assert give_way(table.inspector, uri, 0.5) >= 0.5
     waiter.join()
 
@@ -402,7 +402,7 @@ def test_auto_compaction_of_the_session_does_not_hold_the_lock(
             with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
                 run = pool.submit(table.maintain, Action.COMPACT)
                 # The compaction writes its file before it has the lock.
-                eventually(lambda: len(table.data_files()) == 4, what="the new file")
+                eventually(lambda: len(table.data_files()) == 4, label="the new file")
             report = run.result(60)
     finally:
         table.spark.conf.set(setting, "false")
@@ -495,7 +495,7 @@ def test_a_stopped_maintainer_leaves_the_queue(table: MaintainedTable, eventuall
     with ZookeeperLockManager(table.manager.settings) as own_manager, ThreadPoolExecutor(1) as pool:
         with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
             stopped_run = pool.submit(run, own_manager)
-            eventually(lambda: len(table.waiters()) >= 2, within=60, what="two waiting compactions")
+            eventually(lambda: len(table.waiters()) >= 2, within=60, label="two waiting compactions")
             stops[0]()
             assert isinstance(stopped_run.exception(20), LockCancelledError)
     assert table.version() == 0

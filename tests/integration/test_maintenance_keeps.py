@@ -20,7 +20,7 @@ from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_folder import s3_client
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
-from tests.support.maintained import codes, made_all_old, made_old
+from tests.support.maintained import age_all_files, codes, set_file_age
 from tests.support.maintained_table import MaintainedTable, TableStream
 from writer_jobs import LockedDeltaWriter, TableError, locked, pinned_rows, take_pin
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -74,7 +74,7 @@ def test_the_expired_log_is_removed_up_to_a_checkpoint(table: MaintainedTable) -
             DeltaTableLog(table.spark, f"file:{table.path}").make_newest_checkpoint()
     table.make_versions_old({version: 24 * (30 - version) for version in range(13)})
     for checkpoint in (table.path / "_delta_log").glob("*.checkpoint.parquet"):
-        made_old(checkpoint, 24 * 20)
+        set_file_age(checkpoint, 24 * 20)
     measurement = table.measure()
     assert measurement.health.log.checkpoint_version == 10
     assert measurement.health.log.expired_versions == 10
@@ -98,7 +98,7 @@ def test_orphans_are_removed_and_unread_changes_are_kept(table: MaintainedTable,
     table.writer.update({"value": "'new'"}, "key = 3")
     table.append(4, place="b")
     table.writer.delete("key = 4")
-    made_all_old(table.path)
+    age_all_files(table.path)
     orphan = table.write_file("part-orphan.parquet", hours=24 * 8)
     result = table.vacuum(retain=timedelta(0), streams=[str(stream.checkpoint)])
     assert (result.files, result.orphans, result.kept_for_streams >= 2) == (1, 1, True)
@@ -106,7 +106,7 @@ def test_orphans_are_removed_and_unread_changes_are_kept(table: MaintainedTable,
     assert len(stream.read()) == 5
     # Control: without the stream's checkpoint, VACUUM removes unread changes.
     table.writer.update({"value": "'newer'"}, "key = 3")
-    made_all_old(table.path)
+    age_all_files(table.path)
     assert table.vacuum(retain=timedelta(0), streams=[]).kept_for_streams == 0
     with pytest.raises(Exception, match=MISSING_FILE):
         stream.read()
@@ -131,7 +131,7 @@ def test_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> 
     table.writer.delete("key = 13")
     vectors = list(table.path.rglob("deletion_vector_*.bin"))
     assert any(path.parent != table.path for path in vectors)
-    made_all_old(table.path)
+    age_all_files(table.path)
     folder = table.measure().health.folder
     # Change data belongs to no version. It is no orphan in any folder.
     change_files = list(table.path.rglob("cdc-*.parquet"))
@@ -144,7 +144,7 @@ def test_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> 
     assert spark_keys(table) == [*range(5), *range(10, 13), *range(14, 20)]
     # A deletion vector is removed after another one has replaced it.
     table.writer.delete("key = 14")
-    made_all_old(table.path)
+    age_all_files(table.path)
     assert table.vacuum(retain=timedelta(0)).files >= 1
     assert spark_keys(table) == [*range(5), *range(10, 13), *range(15, 20)]
 
@@ -194,7 +194,7 @@ def test_checkpoints_of_named_streams_in_the_table_are_kept(table: MaintainedTab
     (folder / "not-begun" / "metadata").write_text('{"id": "x"}')
     streams = f"{stream.checkpoint}, file:{folder}/not-begun/"
     table.set_properties_without_spark(sluice__maintenance__streams=streams)
-    made_all_old(table.path)
+    age_all_files(table.path)
     checkpoint_files = {path for path in folder.rglob("*") if {"checkpoint", "not-begun"} & {*path.parts}}
     # Control: a file that belongs to no named stream is removed.
     assert table.vacuum().orphans == 1
@@ -227,7 +227,7 @@ def test_orphans_are_removed_and_needed_files_are_kept(
     ]
     # All files are older than the retention, which the pin has raised to two days.
     for path in filter(Path.is_file, table.path.rglob("*")):
-        made_old(path, 30 if "_delta_log" in path.parts else 50)
+        set_file_age(path, 30 if "_delta_log" in path.parts else 50)
     old_files = table.data_files()
     monkeypatch.setattr("writer_jobs.maintenance.file_states.seconds_without_pins", lambda _: 0.0)
     if not is_protected:
@@ -237,7 +237,7 @@ def test_orphans_are_removed_and_needed_files_are_kept(
     with ThreadPoolExecutor(1) as pool:
         with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
             append = pool.submit(table.append, 100)
-            eventually(table.waiters, within=60, what="an append at the gate")
+            eventually(table.waiters, within=60, label="an append at the gate")
             (staged_file,) = table.data_files() - old_files
             # Neither the measurement nor VACUUM waits for the table's lock.
             folder = table.measure().health.folder
@@ -288,7 +288,7 @@ def test_a_forgotten_file_is_kept_for_a_stream_that_must_read_it(
     table.append_without_spark(2)
     assert table.writer.optimize().metrics["numRemovedFiles"] == "3"
     forget_removals(table)
-    made_all_old(table.path)
+    age_all_files(table.path)
     streams = [str(stream.checkpoint)]
     dry_run = table.vacuum(streams=streams, dry_run=True)
     # The log has lost these files, but they were committed: they are no orphans.
@@ -310,7 +310,7 @@ def test_change_data_and_forgotten_files_are_no_orphans(table: MaintainedTable) 
     # The file that the update replaced, and the file with its change data.
     assert folder.removed.files == 2
     forget_removals(table)
-    made_all_old(table.path)
+    age_all_files(table.path)
     folder = table.measure().health.folder
     assert (folder.uncommitted.files, folder.orphans.files, folder.expired.files) == (0, 1, 2)
     # The log begins later than that orphan: an earlier version may have contained it.
@@ -325,7 +325,7 @@ def test_an_inner_table_and_iceberg_metadata_are_kept(table: MaintainedTable) ->
     inner_table = table.copy_of("CREATE TABLE {t} USING delta AS SELECT id FROM range(5)", to="table/archive")
     orphan = table.write_file("tmp/part-orphan.parquet")
     iceberg = [table.write_file(f"metadata/{name}") for name in ("v1.metadata.json", "snap-1.avro")]
-    made_all_old(table.path)
+    age_all_files(table.path)
     assert table.measure().health.folder.orphans.files == 1
     assert table.vacuum().files == 1
     assert not orphan.exists()
@@ -374,7 +374,7 @@ def test_the_log_keeps_the_versions_of_a_pin_and_a_stream(
     newest_version = table.version()
     table.make_versions_old({version: 24 * (30 - version) for version in versions()})
     for path in (table.path / "_delta_log").glob("*.checkpoint*"):
-        made_old(path, 24 * 20)
+        set_file_age(path, 24 * 20)
     # The checkpoint action does not clean up the log, although the table's properties enable that.
     assert table.maintain(Action.CHECKPOINT).failure is None
     assert min(versions()) == 0
@@ -415,7 +415,7 @@ def test_a_broken_stream_stops_only_the_removal_of_files(table: MaintainedTable,
     table.create({"a": 6})
     table.set_properties_without_spark(sluice__maintenance__streams=str(tmp_path / "nowhere"))
     orphan = table.write_file("place=a/part-orphan.parquet")
-    made_all_old(table.path)
+    age_all_files(table.path)
     report = table.maintain()
     assert "nowhere is not there" in str(report.before.folder.problem)
     finding_codes = [finding.code for finding in report.findings]
@@ -443,7 +443,7 @@ def test_a_stopped_run_and_own_writes_cause_no_wait(table: MaintainedTable, even
     with in_another_thread(lambda: manager.acquire(uri)):
         waiter = threading.Thread(target=wait_for_lock, daemon=True)
         waiter.start()
-        eventually(table.waiters, what="a waiting writer")
+        eventually(table.waiters, label="a waiting writer")
         assert give_way(table.inspector, uri, 30, is_own=belongs_to_this_process) < 15
         stopped.set()
         assert give_way(table.inspector, uri, 30, stopped=stopped) < 15
@@ -476,7 +476,7 @@ def test_a_table_with_identities_is_compacted_without_its_lock(
         with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
             compaction = pool.submit(table.writer.optimize, again=False)
             # The compaction writes its file before it has the lock.
-            eventually(lambda: len(table.data_files()) == 4, what="the new file")
+            eventually(lambda: len(table.data_files()) == 4, label="the new file")
             assert not compaction.done()
         assert compaction.result(60).metrics["numRemovedFiles"] == "3"
     assert rows_of(table.path, "value") == [("a",)] * 3

@@ -89,7 +89,7 @@ class Operators:
                 return hold.token
 
         token = self.pool.submit(wait)
-        self.eventually(lambda: len(self.tables()[URI]["waiters"]) == waiters, what="the rival in the queue")
+        self.eventually(lambda: len(self.tables()[URI]["waiters"]) == waiters, label="the rival in the queue")
         return token
 
     def hold_partition(self, *levels: str) -> list[str]:

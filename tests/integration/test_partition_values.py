@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import FIRST, SECOND, ZONE, zone_of
+from tests.support.deliveries import FIRST, SECOND, ZONE, session_time_zone
 from tests.support.error_line import error_line
 from writer_jobs import LockedDeltaWriter, apply_changes, apply_rows
 from writer_jobs.delta.snapshot import TableState
@@ -180,28 +180,28 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     ]
     for number, write in enumerate(writes):
         if number == 4:
-            with zone_of(spark, "UTC"):
+            with session_time_zone(spark, "UTC"):
                 assert apply_changes(writer, rows, **options).inserted == 2
         error = r"at is a partition column with timestamps.* Europe/Berlin .*=UTC"
-        with zone_of(spark), pytest.raises(SchemaMismatchError, match=error):
+        with session_time_zone(spark), pytest.raises(SchemaMismatchError, match=error):
             write()
-    with zone_of(spark, "+05:30"):
+    with session_time_zone(spark, "+05:30"):
         assert apply_changes(writer, rows, **options).unchanged == 2
         writer.update({"pos": "pos + 1"})
-    with zone_of(spark), pytest.raises(SchemaMismatchError):
+    with session_time_zone(spark), pytest.raises(SchemaMismatchError):
         writer.overwrite(rows, partition_by=["at"], options={"overwriteSchema": "true"})
     # Sessions of any zone read the same instants.
     for zone in ("UTC", ZONE):
-        with zone_of(spark, zone):
+        with session_time_zone(spark, zone):
             assert seconds_and_ids(spark, table) == [(0, 1), (3600, 2)]
     # The control: without the rule, an update of another column moves a row by an hour.
     monkeypatch.setattr("writer_jobs.writer.refuse_clock_changes", lambda *_: None)
-    with zone_of(spark):
+    with session_time_zone(spark):
         writer.update({"pos": "pos + 1"})
     assert seconds_and_ids(spark, table) == [(0, 1), (0, 2)]
     monkeypatch.undo()
     # A write that replaces the partition columns does not read the old partitions.
-    with zone_of(spark):
+    with session_time_zone(spark):
         writer.overwrite(rows, partition_by=["id"], options={"overwriteSchema": "true"})
     assert seconds_and_ids(spark, table) == [(0, 1), (3600, 2)]
 
@@ -217,7 +217,7 @@ def test_generated_timestamp_partitions_need_such_a_zone_too(
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED)))
     rows = timed_rows(spark, (FIRST, 1)).selectExpr("at event", "id")
-    with zone_of(spark), pytest.raises(SchemaMismatchError, match="at is a partition column with timestamps"):
+    with session_time_zone(spark), pytest.raises(SchemaMismatchError, match="at is a partition column with timestamps"):
         writer.append(rows)
 
 

@@ -31,7 +31,7 @@ from tests.support.months import SCHEMA, part
 from tests.support.new_thread import in_new_thread
 from tests.support.rivals import RivalManager
 
-pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
+pytestmark = pytest.mark.usefixtures("guard_declared")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from tests.support.maintained import made_all_old, made_old
+from tests.support.maintained import age_all_files, set_file_age
 from writer_jobs import LockedDeltaWriter, vacuum
 from writer_jobs.delta.table_log import DeltaTableLog
 
@@ -44,7 +44,7 @@ class AgedTable:
                 action["remove"]["deletionTimestamp"] = int(time.time() * 1000 - days * DAY_MS)
         path.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-        made_all_old(self.path)
+        age_all_files(self.path)
 
     def clean_log(self) -> None:
         """Write a checkpoint of the newest version, and delete all older version files."""
@@ -89,8 +89,8 @@ def test_removed_files_stay_for_the_retention_after_their_commit(
     else:
         aged.clean_log()
         committed = aged.version_file(NEWEST)
-    made_old(committed, 24 * (retain_days - 1))
+    set_file_age(committed, 24 * (retain_days - 1))
     assert aged.removable(retain_days) == 0
     # The control: VACUUM would remove the file that the DELETE replaced and its change data.
-    made_old(committed, 24 * (retain_days + 1))
+    set_file_age(committed, 24 * (retain_days + 1))
     assert aged.removable(retain_days) == 2

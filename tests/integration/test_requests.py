@@ -14,7 +14,7 @@ from lock_manager import HeldLock, LockOrderError, Partition, TableScope, Zookee
 from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper
 from tests.support.months import part
 
-pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
+pytestmark = pytest.mark.usefixtures("guard_declared")
 
 CYCLES = 7
 

@@ -127,7 +127,7 @@ def test_with_weaker_isolation_the_lock_covers_the_whole_write(
 def test_columns_added_after_the_analysis_repeat_the_merge(
     gate: TableAtTheGate,
     spark: SparkSession,
-    sql_elsewhere: Callable[[str], None],
+    unguarded_sql: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     *,
@@ -140,7 +140,7 @@ def test_columns_added_after_the_analysis_repeat_the_merge(
         analyzed = delta_table(session, location)
         # The gate refuses the first ALTER, which runs in the thread of the merge. The merge under the lock repeats it.
         if columns:
-            sql_elsewhere(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({columns[0]})")
+            unguarded_sql(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({columns[0]})")
             columns.clear()
         return analyzed
 

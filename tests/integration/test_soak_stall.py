@@ -11,7 +11,7 @@ from lock_manager import HeldLock, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.znodes import table_node
 from soak.stalls import stall_listing
 
-pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
+pytestmark = pytest.mark.usefixtures("guard_declared")
 
 
 def test_a_stalled_listing_keeps_a_living_intent(manager: ZookeeperLockManager) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
-from tests.support.deliveries import ZONE, zone_of
+from tests.support.deliveries import ZONE, session_time_zone
 from tests.support.error_line import error_line
 from writer_jobs.delta.exact_cast import exact_cast
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -78,7 +78,7 @@ def test_a_text_is_cast_exactly_or_to_null(spark: SparkSession) -> None:
         value = exact_cast(F.col("text"), StructType.fromDDL(f"x {name}")["x"].dataType)
         value = F.to_utc_timestamp(value, ZONE) if name == "timestamp" else value
         columns.append(value.cast("string").alias(name))
-    with zone_of(spark):
+    with session_time_zone(spark):
         values = {row["text"]: row.asDict() for row in rows.select("text", *columns).collect()}
     assert {name: {text: values[text][name] for text in texts} for name, texts in CASTS.items()} == CASTS
 

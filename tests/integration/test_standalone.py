@@ -70,13 +70,13 @@ def cluster(environment: dict[str, str], tmp_path: Path, eventually: Callable[..
     loopback = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     try:
         master = start("master", "org.apache.spark.deploy.master.Master", *loopback)
-        eventually(lambda: first_match(master, r"spark://127\.0\.0\.1:\d+"), within=60, what="the master")
+        eventually(lambda: first_match(master, r"spark://127\.0\.0\.1:\d+"), within=60, label="the master")
         url = str(first_match(master, r"spark://127\.0\.0\.1:\d+"))
         worker = start(
             "worker", "org.apache.spark.deploy.worker.Worker", *loopback, "--cores", "1", "--memory", "1g",
             "--work-dir", str(tmp_path / "work"), url,
         )  # fmt: skip
-        eventually(lambda: first_match(worker, "Successfully registered with master"), within=60, what="the worker")
+        eventually(lambda: first_match(worker, "Successfully registered with master"), within=60, label="the worker")
         yield url
     finally:
         for process in reversed(processes):

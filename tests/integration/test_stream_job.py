@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import Killed, end_of_the_process
+from tests.support.deliveries import Killed, kill_process
 from tests.support.error_line import error_line
 from writer_jobs import CheckpointError, LockedDeltaWriter, stream_into
 from writer_jobs.late_rows import stream as arrivals_stream
@@ -122,7 +122,7 @@ def test_a_killed_batch_is_in_both_tables_once(
         nonlocal is_killed
         is_killed = not restarted and options["txn"][1] == 1
         if is_killed and killed_at == "lock":
-            options["before_write"] = end_of_the_process
+            options["before_write"] = kill_process
         result = apply_rows(*args, **{**options, "txn": options["txn"] if has_txn else None})
         if is_killed and killed_at != "finish":
             raise Killed
@@ -286,7 +286,7 @@ def test_messages_with_json_of_the_schema_become_rows(
     # A restarted job writes the dead letters of a committed batch once.
     for killed_at in ("write_dead_letters", "StreamProgress.finish"):
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(f"writer_jobs.late_rows.stream.{killed_at}", end_of_the_process)
+            patch.setattr(f"writer_jobs.late_rows.stream.{killed_at}", kill_process)
             stream.run(*schema, options=options)
         assert dead_letters.exists() == (killed_at == "StreamProgress.finish")
     outcome = stream.run(*schema, options=options)

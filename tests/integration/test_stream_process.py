@@ -95,7 +95,7 @@ def test_a_stream_killed_at_random_inserts_each_flight_once(
     applied: dict[int, dict[str, Any]] = {}
     for _ in range(KILLS):
         job = start("1 second")
-        eventually(lambda job=job: any(event["event"] == "holding" for event in job.events), within=240, what="a lock")
+        eventually(lambda job=job: any(event["event"] == "holding" for event in job.events), within=240, label="a lock")
         time.sleep(chance.random() * 6)
         job.kill()
         applied |= {line["batch"]: line for line in job.commits}

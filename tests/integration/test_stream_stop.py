@@ -59,7 +59,7 @@ class Queries:
         checkpoint = str(self.folder.parent / f"checkpoint of {work.__name__}")
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(query.run, frame, trigger="available-now", checkpoint=checkpoint)
-            self.eventually(when, within=60, what="a batch")
+            self.eventually(when, within=60, label="a batch")
             query.stop()
             yield running
 

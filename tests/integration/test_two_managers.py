@@ -65,7 +65,7 @@ def test_another_manager_gives_the_same_hold(
 
 
 def test_another_manager_refuses_the_same_requests(
-    manager: ZookeeperLockManager, second_manager: ZookeeperLockManager, table: str, guard_said_to_be_there: None
+    manager: ZookeeperLockManager, second_manager: ZookeeperLockManager, table: str, guard_declared: None
 ) -> None:
     low, high = f"{table}/a", f"{table}/b"
     with manager.acquire(high), pytest.raises(LockOrderError, match=f"{low} first"):

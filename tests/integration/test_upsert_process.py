@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from lock_manager import ZookeeperLockManager
 from tests.support.change_commits import batches_in
-from tests.support.deliveries import delivered
+from tests.support.deliveries import shuffled_batches
 from tests.support.submitted_job import SubmittedJob
 from writer_jobs import upsert as upsert_module
 
@@ -65,11 +65,11 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
     killed_job = start()
     # The commit appears before Spark records the end of the batch, most likely.
     version_file = f"{FILES:020d}.json"
-    eventually(lambda: version_file in versions(table), within=240, what="the commit of the second batch")
+    eventually(lambda: version_file in versions(table), within=240, label="the commit of the second batch")
     killed_job.kill()
     job = start()
     put(FILES - 1)
-    eventually(lambda: FILES - 1 in [line["batch"] for line in job.commits], within=240, what="the last file")
+    eventually(lambda: FILES - 1 in [line["batch"] for line in job.commits], within=240, label="the last file")
     os.kill(job.python, signal.SIGTERM)
     assert job.wait() == 143, job.error
     (message,) = job.sentences
@@ -90,7 +90,7 @@ def test_a_stream_killed_under_its_lock_applies_files_once(
     table, landing, kills = tmp_path / "table", tmp_path / "landing", 12
     landing.mkdir()
     changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(kills * CHANGES)]
-    batches = delivered(SEED, changes, kills)
+    batches = shuffled_batches(SEED, changes, kills)
     for number, batch in enumerate(batches):
         csv_file(f"coming/{number}.csv", COLUMNS, batch).rename(landing / f"{number}.csv")
 
@@ -100,7 +100,7 @@ def test_a_stream_killed_under_its_lock_applies_files_once(
 
     for _ in range(kills):
         job = start()
-        eventually(lambda job=job: any(event["event"] == "holding" for event in job.events), within=240, what="a lock")
+        eventually(lambda job=job: any(event["event"] == "holding" for event in job.events), within=240, label="a lock")
         time.sleep(chance.random() * 3)
         job.kill()
     job = start("--trigger", "available-now")

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.change_commits import batches_in
-from tests.support.deliveries import Killed, end_of_the_process
+from tests.support.deliveries import Killed, kill_process
 from tests.support.error_line import error_line
 from writer_jobs.errors import StorageError
 from writer_jobs.job.inputs.file_stream import FileBatches
@@ -64,7 +64,7 @@ class UpsertStream:
     def run_killed(self, *arguments: Any) -> None:
         """Run the job, and end the process when Spark has planned a batch, before it is applied."""
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(upsert_run, "apply_changes", end_of_the_process)
+            patch.setattr(upsert_run, "apply_changes", kill_process)
             self.run(*arguments)
 
     def planned_files(self, batch: int, *, skip_missing: bool = False) -> Any:

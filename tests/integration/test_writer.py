@@ -244,7 +244,7 @@ def test_a_lock_lost_at_the_guard_is_not_an_unproven_commit(table: Table, monkey
 def test_a_lock_lost_during_the_write_ends_it(table: Table, blocked: BlockedRows) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(table.writer.append, blocked.rows, lock_during="write")
-        table.eventually(blocked.started, what="the write")
+        table.eventually(blocked.started, label="the write")
         assert table.queued() == 1
         table.lose_lock()
         # The rows stay blocked: the write ends because its jobs are cancelled.
@@ -274,7 +274,7 @@ def test_a_lock_lost_after_the_commit_is_an_unproven_commit(table: Table, monkey
 def test_cancel_ends_a_write_without_a_commit(table: Table, blocked: BlockedRows) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(table.writer.append, blocked.rows)
-        table.eventually(blocked.started, what="the write")
+        table.eventually(blocked.started, label="the write")
         table.writer.cancel()
         with pytest.raises(WriteFailedError, match=r"[Cc]ancel"):
             running.result(10)
@@ -299,7 +299,7 @@ def test_ctrl_c_is_raised_when_the_write_has_ended(table: Table, blocked: Blocke
     assert main_thread is not None
 
     def interrupt() -> None:
-        table.eventually(blocked.started, what="the write")
+        table.eventually(blocked.started, label="the write")
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -355,11 +355,11 @@ def test_a_lock_timeout_writes_no_file(new_table: Table, make_rival: Callable[..
 def test_a_catalog_name_is_locked_by_the_location_of_its_table(
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    sql_elsewhere: Callable[[str], None],
+    unguarded_sql: Callable[[str], None],
     rows_of: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    sql_elsewhere(f"create table named (id bigint) using delta location '{tmp_path / 'somewhere'}'")
+    unguarded_sql(f"create table named (id bigint) using delta location '{tmp_path / 'somewhere'}'")
     try:
         writer = LockedDeltaWriter(spark, manager, "default.named")
         queues: list[Any] = []

@@ -83,7 +83,7 @@ class TableAtTheGate:
         with ThreadPoolExecutor(1) as pool:
             with self.manager.acquire(self.writer.table):
                 running = pool.submit(write)
-                self.eventually(lambda: self.queued() == 2 or running.done(), within=60, what="a commit at the gate")
+                self.eventually(lambda: self.queued() == 2 or running.done(), within=60, label="a commit at the gate")
                 yield running
             running.exception(120)
 

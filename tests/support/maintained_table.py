@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from lock_manager import TableResource, ZookeeperLockManager
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.zookeeper.inspector import LockInspector
-from tests.support.maintained import made_old
+from tests.support.maintained import set_file_age
 from writer_jobs import LockedDeltaWriter, locked, vacuum
 from writer_jobs.maintenance.executor import HOLD_AT_MOST_SECONDS, UnitExecutor
 from writer_jobs.maintenance.maintainer import TableMaintainer
@@ -102,7 +102,7 @@ class MaintainedTable:
 
     def make_versions_old(self, hours: Mapping[int, float]) -> None:
         for version, age in hours.items():
-            made_old(self.version_file(version), age)
+            set_file_age(self.version_file(version), age)
 
     def data_files(self) -> set[Path]:
         """Return all Parquet files outside the log, committed or not."""
@@ -113,7 +113,7 @@ class MaintainedTable:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
-        made_old(path, hours)
+        set_file_age(path, hours)
         return path
 
     def measure(self) -> Measurement:

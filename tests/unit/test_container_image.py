@@ -68,12 +68,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Engine]]:
     thread = Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
-    conftest.docker_says.cache_clear()
+    conftest.find_docker_image.cache_clear()
     yield handler
     server.shutdown()
     thread.join()
     server.server_close()
-    conftest.docker_says.cache_clear()
+    conftest.find_docker_image.cache_clear()
 
 
 def test_an_image_of_the_engine_needs_no_registry(engine: type[Engine]) -> None:
@@ -95,7 +95,7 @@ def test_the_header_of_pytest_names_the_image_or_a_reason(
     engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def header() -> str:
-        conftest.docker_says.cache_clear()
+        conftest.find_docker_image.cache_clear()
         return conftest.pytest_report_header()[0]
 
     assert header() == "zookeeper: embedded server (no image: make zookeeper-image)"

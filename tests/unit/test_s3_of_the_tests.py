@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lake import BUCKET, ENDPOINT, s3_in_words
+from tests.support.lake import BUCKET, ENDPOINT, describe_s3
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,12 +46,12 @@ def test_either_variable_lets_test_s3_run(variables: dict[str, str]) -> None:
 def test_the_header_of_pytest_names_the_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (ENDPOINT, BUCKET, "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    assert s3_in_words() == "embedded"
+    assert describe_s3() == "embedded"
     monkeypatch.setenv(BUCKET, "scratch")
-    assert s3_in_words() == "AWS"
+    assert describe_s3() == "AWS"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
-    assert s3_in_words() == "http://127.0.0.1:9000"
+    assert describe_s3() == "http://127.0.0.1:9000"
     monkeypatch.delenv(BUCKET)
-    assert s3_in_words() == "embedded"
+    assert describe_s3() == "embedded"
     monkeypatch.setenv(ENDPOINT, "https://s3.example.com")
-    assert s3_in_words() == "https://s3.example.com"
+    assert describe_s3() == "https://s3.example.com"
