@@ -68,10 +68,10 @@ def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
 
     A handler that was not set by Python (None) stays: Python cannot restore it.
     """
-    previous = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    previous = {number: old for number, old in previous.items() if old not in (None, signal.SIG_IGN)}
-    for number in previous:
-        signal.signal(number, handler)
+    previous = {number: old for number in _STOP_SIGNALS if (old := signal.getsignal(number)) is not None}
+    for number, previous_handler in previous.items():
+        if previous_handler is not signal.SIG_IGN:
+            signal.signal(number, handler)
     try:
         yield
     finally:
