@@ -73,11 +73,11 @@ class EnsembleUnavailableError(SluiceError, ConnectionError):
     """
 
     def __init__(
-        self, hosts: str, waited_seconds: float, doing: str = "connect", *, problem: str | None = None
+        self, hosts: str, waited_seconds: float, request_name: str = "connect", *, problem: str | None = None
     ) -> None:
         cause = f"; the last attempt failed: {problem}" if problem else ""
         super().__init__(
-            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({doing}{cause}): "
+            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({request_name}{cause}): "
             "check the host list, the network path to the client port, and that a quorum is up"
         )
         self.hosts = hosts

@@ -130,7 +130,7 @@ class HeldLock:
         return self._intents[table]
 
     def covers(self, other: Mapping[str, TableScope]) -> bool:
-        """Tell whether this hold includes all of ``other``."""
+        """Return whether this hold includes all of ``other``."""
         return all(table in self.scope and self.scope[table].covers(scope) for table, scope in other.items())
 
     @property
@@ -155,10 +155,10 @@ class HeldLock:
     # -- checks and commits --------------------------------------------------------------------------------------
 
     def is_valid(self) -> bool:
-        """Tell, without a request, whether the ensemble cannot have granted the lock to another client yet.
+        """Return, without a request, whether the ensemble cannot have granted the lock to another client yet.
 
         Assumes that no operator removes the contender (``sluice break``), which only the next request detects.
-        Conservative: False as soon as the connection is suspended, and as soon as 0.4 of the *granted* session time-out
+        Conservative: False as soon as the connection is suspended, and as soon as 0.4 of the *granted* session timeout
         has passed since the sending of the last quorum request that got a response; see ``session.VALID_FRACTION``. The
         clock is the monotonic one, which may stand still on a suspended machine. Call :meth:`check` where that matters.
         """
@@ -171,7 +171,7 @@ class HeldLock:
         server that does not know yet that the session has ended.
 
         Args:
-            timeout_seconds: Seconds to wait for the response; at most 0.4 of the session time-out. A later response
+            timeout_seconds: Seconds to wait for the response; at most 0.4 of the session timeout. A later response
                 would prove nothing.
 
         Raises:
@@ -266,12 +266,12 @@ class HeldLock:
             self._acquire_count -= 1
             if self._acquire_count > 0:
                 return
-            stood = self._hold_state.granted
+            was_proven = self._hold_state.is_proven
             self._hold_state.end()
         self._services.keepalive.remove(self._hold_state)
         self._services.forget(self)
         try:
-            lost = self.lost or self._delete_contenders(stood=stood)
+            lost = self.lost or self._delete_contenders(was_proven=was_proven)
         except BaseException:
             self._discard_contenders()
             self._report_end(Event.RELEASED)
@@ -305,14 +305,14 @@ class HeldLock:
         if self.released_at is None and self._acquire_count >= count:
             self.release()
 
-    def _delete_contenders(self, *, stood: bool) -> str | None:
+    def _delete_contenders(self, *, was_proven: bool) -> str | None:
         """Delete the contenders; return how the hold was lost, None if it was not."""
         deadline = Deadline(min(_RELEASE_SECONDS, self._session.granted_seconds))
-        deletion = self._contenders.delete(self._intents.values(), deadline, stood=stood)
+        deletion = self._contenders.delete(self._intents.values(), deadline, was_proven=was_proven)
         if deletion is not None:
             return deletion.lost
         self._discard_contenders()
-        if stood:
+        if was_proven:
             log.warning("no answer to the release of the lock on %s: it ends with its session", self.resource)
             return None
         return "the ensemble did not answer, so another client may have the lock"

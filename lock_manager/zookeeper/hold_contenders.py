@@ -22,12 +22,14 @@ _CONTENDER_GONE = "its contender was gone: another client removed it, as `sluice
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The response to a check of a hold, or to its deletion. Without any attribute the hold stands, or stood.
+    """The result of checking or deleting a hold's contenders.
+
+    If all attributes are None, the hold stands, or stood until the deletion.
 
     Attributes:
         lost: How the hold was lost.
         refusal: The ensemble's refusal, after which it is unknown whether the hold stands.
-        operation_error: Why the operation beside the check was not executed: its znode exists, is missing or has
+        operation_error: Error of the additional operation in the transaction: its znode exists, is missing or has
             changed.
 
     """
@@ -77,7 +79,7 @@ class HoldContenders:
                 transaction.set_data(entry.path, data(entry.queue))
         return transaction.commit_async()
 
-    def read(self, outcome: object, *, with_operation: bool = False) -> CheckResult:
+    def interpret(self, outcome: object, *, with_operation: bool = False) -> CheckResult:
         """Interpret the outcome of :meth:`send_check`: a list of results, or kazoo's exception."""
         if isinstance(outcome, SESSION_GONE):
             return CheckResult(lost=SESSION_ENDED)
@@ -91,16 +93,17 @@ class HoldContenders:
             return CheckResult(operation_error=failure.error)
         return CheckResult(refusal=type(failure.error).__name__)
 
-    def delete(self, intents: Collection[HoldIntents], deadline: Deadline, *, stood: bool) -> CheckResult | None:
+    def delete(self, intents: Collection[HoldIntents], deadline: Deadline, *, was_proven: bool) -> CheckResult | None:
         """Delete the contenders, together with the settled intents.
 
         Args:
             intents: Intents of the hold, one for each table.
             deadline: Time limit for the response.
-            stood: Whether the hold stood when its release began, by the clock of this process.
+            was_proven: Whether :attr:`HoldState.is_proven` was true when the release began.
 
         Returns:
-            How the hold was lost before, if it was; None if the ensemble did not confirm the deletion in time.
+            A result whose ``lost`` is set if the hold was lost before the deletion; None if the ensemble did not
+            confirm the deletion in time.
 
         Raises:
             EnsembleRefusedError: The ensemble refused the deletion.
@@ -114,9 +117,9 @@ class HoldContenders:
                     continue
             except NoNodeError:
                 # After an attempt without a response, that attempt has most likely deleted the contenders.
-                return CheckResult(lost=None if unsure and stood else _CONTENDER_GONE)
+                return CheckResult(lost=None if unsure and was_proven else _CONTENDER_GONE)
             except SESSION_GONE:
-                return CheckResult(lost=None if unsure and stood else SESSION_ENDED)
+                return CheckResult(lost=None if unsure and was_proven else SESSION_ENDED)
             except NO_ANSWER:
                 unsure = True
                 if deadline.remaining() == 0:
@@ -137,12 +140,14 @@ class HoldContenders:
         return transaction.commit_async()
 
     def _is_deleted(self, results: list[Any], intents: Collection[HoldIntents]) -> bool:
-        """Tell whether a transaction deleted the contenders; False to try again without the intents."""
+        """Return whether a transaction deleted the contenders; False to try again without the intents."""
         failure = failure_in(results)
         if failure is None:
             return True
         if failure.index < len(self._entries):
             self._session.raise_response_error(failure.error)
+        # An intent's deletion failed, so another client has cleared it. The next attempt deletes no intents. Those on
+        # other tables stay for the next holders to clear.
         for table_intents in intents:
             if table_intents.settled:
                 table_intents.record_deletion()

@@ -44,7 +44,7 @@ class Confirm(Protocol):
     """Checks whether the hold stands; see :meth:`HoldState.confirm`."""
 
     def __call__(
-        self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
+        self, deadline: Deadline, request_name: str, operation: Callable[[Any], None] | None = None
     ) -> Exception | None:
         """Send the check with one more operation, which is executed if and only if the hold stands."""
 
@@ -72,7 +72,7 @@ class HoldIntents:
         self._isolation = isolation
         self._node = node
         self._intent = intent_node(node, hold_id)
-        self._renewed = 0
+        self._cleared_count = 0
         self._state = _IntentState.NONE
         self._writing = threading.Lock()
         self._highest = -1
@@ -126,8 +126,8 @@ class HoldIntents:
                 self._state = _IntentState.NONE
                 if not creates:
                     # A client that has read the old name could clear the new intent unread. No client knows a new name.
-                    self._renewed += 1
-                    self._intent = intent_node(self._node, self._hold_id, self._renewed)
+                    self._cleared_count += 1
+                    self._intent = intent_node(self._node, self._hold_id, self._cleared_count)
                 with suppress(NodeExistsError, NoNodeError, *UNANSWERED):
                     self._session.wait(self._session.client.create_async(self._node), deadline)
             if problem is None:

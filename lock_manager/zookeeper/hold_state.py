@@ -59,7 +59,7 @@ class HoldState:
         self._acquired_at = acquired_at
         self._on_lost = on_lost
         self._end_error = end_error
-        self._ending = threading.Lock()
+        self._end_lock = threading.Lock()
         self._sent_at = time.monotonic()
         self._announce_at = self._sent_at + ANNOUNCE_SECONDS
         max_seconds = session.settings.max_hold_seconds
@@ -71,22 +71,22 @@ class HoldState:
         return self.lost is not None or self.ended_at is not None
 
     @property
-    def granted(self) -> bool:
+    def is_proven(self) -> bool:
         """Whether no loss is known, and the ensemble cannot have ended the session yet; see ``VALID_FRACTION``."""
         return self.lost is None and time.monotonic() < self._session.valid_until(self._session_id)
 
     def is_valid(self) -> bool:
-        """Tell whether the ensemble cannot have granted the lock to others yet; see :meth:`HeldLock.is_valid`."""
+        """Return whether the ensemble cannot have granted the lock to others yet; see :meth:`HeldLock.is_valid`."""
         return (
             not self._session.belongs_to_parent
             and not self.over
             and self._session.state is SessionState.CONNECTED
             and time.monotonic() < self._ends_at
-            and self.granted
+            and self.is_proven
         )
 
     def raise_if_known_over(self) -> None:
-        """Raise an error if the hold has ended, or cannot be checked, by local knowledge.
+        """Raise an error if this process knows, without a request, that the hold is over or cannot be checked.
 
         The local clock decides before the ensemble does, as in :class:`KeepAlive`: after a pause of the process, this
         thread may run before KeepAlive's.
@@ -100,7 +100,10 @@ class HoldState:
         self._raise_if_over()
 
     def check_clock(self) -> None:
-        """Record a loss if the session is another one by now, or had no proof during its whole time-out."""
+        """Record a loss if the hold exceeded ``max_hold_seconds``, or its session ended or may have ended.
+
+        The session may have ended if the ensemble confirmed nothing for the whole session timeout.
+        """
         session = self._session
         self._check_max_hold()
         if session.session_id != self._session_id or session.state is SessionState.LOST:
@@ -126,17 +129,17 @@ class HoldState:
         return Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
 
     def confirm(
-        self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
+        self, deadline: Deadline, request_name: str, operation: Callable[[Any], None] | None = None
     ) -> Exception | None:
         """Check the hold, together with one more operation that is executed if and only if the hold stands.
 
         Args:
             deadline: Time limit for the response.
-            doing: Description of the request for the message of EnsembleUnavailableError.
+            request_name: Description of the request for the message of EnsembleUnavailableError.
             operation: Adds the operation to the transaction.
 
         Returns:
-            Why the operation was not executed, if its znode exists, does not exist, or has another version.
+            The operation's error (NodeExistsError, NoNodeError or BadVersionError); None if it was executed.
 
         Raises:
             LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: As :meth:`HeldLock.check`.
@@ -148,9 +151,9 @@ class HoldState:
             try:
                 outcome = response_or_session_end(self._session, self._contenders.send_check(operation), deadline)
             except NO_ANSWER:
-                self._session.wait_for_retry(deadline, doing)
+                self._session.wait_for_retry(deadline, request_name)
                 continue
-            result = self._contenders.read(outcome, with_operation=operation is not None)
+            result = self._contenders.interpret(outcome, with_operation=operation is not None)
             if result.operation_error is not None:
                 return result.operation_error
             self._apply(result, sent_at)
@@ -179,11 +182,11 @@ class HoldState:
 
     def record_check(self, outcome: object, sent_at: float) -> None:
         """Record the outcome of :meth:`send_check`: a list of results, or kazoo's exception."""
-        if self._apply(self._contenders.read(outcome), sent_at):
+        if self._apply(self._contenders.interpret(outcome), sent_at):
             self._announce_at = float("inf")
 
     def _apply(self, result: CheckResult, sent_at: float) -> bool:
-        """Record the loss or the proof in a result; tell whether the hold stands."""
+        """Record the loss or the proof in a result; return whether the hold stands."""
         if result.lost is not None:
             self.lose(result.lost)
         elif result.refusal is not None:
@@ -195,9 +198,9 @@ class HoldState:
 
     def end(self) -> bool:
         """End the hold now; return False if it had ended before."""
-        with self._ending:
-            ends, self.ended_at = self.ended_at is None, self.ended_at or time.time()
-        return ends
+        with self._end_lock:
+            is_first_end, self.ended_at = self.ended_at is None, self.ended_at or time.time()
+        return is_first_end
 
     def lose(self, reason: str, *, ending: bool = False) -> None:
         """Record the loss of the hold, unless it was lost or ended before.
@@ -207,7 +210,7 @@ class HoldState:
             ending: Whether the loss is detected while the hold ends.
 
         """
-        with self._ending:
+        with self._end_lock:
             # KeepAlive may have sent a check just before a release, and finds the contenders deleted.
             if self.lost is not None or (self.ended_at is not None and not ending):
                 return

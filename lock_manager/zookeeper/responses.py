@@ -47,11 +47,12 @@ def failure_in(results: Iterable[object]) -> Failure | None:
     return next(reasons, failures[0] if failures else None)
 
 
-def retry_unanswered(session: Session, deadline: Deadline, attempt: Callable[[], _T], doing: str) -> _T:
+def retry_unanswered(session: Session, deadline: Deadline, attempt: Callable[[], _T], request_name: str) -> _T:
     """Return the result of ``attempt``; call it again on the next connection if a request in it got no response.
 
     A server that requires credentials may grant a session first and close it at the first request. Only the next
-    connection attempt shows the reason. ``doing`` describes the request in the message of EnsembleUnavailableError.
+    connection attempt shows the reason. ``request_name`` describes the request in the message of
+    EnsembleUnavailableError.
 
     Raises:
         EnsembleRefusedError: TLS verification, credentials or permissions were refused.
@@ -63,7 +64,7 @@ def retry_unanswered(session: Session, deadline: Deadline, attempt: Callable[[],
         try:
             return attempt()
         except UNANSWERED:
-            session.wait_for_retry(deadline, doing)
+            session.wait_for_retry(deadline, request_name)
 
 
 def response_or_session_end(session: Session, result: Any, deadline: Deadline) -> object:

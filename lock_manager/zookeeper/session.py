@@ -4,7 +4,7 @@ Kazoo implements the protocol. This module adds what a lock relies on:
 
 * **No call hangs.** Every wait has a deadline. A closed session, and one that belongs to the parent of a fork, raises.
   Kazoo's own calls hang there (kazoo #482, #519).
-* **The granted time-out counts.** The server may grant less than the client asked for.
+* **The granted timeout counts.** The server may grant less than the client asked for.
 * **The last proof that the session was alive** is :attr:`Session.proven_at`. Only a *quorum* request with a response
   proves it, for the moment *before* it was sent. Pings and reads prove nothing: one server answers them, which may be
   cut off from its leader for a while, and the leader expires sessions.
@@ -46,15 +46,15 @@ from lock_manager.zookeeper.client import Client
 log = logging.getLogger(__name__)
 
 VALID_FRACTION = 0.4
-"""A hold counts as valid for this fraction of the granted session time-out after the last proof of its session.
+"""A hold counts as valid for this fraction of the granted session timeout after the last proof of its session.
 
 Why not more: a quorum request does not itself extend the session. The leader does that when a follower reports which
 sessions were active, every half tick. Before the request there may have been only kazoo's pings, which are a third of
-the time-out apart. So the leader may count from 1/3 of the time-out plus half a tick before the request. The shortest
+the timeout apart. So the leader may count from 1/3 of the timeout plus half a tick before the request. The shortest
 session is two ticks, which leaves 1 - 1/3 - 1/4 = 0.417."""
 
 KEEPALIVE_FRACTION = 1 / 6
-"""Interval of the requests that check a hold, as a fraction of the granted session time-out."""
+"""Interval of the requests that check a hold, as a fraction of the granted session timeout."""
 
 _CLOSE_SECONDS = 5.0
 """Maximum wait of :meth:`Session.close` for kazoo, in seconds."""
@@ -91,7 +91,7 @@ class Session:
     """One kazoo client from its first use to :meth:`close`; thread-safe.
 
     Args:
-        settings: Hosts, time-outs, and the protection of the connection.
+        settings: Hosts, timeouts, and the protection of the connection.
 
     Attributes:
         session_id: Id of the current session, None before the first one.
@@ -140,7 +140,7 @@ class Session:
 
     @property
     def granted_seconds(self) -> float:
-        """Session time-out that the server granted, in seconds; it may be less than the client asked for."""
+        """Session timeout that the server granted, in seconds; it may be less than the client asked for."""
         return self._granted_seconds or self.settings.session_timeout_seconds
 
     def valid_until(self, session_id: int) -> float:
@@ -244,21 +244,21 @@ class Session:
         self.renew(client.refusal or "kazoo's connection thread has ended", client)
         return client.refusal
 
-    def wait_for_retry(self, deadline: Deadline, doing: str) -> None:
+    def wait_for_retry(self, deadline: Deadline, request_name: str) -> None:
         """Wait for a connection for the repetition of a request that got no response.
 
         Raises:
-            EnsembleUnavailableError: The deadline has passed. Its message contains ``doing``.
+            EnsembleUnavailableError: The deadline has passed. Its message contains ``request_name``.
             ClosedError: The session cannot be used, see :meth:`check_usable`.
 
         """
         if deadline.remaining() == 0:
-            raise self._unavailable(deadline, doing) from None
+            raise self._unavailable(deadline, request_name) from None
         self.wait_for_connection(deadline)
 
-    def _unavailable(self, deadline: Deadline, doing: str = "connect") -> EnsembleUnavailableError:
+    def _unavailable(self, deadline: Deadline, request_name: str = "connect") -> EnsembleUnavailableError:
         problem = self._client.problem if self._client is not None else None
-        return EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), doing, problem=problem)
+        return EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), request_name, problem=problem)
 
     def renew(self, why: str, only: Client | None = None) -> None:
         """Give up the session with all of its holds and contenders; the next use starts a new one.
@@ -437,7 +437,7 @@ def _stop_in_background(client: Client) -> threading.Thread:
             client.stop()
             client.close()
 
-    # Kazoo's stop waits for a running connection attempt, up to the session time-out.
+    # Kazoo's stop waits for a running connection attempt, up to the session timeout.
     stopper = threading.Thread(target=stop, name="sluice-close", daemon=True)
     stopper.start()
     return stopper

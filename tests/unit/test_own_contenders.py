@@ -35,7 +35,7 @@ def contenders(count: int) -> HoldContenders:
 @pytest.mark.parametrize("outcome", [[True, True], [True, True, "/locks/0/intents/x"], [True, True, True]])
 def test_a_hold_stands_if_all_checks_succeed(outcome: list[object]) -> None:
     for with_operation in (False, True):
-        check = contenders(2).read(outcome, with_operation=with_operation)
+        check = contenders(2).interpret(outcome, with_operation=with_operation)
         assert check == CheckResult()
 
 
@@ -48,13 +48,13 @@ def test_a_hold_stands_if_all_checks_succeed(outcome: list[object]) -> None:
 )
 def test_a_missing_contender_means_that_the_hold_is_lost(outcome: list[object]) -> None:
     for with_operation in (False, True):
-        check = contenders(2).read(outcome, with_operation=with_operation)
+        check = contenders(2).interpret(outcome, with_operation=with_operation)
         assert check == CheckResult(lost="its contender was gone: another client removed it, as `sluice break` does")
 
 
 @pytest.mark.parametrize("error", [NodeExistsError(), NoNodeError(), BadVersionError()], ids=repr)
 def test_a_failed_operation_does_not_lose_the_hold(error: Exception) -> None:
-    check = contenders(2).read([RolledBackError(), RolledBackError(), error], with_operation=True)
+    check = contenders(2).interpret([RolledBackError(), RolledBackError(), error], with_operation=True)
     assert check == CheckResult(operation_error=error)
 
 
@@ -70,7 +70,7 @@ def test_a_failed_operation_does_not_lose_the_hold(error: Exception) -> None:
     ],
 )
 def test_a_refusal_names_the_refused_request(outcome: list[object], *, with_operation: bool) -> None:
-    check = contenders(2).read(outcome, with_operation=with_operation)
+    check = contenders(2).interpret(outcome, with_operation=with_operation)
     assert check == CheckResult(refusal="NoAuthError")
 
 
@@ -93,4 +93,4 @@ def test_the_failure_is_the_error_that_is_no_rollback() -> None:
 def test_a_rollback_without_another_error_is_a_failure() -> None:
     rolled_back = RolledBackError()
     assert failure_in([rolled_back, RuntimeInconsistency()]) == Failure(0, rolled_back)
-    assert contenders(2).read([rolled_back, RuntimeInconsistency()]).refusal == "RolledBackError"
+    assert contenders(2).interpret([rolled_back, RuntimeInconsistency()]).refusal == "RolledBackError"
