@@ -1,4 +1,4 @@
-"""The thread that deletes the contenders of failed acquires and the empty znodes of partitions."""
+"""The thread that deletes remaining contenders of acquires and holds, and the empty znodes of partitions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _RETRY_SECONDS = 1.0
 
 
 class Cleanup:
-    """Deletes the contenders of failed acquires.
+    """Deletes remaining contenders of failed acquires and ended holds, and the empty znodes of partitions.
 
     A failed acquire hands its contenders over at once. A background thread deletes them, and tries again after each
     reconnection, until the ensemble confirms that they or their session are gone. If the ensemble refuses the deletion,
-    the thread gives the session up, and the contenders end with it. A contender that stays would block its table.
+    the thread replaces the session, and the old session's contenders are deleted with it. A contender that stays would
+    block its table.
     """
 
     def __init__(self, session: Session) -> None:
@@ -41,21 +42,24 @@ class Cleanup:
         self._run_now = False
         self._thread: threading.Thread | None = None
 
-    def discard(self, nodes: Sequence[str], hold_id: str, wait_seconds: float) -> bool:
-        """Delete every contender of a hold from these queues; tell whether they were deleted within the wait."""
+    def discard(self, queues: Sequence[str], hold_id: str, wait_seconds: float) -> bool:
+        """Delete every contender of a hold from these queues; return whether they were deleted within the wait.
+
+        Return True at once if the session is closed.
+        """
         if self._session.closed:
             return True
         deleted = threading.Event()
         with self._changed:
-            self._pending[hold_id] = (nodes, deleted)
+            self._pending[hold_id] = (queues, deleted)
             self._run_now = True
             self._notify_thread()
         return deleted.wait(wait_seconds)
 
-    def record_use(self, nodes: Sequence[str]) -> None:
+    def record_use(self, queues: Sequence[str]) -> None:
         """Record that a hold left these queues. Queues of partitions are removed once they are unused."""
         with self._changed:
-            if self._empty_znodes.record_use(nodes):
+            if self._empty_znodes.record_use(queues):
                 self._notify_thread()
 
     def close(self) -> None:
@@ -79,18 +83,18 @@ class Cleanup:
         while not self._session.closed:
             with self._changed:
                 pending, self._run_now = dict(self._pending), False
-            for hold_id, (nodes, deleted) in pending.items():
+            for hold_id, (queues, deleted) in pending.items():
                 try:
                     # In the order of the request, a table before its partitions: the next holder of a partition then
                     # sees that the previous one has left the table's queue, and treats its intent as unfinished.
-                    is_gone = all(self._remove(node, hold_id) for node in nodes)
+                    is_gone = all(self._delete_contenders(queue, hold_id) for queue in queues)
                 except Exception:  # an error must not keep the contenders of other holds
-                    log.exception("could not remove the contender %s of %s", hold_id, ", ".join(nodes))
+                    log.exception("could not delete the contenders of hold %s from %s", hold_id, ", ".join(queues))
                     is_gone = False
                 if is_gone:
                     with self._changed:
                         self._pending.pop(hold_id, None)
-                        self._empty_znodes.record_use(nodes)
+                        self._empty_znodes.record_use(queues)
                     deleted.set()
             try:
                 self._empty_znodes.remove_due()
@@ -104,21 +108,21 @@ class Cleanup:
             for _, deleted in self._pending.values():
                 deleted.set()
 
-    def _remove(self, node: str, hold_id: str) -> bool:
+    def _delete_contenders(self, queue: str, hold_id: str) -> bool:
         deadline = Deadline(ABANDON_SECONDS)
         try:
             self._session.ensure_ready(deadline)
             client = self._session.client
             # The server of this connection may lag behind the one that executed the create.
-            self._session.wait(client.sync_async(node), deadline)
-            for name in self._session.wait(client.get_children_async(node), deadline):
+            self._session.wait(client.sync_async(queue), deadline)
+            for name in self._session.wait(client.get_children_async(queue), deadline):
                 if is_contender_of(name, hold_id):
                     with suppress(NoNodeError):
-                        self._session.wait(client.delete_async(child_node(node, name)), deadline)
+                        self._session.wait(client.delete_async(child_node(queue, name)), deadline)
         except (NoNodeError, ClosedError):
             return True
         except (*UNANSWERED, EnsembleUnavailableError):
             return False
         except EnsembleRefusedError as error:
-            self._session.renew(f"a contender could not be removed from {node}: {error}")
+            self._session.renew(f"a contender could not be deleted from {queue}: {error}")
         return True
