@@ -28,12 +28,12 @@ from lock_manager.zookeeper.responses import wait_for_each
 from lock_manager.zookeeper.session import UNANSWERED, Session, SessionState
 from lock_manager.zookeeper.znodes import (
     PARTITIONS,
-    below_table,
     child_node,
     is_partition_name,
     is_partitions_node,
     partition_queues,
     partitions_node,
+    path_below_table,
     table_of,
 )
 
@@ -173,7 +173,7 @@ class EmptyZnodes:
 
     def _remove(self, nodes: Iterable[str], deadline: Deadline) -> None:
         """Delete the empty znodes among these and their ancestors below the table, the deepest first."""
-        paths = sorted({path for node in nodes for path in below_table(node)}, key=lambda path: -path.count("/"))
+        paths = sorted({path for node in nodes for path in path_below_table(node)}, key=lambda path: -path.count("/"))
         for result in [self._session.client.delete_async(path) for path in paths]:
             with suppress(NoNodeError, NotEmptyError):
                 self._session.wait(result, deadline)

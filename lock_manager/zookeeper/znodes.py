@@ -72,7 +72,7 @@ def table_node(lock_root: str, table: TableResource) -> str:
 
 
 def is_table_name(name: str) -> bool:
-    """Tell whether a child of the lock root has the name of a table's znode."""
+    """Return whether a child of the lock root has the name of a table's znode."""
     return _TABLE.fullmatch(name) is not None
 
 
@@ -95,12 +95,12 @@ def partitions_node(queue: str) -> str:
 
 
 def is_partitions_node(node: str) -> bool:
-    """Tell whether a znode has the name of a folder of partitions' queues."""
+    """Return whether a znode has the name of a folder of partitions' queues."""
     return node.endswith(f"/{PARTITIONS}")
 
 
 def is_partition_name(name: str) -> bool:
-    """Tell whether a child of :func:`partitions_node` has the name of a partition's queue."""
+    """Return whether a child of :func:`partitions_node` has the name of a partition's queue."""
     return "=" in name
 
 
@@ -116,8 +116,8 @@ def table_of(queue: str) -> str:
     return queue
 
 
-def below_table(node: str) -> Iterator[str]:
-    """Yield the znode of a partition, or of a folder of partitions, and all znodes between it and its table."""
+def path_below_table(node: str) -> Iterator[str]:
+    """Yield a partition's znode or folder znode, then each ancestor below the table's znode."""
     table = table_of(parent_of(node) if is_partitions_node(node) else node)
     while node != table:
         yield node
@@ -158,16 +158,16 @@ class Contender:
 
     @property
     def shared(self) -> bool:
-        """Whether other contenders may hold at the same time."""
+        """Whether the mode is not EXCLUSIVE; contenders of some other modes may then hold at the same time."""
         return self.mode is not Mode.EXCLUSIVE
 
     @property
     def hold_id(self) -> str:
-        """Id of the contender's hold or request: the part of the name before the mark, also for other programs."""
+        """Id of the hold or request; for another program's contender, the part of its name before the mark."""
         return self.name.rpartition(self.mode.value)[0]
 
     def conflicts_with(self, contender: Contender) -> bool:
-        """Tell whether the two contenders cannot hold at the same time."""
+        """Return whether the two contenders cannot hold at the same time."""
         is_shared = self.shared and contender.shared
         return not is_shared or {self.mode, contender.mode} == {Mode.SHARED, Mode.PARTIAL}
 
@@ -178,7 +178,7 @@ def new_contender(queue: str, hold_id: str, mode: Mode) -> str:
 
 
 def is_contender_of(name: str, hold_id: str) -> bool:
-    """Tell whether a child of a queue has the name of a contender of this hold."""
+    """Return whether a child of a queue has the name of a contender of this hold."""
     return name.startswith(hold_id)
 
 
@@ -191,8 +191,9 @@ def contender_at(path: str) -> Contender:
 def parse_queue(children: Iterable[str]) -> list[Contender]:
     """Return the contenders among a znode's children, in queue order.
 
-    Sequence numbers are a signed 32-bit counter that wraps around. Of two contenders, the earlier one is that from
-    which fewer than 2**31 increments lead to the other. So a contender created after 2147483647 is not the oldest.
+    Sequence numbers are a signed 32-bit counter that wraps around. Of two contenders, the earlier one is the one that
+    reaches the other's number in fewer than 2**31 increments. So a contender created after 2147483647 is not the
+    oldest.
     """
     matches = ((name, _CONTENDER.search(name)) for name in children)
     contenders = [Contender(int(match[2]), name, Mode(match[1])) for name, match in matches if match]
@@ -219,16 +220,16 @@ def intents_node(table: str) -> str:
     return f"{table}/{_INTENTS}"
 
 
-def intent_node(intents: str, hold_id: str, renewed: int = 0) -> str:
+def intent_node(intents: str, hold_id: str, cleared_count: int = 0) -> str:
     """Return the znode of a hold's intent.
 
     Args:
         intents: Parent znode, see :func:`intents_node`.
         hold_id: Id of the hold.
-        renewed: Number of intents of this hold that another client has cleared.
+        cleared_count: Number of intents of this hold that another client has cleared.
 
     """
-    return child_node(intents, f"{hold_id}-{renewed}" if renewed else hold_id)
+    return child_node(intents, f"{hold_id}-{cleared_count}" if cleared_count else hold_id)
 
 
 def hold_of_intent(name: str) -> str:

@@ -64,9 +64,9 @@ def test_the_queue_of_a_partition_is_below_its_table() -> None:
     assert znodes.table_of(MONTH_NODE) == znodes.table_of(NODE) == NODE
     assert list(znodes.partition_queues([NODE, MONTH_NODE, f"{NODE}/intents"])) == [MONTH_NODE]
     parents = [f"{NODE}/partitions/year=2013/partitions", f"{NODE}/partitions/year=2013", f"{NODE}/partitions"]
-    assert list(znodes.below_table(MONTH_NODE)) == [MONTH_NODE, *parents]
-    assert list(znodes.below_table(parents[0])) == parents
-    assert list(znodes.below_table(NODE)) == []
+    assert list(znodes.path_below_table(MONTH_NODE)) == [MONTH_NODE, *parents]
+    assert list(znodes.path_below_table(parents[0])) == parents
+    assert list(znodes.path_below_table(NODE)) == []
 
 
 @pytest.mark.parametrize("mode", Mode)
