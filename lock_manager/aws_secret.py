@@ -19,7 +19,7 @@ ARN = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):\d{12}:s
 
 @functools.lru_cache(maxsize=4)
 def fetch(arn: str) -> str:
-    """Return the text of a secret; requested once per process, although each locked block reads the settings again.
+    """Return the text of a secret, cached in the process because each locked block reads the settings again.
 
     Args:
         arn: ``arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME``. boto3 finds the AWS credentials by its own rules.

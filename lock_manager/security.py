@@ -127,7 +127,7 @@ class Security:
 
         ``SLUICE_ZK_PASSWORD_FILE`` and ``SLUICE_ZK_TLS_KEY_PASSWORD_FILE`` name a file instead.
         ``SLUICE_ZK_SECRET_FILE`` names a JSON file, ``SLUICE_ZK_SECRET`` an AWS secret (``arn:aws:secretsmanager:…``,
-        extra ``aws``, requested once per process): an object with any of the attributes as keys, such as
+        extra ``aws``, cached in the process): an object with any of the attributes as keys, such as
         ``{"auth": "sasl", "username": "etl", "password": "…"}``. Single variables win over it.
 
         Raises:

@@ -96,8 +96,8 @@ def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session
 
     Args:
         data: Folder of the server's data.
-        tick_ms: Unit of ZooKeeper's time-outs, in milliseconds.
-        max_session_timeout_ms: Longest session time-out that the server grants, in milliseconds.
+        tick_ms: Unit of ZooKeeper's timeouts, in milliseconds.
+        max_session_timeout_ms: Longest session timeout that the server grants, in milliseconds.
         members: The ``server.N=`` lines of an ensemble; empty for one server.
 
     """
@@ -191,7 +191,7 @@ class EmbeddedServer:
         (folder / "data" / "myid").write_text(f"{server_id}\n", encoding="ascii")
         (folder / "zoo.cfg").write_text(escape_properties(configuration), encoding="ascii")
         self._java_options = security.java_options(folder) if security else []
-        self._tls = security.probe() if security else None
+        self._tls = security.probe_context() if security else None
         self._main = (
             "org.apache.zookeeper.server.quorum.QuorumPeerMain"
             if "server.1=" in configuration
@@ -249,11 +249,11 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def _owns_port(self) -> bool:
-        """Tell whether this server, and not another program, serves at the port."""
+        """Return whether this server, and not another program, serves at the port."""
         return f"clientPortListenBacklog={self._listen_backlog}".encode() in self.command(b"conf").splitlines()
 
     def has_ended(self) -> bool:
-        """Tell whether the process does not run: it was never started, was stopped, or ended by itself."""
+        """Return whether the process does not run: it was never started, was stopped, or ended by itself."""
         return self._supervisor is None or self._supervisor.poll() is not None
 
     def last_words(self) -> str:
@@ -289,7 +289,7 @@ class EmbeddedServer:
         send_signal(self.pid, number)
 
     def port_was_taken(self) -> bool:
-        """Tell whether another program used one of the server's ports."""
+        """Return whether another program used one of the server's ports."""
         return "BindException" in self._log()
 
     def _log(self) -> str:
@@ -305,8 +305,8 @@ class EmbeddedZooKeeper:
         servers: 1 or 3.
         data_dir: Folder for the data; by default a temporary folder, which :meth:`stop` deletes.
         port: Client port of the first server; the other servers use the next ports. By default free ports.
-        tick_ms: Unit of ZooKeeper's time-outs, in milliseconds.
-        max_session_timeout_ms: Longest session time-out that a server grants, in milliseconds. ZooKeeper's own default
+        tick_ms: Unit of ZooKeeper's timeouts, in milliseconds.
+        max_session_timeout_ms: Longest session timeout that a server grants, in milliseconds. ZooKeeper's own default
             is 20 ticks.
         security: Requirements for clients; none by default.
 

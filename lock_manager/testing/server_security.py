@@ -18,7 +18,7 @@ class ServerSecurity:
 
     Attributes:
         key_store: PEM file with the server's private key (PKCS #8) and certificates. It enables TLS.
-        trust_store: PEM file with the authorities that sign client certificates.
+        trust_store: PEM file with the authorities that sign client certificates; required with ``key_store``.
         sasl_users: Passwords by user name, for the SASL mechanism DIGEST-MD5. Not in the repr.
         schemes: Authentication schemes (``sasl``, ``digest``, ``x509``). The server refuses a client that authenticates
             with none of them. If empty, it accepts every client.
@@ -60,7 +60,7 @@ class ServerSecurity:
         jaas.write_text(f"Server {{\n  {_PROVIDERS}.DigestLoginModule required\n{users};\n}};\n", encoding="utf-8")
         return [f"-Djava.security.auth.login.config={jaas}"]
 
-    def probe(self) -> ssl.SSLContext | None:
+    def probe_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for probes, with the server's own certificate; None for a plain connection."""
         if self.key_store is None:
             return None
