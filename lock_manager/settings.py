@@ -27,7 +27,7 @@ class LockSettings:
     Attributes:
         zk_hosts: ``host:port,host:port[/chroot]``. The port defaults to 2181.
         timeout_seconds: Default deadline of an ``acquire``, connecting included. 0: acquire only if the lock is free.
-        session_timeout_seconds: Session time-out requested from the server, which may grant less. A dead holder's lock
+        session_timeout_seconds: Session timeout requested from the server, which may grant less. A dead holder's lock
             is free after it.
         max_hold_seconds: Time after which a hold is given up and the commit guard refuses its commits. It limits jobs
             that hang and keep their session alive. None: no limit.

@@ -43,7 +43,7 @@ _PERMISSIONS = {
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Kazoo's threads, with replaced TCP and TLS connections.
 
-    * Each TCP connect has a time limit. Kazoo waits the whole session time-out for a dead host.
+    * Each TCP connect has a time limit. Kazoo waits the whole session timeout for a dead host.
     * TLS verifies the host name, which kazoo does not do by default. It trusts only the given authorities; kazoo adds
       the system's. It closes a socket whose handshake failed.
     """
@@ -103,7 +103,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
     * One unreachable server of several takes only a part of the session's time. The same applies to a server that
       accepts the connection and sends no response, as servers sometimes do to a returning session while they start.
-    * ``on_granted`` reports the session time-out that the server *granted*. Kazoo stores only the requested one.
+    * ``on_granted`` reports the session timeout that the server *granted*. Kazoo stores only the requested one.
     * A refusal of the credentials ends the client and sets :attr:`refusal`. So does, before the first session, a TLS
       handshake that fails with every server. Kazoo would try forever. The client tries a server again that closes the
       connection, also during a SASL exchange, where kazoo assumes a refusal.
@@ -111,8 +111,8 @@ class Client(KazooClient):  # type: ignore[misc]
 
     Args:
         hosts: ``host:port,host:port[/chroot]``.
-        session_timeout_seconds: Session time-out to request from the server.
-        on_granted: Called with the granted time-out in seconds, before the state becomes CONNECTED.
+        session_timeout_seconds: Session timeout to request from the server.
+        on_granted: Called with the granted timeout in seconds, before the state becomes CONNECTED.
         security: Credentials, TLS and the ACL of new znodes.
 
     Attributes:
@@ -154,9 +154,9 @@ class Client(KazooClient):  # type: ignore[misc]
 
         def invoke_and_report(timeout: float, request: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(request, Connect):
-                # Kazoo waits for the whole requested time-out, which may be many times the granted one.
+                # Kazoo waits for the whole requested timeout, which may be many times the granted one.
                 timeout = min(timeout, max(_LEAST_HANDSHAKE_SECONDS, self._session_seconds / (3 * servers)))
-            # ConnectionHandler._connect keeps the granted time-out in a local variable. The server's reply passes here.
+            # ConnectionHandler._connect keeps the granted timeout in a local variable. The server's reply passes here.
             reply = invoke(timeout, request, *args, **kwargs)
             if isinstance(reply, tuple) and (milliseconds := getattr(reply[0], "time_out", 0)) > 0:
                 self._session_seconds = milliseconds / 1000

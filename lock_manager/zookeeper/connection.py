@@ -28,7 +28,7 @@ def connect_with_tls(
 ) -> ssl.SSLSocket:
     """Connect, perform the TLS handshake, and verify the certificate's host name if the context requires it.
 
-    The rest of the time becomes the time-out of the socket.
+    The rest of the time becomes the timeout of the socket.
 
     Raises:
         OSError: No server responded in time; ``ssl.SSLError`` if one side does not trust the other.
@@ -62,7 +62,7 @@ def ask_four_letter_word(
     with connection:
         connection.sendall(word)
         while True:
-            # Set for each chunk: a time-out for one chunk never expires if the server sends a byte now and then.
+            # Set for each chunk: a timeout for one chunk never expires if the server sends a byte now and then.
             connection.settimeout(max(_LEAST_SECONDS, deadline.remaining()))
             chunk = connection.recv(65536)
             if not chunk:
@@ -116,7 +116,7 @@ def _connection_errors(servers: Sequence[tuple[str, int]], seconds: float) -> li
             results.put((index, error))
 
     for index in range(len(servers)):
-        # A pool would wait for its threads, and the resolver has no time-out.
+        # A pool would wait for its threads, and the resolver has no timeout.
         threading.Thread(target=connect, args=(index,), name="sluice-reach", daemon=True).start()
     errors: list[OSError | None] = [None] * len(servers)
     deadline = Deadline(seconds + _LEAST_SECONDS)

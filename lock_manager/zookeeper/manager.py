@@ -62,7 +62,7 @@ class ZookeeperLockManager:
     Args:
         zk_hosts: ``host:port,host:port[/chroot]``, or a :class:`LockSettings` with all settings.
         timeout_seconds: Default total time limit of ``acquire``, in seconds.
-        session_timeout_seconds: Session time-out to request from the server. The lock of a dead holder is free after
+        session_timeout_seconds: Session timeout to request from the server. The lock of a dead holder is free after
             it.
         max_hold_seconds: Maximum duration of a hold, in seconds. A longer hold is lost, and its later commits are
             refused.
@@ -114,7 +114,7 @@ class ZookeeperLockManager:
 
     @property
     def session_timeout_seconds(self) -> float:
-        """Session time-out that the server granted, in seconds; it may be less or more than requested."""
+        """Session timeout that the server granted, in seconds; it may be less or more than requested."""
         return self._session.granted_seconds
 
     def connect(self, timeout_seconds: float = _CONNECT_SECONDS) -> None:

@@ -68,7 +68,7 @@ from lock_manager.zookeeper.znodes import (
 log = logging.getLogger(WAITING_LOGGER)
 
 _TRY_SECONDS = 15.0
-"""Time limit of a try-lock (time-out 0) to connect and to ask, in seconds. It never waits in the queue."""
+"""Time limit of a try-lock (timeout 0) to connect and to ask, in seconds. It never waits in the queue."""
 
 _EXPLAIN_SECONDS = 1.0
 """Time beyond the deadline in which a timed-out acquire reads the contenders ahead for its message, in seconds."""

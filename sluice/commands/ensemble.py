@@ -40,7 +40,7 @@ def status(
     """Show the state of each server in the connection string.
 
     Sends the four-letter words srvr and mntr to all servers in parallel, with a
-    time-out of 2 s each, and over TLS with the client certificate if SLUICE_ZK_*
+    timeout of 2 s each, and over TLS with the client certificate if SLUICE_ZK_*
     are set so. Needs no quorum and no session. Ignores a chroot.
 
     [bold]sluice ensemble status --zookeeper zk1:2281,zk2:2281,zk3:2281[/]

@@ -118,7 +118,7 @@ def break_lock(
     """Show the holders of a table's lock, and remove them after confirmation.
 
     For a holder that hangs. A dead holder loses its lock after its session
-    time-out without this command. The next waiter gets the lock at once. The
+    timeout without this command. The next waiter gets the lock at once. The
     guard refuses later commits of the removed holder (LockLostError). A program
     that writes without the guard, such as deltalake, is NOT stopped: end it first.
 

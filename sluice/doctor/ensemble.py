@@ -99,7 +99,7 @@ def _granted(session: Session, settings: LockSettings) -> Finding:
             "session",
             f"{granted:g} s granted instead of {requested:g}: raise maxSessionTimeout if writers pause for longer",
         )
-    return ok("session", f"time-out {granted:g} s")
+    return ok("session", f"timeout {granted:g} s")
 
 
 def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:

@@ -29,7 +29,7 @@ from writer_jobs.job.stop_signals import JobStopped, StopSignals, stop_when_orph
 
 # A server that is down refuses a TCP connection at once. A server that restarts gets this much time.
 _REACH_SECONDS = 2.0
-# The time to find an ensemble: at most the lock's time-out, and at least the second value.
+# The time to find an ensemble: at most the lock's timeout, and at least the second value.
 _CONNECT_SECONDS = 15.0
 _CONNECT_SECONDS_AT_LEAST = 2.0
 # PySpark logs each analysis error with its stack trace, also a handled one.
