@@ -151,7 +151,7 @@ EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("csv", 'id,t\n1,"A\r\nB"\n2,p\n', "id int, t string", {}, [(1, "A\r\nB"), (2, "p")]),
     ("csv", 'id,t\n1,"A\nB"\r\n2,p\n', "id int, t string", {}, "some records end with CRLF"),
     ("csv", 'id,t\n1,"A\nB"\n2,p\r\n', "id int, t string", {}, "some records end with CRLF"),
-    ("csv", 'id,t\n1,"A\nB"\n', "id int, t string", {"multiLine": "false"}, "give --option multiLine=true"),
+    ("csv", 'id,t\n1,"A\nB"\n', "id int, t string", {"multiLine": "false"}, "replace --option multiLine=false"),
     ("csv", 'id,t\n1,"A\n', "id int, t string", {}, "quotes that are not closed"),
     ("csv", 'id,t\n1,"a"b"\n2,"c\nd"\n', "id int, t string", {}, "malformed quotes"),
     ("csv", 'id,t\n1,"a"b"c"\n', "id int, t string", {}, "whose quotes are malformed"),

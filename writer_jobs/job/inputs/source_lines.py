@@ -38,15 +38,16 @@ class CsvSyntax:
     Attributes:
         separator: Separator of fields.
         ignores_blanks: Whether blanks around quotes are ignored.
-        is_one_line: Whether the option multiLine is false.
+        forbids_multiline: Whether the user set ``multiLine=false``.
         is_utf8: Whether the encoding is UTF-8.
-        is_standard: Whether quotes have the meaning of RFC 4180 and their bytes in ASCII.
+        is_standard: Whether the syntax is that of RFC 4180 and the encoding stores quotes, commas and newlines as in
+            ASCII.
 
     """
 
     separator: str
     ignores_blanks: bool
-    is_one_line: bool
+    forbids_multiline: bool
     is_utf8: bool
     is_standard: bool
 
@@ -123,8 +124,11 @@ def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: 
                 f"{result.malformed.file} has the line {result.malformed.sample!r}, whose quotes are malformed: {_HINT}"
             )
         return {}
-    if syntax.is_one_line:
-        raise LinesError("a line ends within quotes, or quotes are malformed: give --option multiLine=true")
+    if syntax.forbids_multiline:
+        raise LinesError(
+            "a line ends within quotes, or quotes are malformed: replace --option multiLine=false with "
+            "multiLine=true, or correct the quotes"
+        )
     return {"multiLine": "true", "lineSep": _line_separator(newline_lines(), syntax)}
 
 
@@ -140,6 +144,7 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
     text = F.regexp_replace("value", r"\r\z", "")
     file_window = Window.partitionBy("file").orderBy("block", "number")
     outside, inside = (_without_quoted(start, syntax) for start in (text, F.concat(F.lit('"'), text)))
+    # Whether the line has a misplaced quote or CR if it starts outside, or inside, quotes: bad_outside, bad_inside.
     numbered_lines = lines.select(
         F.col("_metadata.file_path").alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
@@ -183,7 +188,7 @@ def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
     """Make sure that each line, or each file, is one JSON value.
 
     Args:
-        documents: ``value`` and ``_metadata`` of lines; of files with the option multiLine.
+        documents: ``value`` and ``_metadata``; one row per line, or per file with the option multiLine.
         options: Options of the user with lower-case names. Options that begin with "allow" apply.
 
     Raises:
@@ -209,7 +214,8 @@ def _has_odd_quotes(line: Column) -> Column:
 def _without_quoted(line: Column, syntax: CsvSyntax) -> Column:
     """Return a line without its quoted fields, with a mark for two quotes. The last field may be open.
 
-    In steps: a regular expression with a loop over escaped quotes would overflow Java's stack on long fields.
+    The replacement takes several steps, because a regular expression with a loop over escaped quotes would overflow
+    Java's stack on long fields.
     """
     blanks = r"\s*" if syntax.ignores_blanks else ""
     separator = rf"\Q{syntax.separator}\E"
