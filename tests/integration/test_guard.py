@@ -384,7 +384,7 @@ def test_observe_mode_commits_and_counts_refusals(
         with new_table.locked() as hold:
             new_table.append(0, 1)
     assert GUARD.observed == observed + 1
-    assert f"required mode would refuse (the {observed + 1}. time in this driver): version 0 of" in caplog.text
+    assert f"required mode would refuse (number {observed + 1} in this driver): version 0 of" in caplog.text
     assert new_table.stamp(0)["observed"] == "LockNotHeldError"
     assert new_table.stamp(1)["hold"] == hold.hold_id
 

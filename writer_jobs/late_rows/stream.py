@@ -50,7 +50,7 @@ class RowStream:
     Args:
         writer: Writer of the table.
         files: File system of the checkpoint.
-        checkpoint: URI of the stream's folder.
+        checkpoint: URI of the checkpoint folder.
         options: Options of all batches.
 
     """
@@ -61,8 +61,11 @@ class RowStream:
         self._options = with_defaults(options)
 
     @property
-    def query(self) -> dict[str, str]:
-        """Properties that must not change while the checkpoint is in use, except the source; by option of the job."""
+    def query_identity(self) -> dict[str, str]:
+        """Options that must not change while the checkpoint is in use, by the job's option name.
+
+        The caller adds the source.
+        """
         return {
             "keys": ",".join(self._options["keys"]),
             "event-time": self._options["event_time"],
@@ -170,7 +173,7 @@ def stream_into(
         options: Options of the rows and the table; see :class:`~writer_jobs.late_rows.options.RowOptions`.
 
     Raises:
-        TypeError: A required option is missing, or there is no such option.
+        TypeError: A required option is missing, or an option does not exist.
         CheckpointError: The checkpoint belongs to another query, or is incomplete.
         StreamError: The query failed outside its batches.
         SluiceError: A batch failed; see :func:`writer_jobs.apply_rows`.
@@ -178,7 +181,7 @@ def stream_into(
     """
     files = HadoopFiles.of(rows.sparkSession)
     stream = RowStream(writer, files, checkpoint, options)
-    claim_checkpoint(files, checkpoint, stream.query)
+    claim_checkpoint(files, checkpoint, stream.query_identity)
 
     def apply(batch: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> RowsResult:
         result = stream.apply(lambda: nullcontext(RowBatch(batch)), txn, before_write)
@@ -198,11 +201,13 @@ class _BatchLog:
     """Logs the events of batches."""
 
     def begun(self, commit: int, begun_at: float, **more: Any) -> None:
-        log.debug("batch %s, the %d. since the start, begun at %.3f", more.get("batch"), commit, begun_at)
+        log.debug("batch %s (number %d since the start) begun at %.3f", more.get("batch"), commit, begun_at)
 
     def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
-        log.debug("batch %s, the %d., has the lock since %.3f, token %d", more.get("batch"), commit, acquired_at, token)
+        text = "batch %s (number %d since the start) has the lock since %.3f, token %d"
+        log.debug(text, more.get("batch"), commit, acquired_at, token)
 
     def commit(self, commit: int, result: CommitResult | None, **more: Any) -> None:
         version = None if result is None else result.version
-        log.info("batch %s, the %d., is in version %s: %s", more.get("batch"), commit, version, more)
+        text = "batch %s (number %d since the start) is finished, version %s: %s"
+        log.info(text, more.get("batch"), commit, version, more)

@@ -27,7 +27,7 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
     source, totals = row_source(spark, writer, arguments), AppliedTotals(writer)
     stream = RowStream(writer, files, checkpoint, arguments.row_options)
-    claim_checkpoint(files, checkpoint, {**stream.query, **source.name})
+    claim_checkpoint(files, checkpoint, {**stream.query_identity, **source.name})
 
     def apply(frame: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
         result = stream.apply(partial(source.batch, frame, txn[1]), txn, holding)
