@@ -22,19 +22,19 @@ _PERCENT = 100
 
 @dataclass(frozen=True)
 class DeadLetterLimit:
-    """The most dead letters that a batch may have.
+    """The maximum number of dead letters of a batch.
 
     Attributes:
-        most: Number of dead letters, or percentage of the batch's messages.
-        is_percentage: Whether ``most`` is a percentage.
+        maximum: Number of dead letters, or percentage of the batch's messages.
+        is_percentage: Whether ``maximum`` is a percentage.
 
     """
 
-    most: int
+    maximum: int
     is_percentage: bool = False
 
     @classmethod
-    def parsed(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Self:
         """Parse ``N`` or ``N%``.
 
         Raises:
@@ -46,31 +46,31 @@ class DeadLetterLimit:
             raise ValueError(f"{text!r} is not a number of messages or a percentage such as 5%")
         return cls(int(match[1]), bool(match[2]))
 
-    def check(self, table: str, dead: int, messages: int, reason: str | None) -> None:
-        """Refuse a batch with more dead letters.
+    def check(self, table: str, dead_letters: int, messages: int, reason: str | None) -> None:
+        """Raise an error if the batch has more dead letters than the limit.
 
         Args:
             table: Canonical URI of the table, for the message.
-            dead: Number of dead letters.
+            dead_letters: Number of dead letters.
             messages: Number of messages, dead letters included.
             reason: The most frequent reason.
 
         Raises:
-            ChangesError: The batch has more dead letters.
+            ChangesError: The batch has more dead letters than the limit.
 
         """
-        most = self.most * messages / _PERCENT if self.is_percentage else self.most
-        if dead > most:
-            limit = f"{self.most}%" if self.is_percentage else str(self.most)
+        most_letters = self.maximum * messages / _PERCENT if self.is_percentage else self.maximum
+        if dead_letters > most_letters:
+            limit = f"{self.maximum}%" if self.is_percentage else str(self.maximum)
             raise ChangesError(
                 table=table,
-                reason=f"{dead} of {messages} messages cannot be decoded, more than --max-dead-letters {limit}; most "
-                f"frequent reason: {reason}",
+                reason=f"{dead_letters} of {messages} messages cannot be decoded, more than --max-dead-letters {limit}"
+                f"; most frequent reason: {reason}",
             )
 
 
 def write_dead_letters(
-    writer: LockedDeltaWriter, dead: DataFrame, txn: tuple[str, int] | None, options: WriteOptions
+    writer: LockedDeltaWriter, dead_letters: DataFrame, txn: tuple[str, int] | None, options: WriteOptions
 ) -> None:
     """Append messages to a table's dead letters in ``<location>_dead_letters``.
 
@@ -78,7 +78,8 @@ def write_dead_letters(
 
     Args:
         writer: Writer of the table that the messages are for.
-        dead: At least one message: ``key`` and ``value`` (binary), ``origin`` (place of the message) and ``reason``.
+        dead_letters: At least one message: ``key`` and ``value`` (binary), ``origin`` (place of the message) and
+            ``reason``.
         txn: Id and version of the batch's transaction. With it, retries of a batch write its dead letters once.
         options: ``lock_timeout_seconds`` and ``metadata`` of the write.
 
@@ -86,6 +87,6 @@ def write_dead_letters(
         SluiceError: See :func:`append_rejected_rows`.
 
     """
-    rows = dead.select("reason", "origin", "key", "value")
-    notes = {"written_at": F.timestamp_seconds(F.lit(time.time()))}
-    append_rejected_rows(writer, DEAD_LETTERS_SUFFIX, rows, notes, txn, options)
+    rows = dead_letters.select("reason", "origin", "key", "value")
+    columns = {"written_at": F.timestamp_seconds(F.lit(time.time()))}
+    append_rejected_rows(writer, DEAD_LETTERS_SUFFIX, rows, columns, txn, options)

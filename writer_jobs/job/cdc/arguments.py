@@ -171,6 +171,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
 
 def _dead_letter_limit(argument: str) -> DeadLetterLimit:
     try:
-        return DeadLetterLimit.parsed(argument)
+        return DeadLetterLimit.parse(argument)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
