@@ -50,7 +50,7 @@ def metrics() -> dict[str, set[str]]:
     locks(Event.COMMITTED, "t")
     locks(Event.REFUSED, "t", error="LockLostError")
     report = maintenance_report()
-    health.show(report.before, report.findings)
+    health.update(report.before, report.findings)
     health.count(report)
     return {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
 
@@ -218,7 +218,7 @@ def test_every_metric_is_documented() -> None:
 def test_gauges_show_the_current_state_of_a_table() -> None:
     registry = CollectorRegistry()
     health, report = HealthGauges(registry), maintenance_report()
-    health.show(report.before, report.findings)
+    health.update(report.before, report.findings)
     table = {"table": report.before.table}
 
     def value(name: str, **labels: str) -> float | None:
@@ -230,7 +230,7 @@ def test_gauges_show_the_current_state_of_a_table() -> None:
     assert value("sluice_table_finding_worth", code="writers-clean-log") == 1
     assert value("sluice_table_measured_timestamp_seconds") == datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     assert report.after is not None
-    health.show(report.after, ())
+    health.update(report.after, ())
     assert value("sluice_table_files", state="live") == 21
     assert value("sluice_table_finding_worth", code="small-files") == 0
     health.count(report)

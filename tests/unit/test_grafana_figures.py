@@ -122,7 +122,7 @@ class Prometheus:
         gauges, report = HealthGauges(exporter.registry), maintenance_report()
         assert report.after is not None
         measured_at = datetime.fromtimestamp(self.minute * 60, UTC)
-        gauges.show(replace(report.after, measured_at=measured_at), report.findings_after)
+        gauges.update(replace(report.after, measured_at=measured_at), report.findings_after)
         gauges.count(report)
 
 

@@ -22,8 +22,11 @@ _FIGURES: Mapping[str, tuple[str, Callable[[TableHealth], float | None]]] = {
     "log_versions": ("Versions in the log.", lambda health: health.log.versions),
     "log_bytes": ("Bytes of the log.", lambda health: health.log.total.size),
     "versions_since_checkpoint": ("Versions since the newest checkpoint.", lambda health: health.log.since_checkpoint),
-    "growth_bytes_per_day": ("Bytes by which the table grew per day.", lambda health: health.growth_per_day),
-    "commits_per_day": ("Versions committed per day.", lambda health: health.commits_per_day),
+    "growth_bytes_per_day": (
+        "Bytes by which the table grew per day, , mean of the last week.",
+        lambda health: health.growth_per_day,
+    ),
+    "commits_per_day": ("Versions committed per day, , mean of the last week.", lambda health: health.commits_per_day),
     "measured_timestamp_seconds": ("Time of the measurement.", lambda health: health.measured_at.timestamp()),
 }
 # Value of the label ``state``, and the files in that state.
@@ -57,16 +60,21 @@ class HealthGauges:
         self._figures = {
             name: register(Gauge, f"sluice_table_{name}", description) for name, (description, _) in _FIGURES.items()
         }
-        self._findings = register(Gauge, "sluice_table_finding_worth", "Files that the repair saves.", "code")
+        self._findings = register(
+            Gauge,
+            "sluice_table_finding_worth",
+            "Files that readers no longer open, or the store no longer keeps, after the repair.",
+            "code",
+        )
         self._actions = register(
             Counter, "sluice_maintenance_actions", "Maintenance actions, by outcome.", "action", "outcome"
         )
         self._seconds = register(Counter, "sluice_maintenance_seconds", "Seconds of maintenance actions.", "action")
         self._saved = register(
-            Counter, "sluice_maintenance_saved_files", "Files that maintenance actions saved.", "action"
+            Counter, "sluice_maintenance_saved_files", "Data files removed by maintenance, minus files added.", "action"
         )
 
-    def show(self, health: TableHealth, findings: Sequence[Finding]) -> None:
+    def update(self, health: TableHealth, findings: Sequence[Finding]) -> None:
         """Set the gauges of a table to its health and findings."""
         for state, totals_of in _STATES.items():
             totals = totals_of(health)

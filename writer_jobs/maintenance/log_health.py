@@ -18,19 +18,19 @@ _DAY_SECONDS = timedelta(days=1).total_seconds()
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
 
 
-class MeasuredLog:
-    """The measured log of a table.
+class LogMeasurement:
+    """Computes the health of a table's log and the table's growth.
 
     Args:
         snapshot: Newest version of the table.
         logged: Log of the table, listed after the snapshot was loaded.
-        retention_seconds: Seconds to keep versions for pins and streams; see :func:`.log_retention_seconds`.
+        clean_up_retention_seconds: Seconds to keep versions for pins and streams; see :func:`.log_retention_seconds`.
 
     """
 
-    def __init__(self, snapshot: Snapshot, logged: LoggedFiles, retention_seconds: float) -> None:
+    def __init__(self, snapshot: Snapshot, logged: LoggedFiles, clean_up_retention_seconds: float) -> None:
         self._snapshot = snapshot
-        self._retention_seconds = retention_seconds
+        self._clean_up_retention_seconds = clean_up_retention_seconds
         self._now = datetime.now(UTC)
         self._total = FileTotals(len(logged.listed), sum(row["length"] for row in logged.listed))
         # Modification times, in seconds since the epoch, by version.
@@ -62,18 +62,19 @@ class MeasuredLog:
 
     def _count_expired(self, newest_checkpoint: int) -> int:
         """Return the number of versions that Delta's clean-up would remove now; without a checkpoint pass version 0."""
-        # The cutoff of Delta's clean-up is the midnight (UTC) before. With an infinite retention nothing expires.
-        cutoff = self._now.timestamp() - self._retention_seconds
+        # The cutoff of Delta's clean-up is the last midnight (UTC) before now minus the retention. With an
+        # infinite retention nothing expires.
+        cutoff = self._now.timestamp() - self._clean_up_retention_seconds
         midnight = cutoff if math.isinf(cutoff) else cutoff // _DAY_SECONDS * _DAY_SECONDS
         young = (version for version, time in self._version_times.items() if time > midnight)
         oldest_young = min(young, default=self._snapshot.version)
-        # Clean-up removes only the versions before a checkpoint that no young version precedes.
+        # Clean-up removes the versions before the newest checkpoint at or below the oldest young version.
         checkpoints = {*self._checkpoint_times, newest_checkpoint}
         limit = min(oldest_young, newest_checkpoint)
         oldest_kept = max((version for version in checkpoints if version <= limit), default=0)
         return sum(version < oldest_kept for version in self._version_times)
 
-    def per_day(self, log: DeltaTableLog) -> tuple[float | None, float | None]:
+    def daily_rates(self, log: DeltaTableLog) -> tuple[float | None, float | None]:
         """Return growth in bytes and commits, per day of the last week; None: unknown.
 
         Args:

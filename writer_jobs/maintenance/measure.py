@@ -22,7 +22,7 @@ from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.maintenance.file_states import FileState, classify_files, totals_by_state
 from writer_jobs.maintenance.health import FileTotals, FolderHealth, TableHealth, sum_totals
-from writer_jobs.maintenance.log_health import MeasuredLog
+from writer_jobs.maintenance.log_health import LogMeasurement
 from writer_jobs.maintenance.partition_health import measure_partitions
 from writer_jobs.maintenance.pins_and_streams import KeepReason, PinsAndStreams, log_retention_seconds
 from writer_jobs.maintenance.policy import Policy
@@ -82,10 +82,10 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
             policy = replace(policy, zorder_by=())
         pins_and_streams, log_retention, problem = _find_pins_and_streams(spark, snapshot, policy)
         logged = LoggedFiles(spark, snapshot.location)
-        measured_log = MeasuredLog(snapshot, logged, log_retention)
+        log_measurement = LogMeasurement(snapshot, logged, log_retention)
         partitions = measure_partitions(spark, snapshot, state, policy, is_clustered=bool(clustering_columns))
         folder = replace(_measure_folder(spark, snapshot, pins_and_streams, logged), problem=problem)
-        growth_per_day, commits_per_day = measured_log.per_day(log)
+        growth_per_day, commits_per_day = log_measurement.daily_rates(log)
         remembered_rows, expired_rows = _count_side_rows(spark, snapshot.location, SideTableRetention.of(state, policy))
     except (*JVM_ERRORS, PySparkException) as error:
         raise StorageError(f"{log.location} cannot be read: {error_reason(error)}") from error
@@ -102,7 +102,7 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
         order_problem=order_problem,
         target_file_size=policy.target_file_size,
         partitions=partitions,
-        log=measured_log.health,
+        log=log_measurement.health,
         folder=folder,
         growth_per_day=growth_per_day,
         commits_per_day=commits_per_day,

@@ -75,7 +75,7 @@ class HealthPublisher:
         """Publish the health of a table before the work on it."""
         health = report.before
         if self._gauges is not None:
-            self._gauges.show(health, report.findings)
+            self._gauges.update(health, report.findings)
         self._output.event(
             "measured",
             table=health.table,
@@ -109,7 +109,7 @@ class HealthPublisher:
         self._reports.append(report)
         if self._gauges is not None:
             if report.after is not None:
-                self._gauges.show(report.after, report.findings_after)
+                self._gauges.update(report.after, report.findings_after)
             self._gauges.count(report)
         self._tables.append(report.to_json())
         self._output.event(
