@@ -444,7 +444,7 @@ class LockedDeltaWriter:
 
         return self._run(operation, lambda state: self._partitions_of(where, state), options, reads_table=True)
 
-    def beside(self, suffix: str) -> LockedDeltaWriter:
+    def side_writer(self, suffix: str) -> LockedDeltaWriter:
         """Return the writer of a side table, whose location is this table's with a suffix.
 
         :meth:`give_up` and :meth:`cancel` of this writer also end the side table's writes.
