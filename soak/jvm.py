@@ -199,7 +199,7 @@ def _python_error(error: Py4JJavaError) -> VersionTakenError | StoreError:
         if name == "java.nio.file.FileAlreadyExistsException":
             return VersionTakenError(message)
         if simple == "CommitRefusedException":
-            return WriteError("refused", str(java.reason()), message)
+            return WriteError("refused", str(java.errorName()), message)
     except (Py4JError, OSError) as jvm_error:
         raise JvmGoneError(f"the JVM of the log store is gone: {jvm_error}") from jvm_error
     return WriteError("unknown" if simple == "CommitUnknownException" else "failed", simple, message)

@@ -122,14 +122,14 @@ def test_delta_s_own_store_creates_versions_behind_the_guard(store: LogStore, sc
 
 def test_an_unreadable_file_with_the_name_of_a_version_is_named(store: LogStore) -> None:
     store.guard.before_answer = lambda: version_file(store.folder, 0).mkdir()
-    with pytest.raises(WriteError, match=f"the store gave no answer: {version_file(store.folder, 0)}"):
+    with pytest.raises(WriteError, match=f"its outcome is unknown: {version_file(store.folder, 0)}"):
         store.write(0, "hold-taken")
 
 
 def test_an_unknown_scheme_is_refused_before_the_guard_is_asked(store: LogStore) -> None:
     requests: list[None] = []
     store.guard.before_answer = lambda: requests.append(None)
-    with pytest.raises(WriteError, match="for this scheme no way is known to create a file only if") as error:
+    with pytest.raises(WriteError, match="this scheme has no conditional create that Sluice knows") as error:
         store.write(0, "hold-weird", "weird://host/table")
     assert (error.value.kind, error.value.reason) == ("refused", "TableError")
     assert (requests, store.jvm.attempts("hold-weird")) == ([], [])
@@ -145,7 +145,7 @@ def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path
         lines = java.java.util.ArrayList(COMMIT).iterator()
         with pytest.raises(Py4JJavaError, match="a driver without Python cannot write a guarded table") as error:
             java.io.deltasluice.storage.GuardedLogStore(conf).write(path, lines, False, conf)
-        assert error.value.java_exception.reason() == "GuardMissingError"
+        assert error.value.java_exception.errorName() == "GuardMissingError"
     finally:
         gateway.close()
         process.kill()

@@ -53,7 +53,7 @@ def _refusal(exception: Any, guard: CommitGuard) -> SluiceError | None:
         if name == f"{_PACKAGE}CommitUnknownException":
             return CommitUnknownError(table=str(layer.table()), reason=message, commit_id=str(layer.attempt()))
         if name == f"{_PACKAGE}CommitRefusedException":
-            return guard.refusal(str(layer.attempt())) or _error_by_name(str(layer.reason()), message)
+            return guard.refusal(str(layer.attempt())) or _error_by_name(str(layer.errorName()), message)
         if name == "py4j.Py4JException":
             # Python's own exception, raised in foreachBatch, went through the JVM as text.
             return guard.refusal_in(message)

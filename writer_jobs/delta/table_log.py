@@ -119,8 +119,8 @@ class DeltaTableLog:
             is_catalog_managed = True
         if is_catalog_managed:
             raise TableError(
-                f"{self.location} is a catalog-managed table: its catalog decides its commits, and a lock on its log "
-                "would order nothing"
+                f"{self.location} is a catalog-managed table: its catalog decides its commits, so Sluice's lock "
+                "cannot order them"
             )
         return Snapshot(self._spark, self.location, snapshot)
 

@@ -24,7 +24,10 @@ public final class Checkpoints implements PostCommitHook {
   private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
   private static final Checkpoints HOOK = new Checkpoints();
 
-  /** Versions without a checkpoint after which it is written under the lock, because a lock may be held for hours. */
+  /**
+   * Number of versions since the last checkpoint after which the next one is written under the lock, because a lock may
+   * be held for hours.
+   */
   private static final int MAX_VERSIONS_SINCE = 100;
 
   /**
@@ -91,6 +94,7 @@ public final class Checkpoints implements PostCommitHook {
       return;
     }
     long versionsSince = committed.committedVersion() - committed.postCommitSnapshot().checkpointProvider().version();
+    // With adaptive metadata a checkpoint is a commit, so it needs the lock.
     if (versionsSince > MAX_VERSIONS_SINCE || committed.maintenanceOperation().amtTriggerModeOpt().isDefined()) {
       CheckpointHook$.MODULE$.run(spark, committed);
       return;

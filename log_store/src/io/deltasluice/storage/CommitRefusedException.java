@@ -6,23 +6,23 @@ import java.io.IOException;
 public final class CommitRefusedException extends IOException {
   private static final long serialVersionUID = 1L;
 
-  private final String reason;
+  private final String errorName;
   private final String attempt;
 
   /**
-   * @param reason name of the error that Python raises, such as {@code LockNotHeldError}
+   * @param errorName name of the error that Python raises, such as {@code LockNotHeldError}
    * @param attempt id of the attempt for which Python stores the error; empty if Python was not asked
    * @param message error message of one sentence
    */
-  public CommitRefusedException(String reason, String attempt, String message) {
+  public CommitRefusedException(String errorName, String attempt, String message) {
     super(message);
-    this.reason = reason;
+    this.errorName = errorName;
     this.attempt = attempt;
   }
 
   /** Refuses a commit without asking Python. */
-  CommitRefusedException(String reason, String message) {
-    this(reason, "", message);
+  CommitRefusedException(String errorName, String message) {
+    this(errorName, "", message);
   }
 
   /** Returns the id of the attempt for which Python stores the error; empty if Python was not asked. */
@@ -31,7 +31,7 @@ public final class CommitRefusedException extends IOException {
   }
 
   /** Returns the name of the error that Python raises. */
-  public String reason() {
-    return reason;
+  public String errorName() {
+    return errorName;
   }
 }

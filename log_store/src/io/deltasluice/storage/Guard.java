@@ -56,7 +56,7 @@ public final class Guard {
   private static final InheritableThreadLocal<String> BLOCKS_WITHOUT_SPARK = new InheritableThreadLocal<>();
 
   private static final Logger LOG = LoggerFactory.getLogger(Guard.class);
-  // The committing thread waits for these threads with a time-out, and Spark may interrupt it.
+  // The committing thread waits for these threads with a timeout, and Spark may interrupt it.
   private static final ExecutorService CALLS = Executors.newCachedThreadPool(work -> {
     Thread thread = new Thread(work, "sluice-guard");
     thread.setDaemon(true);
@@ -115,7 +115,7 @@ public final class Guard {
       LOG.warn("version {} of {} is committed, but would be refused in required mode: {}",
           file.version(), file.table(), refusal.getMessage());
       ObjectNode stamp = CommitBody.JSON.createObjectNode();
-      stamp.put("observed", refusal.reason());
+      stamp.put("observed", refusal.errorName());
       return new Verdict(List.of(), stamp);
     }
   }
@@ -165,7 +165,7 @@ public final class Guard {
    *
    * @return whether Python has received it; if not, it reads the outcome when the write ends
    */
-  static boolean tell(String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome) {
+  static boolean reportOutcome(String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome) {
     ObjectNode request = request("outcome", file, body);
     request.put("ticket", ticket);
     request.put("outcome", Attempts.name(outcome));

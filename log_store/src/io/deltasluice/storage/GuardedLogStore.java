@@ -25,18 +25,18 @@ import org.slf4j.LoggerFactory;
 /**
  * A Delta log store that gives every version exactly one winner, which held the table's lock.
  *
- * <p>For each scheme it reads and lists like Delta's own store, except for {@link LogListing} and {@link Checksum}. It
- * writes version files ({@code _delta_log/<20 digits>.json}) differently: it asks the {@link Guard}, and then creates
- * the file only if there is none of that name. If another transaction has the version, it throws
- * {@link FileAlreadyExistsException}, after which Delta checks for conflicts and tries the next version. Any other
- * exception ends the write.
+ * <p>For each scheme it reads and lists as Delta's own store does, but lists S3 with {@link LogListing} and computes
+ * missing checksum files with {@link Checksum}. It writes version files ({@code _delta_log/<20 digits>.json})
+ * differently: it asks the {@link Guard}, and then creates the file only if there is none of that name. If another
+ * transaction has the version, it throws {@link FileAlreadyExistsException}, after which Delta checks for conflicts and
+ * tries the next version. Any other exception ends the write.
  *
  * <p>Set {@code spark.delta.logStore.class} to this class, and set no other log store.
  */
 public class GuardedLogStore extends LogStore {
   private static final Logger LOG = LoggerFactory.getLogger(GuardedLogStore.class);
 
-  /** Most puts of a version, if the store does not respond and the version is still free. */
+  /** Maximum number of puts of a version, if the store does not respond and the version is still free. */
   private static final int MAX_PUTS = 4;
 
   private static final long PAUSE_MILLIS = 200;
@@ -111,7 +111,7 @@ public class GuardedLogStore extends LogStore {
     Storage storage = storage(path, conf);
     if (VersionFile.isStagedCommit(path)) {
       throw new CommitRefusedException("TableError",
-          path + ": this table's commits are decided by a catalog or a coordinator, and a lock would order nothing");
+          path + ": a catalog or a coordinator decides this table's commits, so Sluice's lock cannot order them");
     }
     VersionFile file = VersionFile.of(path);
     if (file == null) {
@@ -123,10 +123,10 @@ public class GuardedLogStore extends LogStore {
     }
     if (storage.put == null) {
       throw new CommitRefusedException("TableError",
-          path + ": for this scheme no way is known to create a file only if there is none");
+          path + ": this scheme has no conditional create that Sluice knows; use one of " + SCHEMES);
     }
     // Before the lock is requested, because Delta's check for conflicts then delays no other writer.
-    refuseTaken(path, conf);
+    throwIfTaken(path, conf);
     long checkedAt = System.nanoTime();
     if (Guard.isBound()) {
       Checkpoints.defer(file);
@@ -164,14 +164,14 @@ public class GuardedLogStore extends LogStore {
     if (staged != null && (outcome == Attempts.Outcome.TAKEN || outcome == Attempts.Outcome.REJECTED)) {
       staged.putBack(ticket);
     }
-    if (Guard.tell(ticket, file, body, outcome) && outcome == Attempts.Outcome.COMMITTED) {
+    if (Guard.reportOutcome(ticket, file, body, outcome) && outcome == Attempts.Outcome.COMMITTED) {
       // Python has the outcome, and does not read it again.
       holds.forEach(Attempts::forget);
     }
   }
 
   /**
-   * Waits for the lock under which a free version can be put.
+   * Waits until the ticket has its lock and the version is still free.
    *
    * @param freeAt {@link System#nanoTime} at which the version was free
    * @throws FileAlreadyExistsException another writer has the version. Delta checks for conflicts, and calls again for
@@ -184,11 +184,11 @@ public class GuardedLogStore extends LogStore {
     ObjectNode staged = Guard.describe(body, read);
     staged.set("hooks", PostCommitHooks.of(ActiveTransaction.of(file.table())));
     while (!Guard.hasTurn(ticket, file, body, staged)) {
-      refuseTaken(file.path(), conf);
+      throwIfTaken(file.path(), conf);
       checkedAt = System.nanoTime();
     }
     if (System.nanoTime() - checkedAt > RECHECK_NANOS) {
-      refuseTaken(file.path(), conf);
+      throwIfTaken(file.path(), conf);
     }
     if (read == null || !read.isCurrent(body.newFiles(), conf)) {
       throw new CommitRefusedException("NotStagedError",
@@ -196,7 +196,7 @@ public class GuardedLogStore extends LogStore {
     }
   }
 
-  private static void refuseTaken(Path version, Configuration conf) throws IOException {
+  private static void throwIfTaken(Path version, Configuration conf) throws IOException {
     if (version.getFileSystem(conf).exists(version)) {
       throw new FileAlreadyExistsException(version.toString());
     }
@@ -242,7 +242,7 @@ public class GuardedLogStore extends LogStore {
     }
     attempt.end(Attempts.Outcome.UNKNOWN);
     throw new CommitUnknownException(file.table(), body.attempt,
-        "version " + file.version() + " was put, and the store gave no answer: " + failure.getMessage(), failure);
+        "version " + file.version() + " was put, and its outcome is unknown: " + failure.getMessage(), failure);
   }
 
   private enum Owner { OURS, OTHER_WRITER, NONE, UNKNOWN }
