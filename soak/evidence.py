@@ -28,7 +28,7 @@ class TableState:
         commits: Commits of its log, in order.
         unreadable: Messages about version files that cannot be parsed.
         versions: Versions with a version file.
-        rows: Values of the column ``id``, as the ``deltalake`` package reads them.
+        row_ids: Values of the column ``id``, as the ``deltalake`` package reads them.
         read_error: Why ``deltalake`` cannot read the table; empty if it can.
         history_versions: Versions in ``deltalake``'s history of the table.
         transactions: Newest version of each application's ``txn``, as ``deltalake`` reads it.
@@ -38,7 +38,7 @@ class TableState:
     commits: Sequence[LogCommit]
     unreadable: Sequence[str] = ()
     versions: Sequence[int]
-    rows: Sequence[int]
+    row_ids: Sequence[int]
     read_error: str = ""
     history_versions: Sequence[int] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Evidence:
 
 
 def read_table(table: str, storage_options: Mapping[str, str], applications: Collection[str] = ()) -> TableState:
-    """Read a table with other readers than the writers use.
+    """Read a table with ``sluice.audit`` and ``deltalake``, which the writers do not use.
 
     Args:
         table: URI.
@@ -95,7 +95,7 @@ def read_table(table: str, storage_options: Mapping[str, str], applications: Col
         commits=[commit for commit in commits if isinstance(commit, LogCommit)],
         unreadable=[message for message in commits if isinstance(message, str)],
         versions=versions,
-        rows=content["rows"],
+        row_ids=content["rows"],
         read_error=read_error,
         history_versions=content["versions"],
         transactions=content["transactions"],

@@ -26,7 +26,7 @@ ALONE = "alone"
 
 _AFTER_ANSWER = ("checked", PUT)
 _AT_DATA = ("data",)
-# Points at which these classes leave the intent of a version that may still be put.
+# For each class, the points at which it leaves an intent whose version may still be put.
 _LEAVES_INTENT: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("kill-python", "kill-jvm", "kill-both", "pause-python", "pause-both"), _AFTER_ANSWER),
     **dict.fromkeys(("cut-zookeeper", "break-lock"), _AFTER_ANSWER),
@@ -35,10 +35,11 @@ _LEAVES_INTENT: Mapping[str, tuple[str, ...]] = {
 # These classes lose the hold. The log store puts nevertheless if the guard has allowed it before.
 _LOSES_HOLD = ("pause-python", "pause-both", "cut-zookeeper", "break-lock")
 _LOSS_POINT = "checked"
-# Points of the second fault. At the last two the PUT may be that of the empty commit; else the version is filled.
+# Points of the second fault. At `checked` and PUT the fault may strike the empty commit's PUT; at `read` and `data` the
+# version is already filled.
 _SECOND_POINTS = ("read", "data", "checked", PUT)
 _NEXT_POINT = "acquired"
-_ENDS = OUTCOMES - {"ended"}
+_TRANSACTION_OUTCOMES = OUTCOMES - {"ended"}
 
 _EFFECTS: Mapping[str, tuple[str, ...]] = {
     "lost hold": ("pause-python", "pause-both", "cut-zookeeper", "break-lock", "second-hold"),
@@ -73,7 +74,7 @@ class Pair:
     meeting: str = ALONE
 
     @property
-    def kinds(self) -> dict[str, Any]:
+    def event_fields(self) -> dict[str, Any]:
         """The fields of the pair in the history."""
         return {"first": self.first.name, "second": self.second.name if self.second else None, "meeting": self.meeting}
 
@@ -81,7 +82,7 @@ class Pair:
         """Run both faults until they end, and record whether they met."""
         play = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
         met = yield from play(context, self)
-        context.record("pair", **self.kinds, met=met)
+        context.record("pair", **self.event_fields, met=met)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _under_one_hold(context: FaultContext, pair: Pair) -> _Meeting:
     while running:
         event = yield
         if not first_started and _is_stop(event, pair.second_point) and event["worker"] == pair.writer:
-            # Before the second fault lets the writer continue.
+            # Start the first fault before the second lets the writer continue.
             first_started = True
             running += _advance_all([pair.first.strike(context, pair.writer, pair.point)], None)
         running = _advance_all(running, event)
@@ -171,7 +172,7 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
     def record(name: str, /, **fields: Any) -> None:
         context.record(name, **fields)
         if name == "fault":
-            # Before the fault acts, because the next holder may be fast.
+            # Send this before the fault acts: the next holder may be fast.
             strikes.append({"token": -1, "table": None, **fields})
             _send(context, waiters, f"stop-at {_NEXT_POINT}")
 
@@ -219,11 +220,13 @@ def _strikes(context: FaultContext, start: int, fault: FaultClass) -> Iterator[E
 
 
 def _has_ended(context: FaultContext, start: int, loss: Event, put: Event) -> bool:
-    """Return whether the transaction of both strikes got an outcome between them."""
+    """Return whether the transaction ended between the two strikes."""
     history = list(context.history[start:])
     begin, end = sorted((history.index(loss), history.index(put)))
     return any(
-        event["event"] in _ENDS and event.get("token") == loss.get("token") and event.get("worker") == loss["worker"]
+        event["event"] in _TRANSACTION_OUTCOMES
+        and event.get("token") == loss.get("token")
+        and event.get("worker") == loss["worker"]
         for event in history[begin:end]
     )
 

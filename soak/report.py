@@ -57,7 +57,7 @@ def summary(
         "lost_holds": counts["lost"],
         "versions": sum(len(state.versions) for state in evidence.tables.values()),
         "tables": len(evidence.tables),
-        "rows": sum(len(state.rows) for state in evidence.tables.values()),
+        "rows": sum(len(state.row_ids) for state in evidence.tables.values()),
         "takeovers": len(takeover_seconds),
         "slowest_takeover_seconds": round(max(takeover_seconds, default=0.0), 2),
         "faults": dict(sorted(progress.faults.items())),

@@ -36,7 +36,7 @@ def _acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
         if state.read_error:
             yield Violation("I1", f"{table} cannot be read: {state.read_error}")
             continue
-        counts, to_delete = Counter(state.rows), _rows_to_delete(evidence, table)
+        counts, to_delete = Counter(state.row_ids), _rows_to_delete(evidence, table)
         for event in _events(evidence, "acknowledged", table):
             for problem in _missing_effects(event, state, counts, to_delete):
                 sentence = f"{hold_of(event)} acknowledged version {event['version']}, but {problem}"
@@ -58,7 +58,7 @@ def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
                     f"version {versions_by_txn[event['txn']][0]}"
                 )
                 yield Violation("I2", sentence, related_events(evidence, table, {event["txn"]}))
-        for row, count in Counter(state.rows).items():
+        for row, count in Counter(state.row_ids).items():
             if count > 1:
                 yield Violation("I2", f"row {row} is in {table} {count} times")
         attempted = {event["txn"] for event in _events(evidence, "attempting", table)}

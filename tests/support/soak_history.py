@@ -53,7 +53,7 @@ def sound() -> Evidence:
     state = TableState(
         commits=[commit(0, 5), commit(1, 7), commit(2, 9)],
         versions=[0, 1, 2],
-        rows=[0, 1, 10, 11, 20, 21],
+        row_ids=[0, 1, 10, 11, 20, 21],
         history_versions=[0, 1, 2],
     )
     puts = [put(version, f"d{version}", f"t{version}") for version in range(3)]

@@ -39,7 +39,7 @@ def test_a_sound_history_violates_nothing() -> None:
 
 def test_i1_detects_a_lost_or_duplicated_row() -> None:
     for rows in ([0, 1, 10, 11, 20], [0, 0, 1, 10, 11, 20, 21]):
-        (violation,) = violations_of(with_table(rows=rows), "I1")
+        (violation,) = violations_of(with_table(row_ids=rows), "I1")
         assert "rows are not there exactly once" in violation.sentence
         assert {event["event"] for event in violation.piece} >= {"attempting", "stored", "acknowledged"}
     assert "cannot be read: broken" in sentence_of(with_table(read_error="broken"), "I1")
@@ -64,14 +64,14 @@ def test_i1_detects_rows_that_an_acknowledged_delete_left() -> None:
     deleted = acknowledged(deletes=[0, 1])
     sentence = sentence_of(with_history(attempted("t2", 0, 1), deleted), "I1")
     assert "2 of the 2 rows that it deleted are in the table (row 0)" in sentence
-    without_two = with_table(rows=[10, 11, 20, 21])
+    without_two = with_table(row_ids=[10, 11, 20, 21])
     assert (
         violations_of(replace(without_two, history=[*without_two.history, attempted("t2", 0, 1), deleted]), "I1") == []
     )
 
 
 def test_i1_allows_a_delete_that_is_unknown_but_no_refused_one() -> None:
-    without_two = with_table(rows=[10, 11, 20, 21])
+    without_two = with_table(row_ids=[10, 11, 20, 21])
     unknown = [*without_two.history, attempted("t8", 0, 1)]
     assert violations_of(replace(without_two, history=unknown), "I1") == []
     refused = event("refused", 3.0, worker="writer-1", token=9, txn="t8", error="LockLostError")
@@ -114,7 +114,7 @@ def test_i2_detects_refused_duplicate_and_unattempted_commits() -> None:
     assert "not committed (LockLostError), but it is version 1" in sentence_of(with_history(refused), "I2")
     twice = with_table(commits=[commit(0, 5), commit(1, 7), commit(2, 9, "t1")])
     assert "is in s3a://lake/soak-0 2 times: versions [1, 2]" in violations_of(twice, "I2")[0].sentence
-    assert "row 99 is in" in violations_of(with_table(rows=[99, 99]), "I2")[0].sentence
+    assert "row 99 is in" in violations_of(with_table(row_ids=[99, 99]), "I2")[0].sentence
     unattempted = with_table(commits=[commit(0, 5, "foreign")])
     assert "no writer attempted" in violations_of(unattempted, "I2")[0].sentence
 
