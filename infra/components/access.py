@@ -21,7 +21,7 @@ SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERAT
 
 
 @dataclass(frozen=True)
-class Lake:
+class PolicyResources:
     """The resources that a role's policy names, by ARN.
 
     Attributes:
@@ -38,8 +38,8 @@ class Lake:
     secret: str | None = None
 
 
-def appender_policy(lake: Lake) -> dict[str, Any]:
-    """Return the policy of appenders: read and write tables, PUT version files conditionally, delete nothing of a log.
+def appender_policy(resources: PolicyResources) -> dict[str, Any]:
+    """Return the policy of appenders: read and write tables, PUT version files conditionally, never delete log files.
 
     It allows deleting data files, because a write deletes its files when its commit fails.
     """
@@ -47,17 +47,17 @@ def appender_policy(lake: Lake) -> dict[str, Any]:
         "Sid": "KeepLogs",
         "Effect": "Deny",
         "Action": "s3:DeleteObject",
-        "Resource": log_arns(lake.bucket, lake.prefixes),
+        "Resource": log_arns(resources.bucket, resources.prefixes),
     }
-    return document(*_read_and_write(lake), keep_logs)
+    return document(*_read_and_write(resources), keep_logs)
 
 
-def maintenance_policy(lake: Lake) -> dict[str, Any]:
+def maintenance_policy(resources: PolicyResources) -> dict[str, Any]:
     """Return the policy of maintenance: an appender's rights, and deletion of log files."""
-    return document(*_read_and_write(lake))
+    return document(*_read_and_write(resources))
 
 
-def _read_and_write(lake: Lake) -> list[dict[str, Any]]:
+def _read_and_write(resources: PolicyResources) -> list[dict[str, Any]]:
     actions = [
         "s3:GetObject",
         "s3:PutObject",
@@ -67,33 +67,35 @@ def _read_and_write(lake: Lake) -> list[dict[str, Any]]:
     ]
     encryption = ["kms:GenerateDataKey", "kms:Decrypt"]
     return [
-        *_list_bucket(lake),
-        allow("ReadAndWrite", actions, object_arns(lake.bucket, lake.prefixes)),
-        # Repeated in the role, so that it applies to a bucket whose policy lacks the statement.
-        unconditional_commit(lake.bucket, lake.prefixes),
-        *([allow("EncryptAndDecrypt", encryption, lake.key)] if lake.key else []),
-        *_secret(lake),
+        *_list_bucket(resources),
+        allow("ReadAndWrite", actions, object_arns(resources.bucket, resources.prefixes)),
+        # The bucket policy has this statement, too. It is repeated for a bucket whose policy lacks it.
+        unconditional_commit(resources.bucket, resources.prefixes),
+        *([allow("EncryptAndDecrypt", encryption, resources.key)] if resources.key else []),
+        *_secret_statements(resources),
     ]
 
 
-def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition: str = "aws") -> dict[str, Any]:
+def operator_policy(
+    resources: PolicyResources, *, instance_arns: Sequence[str] = (), partition: str = "aws"
+) -> dict[str, Any]:
     """Return the policy of operators: view locks, logs and nodes, break locks, restart members.
 
     It allows neither reading rows nor writing logs.
 
     Args:
-        lake: Resources that the policy names.
+        resources: Resources that the policy names.
         instance_arns: Machines of the members; empty if the stack has no ensemble.
         partition: AWS partition of the stack.
 
     """
     statements: list[dict[str, Any]] = [
-        *_list_bucket(lake),
-        allow("ReadLogs", "s3:GetObject", log_arns(lake.bucket, lake.prefixes)),
-        *_secret(lake),
+        *_list_bucket(resources),
+        allow("ReadLogs", "s3:GetObject", log_arns(resources.bucket, resources.prefixes)),
+        *_secret_statements(resources),
     ]
-    if lake.key:
-        statements.append(allow("Decrypt", "kms:Decrypt", lake.key))
+    if resources.key:
+        statements.append(allow("Decrypt", "kms:Decrypt", resources.key))
     if instance_arns:
         documents = ("AWS-RunShellScript", "AWS-StartPortForwardingSessionToRemoteHost", "SSM-SessionManagerRunShell")
         statements += [
@@ -123,17 +125,19 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
     return document(*statements)
 
 
-def _list_bucket(lake: Lake) -> list[dict[str, Any]]:
-    listing = allow("ListTables", "s3:ListBucket", lake.bucket)
-    if lake.prefixes:
+def _list_bucket(resources: PolicyResources) -> list[dict[str, Any]]:
+    listing = allow("ListTables", "s3:ListBucket", resources.bucket)
+    if resources.prefixes:
         listing["Condition"] = {
-            "StringLike": {"s3:prefix": [pattern for prefix in lake.prefixes for pattern in (prefix, f"{prefix}/*")]}
+            "StringLike": {
+                "s3:prefix": [pattern for prefix in resources.prefixes for pattern in (prefix, f"{prefix}/*")]
+            }
         }
-    return [listing, allow("FindBucket", ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads"], lake.bucket)]
+    return [listing, allow("FindBucket", ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads"], resources.bucket)]
 
 
-def _secret(lake: Lake) -> list[dict[str, Any]]:
-    return [allow("OwnSecret", "secretsmanager:GetSecretValue", lake.secret)] if lake.secret else []
+def _secret_statements(resources: PolicyResources) -> list[dict[str, Any]]:
+    return [allow("OwnSecret", "secretsmanager:GetSecretValue", resources.secret)] if resources.secret else []
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class AccessArgs:
         zookeeper_group_id: Security group of the members; None for an existing ensemble.
         writer_group_ids: Existing security groups whose machines also connect to the ensemble.
         instance_arns: Machines of the members.
-        maintenance_role: Role of maintenance. It exists already, because the bucket's policy names it.
+        maintenance_role: Maintenance role; created earlier, because the bucket policy names it.
         partition: AWS partition of the stack.
 
     """
@@ -187,8 +191,8 @@ class Access(pulumi.ComponentResource):
         super().__init__("sluice:access:Access", name, None, opts)
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
-        self.secret_arns = {role: arn for role in SUBJECTS if (arn := self._secret(role)) is not None}
-        policies = {role: self._policy(role) for role in SUBJECTS}
+        self.secret_arns = {role: arn for role in SUBJECTS if (arn := self._create_secret(role)) is not None}
+        policies = {role: self._create_policy(role) for role in SUBJECTS}
         self.policy_arns = {role: policy.arn for role, policy in policies.items()}
         aws.iam.RolePolicyAttachment(
             f"{name}-maintenance",
@@ -249,7 +253,7 @@ class Access(pulumi.ComponentResource):
                 opts=self._child,
             )
 
-    def _secret(self, role: str) -> pulumi.Output[str] | None:
+    def _create_secret(self, role: str) -> pulumi.Output[str] | None:
         if self._args.authorities is None:
             return pulumi.Output.from_input(self._args.secret_arn) if self._args.secret_arn else None
         members, clients = self._args.authorities
@@ -269,7 +273,7 @@ class Access(pulumi.ComponentResource):
         arn: pulumi.Output[str] = secret.arn
         return arn
 
-    def _policy(self, role: str) -> aws.iam.Policy:
+    def _create_policy(self, role: str) -> aws.iam.Policy:
         inputs = pulumi.Output.all(
             bucket=self._args.bucket_arn,
             key=self._args.key_arn,
@@ -279,11 +283,11 @@ class Access(pulumi.ComponentResource):
         )
 
         def policy_text(values: Mapping[str, Any]) -> str:
-            lake = Lake(values["bucket"], self._args.prefixes, values["key"], values["secret"])
+            resources = PolicyResources(values["bucket"], self._args.prefixes, values["key"], values["secret"])
             if role == "operator":
-                policy = operator_policy(lake, instance_arns=values["instances"], partition=values["partition"])
+                policy = operator_policy(resources, instance_arns=values["instances"], partition=values["partition"])
             else:
-                policy = (appender_policy if role == "appender" else maintenance_policy)(lake)
+                policy = (appender_policy if role == "appender" else maintenance_policy)(resources)
             return json.dumps(policy)
 
         return aws.iam.Policy(

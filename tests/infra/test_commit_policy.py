@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from components.access import Lake, appender_policy, maintenance_policy, operator_policy
+from components.access import PolicyResources, appender_policy, maintenance_policy, operator_policy
 from components.commit_policy import commit_policy, tls_only
 from components.ensemble import node_policy
 
@@ -87,7 +87,7 @@ def test_prefixes_limit_the_policy_to_these_folders() -> None:
 # The policies of the roles, without a bucket policy.
 
 
-LAKE = Lake(
+LAKE = PolicyResources(
     BUCKET,
     ("silver",),
     "arn:aws:kms:eu-central-1:123456789012:key/1",
@@ -98,7 +98,7 @@ DATA_FILE = f"{BUCKET}/silver/flights/part-0.parquet"
 NODES = [f"arn:aws:ec2:eu-central-1:123456789012:instance/i-{number}" for number in (1, 2)]
 POLICIES = {
     "appender": appender_policy(LAKE),
-    "appender of a bucket": appender_policy(Lake(BUCKET)),
+    "appender of a bucket": appender_policy(PolicyResources(BUCKET)),
     "maintenance": maintenance_policy(LAKE),
     "operator": operator_policy(LAKE, instance_arns=NODES[:1]),
     "node": node_policy(
