@@ -29,15 +29,15 @@ def adoption_finding(settings: LockSettings, table: str, storage_options: Mappin
         log = open_log(table, storage_options)
         if not version_files(log.names()):
             return note(_CHECK, f"there is no Delta table at {table} yet: adopt it when its first version is written")
-        adoption = _adoption(log)
+        adoption = _read_adoption(log)
         with LockInspector(settings) as inspector:
             ensemble = inspector.ensemble_id()
-        return judge(table, adoption, ensemble, canonical_table_uri(log.uri))
+        return compare_adoption(table, adoption, ensemble, canonical_table_uri(log.uri))
     except (LogAccessError, LockError, ResourceError) as error:
         return failed(_CHECK, f"could not be compared: {error}")
 
 
-def judge(table: str, adoption: Adoption | None, ensemble: str | None, name: str) -> Finding:
+def compare_adoption(table: str, adoption: Adoption | None, ensemble: str | None, name: str) -> Finding:
     """Return the finding for an adoption.
 
     Args:
@@ -55,16 +55,17 @@ def judge(table: str, adoption: Adoption | None, ensemble: str | None, name: str
     if adoption.table not in (None, name):
         return failed(
             _CHECK,
-            f"the table is adopted under the name {adoption.table}, but this is {name}: commits under a lock on it "
-            "will be refused. If both names are of one table, use the adopted name. If the table was copied or moved: "
-            f"run `sluice adopt {table} --move`",
+            f"the table is adopted under the name {adoption.table}, but this is {name}: commits under the lock on "
+            "this name will be refused. If both names mean one table, use the adopted name. If the table was copied or "
+            f"moved: run `sluice adopt {table} --move`",
         )
     if adoption.ensemble != ensemble:
         here = "nothing was ever locked below this lock root" if ensemble is None else f"this is ensemble {ensemble}"
         return failed(
             _CHECK,
-            f"the table is adopted by ensemble {adoption.ensemble}, but {here}: commits will be refused. Name the "
-            f"table's own ZooKeeper and lock root, or move the table to this one: run `sluice adopt {table} --move`",
+            f"the table is adopted by ensemble {adoption.ensemble}, but {here}: commits will be refused. Use the "
+            "ZooKeeper and lock root of the adopting ensemble, or move the table to this one: run "
+            f"`sluice adopt {table} --move`",
         )
     if adoption.table is None:
         return note(
@@ -75,7 +76,7 @@ def judge(table: str, adoption: Adoption | None, ensemble: str | None, name: str
     return ok(_CHECK, f"the table is adopted by this ensemble, {ensemble}, and under this name")
 
 
-def _adoption(log: LogFolder) -> Adoption | None:
+def _read_adoption(log: LogFolder) -> Adoption | None:
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 (the import takes 0.2 s)
 
     try:
