@@ -30,7 +30,7 @@ from sluice.demo.processes import Events, WriterProcess, end_processes, spark_su
 from sluice.demo.progress import Board, show_board
 from sluice.demo.records import Phase, Writer
 from sluice.demo.report import print_comparison, print_outcome, print_stderr_tail, write_report
-from sluice.demo.services import Store, clear_output, keep_tables, open_services
+from sluice.demo.services import Store, clear_output, download_tables, open_services
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
 from sluice.local.jars import jar_paths
@@ -136,7 +136,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
             rival = demo.load("flights-without-lock", None)
             _report_comparison(demo, locked, rival)
         if options.keep:
-            keep_tables(store, folder / "tables")
+            download_tables(store, folder / "tables")
     if not options.keep:
         shutil.rmtree(folder / "source")
         shutil.rmtree(folder / "tables", ignore_errors=True)

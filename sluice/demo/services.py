@@ -54,7 +54,7 @@ class Store:
 
     Attributes:
         root: URI below which tables are created.
-        where: Description of the location for people.
+        description: Description of the location for people.
         environment: Environment variables that configure writers and readers.
         spark_conf: Spark properties that configure writers.
         bucket: ``BUCKET`` or ``BUCKET/PREFIX`` of an S3; None on disk.
@@ -62,7 +62,7 @@ class Store:
     """
 
     root: str
-    where: str
+    description: str
     environment: Mapping[str, str] = field(default_factory=dict)
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     bucket: str | None = None
@@ -80,13 +80,13 @@ def open_store(kind: str, folder: Path, chosen: ChosenS3 | None = None) -> Itera
         return
     if chosen is not None:
         with _environment(chosen.environment), chosen:
-            where = f"s3a://{chosen.root} on {chosen.endpoint or 'AWS'}"
-            yield Store(f"s3a://{chosen.root}", where, chosen.environment, chosen.spark_conf, chosen.root)
+            description = f"s3a://{chosen.root} on {chosen.endpoint or 'AWS'}"
+            yield Store(f"s3a://{chosen.root}", description, chosen.environment, chosen.spark_conf, chosen.root)
         return
     with LocalS3(log=folder / "logs" / "s3.log") as s3, _environment(no_proxy_variables()):
         s3.create_bucket(_BUCKET)
-        where = f"s3a://{_BUCKET} on {s3.endpoint}"
-        yield Store(f"s3a://{_BUCKET}", where, s3.environment, s3.spark_conf, _BUCKET)
+        description = f"s3a://{_BUCKET} on {s3.endpoint}"
+        yield Store(f"s3a://{_BUCKET}", description, s3.environment, s3.spark_conf, _BUCKET)
 
 
 @contextmanager
@@ -113,19 +113,21 @@ def open_services(
         with console.status("Starting the embedded servers …"):
             store = stack.enter_context(open_store(kind, folder, chosen))
             hosts = stack.enter_context(EmbeddedZooKeeper()).hosts
-        console.print(f"ZooKeeper serves on {hosts}, tables go to {store.where}", soft_wrap=True)
+        console.print(f"ZooKeeper serves on {hosts}, tables go to {store.description}", soft_wrap=True)
         yield store, hosts
 
 
-def keep_tables(store: Store, folder: Path) -> None:
+def download_tables(store: Store, folder: Path) -> None:
     """Copy the tables from an S3 to a folder. Do nothing if the store is the disk."""
     if store.bucket is None:
         return
     client = s3_client(store.environment)
-    bucket, _, prefix = store.bucket.partition("/")
+    bucket, _, folder_key = store.bucket.partition("/")
+    # With the slash, because a folder's name may begin with the name of another one.
+    prefix = f"{folder_key}/" if folder_key else ""
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for entry in page.get("Contents", ()):
-            path = folder / entry["Key"].removeprefix(prefix).lstrip("/")
+            path = folder / entry["Key"].removeprefix(prefix)
             if not entry["Key"].endswith("/"):  # S3A's marker of a folder
                 path.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(bucket, entry["Key"], str(path))

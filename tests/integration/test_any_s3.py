@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sluice.audit.log_folder import s3_client
-from sluice.demo.services import keep_tables, open_store
+from sluice.demo.services import download_tables, open_store
 from sluice.errors import ChosenS3Error
 from sluice.local.chosen_s3 import ChosenS3, s3a_settings
 from sluice.local.s3 import LocalS3
@@ -186,7 +186,7 @@ def test_a_demo_copies_its_table_to_disk_and_empties_the_bucket(local: LocalS3, 
         bucket, prefix = split_root(store.root.removeprefix("s3a://"))
         s3_client({}).put_object(Bucket=bucket, Key=f"{prefix}flights/part", Body=b"x")
         assert store.table("flights") == f"s3a://demos/{prefix}flights"
-        keep_tables(store, tmp_path)
+        download_tables(store, tmp_path)
     assert (tmp_path / "flights/part").read_bytes() == b"x"
     assert keys(local.environment, "demos") == []
 
@@ -206,7 +206,7 @@ def test_the_default_endpoint_comes_from_the_environment(
     assert s3.environment["AWS_ENDPOINT_URL"] == local.endpoint
     assert s3.spark_conf["spark.hadoop.fs.s3a.endpoint"] == local.endpoint
     with open_store("s3", tmp_path, s3) as store:
-        assert store.where == f"s3a://{s3.root} on {local.endpoint}"
+        assert store.description == f"s3a://{s3.root} on {local.endpoint}"
         s3_client(store.environment).put_object(Bucket="named", Key=f"{split_root(s3.root)[1]}part", Body=b"x")
     assert keys(local.environment, "named") == []
     monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
