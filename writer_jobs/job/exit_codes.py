@@ -92,8 +92,9 @@ exit codes:
 {_ROWS}
   repeat: whether a scheduler may run the same command again, with its --run-id, or a stream with its --checkpoint.
   Without these options it may do so after 3 and 4 only, and only if the job printed no "commit" line.
-  Some cluster managers change the exit code: --report writes it to a file. A failed commit may be in the table with 6,
-  and is in it with 7; with all other codes it is not.
+  Some cluster managers change the exit code: --report writes it to a file.
+  Whether a failed commit is in the table: with 6 it may be, with 7 it is, with 2 to 5 and with 8 it is not.
+  After 1, 130 or 143 look it up with `sluice log`.
   Ctrl-C at a terminal ends the JVM of spark-submit at once, as if killed; SIGTERM to the Python process stops in order.
 """
 
