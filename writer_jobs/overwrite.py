@@ -8,7 +8,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
-    from writer_jobs.job.overwrite.run import JOB
+    from writer_jobs.job.overwrite import JOB
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
         raise

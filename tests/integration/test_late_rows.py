@@ -16,7 +16,7 @@ from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockMana
 from tests.support.deliveries import Killed, kill_process
 from writer_jobs import LockedDeltaWriter, RowsResult, apply_rows
 from writer_jobs.errors import ChangesError
-from writer_jobs.late_rows.row_application import RowApplication
+from writer_jobs.late_rows.apply import RowApplication
 
 pytestmark = pytest.mark.spark
 

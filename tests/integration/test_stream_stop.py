@@ -52,7 +52,7 @@ class Queries:
 
         def apply(_: DataFrame, __: tuple[str, int], report_hold: ReportHold) -> ChangesResult:
             work(report_hold)
-            return ChangesResult.of_nothing(self.writer.table)
+            return ChangesResult(table=self.writer.table)
 
         query = BatchQuery(self.writer, SilentListener(), apply)
         frame = self.spark.readStream.schema("id int").json(str(self.folder))

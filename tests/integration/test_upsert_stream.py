@@ -18,9 +18,9 @@ from tests.support.change_commits import batches_in
 from tests.support.deliveries import Killed, kill_process
 from tests.support.error_line import error_line
 from writer_jobs.errors import StorageError
+from writer_jobs.job import upsert as upsert_run
 from writer_jobs.job.inputs.file_stream import FileBatches
 from writer_jobs.job.stream_arguments import StreamArguments
-from writer_jobs.job.upsert import run as upsert_run
 
 pytestmark = pytest.mark.spark
 
@@ -70,7 +70,7 @@ class UpsertStream:
     def planned_files(self, batch: int, *, skip_missing: bool = False) -> Any:
         """Return the files of a batch, as the checkpoint lists them."""
         arguments = StreamArguments("available-now", str(self.checkpoint), skip_missing)
-        return FileBatches(self.spark, str(self.landing), arguments).files(batch).sources
+        return FileBatches(self.spark, str(self.landing), arguments).files(batch)[0]
 
 
 @pytest.fixture

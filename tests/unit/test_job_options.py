@@ -14,10 +14,10 @@ from writer_jobs.job.append.arguments import parse_arguments as parse_append
 from writer_jobs.job.arguments import JobArguments
 from writer_jobs.job.cdc.arguments import parse_arguments as parse_cdc
 from writer_jobs.job.maintain.arguments import parse_arguments as parse_maintain
-from writer_jobs.job.overwrite.arguments import parse_arguments as parse_overwrite
-from writer_jobs.job.snapshot.arguments import parse_arguments as parse_snapshot
+from writer_jobs.job.overwrite import parse_arguments as parse_overwrite
+from writer_jobs.job.snapshot import parse_arguments as parse_snapshot
 from writer_jobs.job.stream.arguments import parse_arguments as parse_stream
-from writer_jobs.job.upsert.arguments import parse_arguments as parse_upsert
+from writer_jobs.job.upsert import parse_arguments as parse_upsert
 from writer_jobs.late_rows.options import RowOptions
 
 Parser = Callable[[Sequence[str]], JobArguments]

@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.stream_arguments import StreamArguments
-from writer_jobs.job.upsert.arguments import parse_arguments
+from writer_jobs.job.upsert import parse_arguments
 from writer_jobs.late_rows.options import with_defaults
 from writer_jobs.late_rows.row_models import FirstRows
 from writer_jobs.merge.result import moment_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 TOMBSTONES_SUFFIX = "_tombstones"
 #: Table of HBase cells, see :mod:`writer_jobs.feeds.hbase.cells`.
 CELLS_SUFFIX = "_cells"
-#: Rows that are too late, see :mod:`writer_jobs.late_rows.row_application`.
+#: Rows that are too late, see :mod:`writer_jobs.late_rows.apply`.
 LATE_SUFFIX = "_late"
 #: Table of messages that cannot be decoded, see :mod:`writer_jobs.feeds.dead_letters`.
 DEAD_LETTERS_SUFFIX = "_dead_letters"

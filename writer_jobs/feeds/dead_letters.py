@@ -47,13 +47,7 @@ class DeadLetterLimit:
         return cls(int(match[1]), bool(match[2]))
 
     def check(self, table: str, dead_letters: int, messages: int, reason: str | None) -> None:
-        """Raise an error if the batch has more dead letters than the limit.
-
-        Args:
-            table: Canonical URI of the table, for the message.
-            dead_letters: Number of dead letters.
-            messages: Number of messages, dead letters included.
-            reason: The most frequent reason.
+        """Raise an error if the batch has more dead letters than the limit. The number of messages includes them.
 
         Raises:
             ChangesError: The batch has more dead letters than the limit.
@@ -77,7 +71,6 @@ def write_dead_letters(
     Call it after the batch is applied, in this run or an earlier one; see :func:`append_rejected_rows`.
 
     Args:
-        writer: Writer of the table that the messages are for.
         dead_letters: At least one message: ``key`` and ``value`` (binary), ``origin`` (place of the message) and
             ``reason``.
         txn: Id and version of the batch's transaction. With it, retries of a batch write its dead letters once.

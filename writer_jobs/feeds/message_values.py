@@ -32,12 +32,8 @@ def parse_single_value(text: Column, parse: Callable[[Column], Column] = F.try_p
     """Parse a text that is exactly one JSON value in UTF-8; null for any other text.
 
     Spark's parser ignores what follows a value. So the text is parsed as a list whose last element is the hash of the
-    text. The hash shows that the parser reached the end.
-
-    Args:
-        text: The JSON.
-        parse: Returns the variant of a text; null if the text is not JSON or has a duplicate field.
-
+    text. The hash shows that the parser reached the end. ``parse`` returns the variant of a text; null if the text is
+    not JSON or has a duplicate field.
     """
     text_hash = F.xxhash64(text)
     values = parse(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("\n,"), text_hash, F.lit("]")))
@@ -74,11 +70,8 @@ def variant_path(*names: str) -> str:
 def compute_once(value: Column, expression: Callable[[Column], Column]) -> Column:
     """Compute a value once for an expression that uses it several times.
 
-    Args:
-        value: The value.
-        expression: Returns the expression. It must not name columns: inside it, Spark resolves an alias of the same
-            ``select`` as the column of this name.
-
+    The expression must not name columns: inside it, Spark resolves an alias of the same ``select`` as the column of
+    this name.
     """
     return F.transform(F.array(value), expression)[0]
 
@@ -86,12 +79,8 @@ def compute_once(value: Column, expression: Callable[[Column], Column]) -> Colum
 def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
     """Return whether JSON has a number, outside its strings, that ``VARIANT`` stores as a different number.
 
-    ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``.
-
-    Args:
-        text: The JSON.
-        digits: Most significant digits of a number with an exponent.
-
+    ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``. A number with an
+    exponent has at most ``digits`` significant digits.
     """
     numbers = F.regexp_extract_all(text, F.lit(_NUMBERS), F.lit(1))
     is_long = F.exists(numbers, lambda number: _is_changed(number, digits))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn, TypeVar
 
@@ -36,14 +38,7 @@ APPLIED = {_APPLIED: True}
 def in_identity(
     name: str, to_json: Callable[[Any], Any] = lambda value: value, *, if_empty: bool = True
 ) -> dict[str, Any]:
-    """Return the metadata of a field that is recorded in a run's identity.
-
-    Args:
-        name: Key in the recorded JSON object.
-        to_json: Returns the recorded value.
-        if_empty: Whether an empty value is recorded.
-
-    """
+    """Return the metadata of a field that is recorded in a run's identity with this name, also if it is empty."""
     return {_IDENTITY: (name, to_json, if_empty)}
 
 
@@ -53,17 +48,7 @@ class HelpShown(Exception):  # noqa: N818 (not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class JobArguments:
-    """The arguments of every job.
-
-    Attributes:
-        zookeeper: Host list of the ensemble; None for the environment's.
-        table: Location or catalog name of the table.
-        lock_timeout: Seconds to wait for the lock; None for the default.
-        report: URI of the JSON report; None for no report.
-        metrics: Destination of the metrics; None for no metrics.
-        verbose: Whether to show stack traces and Spark's log.
-
-    """
+    """The arguments of every job. The help of the options describes them; None is an option that is not given."""
 
     zookeeper: str | None
     table: str
@@ -126,17 +111,22 @@ class JobArguments:
         self.lock_settings()
         if self.metrics is not None:
             Destination.parse(self.metrics)
-        if NAME_WITH_SCHEME.match(self.table):
-            canonical_table_uri(self.table)
+        check_location(self.table)
 
     def check_local_sources(self, files: HadoopFiles) -> None:
         """Check that sources on the driver's disk exist. Called before the session starts.
 
         Raises:
-            SourceError: A source does not exist or has no files.
+            SourceError: A source does not exist, or the sources of a job that is not a stream have no files.
             StorageError: A file system refuses access or does not exist.
 
         """
+
+
+def check_location(table: str) -> None:
+    """Make sure that the location of a table has a canonical URI; accept the name of a table in a catalog."""
+    if NAME_WITH_SCHEME.match(table):
+        canonical_table_uri(table)
 
 
 _Arguments = TypeVar("_Arguments", bound=JobArguments)
@@ -156,13 +146,10 @@ def build_arguments(arguments_class: type[_Arguments], options: argparse.Namespa
 
 
 class JobParser(argparse.ArgumentParser):
-    """A parser that raises instead of ending the process, with methods for the options of all jobs.
+    """A parser with methods for the options of all jobs.
 
-    Args:
-        program: Name of the job's file.
-        description: First paragraph of ``--help``.
-        epilog: Paragraphs of ``--help`` after the options and before the exit codes.
-
+    It does not end the process: ``parse_args`` raises ArgumentsError for an invalid command line, and HelpShown after
+    ``--help``. The exit codes follow the epilog.
     """
 
     def __init__(self, program: str, description: str, epilog: str) -> None:
@@ -207,33 +194,33 @@ class JobParser(argparse.ArgumentParser):
         """Add the option for diagnostics on standard error."""
         self.add_argument("--verbose", action="store_true", help="Spark's log and stack traces on standard error")
 
-    def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        """Parse a command line, by default this process's.
-
-        Raises:
-            ArgumentsError: The command line is invalid.
-            HelpShown: The command line has ``--help``.
-
-        """
-        return self.parse_args(argv)
-
     def error(self, message: str) -> NoReturn:
-        """Raise an error instead of ending the process.
-
-        Raises:
-            ArgumentsError: Always.
-
-        """
+        """Raise an ArgumentsError instead of ending the process."""
         raise ArgumentsError(f"{message} (--help explains)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 (argparse's signature)
-        """Raise an exception instead of ending the process.
-
-        Raises:
-            HelpShown: Always; argparse calls this method after ``--help`` only.
-
-        """
+        """Raise HelpShown instead of ending the process; argparse calls this method after ``--help`` only."""
         raise HelpShown
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def number(number_type: type[_Number], least: float, most: float, description: str) -> Callable[[str], _Number]:
+    """Return a type for argparse: a number in this range. A whole number has decimal digits only."""
+
+    def parse(argument: str) -> _Number:
+        with suppress(ValueError):
+            value = number_type(argument)
+            if least <= value <= most and (number_type is float or argument.isdecimal()):
+                return value
+        raise argparse.ArgumentTypeError(f"{argument!r} is not {description}")
+
+    return parse
+
+
+#: A type for argparse.
+positive = number(int, 1, math.inf, "a whole number of at least 1")
 
 
 def nonblank(argument: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import APPLIED, JobParser, in_identity
-from writer_jobs.job.inputs.file_arguments import FileJobArguments, add_new_table, add_reader_options
-from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive
+from writer_jobs.job.arguments import APPLIED, JobParser, in_identity, number, positive
+from writer_jobs.job.inputs.file_arguments import FileJobArguments, add_new_table, add_report_and_reader_options
+from writer_jobs.job.stream_arguments import StreamArguments, add_stream
 from writer_jobs.merge.apply import RETENTION
 
 _RETENTION_DAYS = RETENTION / timedelta(days=1)
@@ -28,15 +27,7 @@ def text_in_identity(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesJobArguments(FileJobArguments):
-    """The arguments of a job that applies changes.
-
-    Attributes:
-        stored_as_scd_type: 1 for the newest row of each key, 2 for all rows of each key.
-        tombstone_retention: How long tombstones or cells are stored.
-        stream: Options of the stream; None for a job that is not a stream.
-        max_files_per_batch: Most files of a stream's micro-batch; None for all files that exist.
-
-    """
+    """The arguments of a job that applies changes, once or as a stream."""
 
     stored_as_scd_type: int = field(metadata=APPLIED | text_in_identity("scd-type"))
     tombstone_retention: timedelta = field(metadata=APPLIED)
@@ -72,32 +63,16 @@ def add_scd_type(parser: JobParser) -> None:
 
 
 def add_changes(parser: JobParser, retained: str) -> None:
-    """Add the remaining options of a job that applies changes.
-
-    Args:
-        parser: Parser of the job.
-        retained: What ``--tombstone-days`` is about, such as ``deletes``; for ``--help``.
-
-    """
+    """Add the remaining options of a job that applies changes, and retains these changes for ``--tombstone-days``."""
+    days = number(float, 0, _MOST_DAYS, f"a number of days from 0 to {_MOST_DAYS}")
     add = parser.add_argument
     add(
-        "--tombstone-days", dest="tombstone_retention", default=RETENTION, type=_days, metavar="DAYS",
+        "--tombstone-days", dest="tombstone_retention", default=RETENTION, metavar="DAYS",
+        type=lambda argument: timedelta(days=days(argument)),
         help=f"how long {retained} are stored ({_RETENTION_DAYS:g}): a change must not arrive later than that",
     )  # fmt: skip
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; the load is applied once")
     add_stream(parser)
     add("--max-files-per-batch", type=positive, metavar="N", help="most files of a stream's micro-batch")
-    parser.add_report()
-    add_reader_options(parser)
-    parser.add_verbose()
-
-
-def _days(argument: str) -> timedelta:
-    try:
-        days = float(argument)
-    except ValueError:
-        days = -1.0
-    if not 0 <= days <= _MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{argument!r} is not a number of days from 0 to {_MOST_DAYS}")
-    return timedelta(days=days)
+    add_report_and_reader_options(parser)

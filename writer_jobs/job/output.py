@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections import Counter, deque
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session
+from writer_jobs.job.arguments import JobArguments
 from writer_jobs.late_rows.result import COUNTERS as COUNTED_OF_ROWS
 from writer_jobs.merge.result import COUNTERS
 
@@ -60,12 +62,7 @@ class JvmStandardError(io.TextIOBase):
 
 
 class JobOutput:
-    """The JSON lines of a job, and the commits for its report.
-
-    Args:
-        commits: Number of commits that the job makes; None for a stream, whose report has its last commits and totals.
-
-    """
+    """The JSON lines of a job, and the commits for its report; for a stream its last commits, and totals."""
 
     def __init__(self, commits: int | None) -> None:
         self._commits: deque[dict[str, Any]] = deque(maxlen=_MOST_REPORTED if commits is None else None)
@@ -81,25 +78,20 @@ class JobOutput:
 
     def begun(self, commit: int, begun_at: float, **fields: Any) -> None:
         """Print that the work on a commit has started. The lock is requested now, or when the rows are written."""
-        self._print(event="begun", commit=commit, commits=self._commit_count, begun_at=begun_at, **fields)
+        self.event("begun", commit=commit, commits=self._commit_count, begun_at=begun_at, **fields)
 
     def holding(self, commit: int, token: int, acquired_at: float, **fields: Any) -> None:
         """Print that the lock is held."""
-        self._print(
-            event="holding", commit=commit, commits=self._commit_count, token=token, acquired_at=acquired_at, **fields
-        )
+        count = self._commit_count
+        self.event("holding", commit=commit, commits=count, token=token, acquired_at=acquired_at, **fields)
 
     def commit(self, commit: int, result: CommitResult | None, **fields: Any) -> None:
-        """Print a commit.
+        """Print a commit, whose number counts from 1, with counts of the job.
 
-        Args:
-            commit: Number of the commit, from 1.
-            result: Result of the write; None for a commit that the table already had, found without the lock.
-            fields: Counts of the job; JSON values.
-
+        ``result`` is None for a commit that the table already had, found without the lock.
         """
+        names = ("token", "hold_id", "commit_id", "requested_at", "acquired_at", "released_at")
         line = {
-            "event": "commit",
             "commit": commit,
             "commits": self._commit_count,
             "version": result.version if result else None,
@@ -107,24 +99,23 @@ class JobOutput:
             "already_committed": result.already_committed if result else True,
             "waited_s": round(result.waited_seconds, 6) if result else 0.0,
             "held_s": round(result.held_seconds, 6) if result else 0.0,
-            "token": result.token if result else None,
-            "hold_id": result.hold_id if result else None,
-            "commit_id": result.commit_id if result else None,
-            "requested_at": result.requested_at if result else None,
-            "acquired_at": result.acquired_at if result else None,
-            "released_at": result.released_at if result else None,
+            **{name: getattr(result, name, None) for name in names},
             **fields,
         }
-        self._commits.append(line)
+        self._commits.append({"event": "commit", **line})
         if line["version"] is not None or line["already_committed"]:
             self._last_committed = commit
         self._totals["commits"] += 1
         self._totals.update({name: line[name] for name in _COUNTED if line.get(name) is not None})
-        self._print(**line)
+        self.event("commit", **line)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Print an event that is not a commit of a table; JSON values."""
-        self._print(event=event, **fields)
+        """Print an event; JSON values."""
+        try:
+            print(json.dumps({"event": event, **fields}), flush=True)
+        except BrokenPipeError:
+            # The reader is gone. The load continues; the exit code and the report have its outcome.
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (as long as the process)
 
     def committed_suffix(self) -> str:
         """Return which commits are in the table, for the end of an error's sentence; empty if none are."""
@@ -134,13 +125,6 @@ class JobOutput:
         commits = f"commits 1 to {self._last_committed}{total} are" if self._last_committed > 1 else "commit 1 is"
         return f" ({commits} in the table)"
 
-    def _print(self, **fields: Any) -> None:
-        try:
-            print(json.dumps(fields), flush=True)
-        except BrokenPipeError:
-            # The reader is gone. The load continues; the exit code and the report have its outcome.
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (as long as the process)
-
 
 def driver_files() -> HadoopFiles:
     """Return the file systems of this driver, without starting a session."""
@@ -149,27 +133,32 @@ def driver_files() -> HadoopFiles:
 
 
 class Report:
-    """The JSON report for schedulers that do not get the exit code. ``exit_code`` is null until the end.
+    """The JSON report for schedulers that do not get the exit code. ``exit_code`` is null until the end."""
 
-    Args:
-        uri: URI that Spark can write to.
-        fields: Fields that are known at the start.
-
-    """
-
-    def __init__(self, uri: str, fields: dict[str, Any]) -> None:
-        self._uri = uri
-        self._fields = fields
+    def __init__(self, arguments: JobArguments) -> None:
+        self._uri = arguments.report
+        self._fields = {
+            "exit_code": None,
+            "error": None,
+            "table": arguments.table,
+            **arguments.report_fields,
+            "application": None,
+            "started_at": time.time(),
+            "finished_at": None,
+            "commits": [],
+        }
         #: Whether the last write failed.
         self.failed = False
 
     def write(self, **fields: Any) -> None:
-        """Add fields, and write the report.
+        """Add fields, and write the report if the arguments have a URI for it.
 
         Raises:
             StorageError: The report cannot be written.
 
         """
+        if self._uri is None:
+            return
         self._fields |= fields
         self.failed = True
         driver_files().write_text(self._uri, json.dumps(self._fields, indent=1) + "\n")

@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from functools import cached_property
+from typing import Generic, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -26,6 +27,7 @@ from writer_jobs.job.arguments import HelpShown, JobArguments
 from writer_jobs.job.exit_codes import BAD_ARGUMENTS, DONE, exit_code_of, sentence_of
 from writer_jobs.job.output import JobOutput, JvmStandardError, Report, driver_files, under_spark_submit
 from writer_jobs.job.stop_signals import JobStopped, StopSignals, stop_when_orphaned
+from writer_jobs.writer import LockedDeltaWriter
 
 # A server that is down refuses a TCP connection at once. A server that restarts gets this much time.
 _REACH_SECONDS = 2.0
@@ -43,16 +45,14 @@ class JobContext(Generic[_A]):
     """The context of a job's function.
 
     Attributes:
-        arguments: Arguments of the job.
-        spark: The session.
-        manager: Lock manager.
-        output: Prints the job's events.
+        program: Name of the job's file.
         stop: SIGTERM and Ctrl-C. Work that must not be interrupted runs within ``stop.deferred``.
         report: Adds fields to the report, if there is one.
         metrics: Exporter of the metrics; None for no metrics.
 
     """
 
+    program: str
     arguments: _A
     spark: SparkSession
     manager: LockManager
@@ -61,6 +61,13 @@ class JobContext(Generic[_A]):
     report: Callable[..., None]
     metrics: MetricsExporter | None = None
 
+    @cached_property
+    def writer(self) -> LockedDeltaWriter:
+        """The writer of the table, whose canonical URI the report then has."""
+        writer = LockedDeltaWriter(self.spark, self.manager, self.arguments.table)
+        self.report(table=writer.table)
+        return writer
+
 
 @dataclass(frozen=True)
 class Job(Generic[_A]):
@@ -68,7 +75,7 @@ class Job(Generic[_A]):
 
     Attributes:
         program: Name of the job's file.
-        parse: Returns the job's arguments; raises the errors of ``JobParser.parse``.
+        parse: Returns the job's arguments; raises the errors of ``JobParser``.
         work: Does the job's work. :mod:`writer_jobs.job.exit_codes` maps its errors to exit codes and sentences.
 
     """
@@ -78,13 +85,9 @@ class Job(Generic[_A]):
     work: Callable[[JobContext[_A]], None]
 
     def run(self, argv: Sequence[str] | None = None) -> int:
-        """Run the job and return its exit code.
+        """Run the job with a command line, by default this process's, and return its exit code.
 
         A Spark session that already runs in this process is used and stays open.
-
-        Args:
-            argv: The command line, by default this process's.
-
         """
         try:
             arguments = self.parse(argv)
@@ -93,7 +96,7 @@ class Job(Generic[_A]):
         except SluiceError as error:
             self._print_error(sentence_of(error))
             return BAD_ARGUMENTS
-        output, report = JobOutput(arguments.commits), _report(arguments)
+        output, report = JobOutput(arguments.commits), Report(arguments)
         code, sentence = DONE, None
         try:
             with StopSignals() as stop:
@@ -105,7 +108,7 @@ class Job(Generic[_A]):
                 traceback.print_exception(error)
             code, sentence = exit_code_of(error), sentence_of(error) + output.committed_suffix()
             self._print_error(sentence)
-        if report is not None and not report.failed:
+        if not report.failed:
             try:
                 report.write(exit_code=code, error=sentence, finished_at=time.time(), **output.report_fields)
             except SluiceError as error:
@@ -129,12 +132,7 @@ class Job(Generic[_A]):
         return self.run()
 
     def _work(
-        self,
-        arguments: _A,
-        output: JobOutput,
-        stop: StopSignals,
-        report: Report | None,
-        metrics: MetricsExporter | None,
+        self, arguments: _A, output: JobOutput, stop: StopSignals, report: Report, metrics: MetricsExporter | None
     ) -> None:
         settings = arguments.lock_settings()
         with ZookeeperLockManager(settings) as probe:
@@ -146,23 +144,19 @@ class Job(Generic[_A]):
             stop.install()
             refuse_lenient_casts(spark)
             context = spark.sparkContext
-
-            def add_to_report(**fields: Any) -> None:
-                if report is not None:
-                    report.write(**fields)
-
             # This write also shows whether the report can be written.
-            add_to_report(application=context.applicationId)
+            report.write(application=context.applicationId)
             settings = replace(settings, job=settings.job or context.appName, app_id=context.applicationId)
             with ZookeeperLockManager(settings) as manager:
                 self.work(
                     JobContext(
+                        program=self.program,
                         arguments=arguments,
                         spark=spark,
                         manager=manager,
                         output=output,
                         stop=stop,
-                        report=add_to_report,
+                        report=report.write,
                         metrics=metrics,
                     )
                 )
@@ -202,19 +196,3 @@ def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Ite
             else:
                 for name, setting in previous.items():
                     spark.conf.unset(name) if setting is None else spark.conf.set(name, setting)
-
-
-def _report(arguments: JobArguments) -> Report | None:
-    if arguments.report is None:
-        return None
-    fields = {
-        "exit_code": None,
-        "error": None,
-        "table": arguments.table,
-        **arguments.report_fields,
-        "application": None,
-        "started_at": time.time(),
-        "finished_at": None,
-        "commits": [],
-    }
-    return Report(arguments.report, fields)

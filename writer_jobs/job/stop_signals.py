@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -17,12 +17,7 @@ _IGNORE_SECONDS = 10.0
 
 
 class JobStopped(BaseException):
-    """A signal stopped the job.
-
-    Attributes:
-        signum: Number of the signal.
-
-    """
+    """A signal stopped the job."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -65,9 +60,7 @@ class StopSignals:
             previous = signal.signal(number, self._handle)
             self._previous_handlers.setdefault(number, previous)
 
-    def __exit__(
-        self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
@@ -107,9 +100,8 @@ def stop_when_orphaned() -> None:
     parent = os.getppid()
 
     def watch() -> None:
-        pause = threading.Event()
         while os.getppid() == parent:
-            pause.wait(_ORPHAN_POLL_SECONDS)
+            time.sleep(_ORPHAN_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="sluice-orphan-watch", daemon=True).start()

@@ -27,14 +27,7 @@ streams:
 
 @dataclass(frozen=True)
 class StreamArguments:
-    """The options of a stream; each field is an option of :func:`add_stream`.
-
-    Attributes:
-        trigger: ``available-now``, or an interval that Spark parses.
-        checkpoint: URI of the stream's checkpoint folder.
-        skip_missing: Whether to skip files of a micro-batch that were deleted before they were read.
-
-    """
+    """The options of a stream; each field is an option of :func:`add_stream`."""
 
     trigger: str
     checkpoint: str
@@ -69,13 +62,6 @@ def take_stream(options: argparse.Namespace) -> StreamArguments | None:
         raise ArgumentsError("--skip-missing is for a stream of files: give --trigger and --source with it")
     values = {option.name: vars(options).pop(option.name) for option in fields(StreamArguments)}
     return None if values["trigger"] is None else StreamArguments(**values)
-
-
-def positive(argument: str) -> int:
-    """Parse an integer of at least 1; a type for argparse."""
-    if not argument.isdecimal() or int(argument) < 1:
-        raise argparse.ArgumentTypeError(f"{argument!r} is not a whole number of at least 1")
-    return int(argument)
 
 
 def _trigger(argument: str) -> str:

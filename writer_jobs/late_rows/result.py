@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from writer_jobs.commit.result import CommitResult
-from writer_jobs.late_rows.event_time import LatenessLimits
 
 #: Names of the counters of a batch of rows.
 COUNTERS = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters", "missing_files")
@@ -16,7 +15,7 @@ COUNTERS = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "d
 
 @dataclass(frozen=True, kw_only=True)
 class RowsResult:
-    """The result of one batch of rows.
+    """The result of one batch of rows; by default of a batch without rows.
 
     Attributes:
         table: Canonical URI of the table.
@@ -40,30 +39,20 @@ class RowsResult:
     """
 
     table: str
-    version: int | None
-    already_applied: bool
-    arrived: int
-    repeated: int
-    late: int
-    too_late: int
-    inserted: int
-    updated: int
+    version: int | None = None
+    already_applied: bool = False
+    arrived: int = 0
+    repeated: int = 0
+    late: int = 0
+    too_late: int = 0
+    inserted: int = 0
+    updated: int = 0
     newest: datetime | None
     watermark: datetime | None
-    commit: CommitResult | None
+    commit: CommitResult | None = None
     dead_letters: int = 0
     dead_reason: str | None = None
     missing_files: int = 0
-
-    @classmethod
-    def of_nothing(
-        cls, table: str, newest: datetime | None, limits: LatenessLimits, *, already_applied: bool = False
-    ) -> RowsResult:
-        """Return the result of a batch without rows, or of one that was finished before."""
-        return cls(
-            table=table, version=None, already_applied=already_applied, arrived=0, repeated=0, late=0, too_late=0,
-            inserted=0, updated=0, newest=newest, watermark=limits.watermark(newest), commit=None,
-        )  # fmt: skip
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.merge.change_spec import ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, content_hash, match_on, qualified, without_matches
 from writer_jobs.merge.scd1 import NewestRows
 from writer_jobs.merge.table_model import WholeRows
@@ -21,24 +19,13 @@ class FirstRows(WholeRows):
     """The first row of each key. Later rows with the key are repetitions, even if their values differ.
 
     Of several rows with one key in a batch, the one with the largest content hash stays, so that it is always the same.
-    The arguments are those of :class:`WholeRows`.
     """
 
-    sequence: str | None = None
     tie_breaker = _CONTENT
-
-    def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
-        super().__init__(spec, columns)
-        #: One row of each key is applied.
-        self.group_columns = spec.keys
 
     def prepare(self, rows: DataFrame) -> DataFrame:
         """Add the column that chooses one of several rows to the rows of :meth:`ChangeSpec.prepare`."""
         return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
-
-    def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
-        """Return no columns: the rows have no sequence."""
-        return []
 
     def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as the others)
         """Return false: a merge that only inserts rewrites no file."""

@@ -45,15 +45,7 @@ class RowBatch:
 
 
 class RowStream:
-    """Applies the micro-batches of one stream to one table.
-
-    Args:
-        writer: Writer of the table.
-        files: File system of the checkpoint.
-        checkpoint: URI of the checkpoint folder.
-        options: Options of all batches.
-
-    """
+    """Applies the micro-batches of the stream with this checkpoint folder to one table, with the same options."""
 
     def __init__(self, writer: LockedDeltaWriter, files: HadoopFiles, checkpoint: str, options: RowOptions) -> None:
         self._writer = writer
@@ -81,10 +73,7 @@ class RowStream:
     ) -> RowsResult:
         """Apply a batch: its rows, then its dead letters. A batch that was finished before is not read again.
 
-        Args:
-            read: Returns the batch.
-            txn: Transaction of the batch: the id of the query and the batch's number.
-            before_write: Called with the hold, under the lock, before the rows are written.
+        Its transaction is the id of the query and the batch's number.
 
         Raises:
             CheckpointError: The checkpoint is incomplete.
@@ -94,12 +83,13 @@ class RowStream:
         table, progress, options = self._writer.table, self._progress, self._options
         limits = LatenessLimits(watermark_delay=options["watermark_delay"], allowed=options["allowed_lateness"])
         if progress.is_finished(txn):
-            return RowsResult.of_nothing(table, progress.newest_before(txn[1] + 1), limits, already_applied=True)
+            newest = progress.newest_before(txn[1] + 1)
+            return RowsResult(table=table, already_applied=True, newest=newest, watermark=limits.watermark(newest))
         newest_before = progress.newest_before(txn[1])
         limits = _parse_limits(progress.start(txn, _limits_json(limits)))
         options = {**options, "watermark_delay": limits.watermark_delay, "allowed_lateness": limits.allowed}
         with read() as batch:
-            result = RowsResult.of_nothing(table, newest_before, limits)
+            result = RowsResult(table=table, newest=newest_before, watermark=limits.watermark(newest_before))
             if batch.rows is not None:
                 result = apply_rows(
                     self._writer,

@@ -11,12 +11,13 @@ from pyspark.sql import Column, DataFrame
 
 from lock_manager import Hold
 from writer_jobs.commit.options import WriteOptions
-from writer_jobs.merge.batch_applier import ApplyOptions, BatchApplier
+from writer_jobs.merge.batch_applier import BatchApplier
 from writer_jobs.merge.change_spec import ChangeSpec, sql_of
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.scd1 import NewestRows
 from writer_jobs.merge.scd2 import RowHistory
-from writer_jobs.merge.table_feed import FeedBinding, TableFeed
+from writer_jobs.merge.table_feed import TableFeed
+from writer_jobs.merge.table_shape import TableShape
 from writer_jobs.writer import LockedDeltaWriter
 
 #: Default retention of the rows of a side table.
@@ -106,8 +107,8 @@ def apply_changes(
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
-    spec = ChangeSpec.of(
-        writer.table,
+    spec = ChangeSpec(
+        table=writer.table,
         keys=keys,
         sequence_by=sequence_by,
         apply_as_deletes=apply_as_deletes,
@@ -119,12 +120,6 @@ def apply_changes(
     )
     if stored_as_scd_type not in _MODELS:
         raise ValueError(f"stored_as_scd_type={stored_as_scd_type!r}: choose 1 (the newest rows) or 2 (with history)")
-    options = ApplyOptions(
-        evolves=schema_evolution,
-        partition_by=tuple(partition_by),
-        retention_days=tombstone_retention / timedelta(days=1),
-        txn=txn,
-    )
     model = _MODELS[stored_as_scd_type](spec, spec.columns(changes))
     feed = TableFeed(
         model="changes",
@@ -135,7 +130,7 @@ def apply_changes(
         source_tables=None if source_tables is None else tuple(sorted(source_tables)),
         source_columns=None if source_columns is None else tuple(sorted(source_columns)),
     )
-    binding = FeedBinding(changes.sparkSession, writer.table, feed)
     prepared = spec.prepare(changes)
-    with closing(BatchApplier(writer, spec, model, binding, prepared, options, write_options)) as applier:
+    shape = TableShape(prepared.sparkSession, writer, spec, model, feed, schema_evolution, partition_by)
+    with closing(BatchApplier(shape, model, prepared, tombstone_retention, txn, write_options)) as applier:
         return applier.run()

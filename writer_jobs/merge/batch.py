@@ -33,7 +33,6 @@ class ChangeBatch:
 
     Args:
         prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
-        spec: Keys and table of the changes.
         group_columns: Columns whose values identify a group: the keys, or the keys and ``SEQ``. The newest change
             of each group is kept.
         tie_breaker: Column whose largest value wins if changes of a group have the same sequence; None: such changes
@@ -42,8 +41,6 @@ class ChangeBatch:
 
     Attributes:
         rows: The folded changes, with the columns of ``prepared``.
-        change_count: Number of changes.
-        folded_count: Number of folded changes.
         delete_count: Number of folded changes that are deletes.
         newest: Largest sequence; None of an empty batch.
 
@@ -101,12 +98,7 @@ class ChangeBatch:
             self._bounds.refine(self.rows, range_column)
 
     def bounds(self, alias: str | None = None) -> Column:
-        """Return the condition that a table's keys are within the bounds of the batch's keys.
-
-        Args:
-            alias: Alias of the table; None: it has none.
-
-        """
+        """Return the condition that the keys of a table, which may have an alias, are within the batch's bounds."""
         return self._bounds.condition(alias)
 
     def count_keys(self) -> int:
@@ -141,12 +133,7 @@ def has_null_key(spec: ChangeSpec) -> Column:
 
 
 def refuse_null_keys(spec: ChangeSpec, rows: DataFrame, count: int) -> None:
-    """Refuse rows with a null in a key.
-
-    Args:
-        spec: The keys.
-        rows: The rows, with the key columns.
-        count: Number of rows with a null in a key.
+    """Refuse rows if the number of those with a null in a key is not 0.
 
     Raises:
         ChangesError: There is such a row; the message has the keys of some.
@@ -166,13 +153,9 @@ def _sample_keys(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
 def fold(changes: DataFrame, group_columns: Sequence[str], tie_breaker: str | None) -> DataFrame:
     """Return the newest change of each group. Its ``AMBIGUOUS`` is true if another change is as new but not equal.
 
+    Of changes of a group with the same sequence, the one with the largest value of ``tie_breaker`` is the newest.
+
     A window needs one shuffle and one sort. Aggregates of whole rows would sort before the shuffle, too.
-
-    Args:
-        changes: Changes with ``SEQ`` and ``DELETED``.
-        group_columns: Columns whose values identify a group.
-        tie_breaker: Column that orders changes of a group with the same sequence; the largest value is the newest.
-
     """
     content = [name for name in changes.columns if name not in (*group_columns, SEQ, DELETED, tie_breaker)]
     newest_first = [F.col(SEQ).desc()] if tie_breaker is None else [F.col(SEQ).desc(), F.col(tie_breaker).desc()]

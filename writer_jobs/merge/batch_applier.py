@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 
 from pyspark.errors import PySparkException
@@ -23,47 +23,26 @@ from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import CommitUnknownError, WriteFailedError
 from writer_jobs.locking import locked_all
 from writer_jobs.merge.batch import ChangeBatch
-from writer_jobs.merge.batch_records import BatchRecord, BatchRecords, partition_names
-from writer_jobs.merge.change_spec import SEQ, ChangeSpec
+from writer_jobs.merge.batch_records import BatchRecord, BatchRecords
+from writer_jobs.merge.change_spec import SEQ
 from writer_jobs.merge.merge_sql import T
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.side_table import SideTable
-from writer_jobs.merge.table_feed import FeedBinding
 from writer_jobs.merge.table_model import TableModel
 from writer_jobs.merge.table_shape import TableShape, alter_if_needed, lock_table
-from writer_jobs.writer import LockedDeltaWriter
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApplyOptions:
-    """Options of a batch.
-
-    Attributes:
-        evolves: Whether the table gets new columns and wider types.
-        partition_by: Partition columns of a new table.
-        retention_days: Days that maintenance keeps the rows of the side table.
-        txn: ``(txnAppId, txnVersion)`` of the batch.
-
-    """
-
-    evolves: bool
-    partition_by: tuple[str, ...]
-    retention_days: float
-    txn: tuple[str, int] | None
 
 
 class BatchApplier:
     """Applies one batch to one table.
 
     Args:
-        writer: Writer of the table.
-        spec: Keys and table of the changes.
+        shape: The table, with the same model.
         model: Rows and side table that the changes become.
-        binding: Feed of the table.
         prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
-        options: Options of the batch.
+        retention: How long maintenance keeps the rows of the side table.
+        txn: ``(txnAppId, txnVersion)`` of the batch.
         write_options: Options of the commits.
 
     Raises:
@@ -73,26 +52,24 @@ class BatchApplier:
 
     def __init__(
         self,
-        writer: LockedDeltaWriter,
-        spec: ChangeSpec,
+        shape: TableShape,
         model: TableModel,
-        binding: FeedBinding,
         prepared: DataFrame,
-        options: ApplyOptions,
+        retention: timedelta,
+        txn: tuple[str, int] | None,
         write_options: WriteOptions,
     ) -> None:
-        self._writer = writer
-        self._spark = prepared.sparkSession
-        self._spec = spec
-        self._options = options
+        self._shape, self._model = shape, model
+        writer, spark, spec = shape.writer, shape.spark, shape.spec
+        self._writer, self._spark, self._spec = writer, spark, spec
+        self._retention_days = retention / timedelta(days=1)
+        self._txn = txn
         self._write_options = write_options
         self._id = uuid.uuid4().hex
-        self._model = model
-        self._side_table = SideTable(self._spark, writer.manager, writer.location, spec.keys, model.side_table)
-        self._records = BatchRecords(HadoopFiles.of(self._spark), writer.location)
-        self._shape = TableShape(self._spark, writer, spec, model, binding, options.evolves, options.partition_by)
+        self._side_table = SideTable(spark, writer.manager, writer.location, spec.keys, model.side_table)
+        self._records = BatchRecords(HadoopFiles.of(spark), writer.location)
         self._snapshot_before = writer.log.snapshot()
-        fitted = self._shape.fit(prepared, self._snapshot_before.state)
+        fitted = shape.fit(prepared, self._snapshot_before.state)
         self.batch = ChangeBatch(fitted, spec, model.group_columns, model.tie_breaker)
         # These rows are committed to the side table before the table.
         self._side_rows = model.side_rows(self.batch)
@@ -154,7 +131,7 @@ class BatchApplier:
 
     def _is_applied(self, snapshot: Snapshot) -> bool:
         """Return whether the table has this transaction or a later one."""
-        txn = self._options.txn
+        txn = self._txn
         return txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]
 
     @cached_property
@@ -165,31 +142,22 @@ class BatchApplier:
     # -- before the lock -------------------------------------------------------------------------------------------
 
     def _ensure_side_table(self, table: TableState, side_state: TableState | None) -> TableState | None:
-        """Return the state of the side table, and create it if the batch needs it; None if there is none.
-
-        Args:
-            table: State of the table.
-            side_state: Last known state of the side table; None if there was none.
-
-        """
+        """Return the state of the side table, and create it if the batch needs it; None if there is none."""
         if self._side_rows is None:
             return side_state
-        side, days = self._side_table, self._options.retention_days
+        side = self._side_table
         if side_state is None:
-            with lock_table(self._spark, self._writer, side.location, self._deadline):
+            with lock_table(self._spark, side.writer, self._deadline):
                 if side.state() is None:
                     self._refuse_rows_without_side_table()
                     side.create(table, self.batch.rows.schema[SEQ].dataType)
             side_state = side.state()
         return side_state and alter_if_needed(
-            self._spark, side.writer, side_state, lambda _: side.retention_clauses(days), self._deadline
+            self._spark, side.writer, side_state, lambda _: side.retention_clauses(self._retention_days), self._deadline
         )
 
     def _refuse_other_side_table(self, side_state: TableState | None) -> None:
         """Refuse a table whose side table shows that another feed created it, before the table is bound to this feed.
-
-        Args:
-            side_state: State of the side table; None if there is none.
 
         Raises:
             ChangesError: The side table has other keys, or the table has rows and lacks the side table that they need.
@@ -219,15 +187,12 @@ class BatchApplier:
     def _apply(self, snapshot: Snapshot, partitions: Partitions | None, *, has_side_table: bool) -> CommitResult:
         """Undo batches that ended between their two commits, then commit to the side table, then to the table.
 
-        Args:
-            snapshot: Snapshot of the table that was read under the lock.
-            partitions: Locked partitions; None: the whole table.
-            has_side_table: Whether the side table exists.
-
+        ``snapshot`` was read under the lock on ``partitions`` (None: the whole table).
         """
         state = self._shape.check_again(snapshot.state, self._schema)
         target = LockTarget.of(self._writer.log, partitions, snapshot)
-        locked_names, batch = partition_names(target.partitions), self.batch
+        locked_names = None if target.partitions is None else tuple(map(str, target.partitions))
+        batch = self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
         stored_side_rows = None
         if has_side_table:
@@ -279,5 +244,5 @@ class BatchApplier:
     def _merge(self, merge: LockedMerge, lock: Lock) -> CommitResult:
         metadata = {**(self._write_options.get("metadata") or {}), CHANGES: self._id}
         with self._spec.refusals():
-            commit: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=self._options.txn)
+            commit: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=self._txn)
         return commit

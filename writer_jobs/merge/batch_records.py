@@ -13,11 +13,9 @@ when the batch has no tombstones left.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from lock_manager.partitions import Partition
 from writer_jobs.delta.hadoop_files import HadoopFiles
 
 _FOLDER = "_sluice/changes"
@@ -44,12 +42,9 @@ class BatchRecord:
 
 
 class BatchRecords:
-    """The records of one table's batches.
+    """The records of the batches of the table at a location.
 
-    Args:
-        files: File system of the table.
-        location: Location of the table.
-
+    Every method raises :class:`StorageError` if it fails. A batch must not start if its record cannot be written.
     """
 
     def __init__(self, files: HadoopFiles, location: str) -> None:
@@ -57,12 +52,7 @@ class BatchRecords:
         self._folder = f"{location.rstrip('/')}/{_FOLDER}"
 
     def all(self) -> list[BatchRecord]:
-        """Return all records: of batches that ended between their two commits, and of batches in progress.
-
-        Raises:
-            StorageError: The records cannot be read.
-
-        """
+        """Return all records: of batches that ended between their two commits, and of batches in progress."""
         records = []
         for file in self._files.children(self._folder):
             # None: the batch has ended and removed its record since the listing.
@@ -76,27 +66,12 @@ class BatchRecords:
         return records
 
     def write(self, record: BatchRecord) -> None:
-        """Write the record of a batch, before its first commit.
-
-        Raises:
-            StorageError: The record cannot be written. The batch must not start then.
-
-        """
+        """Write the record of a batch, before its first commit."""
         self._files.write_text(self._path(record.batch), json.dumps(asdict(record)))
 
     def remove(self, batch: str) -> None:
-        """Remove the record of a batch that is applied or undone as a whole.
-
-        Raises:
-            StorageError: The record cannot be removed.
-
-        """
+        """Remove the record of a batch that is applied or undone as a whole."""
         self._files.remove(self._path(batch))
 
     def _path(self, batch: str) -> str:
         return f"{self._folder}/{batch}.json"
-
-
-def partition_names(partitions: Sequence[Partition] | None) -> tuple[str, ...] | None:
-    """Return the names of locked partitions; None for the whole table."""
-    return None if partitions is None else tuple(map(str, partitions))

@@ -37,59 +37,32 @@ END = "__END_AT"
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeSpec:
-    """The keys, order, deletes and columns of changes. Its fields are named as in Spark's AutoCDC.
+    """The keys, order, deletes and columns of changes to a table, whose canonical URI is in messages.
 
-    Attributes:
-        table: Canonical URI of the table, for messages.
-        keys: Columns that together identify a row.
-        sequence_by: Order of the changes of a key: a column name, an SQL expression or a column.
-        apply_as_deletes: Condition (SQL or a column) that is true for deletes; None: no change is a delete.
-        column_list: Columns that the table gets; None: all columns.
-        except_column_list: Columns that the table does not get; empty if ``column_list`` is set.
+    The other fields are named as in Spark's AutoCDC; see :func:`writer_jobs.apply_changes`.
+
+    Raises:
+        ValueError: The arguments contradict each other.
 
     """
 
     table: str
-    keys: tuple[str, ...]
+    keys: Sequence[str]
     sequence_by: str | Column
     apply_as_deletes: str | Column | None = None
-    column_list: tuple[str, ...] | None = None
-    except_column_list: tuple[str, ...] = ()
+    column_list: Sequence[str] | None = None
+    except_column_list: Sequence[str] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        table: str,
-        *,
-        keys: Sequence[str],
-        sequence_by: str | Column,
-        apply_as_deletes: str | Column | None = None,
-        column_list: Sequence[str] | None = None,
-        except_column_list: Sequence[str] | None = None,
-    ) -> ChangeSpec:
-        """Validate a caller's arguments and return their spec.
-
-        Raises:
-            ValueError: The arguments contradict each other.
-
-        """
-        if isinstance(keys, str) or not keys:
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, str) or not self.keys:
             raise ValueError("keys: pass a list of at least one column")
-        if column_list is not None and except_column_list is not None:
+        if self.column_list is not None and self.except_column_list is not None:
             raise ValueError("pass column_list or except_column_list, not both")
-        for argument, names in (("keys", keys), ("column_list", column_list or ())):
+        for argument, names in (("keys", self.keys), ("column_list", self.column_list or ())):
             if len({name.lower() for name in names}) != len(names):
                 raise ValueError(f"{argument} names a column twice: {', '.join(names)}")
-        if lost := _missing(keys, _selected(keys, column_list, except_column_list or ())):
+        if lost := _missing(self.keys, self._selected(self.keys)):
             raise ValueError(f"the table needs its key columns: {', '.join(lost)}")
-        return cls(
-            table=table,
-            keys=tuple(keys),
-            sequence_by=sequence_by,
-            apply_as_deletes=apply_as_deletes,
-            column_list=None if column_list is None else tuple(column_list),
-            except_column_list=tuple(except_column_list or ()),
-        )
 
     def columns(self, changes: DataFrame) -> tuple[str, ...]:
         """Return the columns of the changes that the table gets, in the order of the changes.
@@ -98,12 +71,17 @@ class ChangeSpec:
             ChangesError: The changes lack a column that the spec names.
 
         """
-        named = [*self.keys, *(self.column_list or ()), *self.except_column_list]
+        named = [*self.keys, *(self.column_list or ()), *(self.except_column_list or ())]
         if missing := _missing(named, changes.columns):
             raise self.misfit(
                 f"the changes have no column {', '.join(missing)}; they have {', '.join(changes.columns)}"
             )
-        return _selected(changes.columns, self.column_list, self.except_column_list)
+        return self._selected(changes.columns)
+
+    def _selected(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the names that are in ``column_list`` and not in ``except_column_list``; case is ignored."""
+        unlisted = () if self.column_list is None else _missing(names, self.column_list)
+        return tuple(_missing(names, (*unlisted, *(self.except_column_list or ()))))
 
     def with_keys_of(self, changes: DataFrame) -> ChangeSpec:
         """Return the spec with the keys spelled as in the changes, because Spark ignores the case of names.
@@ -137,10 +115,7 @@ class ChangeSpec:
         return SEQUENCE
 
     def prepare(self, changes: DataFrame) -> DataFrame:
-        """Return the columns of the changes that the table gets, with their sequence and delete flag.
-
-        Returns:
-            The key columns, the other columns, ``SEQ`` and ``DELETED`` (boolean, not null).
+        """Return the columns of the changes that the table gets, ``SEQ``, and ``DELETED`` (boolean, not null).
 
         Raises:
             ChangesError: An expression cannot be resolved or has an unsupported type, or a column has a reserved name.
@@ -170,13 +145,7 @@ class ChangeSpec:
 
 
 def text_sequence_error(sequence_by: str | Column, sequence_type: DataType) -> str | None:
-    """Return why a text column cannot be the sequence; None for another type, and for an expression.
-
-    Args:
-        sequence_by: The sequence.
-        sequence_type: Type of the sequence.
-
-    """
+    """Return why a text column cannot be the sequence; None for another type, and for an expression."""
     if not isinstance(sequence_type, StringType) or (name := _plain_column(sequence_by)) is None:
         return None
     return (
@@ -203,11 +172,3 @@ def _column(expression: str | Column) -> Column:
 def _missing(names: Collection[str], columns: Collection[str]) -> list[str]:
     lowered = {column.lower() for column in columns}
     return [name for name in names if name.lower() not in lowered]
-
-
-def _selected(
-    names: Sequence[str], column_list: Collection[str] | None, except_column_list: Collection[str]
-) -> tuple[str, ...]:
-    """Return the names that are in ``column_list`` (None: all) and not in ``except_column_list``; case is ignored."""
-    unlisted = () if column_list is None else _missing(names, column_list)
-    return tuple(_missing(names, (*unlisted, *except_column_list)))

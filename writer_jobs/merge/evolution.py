@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructType
 
 from writer_jobs.delta.sql_names import quoted
@@ -22,40 +20,24 @@ def target_type(column: DataType, rows: DataType) -> DataType:
 def alter_clauses(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
     """Return the clauses that alter a table so that it can store changes; empty if it can store them as it is.
 
-    Nested fields are added and widened, too.
-
-    Args:
-        table: Schema of the table.
-        changes: Schema of the changes.
-        columns: Columns of the changes that the table gets.
-
-    Returns:
-        Clauses of ``ALTER TABLE name``. Each is a statement of its own.
-
+    Nested fields are added and widened, too. ``columns`` are those of the changes that the table gets. Each clause of
+    ``ALTER TABLE name`` is a statement of its own.
     """
     fields = StructType([changes[name] for name in columns])
     differences = list(type_differences(table, fields))
-    return [*_add_clauses(differences, fields), *_widen_clauses(differences)]
-
-
-def _add_clauses(differences: Iterable[TypeDifference], fields: StructType) -> Iterator[str]:
-    definitions = [_definition(difference, fields) for difference in differences if difference.is_unknown]
-    if definitions:
-        yield f"ADD COLUMNS ({', '.join(definitions)})"
+    clauses = []
+    if definitions := [_definition(difference, fields) for difference in differences if difference.is_unknown]:
+        clauses.append(f"ADD COLUMNS ({', '.join(definitions)})")
+    if wider := [difference for difference in differences if difference.is_wider]:
+        clauses.append(f"SET TBLPROPERTIES ('{_WIDENING}' = 'true')")
+        clauses += [f"ALTER COLUMN {column.quoted_path} TYPE {column.rows.simpleString()}" for column in wider]
+    return clauses
 
 
 def _definition(difference: TypeDifference, fields: StructType) -> str:
     metadata = fields[difference.name].metadata if len(difference.path) == 1 else {}
     comment = str(metadata.get("comment", "")).replace("\\", "\\\\").replace("'", "\\'")
     return f"{difference.quoted_path} {sql_type(difference.rows)}" + (f" COMMENT '{comment}'" if comment else "")
-
-
-def _widen_clauses(differences: Iterable[TypeDifference]) -> Iterator[str]:
-    wider = [difference for difference in differences if difference.is_wider]
-    if wider:
-        yield f"SET TBLPROPERTIES ('{_WIDENING}' = 'true')"
-    for difference in wider:
-        yield f"ALTER COLUMN {difference.quoted_path} TYPE {difference.rows.simpleString()}"
 
 
 def sql_type(data_type: DataType) -> str:

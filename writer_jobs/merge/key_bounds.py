@@ -44,13 +44,7 @@ _BUCKET = "__sluice_bucket"
 
 
 class KeyBounds:
-    """The bounds of a batch's keys: two values for each column, or several ranges.
-
-    Args:
-        schema: Schema of the batch.
-        keys: Key columns.
-
-    """
+    """The bounds of a batch's keys: two values for each column, or several ranges."""
 
     def __init__(self, schema: StructType, keys: Sequence[str]) -> None:
         self._types = {name: schema[name].dataType for name in keys if isinstance(schema[name].dataType, _BOUNDED)}
@@ -94,12 +88,7 @@ class KeyBounds:
         self._ranges[name] = _merge_ranges(sorted((row[1], row[2]) for row in buckets))
 
     def condition(self, alias: str | None = None) -> Column:
-        """Return the condition that a table's keys are within the bounds.
-
-        Args:
-            alias: Alias of the table; None: it has none.
-
-        """
+        """Return the condition that the keys of a table, which may have an alias, are within the bounds."""
         condition = F.expr("true")
         for name, ranges in self._ranges.items():
             column = F.col(quoted(name)) if alias is None else qualified(alias, name)

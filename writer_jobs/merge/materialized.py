@@ -13,27 +13,16 @@ from writer_jobs.errors import ChangesError
 
 
 class MaterializedRows:
-    """Rows in a local checkpoint, until :meth:`close`.
-
-    Args:
-        rows: Rows to compute now.
-
-    Attributes:
-        rows: The computed rows.
-
-    """
+    """Rows that are computed now and stay in a local checkpoint until :meth:`close`."""
 
     def __init__(self, rows: DataFrame) -> None:
         self.rows = rows.localCheckpoint()
 
     @classmethod
     def of(cls, table: str, rows: DataFrame, source: str) -> MaterializedRows:
-        """Compute rows of an external source.
+        """Compute rows of an external source for a table, whose canonical URI is in the message.
 
-        Args:
-            table: Canonical URI of the table that gets the rows, for the message.
-            rows: Rows to compute now.
-            source: Noun for the rows, such as ``changes``, for the message.
+        ``source`` is a noun for the rows, such as ``changes``.
 
         Raises:
             ChangesError: The rows cannot be read.

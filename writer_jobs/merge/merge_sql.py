@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructFi
 
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import holds, type_differences
-from writer_jobs.merge.change_spec import DELETED
+from writer_jobs.merge.change_spec import DELETED, SEQ
 
 # Spark's default formats truncate timestamps to milliseconds.
 _JSON_OPTIONS = {
@@ -39,14 +39,10 @@ def match_on(names: Iterable[str], within: Column) -> Column:
 
 
 def without_matches(rows: DataFrame, table: DataFrame, keys: Sequence[str], condition: Column) -> DataFrame:
-    """Drop each row if the table has a row with its keys that matches a condition.
+    """Drop each row if the table has a row with its keys that matches a condition on the aliases ``S`` and ``T``.
 
-    Args:
-        rows: Rows. Several may have the same keys.
-        table: Rows of the table, at least all that may have these keys.
-        keys: Columns of rows and table, with the same types.
-        condition: Condition on the aliases of the source and of the table.
-
+    Several rows may have the same keys. ``table`` has at least all rows of the table that may have these keys, and the
+    key columns of both have the same types.
     """
     candidates = table.join(rows.select(*map(quoted, keys)), list(keys), "left_semi")
     return rows.alias(S).join(candidates.alias(T), match_on(keys, condition), "left_anti")
@@ -55,15 +51,8 @@ def without_matches(rows: DataFrame, table: DataFrame, keys: Sequence[str], cond
 def as_stored(rows: DataFrame, table: StructType) -> DataFrame:
     """Cast rows to the types of a table, with fields by name and at every depth.
 
-    Nested values are compared as JSON, so the order of their fields and the scale of their numbers count.
-
-    Args:
-        rows: Rows. Some columns may not be in the table.
-        table: Schema of the table.
-
-    Returns:
-        The columns of the rows. A column keeps its type if a cast could change a value, or if its type is wider.
-
+    Nested values are compared as JSON, so the order of their fields and the scale of their numbers count. A column
+    keeps its type if the table lacks it, if a cast could change a value, or if its type is wider.
     """
     table_types = {field.name.lower(): _nullable(field.dataType) for field in table}
     fields = []
@@ -123,7 +112,7 @@ def with_keys(message: str, keys: Sequence[str], alias: str | None = None) -> Co
     return F.concat(*parts)
 
 
-def fail_where(condition: Column, rows: DataFrame, column: str, message: str, keys: Sequence[str]) -> DataFrame:
-    """Make a column of the rows that match a condition fail when it is read, with a message and the row's keys."""
-    error = F.raise_error(with_keys(message, keys)).cast(rows.schema[column].dataType)
-    return rows.withColumn(column, F.when(condition, error).otherwise(F.col(column)))
+def fail_where(condition: Column, rows: DataFrame, message: str, keys: Sequence[str]) -> DataFrame:
+    """Make ``SEQ`` of the rows that match a condition fail when it is read, with a message and the row's keys."""
+    error = F.raise_error(with_keys(message, keys)).cast(rows.schema[SEQ].dataType)
+    return rows.withColumn(SEQ, F.when(condition, error).otherwise(F.col(SEQ)))

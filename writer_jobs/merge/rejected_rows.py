@@ -30,7 +30,6 @@ def append_rejected_rows(
     applied before, too: each of the two tables has a transaction of its own.
 
     Args:
-        writer: Writer of the batch's table.
         suffix: Suffix of the rejected rows' table, such as ``_late``. The ``txnAppId`` there ends with ``/late``.
         rows: At least one row; the same rows each time they are read.
         notes: Additional columns, by name, such as the reason and the time.

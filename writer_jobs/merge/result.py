@@ -21,7 +21,7 @@ _ACTIONS = ("Inserted", "Updated", "Deleted")
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesResult:
-    """The result of one batch of changes.
+    """The result of one batch of changes; by default of a batch without changes.
 
     Attributes:
         table: Canonical URI of the table.
@@ -47,17 +47,17 @@ class ChangesResult:
     """
 
     table: str
-    version: int | None
-    already_applied: bool
-    changes: int
-    folded: int
-    keys: int
-    inserted: int
-    updated: int
-    deleted: int
-    unchanged: int
-    newest_sequence: Any
-    commit: CommitResult | None
+    version: int | None = None
+    already_applied: bool = False
+    changes: int = 0
+    folded: int = 0
+    keys: int = 0
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    newest_sequence: Any = None
+    commit: CommitResult | None = None
     dead_letters: int = 0
     dead_reason: str | None = None
     skipped: int = 0
@@ -66,27 +66,10 @@ class ChangesResult:
     newest_at: float | None = None
 
     @classmethod
-    def of_nothing(cls, table: str) -> ChangesResult:
-        """Return the result of a batch without changes."""
-        return cls(
-            table=table, version=None, already_applied=False, changes=0, folded=0, keys=0, inserted=0, updated=0,
-            deleted=0, unchanged=0, newest_sequence=None, commit=None,
-        )  # fmt: skip
-
-    @classmethod
     def of_batch(
         cls, table: str, model: RowModel, batch: ChangeBatch, commit: CommitResult | None, *, already_applied: bool
     ) -> ChangesResult:
-        """Return the result of a batch.
-
-        Args:
-            table: Canonical URI of the table.
-            model: Rows that the changes become.
-            batch: The changes.
-            commit: Commit of the merge; None if there was nothing to commit.
-            already_applied: Whether the table had this transaction before.
-
-        """
+        """Return the result of a batch; ``commit`` is None if there was nothing to commit."""
         metrics = commit.metrics if commit is not None else {}
         inserted, updated, deleted = (int(metrics.get(f"numTargetRows{action}", 0)) for action in _ACTIONS)
         keys = batch.count_keys()

@@ -33,14 +33,13 @@ _TOMBSTONE, _STORED = "__sluice_tombstone", "__sluice_stored"
 
 
 class NewestRows(ScdRows):
-    """The newest row of each key. The arguments are those of :class:`WholeRows`."""
+    """The newest row of each key."""
+
+    sequence: str
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
-        #: Table column with a row's sequence.
         self.sequence = spec.sequence_column(columns)
-        #: The newest change of each key is applied.
-        self.group_columns = spec.keys
         # Whether the source of the merge was compared with the table.
         self._is_compared = False
 
@@ -48,21 +47,9 @@ class NewestRows(ScdRows):
         """Return the columns that the table needs in addition to those of the changes."""
         return [StructField(SEQUENCE, sequence)] if self.sequence == SEQUENCE else []
 
-    def source(
-        self,
-        rows: DataFrame,
-        read_table: Callable[[], DataFrame],
-        tombstones: DataFrame | None,
-    ) -> DataFrame:
-        """Return the changes to merge. Repetitions are dropped if the merge would rewrite files for them.
-
-        Args:
-            rows: The newest change of each key.
-            read_table: Returns the table's rows.
-            tombstones: Keys and ``SEQ`` of the stored deletes of earlier batches; None: there are none.
-
-        """
-        source = rows if tombstones is None else self._without_stale(rows, tombstones)
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
+        """Return the changes to merge. Repetitions are dropped if the merge would rewrite files for them."""
+        source = rows if side_rows is None else self._without_stale(rows, side_rows)
         table = read_table()
         self._is_compared = self.needs_comparison(rows, table)
         return self.without_repetitions(source, table) if self._is_compared else source
@@ -139,4 +126,4 @@ class NewestRows(ScdRows):
         is_tie = ~F.col(DELETED) & (F.col(SEQ) == F.col(_TOMBSTONE))
         current = joined.where(F.col(DELETED) | F.col(_TOMBSTONE).isNull() | (F.col(SEQ) >= F.col(_TOMBSTONE)))
         message = "a change has the sequence of a delete of its key, so the newest is not known: "
-        return fail_where(is_tie, current, SEQ, message, keys).drop(_TOMBSTONE)
+        return fail_where(is_tie, current, message, keys).drop(_TOMBSTONE)

@@ -29,16 +29,13 @@ _MISSING_VALUES = "__sluice_missing_values"
 
 
 class RowHistory(ScdRows):
-    """Every row of each key with the sequences from and to which it was valid.
+    """Every row of each key with the sequences from and to which it was valid."""
 
-    The arguments are those of :class:`WholeRows`.
-    """
+    sequence = START
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
         self._value_columns = [name for name in columns if name not in spec.keys]
-        #: Table column with a row's sequence.
-        self.sequence = START
         #: Every change is applied; changes with the same key and sequence are repetitions.
         self.group_columns = (*spec.keys, SEQ)
 
@@ -46,17 +43,10 @@ class RowHistory(ScdRows):
         """Return the columns that the table needs in addition to those of the changes."""
         return [StructField(START, sequence), StructField(END, sequence)]
 
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], tombstones: DataFrame | None) -> DataFrame:
-        """Return the rows that are not in the table, or whose end differs from the table's.
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
+        """Return the rows, with the columns of the table, that are not in it or whose end differs from the table's.
 
-        Args:
-            rows: The changes, one for each key and sequence.
-            read_table: Returns the table's rows.
-            tombstones: Keys and ``SEQ`` of the stored deletes of earlier batches; None: there are none.
-
-        Returns:
-            Rows with the columns of the table. A column that the changes lack has the value of the previous row.
-
+        A column that the changes lack has the value of the previous row.
         """
         keys = list(self._spec.keys)
         batch_keys = rows.select(*map(quoted, keys)).distinct()
@@ -73,8 +63,8 @@ class RowHistory(ScdRows):
             allowMissingColumns=True,
         )  # fmt: skip
         deletes = self._deletes_in(stored)
-        if tombstones is not None:
-            deletes = deletes.unionByName(tombstones.join(batch_keys, keys, "left_semi"))
+        if side_rows is not None:
+            deletes = deletes.unionByName(side_rows.join(batch_keys, keys, "left_semi"))
         changes = changes.unionByName(
             deletes.select("*", F.expr("true").alias(DELETED), F.expr("false").alias(_IS_STORED)),
             allowMissingColumns=True,
@@ -115,7 +105,7 @@ class RowHistory(ScdRows):
             (F.min(content) != F.max(content)).alias(_IS_AMBIGUOUS),
         )
         message = "a change has the sequence of another change of its key and differs from it: "
-        return fail_where(F.col(_IS_AMBIGUOUS), folded, SEQ, message, self._spec.keys)
+        return fail_where(F.col(_IS_AMBIGUOUS), folded, message, self._spec.keys)
 
     def _changed_rows(self, changes: DataFrame, missing: Sequence[str]) -> DataFrame:
         """Return the rows that follow from the changes and that the table lacks or has with another end.

@@ -54,16 +54,7 @@ TOMBSTONES = SideTableLayout(TOMBSTONES_SUFFIX)
 
 
 class SideTable:
-    """The side table of one table.
-
-    Args:
-        spark: The session.
-        manager: Lock manager.
-        location: Location of the table whose rows are changed.
-        keys: Key columns of the table.
-        layout: Layout of the side table.
-
-    """
+    """The side table of the table at a location with these keys."""
 
     def __init__(
         self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], layout: SideTableLayout
@@ -73,11 +64,7 @@ class SideTable:
         self._fields = layout.fields
         self._columns = [F.col(quoted(name)) for name in (*keys, *(field.name for field in layout.fields))]
         self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + layout.suffix)
-
-    @property
-    def location(self) -> str:
-        """Location of the side table."""
-        return self.writer.location
+        self.location = self.writer.location
 
     def state(self) -> TableState | None:
         """Return the state of the side table; None if it does not exist."""
@@ -104,13 +91,9 @@ class SideTable:
         return {name.lower() for name in state.schema.names} == {name.lower() for name in expected}
 
     def retention_clauses(self, days: float) -> list[str]:
-        """Return the clause that makes maintenance keep the rows for at least ``days``; none if it does already.
+        """Return the clause of ``ALTER TABLE name`` that makes maintenance keep the rows for at least ``days``.
 
-        It is based on the version that this driver read last.
-
-        Returns:
-            Clauses of ``ALTER TABLE name``.
-
+        There is none if it does already, by the version that this driver read last.
         """
         text = self.writer.log.known().property_of(FORGET_AFTER)
         with suppress(ValueError):
@@ -141,9 +124,7 @@ class SideTable:
     def delete_batch(self, batch: str, lock: Lock) -> bool:
         """Delete the rows of a batch that was not applied, in the partitions of ``lock``. Called under the lock.
 
-        Returns:
-            Whether the batch has no rows left in other partitions.
-
+        Return whether the batch has no rows left in other partitions.
         """
         is_of_batch = f"{BATCH} = '{batch}'"
         self.writer.delete(is_of_batch, lock=lock)

@@ -8,7 +8,7 @@ not match is refused before it changes anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
@@ -55,7 +55,7 @@ class TableFeed:
     """
 
     model: str
-    keys: tuple[str, ...]
+    keys: Sequence[str]
     scd_type: int | None = None
     sequence_by: str | None = None
     sequence_column: str | None = None
@@ -103,14 +103,7 @@ class TableFeed:
 
 
 class FeedBinding:
-    """Binds a table to one feed.
-
-    Args:
-        spark: The session, which parses SQL expressions.
-        table: Canonical URI of the table, for messages.
-        feed: How this run feeds the table.
-
-    """
+    """Binds a table, whose canonical URI is in messages, to one feed. The session parses SQL expressions."""
 
     def __init__(self, spark: SparkSession, table: str, feed: TableFeed) -> None:
         self._spark = spark
@@ -137,10 +130,7 @@ class FeedBinding:
             raise self._misfit(f"the table no longer has the columns {START} and {END}")
 
     def clauses(self, state: TableState) -> list[str]:
-        """Return the clause that writes the property; none if the table has it.
-
-        Returns:
-            Clauses of ``ALTER TABLE name``.
+        """Return the clause of ``ALTER TABLE name`` that writes the property; none if the table has it.
 
         Raises:
             ChangesError: The table is fed in another way.

@@ -1,9 +1,9 @@
-"""Protocols and base classes of the models: which rows a table has of the changes, and what its side table stores."""
+"""Base classes of the models: which rows a table has of the changes, and what its side table stores."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
@@ -15,89 +15,70 @@ from writer_jobs.merge.side_table import TOMBSTONES, SideTableLayout
 from writer_jobs.writer import LockedDeltaWriter
 
 
-class RowModel(Protocol):
+class RowModel(ABC):
     """The rows that a table has of the changes of a batch."""
 
-    @property
-    def sequence(self) -> str | None:
-        """Table column with a row's sequence; None if rows have no sequence."""
+    #: Table column with a row's sequence; None if rows have no sequence.
+    sequence: str | None = None
+    #: Columns whose values identify a group of changes. The newest change of each group is applied.
+    group_columns: Sequence[str]
+    #: Column whose largest value wins if changes of a group have one sequence; None: they must be equal.
+    tie_breaker: str | None = None
 
-    @property
-    def group_columns(self) -> Sequence[str]:
-        """Columns whose values identify a group of changes. The newest change of each group is applied."""
-
-    @property
-    def tie_breaker(self) -> str | None:
-        """Column whose largest value wins if changes of a group have one sequence; None: they must be equal."""
-
+    @abstractmethod
     def row(self, batch: ChangeBatch) -> StructType:
         """Return the columns that the table gets from a batch."""
 
-    def fields(self, sequence: DataType) -> list[StructField]:
+    def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (for rows with a sequence)
         """Return the columns that the table needs in addition to those of :meth:`row`."""
+        return []
 
+    @abstractmethod
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
-        """Make sure that the table's columns have the same source as the columns of the batch with their names.
-
-        Args:
-            table: Schema of the table.
-            row: Columns that :meth:`row` returns.
+        """Make sure that the table's columns have the same source as the columns of :meth:`row` with their names.
 
         Raises:
             ChangesError: A column has another source.
 
         """
 
+    @abstractmethod
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of :meth:`source` into the table, whose matching rows are ``within``."""
 
-    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:
-        """Return the number of keys or changes of a batch that changed nothing; see ``ChangesResult.unchanged``.
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (RowHistory's)
+        """Return the number of keys that changed nothing; see ``ChangesResult.unchanged``.
 
-        Args:
-            batch: The changes.
-            keys: Number of keys.
-            inserted: Number of new rows.
-            changed: Number of rows that were inserted, updated or deleted.
-
+        ``changed`` is the number of rows that were inserted, updated or deleted.
         """
+        return max(0, keys - changed)
 
 
-class TableModel(RowModel, Protocol):
+class TableModel(RowModel):
     """The rows that a table has of the changes, and the rows that its side table has."""
 
-    @property
-    def side_table(self) -> SideTableLayout:
-        """Layout of the side table."""
+    side_table: SideTableLayout
 
+    @abstractmethod
     def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
         """Return the rows of a batch that the side table stores; None: there are none."""
 
+    @abstractmethod
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
-        """Return the source of the merge.
+        """Return the source of the merge of the folded changes ``rows``.
 
-        Args:
-            rows: The folded changes.
-            read_table: Returns the table's rows.
-            side_rows: Keys, fields and ``SEQ`` of the side table's rows of earlier batches; None: there are none.
-
+        ``side_rows`` has the keys, the fields and ``SEQ`` of the side table's rows of earlier batches; None: there are
+        none.
         """
 
 
-class WholeRows:
-    """Base of the models whose changes have whole rows.
-
-    Args:
-        spec: Keys and order of the changes.
-        columns: Columns of the changes that the table gets.
-
-    """
-
-    tie_breaker: str | None = None
+class WholeRows(RowModel):
+    """Base of the models whose changes have whole rows: the ``columns`` of the changes that the table gets."""
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         self._spec = spec
         self._columns = columns
+        self.group_columns = spec.keys
 
     def row(self, batch: ChangeBatch) -> StructType:
         """Return the columns that the table gets from a batch."""
@@ -106,12 +87,8 @@ class WholeRows:
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
         """Accept every table: the source of a column is the column of the changes with its name."""
 
-    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (RowHistory's)
-        """Return the number of keys whose newest change changed nothing."""
-        return max(0, keys - changed)
 
-
-class ScdRows(WholeRows):
+class ScdRows(WholeRows, TableModel):
     """Base of the models of both SCD types: the side table stores deletes as tombstones."""
 
     side_table = TOMBSTONES

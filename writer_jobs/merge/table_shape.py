@@ -25,7 +25,7 @@ from writer_jobs.locking import locked_all
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.evolution import alter_clauses, sql_type
 from writer_jobs.merge.side_table import partition_keys
-from writer_jobs.merge.table_feed import FeedBinding
+from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.merge.table_model import RowModel
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -34,14 +34,7 @@ from writer_jobs.writer import LockedDeltaWriter
 class TableShape:
     """The table that a batch needs: its feed, columns, types and partitions.
 
-    Attributes:
-        spark: The session.
-        writer: Writer of the table.
-        spec: Keys and table of the changes.
-        model: Rows that the changes become.
-        binding: Feed of the table.
-        evolves: Whether the table gets new columns and wider types.
-        partition_by: Partition columns of a new table.
+    If it ``evolves``, the table gets new columns and wider types. ``partition_by`` is for a new table.
 
     Raises:
         UnsupportedSessionError: The session's casts may change values.
@@ -52,23 +45,20 @@ class TableShape:
     writer: LockedDeltaWriter
     spec: ChangeSpec
     model: RowModel
-    binding: FeedBinding
+    feed: TableFeed
     evolves: bool
     partition_by: Sequence[str]
 
     def __post_init__(self) -> None:
         refuse_lenient_casts(self.spark)
+        self.binding = FeedBinding(self.spark, self.writer.table, self.feed)
         self._layout_at_check: dict[str, str] = {}
 
     def fit(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
         """Cast keys and sequence to the table's types, so that keys that are equal in the table are equal in the batch.
 
         Changes that the table cannot store are refused before they are read. A partition value that Delta would store
-        as another value fails when it is read.
-
-        Args:
-            prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
-            state: State of the table; None if it does not exist.
+        as another value fails when it is read. ``prepared`` comes from :meth:`ChangeSpec.prepare`.
 
         Raises:
             ChangesError: The table is fed in another way.
@@ -110,11 +100,7 @@ class TableShape:
     ) -> TableState:
         """Return the table's state after creating the table or adding columns, if needed, under its lock.
 
-        Args:
-            state: Last known state of the table; None if it did not exist. The table may have more columns by now.
-            row: Columns that the table gets from the batch.
-            sequence: Type of the sequence.
-            deadline: Deadline for the locks.
+        ``state`` is the last known state. The table may exist, or have more columns, by now.
 
         Raises:
             ChangesError: The table is fed in another way, or its columns have another source.
@@ -124,7 +110,7 @@ class TableShape:
         """
         fields = self.model.fields(sequence)
         if state is None:
-            with lock_table(self.spark, self.writer, self.writer.location, deadline):
+            with lock_table(self.spark, self.writer, deadline):
                 # Another run may have created the table, with columns of its own.
                 if (state := self.writer.log.state()) is None:
                     empty = self.spark.createDataFrame([], StructType([*row, *fields]))
@@ -142,11 +128,7 @@ class TableShape:
         return alter_if_needed(self.spark, self.writer, state, self.binding.clauses, deadline)
 
     def check_again(self, state: TableState | None, row: StructType) -> TableState:
-        """Return the table's state under its lock, after checking that it still is as :meth:`ensure_table` returned it.
-
-        Args:
-            state: State of the table, read under the lock; None if it does not exist.
-            row: Columns that the table gets from the batch.
+        """Return the state that was read under the lock, if the table still is as :meth:`ensure_table` returned it.
 
         Raises:
             ChangesError: The table property was changed.
@@ -202,14 +184,9 @@ def alter_if_needed(
     clauses_for: Callable[[TableState], list[str]],
     deadline: Deadline,
 ) -> TableState:
-    """Alter a table under its lock if its state needs it, and return its state.
+    """Alter a table under its lock if its last known state needs it, and return its state.
 
-    Args:
-        spark: The session.
-        writer: Writer of the table.
-        state: Last known state of the table.
-        clauses_for: Returns the clauses of ``ALTER TABLE name`` that a state needs; empty: none.
-        deadline: Deadline for the lock.
+    ``clauses_for`` returns the clauses of ``ALTER TABLE name`` that a state needs.
 
     Raises:
         SchemaMismatchError: The table cannot be altered in this way.
@@ -218,7 +195,7 @@ def alter_if_needed(
     """
     if not clauses_for(state):
         return state
-    with lock_table(spark, writer, writer.location, deadline):
+    with lock_table(spark, writer, deadline):
         # Another run may have altered the table.
         for clause in clauses_for(_existing(writer, writer.log.state())):
             try:
@@ -235,13 +212,7 @@ def _existing(writer: LockedDeltaWriter, state: TableState | None) -> TableState
 
 
 def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: bool = False) -> None:
-    """Refuse rows that the table cannot store unchanged.
-
-    Args:
-        table: Canonical URI of the table, for the message.
-        state: State of the table.
-        row: Columns of the rows.
-        evolves: Whether the table gets new fields and wider types.
+    """Refuse rows that the table cannot store unchanged, or after it gets new fields and wider types if it ``evolves``.
 
     Raises:
         SchemaMismatchError: The table lacks a field, has a type that could change a value, or has a nested field that
@@ -262,8 +233,6 @@ def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: 
         raise SchemaMismatchError(table=table, reason=reason)
 
 
-def lock_table(
-    spark: SparkSession, writer: LockedDeltaWriter, location: str, deadline: Deadline
-) -> AbstractContextManager[Hold]:
-    """Lock the whole table at a location with the lock manager of a writer."""
-    return locked_all(spark, {location: None}, manager=writer.manager, timeout_seconds=deadline.remaining())
+def lock_table(spark: SparkSession, writer: LockedDeltaWriter, deadline: Deadline) -> AbstractContextManager[Hold]:
+    """Lock the whole table of a writer."""
+    return locked_all(spark, {writer.location: None}, manager=writer.manager, timeout_seconds=deadline.remaining())

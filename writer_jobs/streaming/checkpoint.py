@@ -23,11 +23,8 @@ _KEPT_BATCHES = 3
 def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, str]) -> None:
     """Make sure that a checkpoint belongs to a query, and store the query in a new checkpoint.
 
-    Args:
-        files: File system of the checkpoint.
-        checkpoint: URI of the folder.
-        query: Properties of the query that must not change while the checkpoint is in use: table (its canonical URI),
-            source, keys and so on, by name.
+    A query is its properties that must not change while the checkpoint is in use: table (its canonical URI), source,
+    keys and so on, by name.
 
     Raises:
         CheckpointError: It belongs to another query, or is in a folder that VACUUM cleans up.
@@ -79,10 +76,7 @@ class StreamProgress:
     The event time is stored after all commits of the batch, and before Spark records the batch as finished. The limits
     are stored before the batch is applied. So a repeated batch has the same event time and limits.
 
-    Args:
-        files: File system of the checkpoint.
-        checkpoint: URI of the stream's folder.
-
+    Every method raises :class:`StorageError` if the files cannot be read or written.
     """
 
     def __init__(self, files: HadoopFiles, checkpoint: str) -> None:
@@ -94,7 +88,6 @@ class StreamProgress:
 
         Raises:
             CheckpointError: The event time of the previous batch is not stored.
-            StorageError: It cannot be read.
 
         """
         if batch == 0:
@@ -108,25 +101,11 @@ class StreamProgress:
         return None if newest is None else datetime.fromisoformat(newest)
 
     def is_finished(self, txn: tuple[str, int]) -> bool:
-        """Return whether :meth:`finish` was called for this batch. Spark may not have recorded it as finished.
-
-        Raises:
-            StorageError: The files cannot be read.
-
-        """
+        """Return whether :meth:`finish` was called for this batch. Spark may not have recorded it as finished."""
         return self._read_own(self._finished_file(txn[1]), txn[0]) is not None
 
     def start(self, txn: tuple[str, int], limits: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the limits of a batch's first start. If this is the first, store and return ``limits``.
-
-        Args:
-            txn: Id of the query and number of the batch.
-            limits: Lateness limits; JSON values.
-
-        Raises:
-            StorageError: The files cannot be read or written.
-
-        """
+        """Return the limits (JSON values) of a batch's first start, and store ``limits`` if this is the first."""
         query, batch = txn
         if (stored := self._read_own(self._started_file(batch), query)) is not None:
             return stored
@@ -134,12 +113,7 @@ class StreamProgress:
         return limits
 
     def finish(self, txn: tuple[str, int], newest: datetime | None) -> None:
-        """Store the newest event time of this batch and of all before it. This marks the batch as finished.
-
-        Raises:
-            StorageError: The file cannot be written.
-
-        """
+        """Store the newest event time of this batch and of all before it. This marks the batch as finished."""
         query, batch = txn
         stored = {"query": query, "newest_event_time": None if newest is None else newest.isoformat()}
         self._files.write_text(self._finished_file(batch), json.dumps(stored) + "\n")

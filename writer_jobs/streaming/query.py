@@ -69,11 +69,7 @@ class Listener(Protocol):
 class BatchQuery:
     """A streaming query. One thread waits for it, a thread of Spark applies its batches, another one may stop it.
 
-    Args:
-        writer: Writer of the table.
-        listener: Receives the events of each batch.
-        apply: Called for each micro-batch. :meth:`run` raises its errors.
-
+    ``apply`` is called for each micro-batch; :meth:`run` raises its errors.
     """
 
     def __init__(self, writer: LockedDeltaWriter, listener: Listener, apply: ApplyBatch) -> None:
@@ -97,7 +93,6 @@ class BatchQuery:
         """Start the query, and return when it has ended.
 
         Args:
-            frame: The streaming rows.
             trigger: :data:`AVAILABLE_NOW`, or an interval of Spark, such as ``10 seconds``.
             checkpoint: URI of the checkpoint folder. :func:`claim_checkpoint` has to be called before.
 

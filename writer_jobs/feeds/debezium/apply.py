@@ -84,7 +84,7 @@ def apply_events(
         if max_dead_letters is not None:
             message_count = batch.event_count + batch.dead_count
             max_dead_letters.check(writer.table, batch.dead_count, message_count, batch.dead_reason)
-        result = ChangesResult.of_nothing(writer.table)
+        result = ChangesResult(table=writer.table)
         if batch.count:
             result = apply_changes(
                 writer,

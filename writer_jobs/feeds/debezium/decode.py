@@ -25,11 +25,9 @@ from writer_jobs.delta.partition_values import partition_types, unstorable_row_r
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, DecodedBatch
-from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes
-from writer_jobs.feeds.debezium.message_schemas import summarize_schemas
+from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.positions import has_position, position, source_struct
-from writer_jobs.feeds.debezium.row_columns import RowColumns
-from writer_jobs.feeds.debezium.source_tables import resolve_source_tables
+from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.undecodable import undecodable_reason, unnamed_fields_reason
 from writer_jobs.feeds.message_values import variant_path
 from writer_jobs.merge.change_spec import text_sequence_error
@@ -77,13 +75,11 @@ def decode(
         messages: ``key`` and ``value`` (binary, as Kafka's source returns them), ``origin`` (string, the place of the
             message). A line of a file is a value without a key; it may be ``{"key": …, "value": …}``.
         table: State of the target table; None if it does not exist.
-        keys: Columns that together identify a row; by default the fields of the messages' keys.
+        keys: See :func:`writer_jobs.apply_events`.
         sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``ts_us``, ``ts_ns``,
             ``transaction``, and ``origin``; by default the position in the database's log, see
             :mod:`writer_jobs.feeds.debezium.positions`. Fields of ``source`` that no known connector has are strings.
-        source_tables: Tables whose events are applied, such as ``shop.public.orders``, ``public.orders`` or ``orders``.
-            Events of other tables are filtered out. A name that matches several tables is refused. Empty: all events
-            must be of one table.
+        source_tables: See :func:`writer_jobs.apply_events`; ``public.orders`` is such a name, too.
         partition_by: Partition columns of a new table. An event with a value that Delta stores as null there becomes a
             dead letter.
         unavailable: The connector's ``unavailable.value.placeholder``.
@@ -107,13 +103,7 @@ def decode(
 
 
 class _Batch:
-    """A batch of messages whose columns and keys are known.
-
-    Args:
-        envelopes: Parsed messages.
-        table: As for :func:`decode`, like the other arguments.
-
-    """
+    """A batch of parsed messages whose columns and keys are known. The other arguments are those of :func:`decode`."""
 
     def __init__(
         self,
@@ -176,12 +166,7 @@ class _Batch:
         )
 
     def result(self, materialized: MaterializedRows) -> DecodedBatch:
-        """Return the decoded batch.
-
-        Args:
-            materialized: The data frame of :meth:`rows`.
-
-        """
+        """Return the decoded batch of the materialized data frame of :meth:`rows`."""
         rows, columns = materialized.rows, self._columns
         is_good = F.col("reason").isNull()
         totals = rows.agg(

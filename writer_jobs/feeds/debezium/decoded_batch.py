@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from pyspark.sql import DataFrame
@@ -28,10 +27,9 @@ class DecodedBatch:
         count: Number of changes; 0 if there is nothing to apply.
         event_count: Number of events with a row. An update that changes a key is one event and two changes.
         dead: Messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
-        dead_count: Number of dead letters.
         dead_reason: The most frequent reason; None without dead letters.
         filtered: Number of events of other source tables.
-        source_tables: See :func:`~writer_jobs.feeds.debezium.source_tables.resolve_source_tables`.
+        source_tables: See :func:`~writer_jobs.feeds.debezium.envelopes.resolve_source_tables`.
         columns: Columns in the schemas of the messages.
         skipped: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``).
         order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
@@ -74,7 +72,5 @@ class DecodedBatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -14,28 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VariantType,
-)
+from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, MOST_DIGITS
 from writer_jobs.delta.type_differences import DIGITS, holds, wider_of
@@ -62,35 +41,30 @@ def connect_decoder(schema: Mapping[str, Any]) -> Decoder:
         return _array(connect_decoder(schema["items"]))
     if connect_type == "map" and schema["keys"]["type"] == "string":
         return _map(connect_decoder(schema["values"]))
-    return _PRIMITIVE.get(connect_type, Decoder(StringType()))
+    return _PRIMITIVE.get(connect_type, Decoder(T.StringType()))
 
 
-def column_decoder(data_type: DataType, values: DataType | None = None, *, is_fixed: bool = False) -> Decoder:
+def column_decoder(data_type: T.DataType, values: T.DataType | None = None, *, is_fixed: bool = False) -> Decoder:
     """Return the decoder of values without a schema for a column of the table.
 
-    The decoder's type has the column's fields and those of the values. Its decimals have the digits of both. Numbers do
-    not become timestamps, because only a schema states their unit.
-
-    Args:
-        data_type: The column's type.
-        values: The type that Spark infers from the values.
-        is_fixed: Whether the column keeps its type.
-
+    ``values`` is the type that Spark infers from the values. The decoder's type has the column's fields and those of
+    the values. Its decimals have the digits of both, unless the type of the column is fixed. Numbers do not become
+    timestamps, because only a schema states their unit.
     """
-    if isinstance(data_type, StructType):
-        return _struct_column_decoder(data_type, values if isinstance(values, StructType) else StructType())
-    if isinstance(data_type, ArrayType):
+    if isinstance(data_type, T.StructType):
+        return _struct_column_decoder(data_type, values if isinstance(values, T.StructType) else T.StructType())
+    if isinstance(data_type, T.ArrayType):
         return _array(
-            column_decoder(data_type.elementType, values.elementType if isinstance(values, ArrayType) else None)
+            column_decoder(data_type.elementType, values.elementType if isinstance(values, T.ArrayType) else None)
         )
-    if isinstance(data_type, MapType) and isinstance(data_type.keyType, StringType):
+    if isinstance(data_type, T.MapType) and isinstance(data_type.keyType, T.StringType):
         return _map(column_decoder(data_type.valueType))
     if not is_fixed and (wider := _wider_decimal(data_type, values)) is not None:
         return Decoder(wider)
     return Decoder(data_type, _WITHOUT_SCHEMA.get(type(data_type), "plain"))
 
 
-def _struct_column_decoder(data_type: StructType, values: StructType) -> Decoder:
+def _struct_column_decoder(data_type: T.StructType, values: T.StructType) -> Decoder:
     # A field whose name has the same case comes last, so it replaces one that differs by case.
     same_case = [field for field in values if field.name in data_type.names]
     inferred = {field.name.lower(): field for field in (*values, *same_case)}
@@ -99,19 +73,19 @@ def _struct_column_decoder(data_type: StructType, values: StructType) -> Decoder
     parts = [(json.name, field.name, column_decoder(field.dataType, json.dataType)) for field, json in pairs]
     new_parts = ((field.name, inferred_decoder(field.dataType)) for field in values if field.name.lower() not in names)
     parts += [(name, name, part) for name, part in new_parts if part is not None]
-    fields = [StructField(name, part.type) for _, name, part in parts]
-    return Decoder(StructType(fields), "struct", parts=tuple((name, part) for name, _, part in parts))
+    fields = [T.StructField(name, part.type) for _, name, part in parts]
+    return Decoder(T.StructType(fields), "struct", parts=tuple((name, part) for name, _, part in parts))
 
 
-def _wider_decimal(data_type: DataType, values: DataType | None) -> DataType | None:
+def _wider_decimal(data_type: T.DataType, values: T.DataType | None) -> T.DataType | None:
     """Return the decimal type with the digits of a column and of values; None if the column's type has them."""
-    if not isinstance(values, DecimalType) or not isinstance(data_type, (DecimalType, *DIGITS)):
+    if not isinstance(values, T.DecimalType) or not isinstance(data_type, (T.DecimalType, *DIGITS)):
         return None
-    scale = data_type.scale if isinstance(data_type, DecimalType) else 0
-    digits = data_type.precision - data_type.scale if isinstance(data_type, DecimalType) else DIGITS[type(data_type)]
+    scale = data_type.scale if isinstance(data_type, T.DecimalType) else 0
+    digits = data_type.precision - data_type.scale if isinstance(data_type, T.DecimalType) else DIGITS[type(data_type)]
     # Spark infers 20 digits for every JSON number without a point.
-    is_longer = values.precision - values.scale > max(digits, DIGITS[LongType])
-    wider = DecimalType(
+    is_longer = values.precision - values.scale > max(digits, DIGITS[T.LongType])
+    wider = T.DecimalType(
         min(MOST_DIGITS, (values.precision - values.scale if is_longer else digits) + max(scale, values.scale)),
         max(scale, values.scale),
     )
@@ -119,100 +93,94 @@ def _wider_decimal(data_type: DataType, values: DataType | None) -> DataType | N
     return wider if fits else None
 
 
-def inferred_decoder(data_type: DataType) -> Decoder | None:
+def inferred_decoder(data_type: T.DataType) -> Decoder | None:
     """Return the decoder of values by the type that Spark infers from them; None if all values are null."""
-    if isinstance(data_type, NullType):
+    if isinstance(data_type, T.NullType):
         return None
-    if isinstance(data_type, DecimalType) and data_type.precision <= DOUBLE_DIGITS:
+    if isinstance(data_type, T.DecimalType) and data_type.precision <= DOUBLE_DIGITS:
         # JSON writes doubles with a point, and Spark infers a decimal for them.
-        return Decoder(DoubleType())
-    if isinstance(data_type, StructType):
+        return Decoder(T.DoubleType())
+    if isinstance(data_type, T.StructType):
         parts = ((field.name, inferred_decoder(field.dataType)) for field in data_type)
         fields = [(name, part) for name, part in parts if part is not None]
         # Delta has no structs without fields.
-        return _struct(*fields) if fields else Decoder(StringType())
-    if isinstance(data_type, ArrayType):
-        return _array(inferred_decoder(data_type.elementType) or Decoder(StringType()))
+        return _struct(*fields) if fields else Decoder(T.StringType())
+    if isinstance(data_type, T.ArrayType):
+        return _array(inferred_decoder(data_type.elementType) or Decoder(T.StringType()))
     # Values of several types become their text.
-    return Decoder(StringType()) if isinstance(data_type, VariantType) else Decoder(data_type)
+    return Decoder(T.StringType()) if isinstance(data_type, T.VariantType) else Decoder(data_type)
 
 
-def common_type(data_types: list[DataType], column: DataType | None) -> DataType | None:
-    """Return the type that holds the values of all types; None if no type does.
-
-    Args:
-        data_types: The types; at least one.
-        column: The type of the table's column; None for a new column.
-
-    """
-    if isinstance(column, StringType):
+def common_type(data_types: list[T.DataType], column: T.DataType | None) -> T.DataType | None:
+    """Return the type that holds the values of all types; None if no type does. A new column has no type yet."""
+    if isinstance(column, T.StringType):
         return column if is_held_by_string(data_types) else None
 
-    def wider(common: DataType | None, data_type: DataType) -> DataType | None:
+    def wider(common: T.DataType | None, data_type: T.DataType) -> T.DataType | None:
         return None if common is None else wider_of(common, data_type)
 
     return reduce(wider, data_types[1:], data_types[0])
 
 
-def is_held_by_string(data_types: Iterable[DataType]) -> bool:
+def is_held_by_string(data_types: Iterable[T.DataType]) -> bool:
     """Return whether a string column holds the values of all types, in every time zone."""
-    return all(holds(StringType(), data_type) for data_type in data_types)
+    return all(holds(T.StringType(), data_type) for data_type in data_types)
 
 
 def _struct(*parts: tuple[str, Decoder]) -> Decoder:
-    return Decoder(StructType([StructField(name, part.type) for name, part in parts]), "struct", parts=parts)
+    return Decoder(T.StructType([T.StructField(name, part.type) for name, part in parts]), "struct", parts=parts)
 
 
 def _array(element: Decoder) -> Decoder:
-    return Decoder(ArrayType(element.type), "array", parts=(("element", element),))
+    return Decoder(T.ArrayType(element.type), "array", parts=(("element", element),))
 
 
 def _map(value: Decoder) -> Decoder:
-    return Decoder(MapType(StringType(), value.type), "map", parts=(("value", value),))
+    return Decoder(T.MapType(T.StringType(), value.type), "map", parts=(("value", value),))
 
 
 def _decimal(parameters: Mapping[str, str]) -> Decoder:
     scale, precision = int(parameters["scale"]), int(parameters.get("connect.decimal.precision", MOST_DIGITS))
     fits = 0 <= scale <= precision <= MOST_DIGITS
-    return Decoder(DecimalType(precision, scale) if fits else StringType(), "unscaled", scale)
+    return Decoder(T.DecimalType(precision, scale) if fits else T.StringType(), "unscaled", scale)
 
 
 _PRIMITIVE: Mapping[str, Decoder] = {
-    "boolean": Decoder(BooleanType()),
-    "int8": Decoder(ByteType()),
-    "int16": Decoder(ShortType()),
-    "int32": Decoder(IntegerType()),
-    "int64": Decoder(LongType()),
-    "float": Decoder(FloatType()),
-    "float32": Decoder(FloatType()),
-    "double": Decoder(DoubleType()),
-    "float64": Decoder(DoubleType()),
-    "bytes": Decoder(BinaryType(), "base64"),
+    "boolean": Decoder(T.BooleanType()),
+    "int8": Decoder(T.ByteType()),
+    "int16": Decoder(T.ShortType()),
+    "int32": Decoder(T.IntegerType()),
+    "int64": Decoder(T.LongType()),
+    "float": Decoder(T.FloatType()),
+    "float32": Decoder(T.FloatType()),
+    "double": Decoder(T.DoubleType()),
+    "float64": Decoder(T.DoubleType()),
+    "bytes": Decoder(T.BinaryType(), "base64"),
 }
 #: Decoders by the name of Debezium's or Connect's semantic type. Times of day and durations stay numbers, because Delta
 #: has no type for them. A semantic type that is not listed is decoded by its primitive type: Json, Uuid, Enum, Xml and
 #: IsoTime as strings, Bits as bytes, geometries as structs.
 _SEMANTIC: Mapping[str, Decoder] = {
-    f"{_DEBEZIUM}Date": Decoder(DateType(), "days"),
-    f"{_CONNECT}Date": Decoder(DateType(), "days"),
-    f"{_DEBEZIUM}IsoDate": Decoder(DateType(), "date"),
-    f"{_DEBEZIUM}Timestamp": Decoder(TimestampType(), "millis"),
-    f"{_CONNECT}Timestamp": Decoder(TimestampType(), "millis"),
-    f"{_DEBEZIUM}MicroTimestamp": Decoder(TimestampType(), "micros"),
-    f"{_DEBEZIUM}NanoTimestamp": Decoder(TimestampType(), "nanos"),
-    f"{_DEBEZIUM}ZonedTimestamp": Decoder(TimestampType(), "zoned"),
-    f"{_DEBEZIUM}IsoTimestamp": Decoder(TimestampType(), "zoned"),
-    f"{_DEBEZIUM}Time": Decoder(LongType()),
-    f"{_CONNECT}Time": Decoder(LongType()),
-    "io.debezium.data.VariableScaleDecimal": Decoder(StringType(), "variable"),
+    f"{_DEBEZIUM}Date": Decoder(T.DateType(), "days"),
+    f"{_CONNECT}Date": Decoder(T.DateType(), "days"),
+    f"{_DEBEZIUM}IsoDate": Decoder(T.DateType(), "date"),
+    f"{_DEBEZIUM}Timestamp": Decoder(T.TimestampType(), "millis"),
+    f"{_CONNECT}Timestamp": Decoder(T.TimestampType(), "millis"),
+    f"{_DEBEZIUM}MicroTimestamp": Decoder(T.TimestampType(), "micros"),
+    f"{_DEBEZIUM}NanoTimestamp": Decoder(T.TimestampType(), "nanos"),
+    f"{_DEBEZIUM}ZonedTimestamp": Decoder(T.TimestampType(), "zoned"),
+    f"{_DEBEZIUM}IsoTimestamp": Decoder(T.TimestampType(), "zoned"),
+    f"{_DEBEZIUM}Time": Decoder(T.LongType()),
+    f"{_CONNECT}Time": Decoder(T.LongType()),
+    "io.debezium.data.VariableScaleDecimal": Decoder(T.StringType(), "variable"),
 }
 
-_WITHOUT_SCHEMA: Mapping[type[DataType], str] = {
-    BinaryType: "base64",
-    DateType: "date",
-    TimestampType: "zoned",
-    TimestampNTZType: "zoned",
-    VariantType: "variant",
+_WITHOUT_SCHEMA: Mapping[type[T.DataType], str] = {
+    T.BinaryType: "base64",
+    T.DateType: "date",
+    T.TimestampType: "zoned",
+    T.TimestampNTZType: "zoned",
+    T.VariantType: "variant",
 }
 
 

@@ -13,6 +13,7 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.errors import FeedError
 from writer_jobs.feeds.message_values import (
     compute_once,
     has_long_number,
@@ -21,6 +22,7 @@ from writer_jobs.feeds.message_values import (
     parse_single_value,
     variant_path,
 )
+from writer_jobs.merge.table_feed import has_name
 
 #: Operations that change a row.
 ROW_OPS = ("c", "r", "u", "d")
@@ -31,11 +33,7 @@ ROW, SKIPPED, TRUNCATE, DEAD, FILTERED = "row", "skipped", "truncate", "dead", "
 
 
 def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFrame:
-    """Parse messages. Each message is parsed once.
-
-    Args:
-        messages: ``key`` and ``value`` (binary), ``origin`` (string).
-        source_tables: Tables whose events are applied, as :func:`decode` takes them; empty: all tables.
+    """Parse messages. Each message is parsed once. The arguments are those of :func:`decode`.
 
     Returns:
         The columns of ``messages``; ``payload`` and ``key_payload`` (variant) without their schemas; ``schema`` and
@@ -88,6 +86,37 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) ->
         )
         .drop("json_value", "body")
     )
+
+
+def resolve_source_tables(names: Collection[str], tables: Collection[str]) -> tuple[str, ...] | None:
+    """Return the source tables of a feed: the tables that the caller names, or the only table of the events.
+
+    They are full names, and each given name that no event's table has; None if the events do not name their table.
+    ``tables`` are those of the events, each as ``db.schema.table``; an empty name for events that do not name a table.
+
+    Raises:
+        FeedError: The events are of several tables and the caller names none, or a name matches several tables.
+
+    """
+    if names:
+        return tuple(sorted({_full_name(name, tables) for name in names}))
+    if len(tables) > 1:
+        several = ", ".join(sorted(name or "(source.table is missing)" for name in tables))
+        raise FeedError(
+            f"the events are of several tables, {several}, whose rows would overwrite each other: pass --source-table "
+            "NAME (source_tables) for the table to apply, or for each of its leaf partitions"
+        )
+    return tuple(name for name in tables if name) or None
+
+
+def _full_name(name: str, tables: Collection[str]) -> str:
+    full_names = sorted(table for table in tables if has_name(table, name))
+    if len(full_names) > 1:
+        raise FeedError(
+            f"the name {name} means several source tables, {', '.join(full_names)}, whose rows would overwrite each "
+            "other: pass --source-table (source_tables) with the full name"
+        )
+    return full_names[0] if full_names else name
 
 
 def _source_table(payload: Column) -> Column:

@@ -12,23 +12,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, exact_cast, has_exact_cast
 from writer_jobs.feeds.debezium.unscaled_decimals import LONG_DIGITS, cast_decimal, decimal_text, long_decimal
@@ -59,7 +43,7 @@ class Decoder:
 
     """
 
-    type: DataType
+    type: T.DataType
     encoding: str = "plain"
     scale: int = 0
     parts: tuple[tuple[str, Decoder], ...] = ()
@@ -83,42 +67,41 @@ class Decoder:
 
     @property
     def _is_text(self) -> bool:
-        return self.encoding == "plain" and isinstance(self.type, StringType)
+        return self.encoding == "plain" and isinstance(self.type, T.StringType)
 
-    def for_column(self, data_type: DataType | None) -> Decoder:
+    def for_column(self, data_type: T.DataType | None) -> Decoder:
         """Return the decoder for a table's column whose type can hold the same values as this decoder's type."""
-        if isinstance(data_type, TimestampNTZType) and isinstance(self.type, TimestampType) and self.encoding in _UNITS:
+        is_time = isinstance(self.type, T.TimestampType) and self.encoding in _UNITS
+        if is_time and isinstance(data_type, T.TimestampNTZType):
             return replace(self, type=data_type)
-        if isinstance(data_type, LongType) and self.encoding == "nanos":
+        if isinstance(data_type, T.LongType) and self.encoding == "nanos":
             return Decoder(data_type)
-        if isinstance(data_type, StringType) and self.encoding == "zoned":
+        if isinstance(data_type, T.StringType) and self.encoding == "zoned":
             return Decoder(data_type)
-        if isinstance(data_type, DecimalType) and self.encoding in ("unscaled", "variable"):
+        if isinstance(data_type, T.DecimalType) and self.encoding in ("unscaled", "variable"):
             return replace(self, type=data_type)
         return self
 
-    def with_fields(self, data_type: DataType | None) -> Decoder:
-        """Add the nested fields of a type that this decoder lacks. They decode to null.
+    def with_fields(self, data_type: T.DataType | None) -> Decoder:
+        """Add the nested fields that this decoder lacks. They decode to null.
 
-        Args:
-            data_type: The type of the table's column, or of the column in another schema; None without such a column.
-
+        They are those of the type of the table's column, or of the column in another schema.
         """
-        if isinstance(data_type, StructType) and isinstance(self.type, StructType):
+        if isinstance(data_type, T.StructType) and isinstance(self.type, T.StructType):
             nested = {field.name.lower(): field for field in data_type}
             fields = {key: (field, field.name, Decoder(field.dataType, "absent")) for key, field in nested.items()}
             for field, (name, part) in zip(self.type, self.parts, strict=True):
                 key = field.name.lower()
                 fields[key] = (field, name, part.with_fields(nested[key].dataType if key in nested else None))
-            columns = [StructField(field.name, part.type) for field, _, part in fields.values()]
+            columns = [T.StructField(field.name, part.type) for field, _, part in fields.values()]
             parts = tuple((name, part) for _, name, part in fields.values())
-            return replace(self, type=StructType(columns), parts=parts)
-        if isinstance(data_type, ArrayType) and isinstance(self.type, ArrayType):
+            return replace(self, type=T.StructType(columns), parts=parts)
+        if isinstance(data_type, T.ArrayType) and isinstance(self.type, T.ArrayType):
             element = self.parts[0][1].with_fields(data_type.elementType)
-            return replace(self, type=ArrayType(element.type), parts=(("element", element),))
-        if isinstance(data_type, MapType) and isinstance(self.type, MapType):
+            return replace(self, type=T.ArrayType(element.type), parts=(("element", element),))
+        if isinstance(data_type, T.MapType) and isinstance(self.type, T.MapType):
             value = self.parts[0][1].with_fields(data_type.valueType)
-            return replace(self, type=MapType(StringType(), value.type), parts=(("value", value),))
+            return replace(self, type=T.MapType(T.StringType(), value.type), parts=(("value", value),))
         return self
 
 
@@ -142,13 +125,13 @@ def _number(value: Column) -> Column:
 
 def _plain(decoder: Decoder, value: Column) -> Column:
     data_type = decoder.type
-    if isinstance(data_type, StringType):
+    if isinstance(data_type, T.StringType):
         return variant_text(value)
-    if isinstance(data_type, BooleanType):
+    if isinstance(data_type, T.BooleanType):
         return exact_cast(F.when(F.schema_of_variant(value) == "BOOLEAN", variant_text(value)), data_type)
-    if isinstance(data_type, DecimalType):
+    if isinstance(data_type, T.DecimalType):
         return exact_cast(F.coalesce(_number(value), _decimal_string(value)), data_type)
-    if isinstance(data_type, FloatType | DoubleType):
+    if isinstance(data_type, T.FloatType | T.DoubleType):
         number, name = _number(value), _string(value)
         fits = F.when(significant_digits(number) <= DOUBLE_DIGITS, number)
         return exact_cast(F.coalesce(fits, F.when(name.isin(*_NOT_FINITE), name)), data_type)
@@ -169,12 +152,12 @@ def _base64(_: Decoder, value: Column) -> Column:
 
 
 def _days(_: Decoder, value: Column) -> Column:
-    return F.date_add(F.lit(_EPOCH).cast("date"), exact_cast(_number(value), IntegerType()))
+    return F.date_add(F.lit(_EPOCH).cast("date"), exact_cast(_number(value), T.IntegerType()))
 
 
 def _date(decoder: Decoder, value: Column) -> Column:
     text = F.regexp_replace(_string(value), r"Z\z", "")
-    return F.coalesce(_days(decoder, value), exact_cast(text, DateType()))
+    return F.coalesce(_days(decoder, value), exact_cast(text, T.DateType()))
 
 
 _UNITS: Mapping[str, Callable[[Column], Column]] = {
@@ -186,22 +169,23 @@ _UNITS: Mapping[str, Callable[[Column], Column]] = {
 
 
 def _time(decoder: Decoder, value: Column) -> Column:
-    micros = _UNITS[decoder.encoding](exact_cast(_number(value), LongType()))
-    if isinstance(decoder.type, TimestampNTZType):
+    micros = _UNITS[decoder.encoding](exact_cast(_number(value), T.LongType()))
+    if isinstance(decoder.type, T.TimestampNTZType):
         return F.timestamp_add("MICROSECOND", micros, F.lit(_EPOCH).cast(decoder.type))
     return F.timestamp_micros(micros)
 
 
 def _zoned(decoder: Decoder, value: Column) -> Column:
     text, data_type = _string(value), decoder.type
-    return exact_cast(text if isinstance(data_type, TimestampNTZType) else F.when(text.rlike(_ZONED), text), data_type)
+    is_local = isinstance(data_type, T.TimestampNTZType)
+    return exact_cast(text if is_local else F.when(text.rlike(_ZONED), text), data_type)
 
 
 def _unscaled(decoder: Decoder, value: Column) -> Column:
     # A JSON string is base64 (the default); a JSON number has decimal.format=NUMERIC.
     unscaled = F.try_to_binary(_string(value), F.lit("base64"))
     data_type = decoder.type
-    if isinstance(data_type, DecimalType) and data_type.precision <= LONG_DIGITS:
+    if isinstance(data_type, T.DecimalType) and data_type.precision <= LONG_DIGITS:
         number = compute_once(unscaled, lambda octets: long_decimal(octets, decoder.scale))
         return F.coalesce(
             compute_once(number, lambda decimal: cast_decimal(decimal, data_type)),
@@ -215,12 +199,12 @@ def _variable(decoder: Decoder, value: Column) -> Column:
     return _cast_text(decoder.type, decimal_text(unscaled, F.try_variant_get(value, variant_path("scale"), "int")))
 
 
-def _cast_text(data_type: DataType, text: Column) -> Column:
-    return exact_cast(text, data_type) if isinstance(data_type, DecimalType) else text
+def _cast_text(data_type: T.DataType, text: Column) -> Column:
+    return exact_cast(text, data_type) if isinstance(data_type, T.DecimalType) else text
 
 
 def _struct(decoder: Decoder, value: Column) -> Column:
-    assert isinstance(decoder.type, StructType)  # noqa: S101 (by the decoder's encoding)
+    assert isinstance(decoder.type, T.StructType)  # noqa: S101 (by the decoder's encoding)
     parts = [(member(value, name), part) for name, part in decoder.parts]
     names = [name for name, _ in decoder.parts]
     unknown_fields = F.map_filter(

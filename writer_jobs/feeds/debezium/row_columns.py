@@ -1,37 +1,139 @@
-"""The columns of a batch of change events: their types, and the expressions that decode them."""
+"""The columns of a batch of change events: the schemas of the messages, and the types and decoders of the columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
+from typing import Any
 
-from pyspark.sql import Column, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
-from writer_jobs.feeds.debezium.decoders import common_type, is_held_by_string
+from writer_jobs.feeds.debezium.decoders import (
+    column_decoder,
+    common_type,
+    connect_decoder,
+    inferred_decoder,
+    is_held_by_string,
+    struct_ddl,
+)
+from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCATE
 from writer_jobs.feeds.debezium.json_values import Decoder
-from writer_jobs.feeds.debezium.message_schemas import SchemaGroup, message_keys
+from writer_jobs.feeds.message_values import member, variant_path
 
 #: The decoders of one column, each with the numbers of the groups that use it.
 ColumnDecoders = dict[Decoder, list[int]]
+
+
+class SchemaGroup:
+    """Messages with one schema, or without a schema: those of a row of :func:`summarize_schemas`.
+
+    The types of known columns, by lower-case name, and the names of the keys determine the decoders.
+
+    Attributes:
+        schema: Schema of the values as JSON; None for messages without a schema.
+        key_schema: Schema of the keys as JSON; None for keys without a schema.
+        columns: Decoders of the row's columns.
+        keys: Decoders of the key's columns; for messages without a schema also of the columns in ``before``.
+        is_invalid: Whether the schema is not Connect's schema of a change event.
+
+    """
+
+    def __init__(self, summary: Row, types: Mapping[str, DataType], key_names: Collection[str]) -> None:
+        schema, key_schema = summary["schema"], summary["key_schema"]
+        columns = keys = None
+        with suppress(KeyError, TypeError, ValueError, StopIteration):
+            columns = _inferred(summary["shape"], types, key_names) if schema is None else _row_fields(schema)
+            keys = (
+                _inferred(summary["key_shape"], types, key_names)
+                if key_schema is None
+                else _fields(json.loads(key_schema))
+            )
+        # A delete uses only the key of `before`, so the types in it do not affect the row's columns.
+        keys_before = _inferred(summary["old_shape"], types, key_names) if schema is None else {}
+        self.schema: str | None = schema
+        self.key_schema: str | None = key_schema
+        self.columns: Mapping[str, Decoder] = columns or {}
+        self.keys: Mapping[str, Decoder] = {**keys_before, **(keys or {})}
+        self.is_invalid = columns is None or keys is None
+
+
+def summarize_schemas(envelopes: DataFrame) -> list[Row]:
+    """Return one row for each schema: the counts, connectors, tables and inferred types of its messages."""
+    is_row, payload, key = F.col("kind") == ROW, F.col("payload"), F.col("key_payload")
+    has_no_schema = is_row & F.col("schema").isNull()
+    connector = F.coalesce(F.try_variant_get(payload, variant_path("source", "connector"), "string"), F.lit(""))
+    names = F.map_keys(F.try_variant_get(key, "$", "map<string,variant>"))
+    summaries = envelopes.groupBy("schema", "key_schema").agg(
+        F.count_if(F.col("kind") == SKIPPED).alias("skipped"),
+        F.count_if(F.col("kind") == FILTERED).alias("filtered"),
+        F.collect_set(F.when(F.col("kind").isin(ROW, TRUNCATE), F.col("source_table"))).alias("tables"),
+        F.count_if(is_row).alias("rows"),
+        F.min(F.when(F.col("kind") == TRUNCATE, F.col("origin"))).alias("truncate"),
+        F.collect_set(F.when(is_row, connector)).alias("connectors"),
+        F.collect_set(F.when(is_row, names)).alias("names"),
+        F.schema_of_variant_agg(F.when(has_no_schema, member(payload, "after"))).alias("shape"),
+        F.schema_of_variant_agg(F.when(has_no_schema, member(payload, "before"))).alias("old_shape"),
+        F.schema_of_variant_agg(F.when(is_row & F.col("key_schema").isNull(), key)).alias("key_shape"),
+    )
+    return list(summaries.collect())
+
+
+def message_keys(summaries: Sequence[Row]) -> tuple[str, ...]:
+    """Return the columns of the messages' keys.
+
+    Raises:
+        FeedError: The messages have no keys, or keys with different columns.
+
+    """
+    keys = sorted({tuple(sorted(names)) for summary in summaries for names in summary["names"] if names})
+    if summaries and not keys:
+        raise FeedError("the messages have no keys: name the columns that together identify a row (keys)")
+    if len(keys) > 1:
+        several = " and ".join(f"({', '.join(names)})" for names in keys)
+        raise FeedError(f"the messages have keys of several sorts, {several}: name the key columns (keys)")
+    return keys[0] if keys else ()
+
+
+def _row_fields(schema: str) -> dict[str, Decoder]:
+    """Return the decoders of the row's columns by the schema of a change event."""
+    return _fields(next(field for field in json.loads(schema)["fields"] if field["field"] == "after"))
+
+
+def _fields(schema: Mapping[str, Any]) -> dict[str, Decoder]:
+    return {field["field"]: connect_decoder(field) for field in schema.get("fields", ())}
+
+
+def _inferred(shape: str, types: Mapping[str, DataType], key_names: Collection[str]) -> dict[str, Decoder]:
+    """Return the decoders of columns without a schema, by their known types or else by the inferred types."""
+    data_type, fixed_names = DataType.fromDDL(struct_ddl(shape)), {name.lower() for name in key_names}
+    decoders: dict[str, Decoder | None] = {}
+    for column in data_type if isinstance(data_type, StructType) else ():
+        name, values = column.name.lower(), column.dataType
+        decoders[column.name] = (
+            column_decoder(types[name], values, is_fixed=name in fixed_names)
+            if name in types
+            else inferred_decoder(values)
+        )
+    return {name: decoder for name, decoder in decoders.items() if decoder is not None}
 
 
 class RowColumns:
     """The columns of a batch's rows: those of all schemas, with types that hold the values of all messages.
 
     Args:
-        summaries: Rows of :func:`~writer_jobs.feeds.debezium.message_schemas.summarize_schemas` with rows.
-        table: State of the target table; None if it does not exist.
+        summaries: The summaries that count rows.
         keys: Key columns; None for the fields of the messages' keys.
 
     Attributes:
         groups: The groups of messages by schema.
         keys: Key columns in the messages' spelling.
         types: Types of the columns by name.
-        schema: The columns as a struct.
 
     Raises:
         FeedError: The messages have no keys or several; column names differ by case only; no type holds all values of a
@@ -49,7 +151,7 @@ class RowColumns:
         self._decoders: dict[str, ColumnDecoders] = {}
         for summary in summaries:
             known_types = {name.lower(): data_type for name, data_type in self.types.items()} | self._table_types
-            self.groups.append(SchemaGroup.of(summary, known_types, self.keys))
+            self.groups.append(SchemaGroup(summary, known_types, self.keys))
             self._merge_groups()
         spelling = {name.lower(): name for group in self.groups for name in (*group.keys, *group.columns)}
         self.keys = tuple(spelling.get(name.lower(), name) for name in self.keys)

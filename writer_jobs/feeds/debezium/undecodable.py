@@ -15,8 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructType
 
 from writer_jobs.feeds.debezium.decoded_batch import ORDER
-from writer_jobs.feeds.debezium.message_schemas import SchemaGroup
-from writer_jobs.feeds.debezium.row_columns import RowColumns
+from writer_jobs.feeds.debezium.row_columns import RowColumns, SchemaGroup
 from writer_jobs.feeds.message_values import variant_path
 
 
@@ -38,12 +37,8 @@ def unnamed_fields_reason(groups: Iterable[SchemaGroup]) -> Column:
 def undecodable_reason(columns: RowColumns, texts: Mapping[str, Column], order: DataType, unavailable: str) -> Column:
     """Return the first reason why a row cannot be applied; null if it can.
 
-    Args:
-        columns: The columns of the batch.
-        texts: The columns' texts in the message, by name.
-        order: Type of the column :data:`ORDER`.
-        unavailable: The connector's ``unavailable.value.placeholder``.
-
+    ``texts`` are the columns' texts in the message, by name; ``order`` is the type of the column :data:`ORDER`, and
+    ``unavailable`` the connector's ``unavailable.value.placeholder``.
     """
     row, is_write = F.col("row"), F.col("op") != "d"
     placeholders = F.array(*map(F.lit, _placeholders(unavailable)))

@@ -18,11 +18,12 @@ from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import FILTERED, MESSAGE, ORIGIN, REASON, decode_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.merge.apply import RETENTION
-from writer_jobs.merge.batch_applier import ApplyOptions, BatchApplier
+from writer_jobs.merge.batch_applier import BatchApplier
 from writer_jobs.merge.change_spec import SEQ, ChangeSpec
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.result import ChangesResult
-from writer_jobs.merge.table_feed import FeedBinding, TableFeed
+from writer_jobs.merge.table_feed import TableFeed
+from writer_jobs.merge.table_shape import TableShape
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -70,18 +71,13 @@ def apply_cells(
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
-    spec = ChangeSpec.of(writer.table, keys=mapping.keys, sequence_by=SEQ)
+    spec = ChangeSpec(table=writer.table, keys=mapping.keys, sequence_by=SEQ)
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
-    apply_options = ApplyOptions(
-        evolves=True,
-        partition_by=tuple(partition_by),
-        retention_days=retention / timedelta(days=1),
-        txn=txn,
-    )
-    feed = TableFeed(model="cells", keys=spec.keys, source_tables=mapping.tables or None)
-    binding = FeedBinding(cells.sparkSession, writer.table, feed)
+    feed = TableFeed(model="cells", keys=mapping.keys, source_tables=mapping.tables or None)
+    model = CellRows(spec, mapping)
+    shape = TableShape(cells.sparkSession, writer, spec, model, feed, evolves=True, partition_by=partition_by)
     if (state := writer.log.state()) is not None:
-        binding.refuse_other(state)
+        shape.binding.refuse_other(state)
     with ExitStack() as resources:
         # The cells are read once: a later read of a topic can return more.
         partitions = partition_by if state is None else state.partition_columns
@@ -97,8 +93,7 @@ def apply_cells(
         if max_dead_letters is not None:
             max_dead_letters.check(writer.table, dead_count, cell_count, dead_reason)
         good = rows.where(F.col(REASON).isNull() & ~F.col(FILTERED)).drop(REASON, ORIGIN, MESSAGE, FILTERED)
-        application = BatchApplier(writer, spec, CellRows(spec, mapping), binding, good, apply_options, options)
-        resources.enter_context(closing(application))
+        application = resources.enter_context(closing(BatchApplier(shape, model, good, retention, txn, options)))
         dead = rows.where(F.col(REASON).isNotNull()).select(
             F.lit(None).cast("binary").alias("key"),
             F.col(MESSAGE).alias("value"),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.side_locations import CELLS_SUFFIX
@@ -44,6 +44,7 @@ from writer_jobs.merge.batch import AMBIGUOUS, ChangeBatch, fold
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, all_of, comparable, match_on, qualified, with_keys
 from writer_jobs.merge.side_table import SideTableLayout
+from writer_jobs.merge.table_model import TableModel
 from writer_jobs.writer import LockedDeltaWriter
 
 _MOST_COLUMNS = 2000
@@ -65,16 +66,9 @@ CELLS = SideTableLayout(
 )
 
 
-class CellRows:
-    """The table model of cells.
+class CellRows(TableModel):
+    """The table model of cells. The keys of ``spec`` are the row key's columns."""
 
-    Args:
-        spec: Specification with the row key's columns.
-        mapping: Mapping of the other columns.
-
-    """
-
-    sequence: str | None = None
     tie_breaker = WRITE_ORDER
     side_table = CELLS
 
@@ -111,10 +105,6 @@ class CellRows:
 
     def _duplicate_column(self, cell: str, column: str) -> ChangesError:
         return self._spec.misfit(f"{cell} would be the column {column}, which is another one: name it in the mapping")
-
-    def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
-        """Return no fields: rows of cells have no sequence."""
-        return []
 
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
         """Make sure that no column of the table has the values of two columns of HBase.
@@ -166,10 +156,6 @@ class CellRows:
             .whenNotMatchedInsert(~is_deleted, values)
         )
 
-    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as RowHistory's)
-        """Return the number of touched rows that the batch does not change."""
-        return max(0, keys - changed)
-
     def _fold_repetitions(self, cells: DataFrame) -> DataFrame:
         """Fold repetitions of a cell into one cell; cells of one timestamp with different values fail the job.
 
@@ -198,13 +184,8 @@ def without_expired(cells: DataFrame, keys: Sequence[str], old: Column) -> DataF
     """Drop the cells that no reader can see again.
 
     A hidden Put is dropped at once; the delete that hides it is dropped later. An older version, which a delete of the
-    newer one could uncover, and a delete, which could hide a late Put, are dropped when they are old.
-
-    Args:
-        cells: Each cell once, with ``SEQ``.
-        keys: Columns of the row key.
-        old: Condition that a cell is old.
-
+    newer one could uncover, and a delete, which could hide a late Put, are dropped when they are ``old``. ``cells`` has
+    each cell once, with ``SEQ``.
     """
     names = list(map(quoted, keys))
     cells = _with_visibility(cells.withColumn(_OLD, old), names)

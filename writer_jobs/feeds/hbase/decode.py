@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import IntegralType
 
 from writer_jobs.delta.partition_values import unstorable_value_reason
 from writer_jobs.errors import SourceError
@@ -37,27 +37,16 @@ _NO_SEQUENCE = -(1 << 63)
 _EVENT = "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary"
 _EVENT_COLUMNS = ("key", "timestamp", "delete", "value", "qualifier", "family", "table")
 _UDF, _DECODER = "sluice_hbase_event", "io.deltasluice.feeds.HBaseEvent"
-_JSON = StructType(
-    [
-        *(StructField(name, StringType()) for name in _BYTES),
-        StructField("timestamp", LongType()),
-        StructField("type", StringType()),
-        StructField("sequence", LongType()),
-        StructField("corrupt", StringType()),
-    ]
+_JSON = (
+    "row string, family string, qualifier string, value string, timestamp long, type string, sequence long, "
+    "corrupt string"
 )
 
 
 def parse_json_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
-    """Return the cells of messages that are JSON objects.
+    """Return the cells of messages that are JSON objects, for :func:`decode_cells`.
 
-    Args:
-        messages: ``value`` (binary) and ``origin`` (string).
-        mapping: Mapping with the encoding of bytes.
-
-    Returns:
-        Cells for :func:`decode_cells`.
-
+    The messages have ``value`` (binary) and ``origin`` (string).
     """
     text = F.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
@@ -83,13 +72,7 @@ def parse_json_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
 
 
 def parse_avro_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
-    """Return the cells of messages of Apache HBase's Kafka proxy. Each message is an event in Avro.
-
-    Args:
-        messages: ``value`` (binary) and ``origin`` (string).
-        mapping: As for :func:`parse_event_cells`.
-
-    """
+    """Return the cells of messages of Apache HBase's Kafka proxy. Each ``value`` (binary) is an event in Avro."""
     messages.sparkSession.udf.registerJavaFunction(_UDF, _DECODER, _EVENT)
     parsed = messages.select("value", "origin", F.expr(f"{_UDF}(value)").alias("event"))
     reason = F.when(F.col("event").isNull(), "not an HBaseKafkaEvent")
@@ -98,15 +81,13 @@ def parse_avro_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
 
 
 def parse_event_cells(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
-    """Return the cells of events of Apache HBase's Kafka proxy.
+    """Return the cells of events of Apache HBase's Kafka proxy. Events of other tables are marked in ``FILTERED``.
 
     An event does not state the type of a delete. A delete without a qualifier deletes the family. For a delete with a
     qualifier, the mapping's ``proxy_deletes`` is the type. Source: ``HbaseKafkaEvent.avro`` and
     ``KafkaTableForBridge`` in hbase-connectors.
 
-    Args:
-        events: The columns of the event, and optionally ``REASON``, ``ORIGIN`` and ``MESSAGE``.
-        mapping: Mapping of one HBase table. Events of other tables are marked in ``FILTERED``.
+    ``events`` has the columns of the event, and optionally ``REASON``, ``ORIGIN`` and ``MESSAGE``.
 
     Raises:
         SourceError: The events lack a column.
@@ -135,7 +116,6 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
         cells: ``row``, ``family``, ``qualifier`` and ``value`` (binary or string), ``timestamp`` (an integer,
             milliseconds), ``type`` (HBase's name or code of a type); optionally ``sequence`` (an integer), the order in
             which cells of one timestamp were written; optionally ``REASON``, ``ORIGIN``, ``MESSAGE`` and ``FILTERED``.
-        mapping: Mapping of the row key and of values.
         partition_columns: Partition columns of the table. A value that Delta stores as null there is not applied.
 
     Returns:

@@ -37,35 +37,25 @@ _NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 
 
 @dataclass(frozen=True)
-class KeyPart:
-    """One column of the row key.
+class Target:
+    """The column of the Delta table for a column of HBase, and the type of the bytes."""
+
+    column: str
+    type: ValueType
+
+
+@dataclass(frozen=True)
+class KeyPart(Target):
+    """The column of the Delta table for a part of the row key.
 
     Attributes:
-        column: Column of the Delta table.
-        type: Type of the bytes.
         until: Bytes that end the part; None for a part with a length, and for the last part.
         length: Length in bytes; None for a part with ``until``, and for a last part of any length.
 
     """
 
-    column: str
-    type: ValueType
     until: bytes | None
     length: int | None
-
-
-@dataclass(frozen=True)
-class Target:
-    """The target of a column of HBase.
-
-    Attributes:
-        column: Column of the Delta table.
-        type: Type of the bytes.
-
-    """
-
-    column: str
-    type: ValueType
 
 
 class HBaseMapping:

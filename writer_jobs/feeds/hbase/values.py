@@ -11,22 +11,7 @@ from collections.abc import Callable
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import MOST_DIGITS, exact_cast
 from writer_jobs.errors import MappingError
@@ -41,20 +26,20 @@ TYPES = (
     "string", "binary", "boolean", "byte", "short", "int", "long", "float", "double", "timestamp-millis",
     "text:boolean", "text:int", "text:long", "text:double", "text:date", "text:timestamp", "text:decimal(p,s)",
 )  # fmt: skip
-_TEXT_TYPES: dict[str, DataType] = {
-    "boolean": BooleanType(),
-    "int": IntegerType(),
-    "long": LongType(),
-    "double": DoubleType(),
-    "date": DateType(),
-    "timestamp": TimestampType(),
+_TEXT_TYPES: dict[str, T.DataType] = {
+    "boolean": T.BooleanType(),
+    "int": T.IntegerType(),
+    "long": T.LongType(),
+    "double": T.DoubleType(),
+    "date": T.DateType(),
+    "timestamp": T.TimestampType(),
 }
 # With the number of bytes.
-_INTEGER_TYPES: dict[str, tuple[DataType, int]] = {
-    "byte": (ByteType(), 1),
-    "short": (ShortType(), 2),
-    "int": (IntegerType(), 4),
-    "long": (LongType(), 8),
+_INTEGER_TYPES: dict[str, tuple[T.DataType, int]] = {
+    "byte": (T.ByteType(), 1),
+    "short": (T.ShortType(), 2),
+    "int": (T.IntegerType(), 4),
+    "long": (T.LongType(), 8),
 }
 #: Types of a row key's parts. With these types different bytes decode to different values.
 KEY_TYPES = (
@@ -63,16 +48,10 @@ KEY_TYPES = (
 
 
 class ValueType:
-    """The type of values in HBase, and its decoder.
-
-    Args:
-        name: The type in the mapping, one of :data:`TYPES`.
-
-    Attributes:
-        spark: Spark's type of the column.
+    """The type of values in HBase with a name in the mapping, Spark's type of the column, and the decoder.
 
     Raises:
-        MappingError: The name is not a type.
+        MappingError: The name is not one of :data:`TYPES`.
 
     """
 
@@ -92,10 +71,10 @@ class ValueType:
         return self._decode(value)
 
 
-def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
+def _type_of(name: str) -> tuple[T.DataType, Callable[[Column], Column]]:
     if name.startswith(_TEXT):
         data_type = _TEXT_TYPES.get(name.removeprefix(_TEXT)) or _decimal_type(name.removeprefix(_TEXT))
-        if isinstance(data_type, TimestampType):
+        if isinstance(data_type, T.TimestampType):
             return data_type, lambda value: _timestamp(_text(value))
         if data_type is not None:
             return data_type, lambda value: exact_cast(_text(value), data_type)
@@ -104,17 +83,17 @@ def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
     if name in _INTEGER_TYPES:
         data_type, size = _INTEGER_TYPES[name]
         return data_type, lambda value: _integer(value, size).cast(data_type)
-    simple: dict[str, tuple[DataType, Callable[[Column], Column]]] = {
-        "string": (StringType(), _text),
-        "binary": (BinaryType(), lambda value: value),
-        "boolean": (BooleanType(), lambda value: F.when(F.length(value) == 1, F.hex(value) != "00")),
-        "float": (FloatType(), lambda value: _float(value, 4, "java.lang.Float", "intBitsToFloat", "int", "float")),
+    simple: dict[str, tuple[T.DataType, Callable[[Column], Column]]] = {
+        "string": (T.StringType(), _text),
+        "binary": (T.BinaryType(), lambda value: value),
+        "boolean": (T.BooleanType(), lambda value: F.when(F.length(value) == 1, F.hex(value) != "00")),
+        "float": (T.FloatType(), lambda value: _float(value, 4, "java.lang.Float", "intBitsToFloat", "int", "float")),
         "double": (
-            DoubleType(),
+            T.DoubleType(),
             lambda value: _float(value, 8, "java.lang.Double", "longBitsToDouble", "long", "double"),
         ),
         "timestamp-millis": (
-            TimestampType(),
+            T.TimestampType(),
             lambda value: F.timestamp_micros(F.try_multiply(_integer(value, 8), F.lit(1000))),
         ),
     }
@@ -123,14 +102,14 @@ def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
     return simple[name]
 
 
-def _decimal_type(name: str) -> DecimalType | None:
+def _decimal_type(name: str) -> T.DecimalType | None:
     match = _DECIMAL.fullmatch(name)
     if match is None:
         return None
     precision, scale = map(int, match.groups())
     if not 1 <= precision <= MOST_DIGITS or scale > precision:
         raise MappingError(f"{name}: a decimal has 1 to {MOST_DIGITS} digits, and its scale is not larger")
-    return DecimalType(precision, scale)
+    return T.DecimalType(precision, scale)
 
 
 def _text(value: Column) -> Column:
@@ -140,8 +119,8 @@ def _text(value: Column) -> Column:
 
 def _timestamp(text: Column) -> Column:
     """Parse a timestamp. A text without a time zone is in UTC, so the value does not depend on the session."""
-    local = exact_cast(text, TimestampNTZType()).cast("string")
-    return exact_cast(F.coalesce(F.concat(local, F.lit("Z")), text), TimestampType())
+    local = exact_cast(text, T.TimestampNTZType()).cast("string")
+    return exact_cast(F.coalesce(F.concat(local, F.lit("Z")), text), T.TimestampType())
 
 
 def _integer(value: Column, size: int) -> Column:
@@ -154,7 +133,7 @@ def _float(value: Column, size: int, java_class: str, method: str, bits: str, da
     return F.when(F.length(value) == size, F.java_method(F.lit(java_class), F.lit(method), number).cast(data_type))
 
 
-def _decimal(value: Column, data_type: DecimalType) -> Column:
+def _decimal(value: Column, data_type: T.DecimalType) -> Column:
     scale = _integer(F.substring(value, 1, _SCALE_BYTES), _SCALE_BYTES)
     size = F.length(value) - _SCALE_BYTES
     unscaled = F.substring(value, _SCALE_BYTES + 1, _MOST_UNSCALED_BYTES)

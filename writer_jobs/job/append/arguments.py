@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from writer_jobs.job.arguments import JobParser, build_arguments
-from writer_jobs.job.inputs.file_arguments import FileJobArguments, add_new_table, add_reader_options, add_source
+from writer_jobs.job.arguments import JobParser, build_arguments, number
+from writer_jobs.job.inputs.file_arguments import (
+    FileJobArguments,
+    add_new_table,
+    add_report_and_reader_options,
+    add_source,
+)
 
 #: Name of the job in its help and its messages.
 PROGRAM = "append.py"
@@ -77,14 +81,15 @@ class AppendArguments(FileJobArguments):
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
-    """Parse the command line; see :meth:`JobParser.parse`. :meth:`AppendArguments.check` checks the values."""
+    """Parse the command line; see :class:`JobParser`. :meth:`AppendArguments.check` checks the values."""
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG)
     parser.add_table()
     add_source(parser)
     add_new_table(parser)
     add = parser.add_argument
     add(
-        "--commits", dest="divide_into", default=1, type=_commit_count, metavar="N",
+        "--commits", dest="divide_into", default=1, metavar="N",
+        type=number(int, 1, _MOST_COMMITS, f"a whole number from 1 to {_MOST_COMMITS}"),
         help="number of commits to divide the rows into (1)",
     )  # fmt: skip
     add(
@@ -99,13 +104,5 @@ def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
     )  # fmt: skip
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start it again")
-    parser.add_report()
-    add_reader_options(parser)
-    parser.add_verbose()
-    return build_arguments(AppendArguments, parser.parse(argv))
-
-
-def _commit_count(argument: str) -> int:
-    if not argument.isdecimal() or not 1 <= int(argument) <= _MOST_COMMITS:
-        raise argparse.ArgumentTypeError(f"{argument!r} is not a whole number from 1 to {_MOST_COMMITS}")
-    return int(argument)
+    add_report_and_reader_options(parser)
+    return build_arguments(AppendArguments, parser.parse_args(argv))

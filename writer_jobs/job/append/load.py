@@ -1,4 +1,4 @@
-"""Append the rows of source files to a table in one or several commits, each of them once."""
+"""The work of ``append.py``: append rows of source files in one or several commits, each of them once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import RunError, SourceError, TableError, WriteFailedError
-from writer_jobs.job.append.arguments import AppendArguments
+from writer_jobs.job.append.arguments import PROGRAM, AppendArguments, parse_arguments
 from writer_jobs.job.append.runs import Run, RunRecords, begun_run, check_same_basis, split_basis
 from writer_jobs.job.append.split import SplitRows
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import SourceReader
 from writer_jobs.job.output import JobOutput
+from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -35,10 +36,8 @@ class _Plan:
     """The plan of a load.
 
     Attributes:
-        state: State of the table; None if it did not exist.
         committed: Number of the run's commits in the table.
         run: The run, recorded with its first commit; None without a run id.
-        schema: Schema of the rows.
         versions: Table versions by the number of the run's commits, as far as the log still has them.
 
     """
@@ -53,12 +52,7 @@ class _Plan:
 class AppendLoad:
     """A load of source files into one table.
 
-    Args:
-        spark: The session.
-        writer: Writer of the table.
-        arguments: Arguments of the job.
-        output: Prints the job's events.
-        uninterrupted: Takes a function that cancels an append, and returns a context that lets the append finish.
+    ``uninterrupted`` takes a function that cancels an append, and returns a context that lets the append finish.
 
     Raises:
         SourceError: The source files do not exist, or their format is not clear.
@@ -80,9 +74,7 @@ class AppendLoad:
         self._uninterrupted = uninterrupted
         self._files = HadoopFiles.of(spark)
         self._sources = find_sources(self._files, arguments.sources)
-        file_format = arguments.format or self._sources.format
-        self._format = file_format
-        self._reader = SourceReader(spark, self._sources, file_format, arguments.options, writer.table)
+        self._reader = SourceReader(spark, self._sources, arguments.format, arguments.options, writer.table)
         self._reported = 0
 
     def run(self) -> None:
@@ -110,7 +102,9 @@ class AppendLoad:
         if run_id is None:
             return _Plan(state, 0, None, self._schema(state))
         records, options = self._records(run_id), self._reader.options
-        basis = split_basis(self._spark, sources=self._sources, file_format=self._format, commits=arguments.commits)
+        basis = split_basis(
+            self._spark, sources=self._sources, file_format=self._reader.format, commits=arguments.commits
+        )
         head = log.head(run_id)
         committed = max(0, head.last_transaction)
         if committed == 0:
@@ -222,10 +216,7 @@ class AppendLoad:
 def refuse_other_partitioning(table: str, state: TableState | None, partition_by: Sequence[str]) -> None:
     """Make sure that an existing table has the given partition columns.
 
-    Args:
-        table: Canonical URI of the table, for the message.
-        state: State of the table; None if it does not exist.
-        partition_by: Partition columns; empty for any.
+    If no columns are given, every table has them.
 
     Raises:
         TableError: The table has other partition columns.
@@ -245,3 +236,13 @@ def _has_same_columns(planned: StructType, actual: StructType) -> bool:
         return {field.name.lower(): field.dataType.simpleString() for field in schema}
 
     return types(planned) == types(actual)
+
+
+def _append(context: JobContext[AppendArguments]) -> None:
+    load = AppendLoad(context.spark, context.writer, context.arguments, context.output, context.stop.deferred)
+    with failing_store_is_a_failed_write(context.writer.table):
+        load.run()
+
+
+#: The job that ``spark-submit`` runs.
+JOB = Job(PROGRAM, parse_arguments, _append)

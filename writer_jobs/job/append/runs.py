@@ -74,15 +74,7 @@ class Run:
 
     @classmethod
     def begin(cls, run_id: str, basis: Mapping[str, Any], options: Mapping[str, str], schema: StructType) -> Run:
-        """Return a new run, which has no record yet.
-
-        Args:
-            run_id: Id of the run.
-            basis: See :func:`split_basis`.
-            options: Options of the reader.
-            schema: Schema of the rows.
-
-        """
+        """Return a new run, which has no record yet. ``basis`` comes from :func:`split_basis`."""
         full_basis = {**basis, _OPTIONS: _hashed(options, secrets.token_hex(16))}
         record = {"format": _FORMAT, "id": run_id, "basis": full_basis, "schema": schema.jsonValue()}
         return cls(run_id, full_basis, schema, json.dumps(record, indent=1) + "\n")
@@ -104,11 +96,6 @@ class Run:
 
 class RunRecords:
     """The records of one run in a table's folder.
-
-    Args:
-        files: File systems.
-        table_location: The table's folder.
-        run_id: Id of the run.
 
     Every method raises :class:`StorageError` if a record cannot be read or written, and :class:`RunError` if an unknown
     release wrote a record. An incomplete record, whose writer was killed, is skipped.
@@ -200,13 +187,8 @@ def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) 
     """Return the record of a run that has commits in the table, and the newest version that can be one of them.
 
     A record is written before the first commit of its run, so a single record is the valid one. Of several records, the
-    newest commit of the run notes the valid one: the log is read backwards to that commit.
-
-    Args:
-        records: Records of the run.
-        log: Log of the table.
-        run_id: Id of the run.
-        head: Head of the log, which has transactions of this run.
+    newest commit of the run notes the valid one: the log is read backwards to that commit. The head of the log has
+    transactions of this run.
 
     Raises:
         RunError: The record is missing, or several records can be the valid one.

@@ -23,7 +23,6 @@ class SplitRows:
 
     Args:
         df: The rows, with columns in the order of their schema.
-        parts: Number of parts.
         together: Columns whose equal values are put into one Spark partition for each part. A table with these
             partition columns then gets one file for each of its partitions and part, and not one for each task.
 

@@ -18,10 +18,6 @@ from writer_jobs.job.stream_arguments import take_stream
 
 #: Name of the job in its help and its messages.
 PROGRAM = "cdc.py"
-#: Decoders of messages.
-DECODERS = ("hbase", "hbase-proxy", "debezium")
-#: Formats of files with messages.
-CDC_FORMATS = ("json", "parquet")
 
 _DESCRIPTION = """\
 Apply the change data of another store (cells of HBase, or events of Debezium) to a Delta table under the table's
@@ -121,26 +117,20 @@ class CdcArguments(ChangesJobArguments):
             )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
-        """Check that sources and the mapping exist if they are on the driver's disk.
-
-        Raises:
-            SourceError: A source or the mapping does not exist.
-            StorageError: A file system refuses access or does not exist.
-
-        """
+        """Check that sources, and the mapping, exist; see :meth:`JobArguments.check_local_sources`."""
         super().check_local_sources(files)
         if self.mapping is not None and is_local(files, self.mapping) and files.status(self.mapping) is None:
             raise SourceError(f"mapping {self.mapping} does not exist")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
-    """Parse the command line; see :meth:`JobParser.parse`. :meth:`CdcArguments.check` checks the values."""
+    """Parse the command line; see :class:`JobParser`. :meth:`CdcArguments.check` checks the values."""
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END)
     parser.add_table()
     add = parser.add_argument
-    add("--decoder", required=True, choices=DECODERS, help="decoder of the messages")
+    add("--decoder", required=True, choices=("hbase", "hbase-proxy", "debezium"), help="decoder of the messages")
     add("--mapping", type=nonblank, metavar="FILE", help="JSON file: row key, columns and types, for cells of HBase")
-    add_source(parser, formats=CDC_FORMATS, required=False)
+    add_source(parser, formats=("json", "parquet"), required=False)
     add_topic(parser)
     add(
         "--keys", type=column_names, metavar="COLS",
@@ -163,7 +153,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     )  # fmt: skip
     add_scd_type(parser)
     add_changes(parser, "cells, or deletes,")
-    options = parser.parse(argv)
+    options = parser.parse_args(argv)
     options.source_tables = tuple(dict.fromkeys(options.source_tables))
     options.stream = take_stream(options)
     return build_arguments(CdcArguments, options)

@@ -1,8 +1,8 @@
-"""The function of ``cdc.py``."""
+"""The work of ``cdc.py``: apply messages by their decoder, once or as a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,57 +11,116 @@ from pyspark.sql import DataFrame
 
 from lock_manager import Hold
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.job.cdc.applier import MessageApplier
+from writer_jobs.errors import SourceError
+from writer_jobs.feeds.debezium.apply import apply_events
+from writer_jobs.feeds.hbase.apply import apply_cells
+from writer_jobs.feeds.hbase.decode import parse_avro_cells, parse_event_cells, parse_json_cells
+from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.job.cdc.arguments import PROGRAM, CdcArguments, parse_arguments
 from writer_jobs.job.inputs.file_stream import FileBatches
 from writer_jobs.job.inputs.messages import Messages, messages_of_files, messages_of_topic
 from writer_jobs.job.inputs.source_files import find_sources
-from writer_jobs.job.load_transaction import LoadTransaction, apply_once
+from writer_jobs.job.loads import AppliedTotals, Load, run_stream
 from writer_jobs.job.runner import Job, JobContext
 from writer_jobs.job.stream_arguments import StreamArguments
-from writer_jobs.job.stream_runner import run_stream
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.streaming.checkpoint import claim_checkpoint
 from writer_jobs.streaming.query import ApplyBatch
-from writer_jobs.writer import LockedDeltaWriter
+
+
+class MessageApplier:
+    """The applier of the batches of one run.
+
+    Raises:
+        MappingError: The mapping file is malformed.
+        SourceError: The mapping file does not exist.
+
+    """
+
+    def __init__(self, context: JobContext[CdcArguments]) -> None:
+        arguments, writer = context.arguments, context.writer
+        self._arguments, self._writer = arguments, writer
+        self._mapping: HBaseMapping | None = None
+        if arguments.mapping is not None:
+            text = HadoopFiles.of(context.spark).read_text(arguments.mapping)
+            if text is None:
+                raise SourceError(f"mapping {arguments.mapping} does not exist")
+            self._mapping = HBaseMapping.parsed(text)
+        #: Totals of the batches.
+        self.totals = AppliedTotals(writer, arguments.source_tables if self._mapping is None else self._mapping.tables)
+
+    def apply(
+        self,
+        messages: Messages,
+        txn: tuple[str, int] | None,
+        metadata: Mapping[str, Any] | None,
+        holding: Callable[[Hold], None],
+    ) -> ChangesResult:
+        """Apply a batch. Without a run id, a load has no transaction.
+
+        Raises:
+            SourceError: The decoder cannot read such messages.
+            SluiceError: See :func:`apply_cells` and :func:`apply_events`.
+
+        """
+        arguments = self._arguments
+        options: dict[str, Any] = {"txn": txn, "metadata": metadata, "before_write": holding}
+        if self._mapping is not None:
+            result = apply_cells(
+                self._writer,
+                _cells(arguments.decoder, messages, self._mapping),
+                self._mapping,
+                partition_by=arguments.partition_by,
+                max_dead_letters=arguments.max_dead_letters,
+                retention=arguments.tombstone_retention,
+                **options,
+            )
+        elif messages.are_rows:
+            raise SourceError(
+                "the source has no messages: Debezium's events are JSON, or Parquet with the columns of Kafka's source"
+            )
+        else:
+            result = apply_events(self._writer, messages.rows, **arguments.apply_options, **options)
+        self.totals.add(result.dead_letters, result.dead_reason, result.filtered, is_applied=result.changes > 0)
+        return result
+
+
+def _cells(decoder: str, messages: Messages, mapping: HBaseMapping) -> DataFrame:
+    if decoder == "hbase":
+        return messages.rows if messages.are_rows else parse_json_cells(messages.rows, mapping)
+    if messages.are_lines:
+        raise SourceError("the source has lines: events of HBase's Kafka proxy are Avro in a topic, or rows of Parquet")
+    return (parse_event_cells if messages.are_rows else parse_avro_cells)(messages.rows, mapping)
 
 
 def _cdc(context: JobContext[CdcArguments]) -> None:
-    arguments = context.arguments
-    writer = LockedDeltaWriter(context.spark, context.manager, arguments.table)
-    context.report(table=writer.table)
-    if arguments.stream is None:
-        _apply_once(context, writer)
-    else:
-        _apply_stream(context, writer, arguments.stream)
-
-
-def _apply_once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
-    arguments = context.arguments
+    arguments, table = context.arguments, context.writer.table
+    if arguments.stream is not None:
+        _apply_stream(context, arguments.stream)
+        return
     if arguments.kafka is not None and arguments.topic is not None:
         messages = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=False)
         basis: dict[str, Any] = {"topic": arguments.topic}
     else:
         sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
-        messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
+        messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, table)
         basis = {"sources": sources.basis}
-    applier = MessageApplier(context.spark, arguments, writer)
-    transaction = LoadTransaction.of(context, PROGRAM, writer, {**arguments.identity, **basis})
-
-    apply_once(context, writer, transaction, partial(applier.apply, messages))
+    applier = MessageApplier(context)
+    Load(context, {**arguments.identity, **basis}).apply(partial(applier.apply, messages))
     applier.totals.refuse_nothing_applied()
 
 
-def _apply_stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, stream: StreamArguments) -> None:
-    arguments, files = context.arguments, HadoopFiles.of(context.spark)
-    applier, query = MessageApplier(context.spark, arguments, writer), {**arguments.identity, "table": writer.table}
+def _apply_stream(context: JobContext[CdcArguments], stream: StreamArguments) -> None:
+    arguments, files, table = context.arguments, HadoopFiles.of(context.spark), context.writer.table
+    applier, query = MessageApplier(context), {**arguments.identity, "table": table}
 
     def apply_files(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
-        files, result = batches.files(txn[1]), ChangesResult.of_nothing(writer.table)
-        if (sources := files.sources) is not None:
-            messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
+        sources, missing = batches.files(txn[1])
+        result = ChangesResult(table=table)
+        if sources is not None:
+            messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, table)
             result = applier.apply(messages, txn, None, holding)
-        return replace(result, missing_files=files.missing)
+        return replace(result, missing_files=missing)
 
     def apply_topic(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
         return applier.apply(Messages(batch), txn, None, holding)
@@ -75,7 +134,7 @@ def _apply_stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, 
         batches = FileBatches(context.spark, arguments.sources[0], stream)
         claim_checkpoint(files, stream.checkpoint, {**query, "source": batches.path})
         frame, apply = batches.frame(arguments.max_files_per_batch), apply_files
-    run_stream(context, writer, frame, stream, apply)
+    run_stream(context, frame, stream, apply)
     applier.totals.refuse_nothing_applied()
 
 

@@ -27,18 +27,7 @@ _COLUMN_MAPPING = "spark.databricks.delta.properties.defaults.columnMapping.mode
 
 @dataclass(frozen=True, kw_only=True)
 class FileJobArguments(JobArguments):
-    """The arguments of a job that reads files.
-
-    Attributes:
-        sources: Files, folders and globs.
-        format: Format of the files; None for the format of their names.
-        reader_options: The given options of Spark's reader; see :attr:`options`.
-        null_value: Text for null in CSV files; None for Spark's default.
-        partition_by: Partition columns of a new table.
-        column_mapping: Whether new tables have column mapping by name.
-        run_id: Id of the run; None for a load without an id.
-
-    """
+    """The arguments of a job that reads files."""
 
     sources: tuple[str, ...]
     format: str | None
@@ -77,13 +66,7 @@ class FileJobArguments(JobArguments):
                 )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
-        """Check that sources on the driver's disk exist. The glob of a stream may match no file yet.
-
-        Raises:
-            SourceError: A source does not exist, or the sources of a job that is not a stream have no files.
-            StorageError: A file system refuses access or does not exist.
-
-        """
+        """Check the sources; see :meth:`JobArguments.check_local_sources`. A stream's glob may match no file yet."""
         local = [source for source in self.sources if is_local(files, source)]
         if self.commits is not None and local and len(local) == len(self.sources):
             # All at once, because one of several folders may be empty.
@@ -134,13 +117,7 @@ def refuse_half_a_topic(kafka: str | None, topic: str | None) -> None:
 
 
 def add_new_table(parser: JobParser, more_help: str = "") -> None:
-    """Add the options for a new table: its partition columns and its column mapping.
-
-    Args:
-        parser: Parser of the job.
-        more_help: Continuation of the help of ``--partition-by``.
-
-    """
+    """Add the options for a new table. ``more_help`` continues the help of ``--partition-by``."""
     parser.add_argument(
         "--partition-by", default=(), type=column_names, metavar="COLS",
         help="partition columns of a new table, separated by commas; for an existing table give its own or none"
@@ -153,8 +130,9 @@ def add_new_table(parser: JobParser, more_help: str = "") -> None:
     )  # fmt: skip
 
 
-def add_reader_options(parser: JobParser) -> None:
-    """Add the options of Spark's reader."""
+def add_report_and_reader_options(parser: JobParser) -> None:
+    """Add the last options of a job that reads files: the report, Spark's reader, and diagnostics."""
+    parser.add_report()
     add = parser.add_argument
     add(
         "--option", dest="reader_options", action="append", default=[], type=key_and_value, metavar="KEY=VALUE",
@@ -162,3 +140,4 @@ def add_reader_options(parser: JobParser) -> None:
         "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
     )  # fmt: skip
     add("--null-value", metavar="TEXT", help="text for null in CSV files: --option nullValue=TEXT")
+    parser.add_verbose()

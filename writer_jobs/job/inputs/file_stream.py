@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped, is_glob
 from writer_jobs.errors import CheckpointError, SourceError
@@ -27,40 +25,11 @@ _ANY_AGE = {"maxFileAge": "36500d"}
 # Format version of both checkpoint logs; the default of Spark 4.2.
 _VERSION, _VERSION_SETTING = "v1", "spark.sql.streaming.offsetLog.formatVersion"
 # Columns of Spark's format binaryFile. The content is not selected, so Spark does not read it.
-_FILES = StructType(
-    [
-        StructField("path", StringType()),
-        StructField("modificationTime", TimestampType()),
-        StructField("length", LongType()),
-        StructField("content", BinaryType()),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class BatchFiles:
-    """The files of a micro-batch.
-
-    Attributes:
-        sources: Files that exist and are not empty; None if there are none.
-        missing: Number of deleted files that are skipped.
-
-    """
-
-    sources: SourceFiles | None
-    missing: int
+_FILES = "path string, modificationTime timestamp, length bigint, content binary"
 
 
 class FileBatches:
     """A folder or glob to which files are added.
-
-    Args:
-        spark: The session.
-        source: Folder or glob.
-        stream: Trigger and checkpoint of the stream.
-
-    Attributes:
-        path: The source as Spark's reader takes it.
 
     Raises:
         SourceError: The folder does not exist, or is a file.
@@ -78,21 +47,19 @@ class FileBatches:
         if folder is not None and not folder.is_folder:
             raise SourceError(f"source {source} is a file: a stream reads a folder, or a glob in quotes")
         self._folder = None if folder is None else folder.path
+        #: The source as Spark's reader takes it.
         self.path = source if folder is None else escaped(folder.path)
 
     def frame(self, most_files: int | None) -> DataFrame:
-        """Return the paths of the files as a stream.
-
-        Args:
-            most_files: Most files of a micro-batch; None for all files that exist.
-
-        """
+        """Return the paths of the files as a stream, with at most so many in a micro-batch, or all that exist."""
         options = _ANY_AGE if most_files is None else {**_ANY_AGE, "maxFilesPerTrigger": str(most_files)}
         reader = self._spark.readStream.format("binaryFile").options(**options)
         return reader.schema(_FILES).load(self.path).select("path")
 
-    def files(self, batch: int) -> BatchFiles:
-        """Return the files of a micro-batch of :meth:`frame`.
+    def files(self, batch: int) -> tuple[SourceFiles | None, int]:
+        """Return the files of a micro-batch of :meth:`frame`, and the number of deleted files that are skipped.
+
+        The files exist and are not empty; None if there are none.
 
         Raises:
             SourceError: A file was deleted before it was read, and deleted files are not skipped.
@@ -109,7 +76,7 @@ class FileBatches:
             )
         files = sorted(status for status in statuses.values() if status is not None)
         sources = SourceFiles(tuple(file for file in files if file.length), self._base([file.path for file in files]))
-        return BatchFiles(sources if sources.files else None, len(missing))
+        return sources if sources.files else None, len(missing)
 
     def _listed(self, batch: int) -> Iterator[str]:
         """Yield the paths of a batch's files from the checkpoint.

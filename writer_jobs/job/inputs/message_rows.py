@@ -8,21 +8,7 @@ from contextlib import closing, contextmanager
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    CharType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-    VarcharType,
-)
+from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import EXACT_DIGITS, exact_cast
 from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, contains_type, from_text, misfit_sentence
@@ -44,18 +30,13 @@ _CORRUPT, _REASON = "__sluice_corrupt", "__sluice_reason"
 _DOCUMENT = "__sluice_document"
 # Whether the message has a number with more digits than VARIANT stores, for a column of type double or of type decimal.
 _LONG_DOUBLE, _LONG_DECIMAL = "__sluice_long_double", "__sluice_long_decimal"
-_TEXTS = (*INEXACT_TYPES, BinaryType)
+_TEXTS = (*INEXACT_TYPES, T.BinaryType)
 # Types of variants whose text equals their JSON. Objects, and numbers with a fraction or an exponent, can differ.
 _SAME_TEXT = r"^(STRING|BOOLEAN|BIGINT|DECIMAL\(\d+,0\))\z"
 
 
 class JsonMessages:
-    """A reader of messages that are JSON objects with the columns of a schema.
-
-    Args:
-        writer: Writer of the target table.
-        arguments: Arguments of the job.
-        schema: The columns in DDL.
+    """A reader of messages that are JSON objects with the columns of a schema in DDL.
 
     Raises:
         SourceError: The schema is invalid, or has a type with a length.
@@ -66,10 +47,10 @@ class JsonMessages:
         self._writer = writer
         self._arguments = arguments
         try:
-            parsed = StructType.fromDDL(schema)
+            parsed = T.StructType.fromDDL(schema)
         except (*JVM_ERRORS, PySparkException) as error:
             raise SourceError(f"--value-schema {schema!r}: {error_reason(error)}") from error
-        if contains_type(parsed, (CharType, VarcharType)):
+        if contains_type(parsed, (T.CharType, T.VarcharType)):
             raise SourceError(f"--value-schema {schema!r}: write string for char(n) and varchar(n)")
         self._schema = parsed
 
@@ -89,7 +70,7 @@ class JsonMessages:
         # the number's digits.
         checked = F.from_json(
             text,
-            StructType([*text_schema, StructField(_CORRUPT, StringType())]),
+            T.StructType([*text_schema, T.StructField(_CORRUPT, T.StringType())]),
             {"columnNameOfCorruptRecord": _CORRUPT},
         )
         is_bad = document.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
@@ -100,7 +81,7 @@ class JsonMessages:
                 *("key", "value", "origin"),
                 document.alias(_DOCUMENT),
                 has_long_number(text).alias(_LONG_DOUBLE),
-                has_long_number(text, EXACT_DIGITS[DoubleType]).alias(_LONG_DECIMAL),
+                has_long_number(text, EXACT_DIGITS[T.DoubleType]).alias(_LONG_DECIMAL),
             )
             parsed = parsed.withColumn(ROW, F.col(_DOCUMENT).try_cast(text_schema)).withColumn(_REASON, reason)
             row = from_text(F.col(ROW), self._schema, _TEXTS, lambda item, data_type, _: _value(item, data_type), "")
@@ -111,19 +92,13 @@ class JsonMessages:
             yield separate_dead_letters(materialized.rows, self._writer, self._arguments)
 
 
-def _misfit(value: Column, text_value: Column, target: DataType, path: str) -> Column:
+def _misfit(value: Column, text_value: Column, target: T.DataType, path: str) -> Column:
     """Return a sentence about a part of a value that its type would change or lose; null without such a part.
 
-    Top-level fields that the schema lacks are ignored: the user chose the columns.
-
-    Args:
-        value: The value as a variant.
-        text_value: The value with the type that :func:`as_text` returns.
-        target: Type of the column.
-        path: Name of the column; empty for the whole message.
-
+    Top-level fields that the schema lacks are ignored: the user chose the columns. The value is a variant, and
+    ``text_value`` has the type that :func:`as_text` returns. The path is empty for the whole message.
     """
-    if isinstance(target, StructType):
+    if isinstance(target, T.StructType):
         fields = (
             _misfit(
                 F.try_variant_get(value, variant_path(field.name), "variant"),
@@ -134,35 +109,35 @@ def _misfit(value: Column, text_value: Column, target: DataType, path: str) -> C
             for field in target
         )
         return F.coalesce(_unknown_field(value, target, path), *fields)
-    if isinstance(target, ArrayType):
+    if isinstance(target, T.ArrayType):
         return _first_misfit(F.try_variant_get(value, "$", "array<variant>"), text_value, target.elementType, path)
-    if isinstance(target, MapType):
+    if isinstance(target, T.MapType):
         values = F.map_values(F.try_variant_get(value, "$", "map<string,variant>"))
         return _first_misfit(values, F.map_values(text_value), target.valueType, path)
     is_value = value.isNotNull() & ~F.is_variant_null(value)
-    if isinstance(target, StringType):
+    if isinstance(target, T.StringType):
         is_lost = ~F.schema_of_variant(value).rlike(_SAME_TEXT)
         return F.when(is_value & is_lost, f"column {path}: the text of its JSON would change; send a JSON string")
     is_changed = (_value(text_value, target) if isinstance(target, _TEXTS) else text_value).isNull()
-    if isinstance(target, DecimalType | FloatType | DoubleType):
+    if isinstance(target, T.DecimalType | T.FloatType | T.DoubleType):
         is_too_large = text_value.endswith("Infinity") & ~F.col("value").cast("string").contains('Infinity"')
-        is_changed |= is_too_large | F.col(_LONG_DECIMAL if isinstance(target, DecimalType) else _LONG_DOUBLE)
+        is_changed |= is_too_large | F.col(_LONG_DECIMAL if isinstance(target, T.DecimalType) else _LONG_DOUBLE)
     text = F.coalesce(text_value.cast("string"), F.to_json(value))
     return F.when(is_value & is_changed, misfit_sentence(text, target, path))
 
 
-def _first_misfit(values: Column, text_values: Column, target: DataType, path: str) -> Column:
+def _first_misfit(values: Column, text_values: Column, target: T.DataType, path: str) -> Column:
     """Return the sentence of :func:`_misfit` about the first element of two arrays with a misfit; null without one."""
     sentences = F.zip_with(values, text_values, lambda value, text: _misfit(value, text, target, f"{path}[]"))
     return F.try_element_at(F.array_compact(sentences), F.lit(1))
 
 
-def _value(text: Column, target: DataType) -> Column:
+def _value(text: Column, target: T.DataType) -> Column:
     """Cast a JSON text; null if the text is not exactly one value of the type."""
-    return F.try_to_binary(text, F.lit("base64")) if isinstance(target, BinaryType) else exact_cast(text, target)
+    return F.try_to_binary(text, F.lit("base64")) if isinstance(target, T.BinaryType) else exact_cast(text, target)
 
 
-def _unknown_field(value: Column, target: StructType, path: str) -> Column:
+def _unknown_field(value: Column, target: T.StructType, path: str) -> Column:
     """Return a sentence about a field that a type lacks, or has in another case; null without such a field."""
     names = F.map_keys(F.try_variant_get(value, "$", "map<string,variant>"))
     unknown = F.filter(names, lambda name: ~name.isin(*target.names))
@@ -176,20 +151,16 @@ def _unknown_field(value: Column, target: StructType, path: str) -> Column:
 def separate_dead_letters(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:
     """Separate the rows of messages from dead letters: messages without a row, or with a row that cannot be stored.
 
-    Args:
-        messages: ``key``, ``value``, ``origin``, the row in ``ROW``, and optionally in ``_REASON`` why it has no row.
-        writer: Writer of the target table.
-        arguments: Arguments of the job.
-
+    Messages have ``key``, ``value``, ``origin``, the row in ``ROW``, and optionally in ``_REASON`` why they have none.
     """
     state = writer.log.state()
     partition_columns = arguments.partition_by if state is None else state.partition_columns
     row = messages.schema[ROW].dataType
-    fields = {field.name.lower(): field for field in (row if isinstance(row, StructType) else ())}
+    fields = {field.name.lower(): field for field in (row if isinstance(row, T.StructType) else ())}
     names = dict.fromkeys(name.lower() for name in (*arguments.keys, arguments.event_time, *partition_columns))
     values = {fields[name].name: F.col(f"{ROW}.{quoted(fields[name].name)}") for name in names if name in fields}
     nulls = F.concat_ws(", ", *(F.when(value.isNull(), name) for name, value in values.items()))
-    schema = StructType(list(fields.values()))
+    schema = T.StructType(list(fields.values()))
     reasons = [
         F.when(nulls != "", F.concat(F.lit("null in "), nulls)),
         unstorable_row_reason(schema, partition_types(state, arguments.partition_by, schema), f"{ROW}."),
@@ -204,10 +175,10 @@ def separate_dead_letters(messages: DataFrame, writer: LockedDeltaWriter, argume
     return RowBatch(with_event_timestamps(rows, arguments.event_time), dead)
 
 
-def _event_time_reasons(value: Column, data_type: DataType) -> Iterator[Column]:
+def _event_time_reasons(value: Column, data_type: T.DataType) -> Iterator[Column]:
     """Yield the reasons why a row's event time is unusable; null for a usable one."""
-    target = _timestamp_for_text(data_type)
-    event_time = exact_cast(value, target) if isinstance(data_type, StringType) else value
+    target = T.TimestampType() if isinstance(data_type, T.StringType) else data_type
+    event_time = exact_cast(value, target) if isinstance(data_type, T.StringType) else value
     yield F.when(event_time.isNull(), "the event time is not a timestamp")
     if is_event_time(target):
         yield F.when(
@@ -218,14 +189,10 @@ def _event_time_reasons(value: Column, data_type: DataType) -> Iterator[Column]:
 def with_event_timestamps(rows: DataFrame, event_time: str) -> DataFrame:
     """Cast event times that are text to timestamps. A text that is not exactly a timestamp fails the job."""
     for field in rows.schema:
-        if field.name.lower() == event_time.lower() and isinstance(field.dataType, StringType):
-            text, data_type = rows[quoted(field.name)], TimestampType()
+        if field.name.lower() == event_time.lower() and isinstance(field.dataType, T.StringType):
+            text, data_type = rows[quoted(field.name)], T.TimestampType()
             failure = F.raise_error(misfit_sentence(text, data_type, field.name)).cast(data_type)
             return rows.withColumn(
                 field.name, F.when(text.isNotNull(), F.coalesce(exact_cast(text, data_type), failure))
             )
     return rows
-
-
-def _timestamp_for_text(data_type: DataType) -> DataType:
-    return TimestampType() if isinstance(data_type, StringType) else data_type

@@ -39,12 +39,7 @@ def messages_of_topic(
 ) -> Messages:
     """Return the messages of a Kafka topic.
 
-    Args:
-        spark: The session, with the package of Spark's source for Kafka on its class path.
-        servers: ``host:port,…`` of the cluster.
-        topic: Name of the topic.
-        options: Options of Spark's source, such as ``kafka.security.protocol``.
-        stream: Whether to read the topic as a stream.
+    The options are those of Spark's source, such as ``kafka.security.protocol``.
 
     Raises:
         SourceError: The source is not on the class path, or refuses an option.
@@ -67,14 +62,9 @@ def messages_of_topic(
 def messages_of_files(
     spark: SparkSession, sources: SourceFiles, file_format: str | None, options: Mapping[str, str], table: str
 ) -> Messages:
-    """Return the messages in files.
+    """Return the messages in files. In ``json`` files each line is a message.
 
-    Args:
-        spark: The session.
-        sources: The files.
-        file_format: ``json`` (one message in each line) or ``parquet``; None for the format of the files' names.
-        options: Options of Spark's reader.
-        table: Canonical URI of the table, for errors.
+    See :class:`SourceReader` for the arguments.
 
     Raises:
         SourceError: The files have another format.
@@ -84,9 +74,11 @@ def messages_of_files(
     if file_format not in ("json", "parquet"):
         raise SourceError(f"messages come in json or parquet files, not in {file_format}")
     if file_format == "json":
-        return Messages(_from_lines(SourceReader(spark, sources, "text", options, table).read(LINES)), are_lines=True)
-    reader = SourceReader(spark, sources, "parquet", options, table)
-    rows = reader.read(reader.schema_of_changes(None))
+        lines = SourceReader(spark, sources, "text", options, table).read(LINES)
+        key, origin = F.lit(None).cast("binary").alias("key"), F.col("_metadata.file_path").alias("origin")
+        rows = lines.select(key, F.col("value").cast("binary"), origin).where(F.octet_length("value") > 0)
+        return Messages(rows, are_lines=True)
+    rows = SourceReader(spark, sources, "parquet", options, table).read_changes(None)
     return Messages(_from_records(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
 
 
@@ -100,11 +92,3 @@ def _from_records(records: DataFrame) -> DataFrame:
         raise SourceError(
             f"the files do not have the types of Spark's source for Kafka: {error_reason(error)}"
         ) from error
-
-
-def _from_lines(lines: DataFrame) -> DataFrame:
-    return lines.select(
-        F.lit(None).cast("binary").alias("key"),
-        F.col("value").cast("binary"),
-        F.col("_metadata.file_path").alias("origin"),
-    ).where(F.octet_length("value") > 0)

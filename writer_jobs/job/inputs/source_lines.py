@@ -8,7 +8,6 @@ reports it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -31,12 +30,10 @@ class LinesError(ValueError):
     """A file has lines that Spark's reader would misread. The message is one sentence."""
 
 
-@dataclass(frozen=True)
 class CsvSyntax:
-    """The syntax of CSV files, by the options of Spark's reader.
+    """The syntax of CSV files that the options of a user, with lower-case names, define.
 
     Attributes:
-        separator: Separator of fields.
         ignores_blanks: Whether blanks around quotes are ignored.
         forbids_multiline: Whether the user set ``multiLine=false``.
         is_utf8: Whether the encoding is UTF-8.
@@ -45,28 +42,14 @@ class CsvSyntax:
 
     """
 
-    separator: str
-    ignores_blanks: bool
-    forbids_multiline: bool
-    is_utf8: bool
-    is_standard: bool
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> CsvSyntax:
-        """Return the syntax that the options of a user define.
-
-        Args:
-            options: Options with lower-case names.
-
-        """
+    def __init__(self, options: Mapping[str, str]) -> None:
         encoding, separator = encoding_of(options), options.get("sep", options.get("delimiter", ","))
-        return cls(
-            _SEPARATORS.get(separator, separator),
-            any(options.get(f"ignore{side}whitespace", "").lower() == "true" for side in ("leading", "trailing")),
-            options.get("multiline", "").lower() == "false",
-            is_utf8(encoding),
-            not any(name in options for name in _OTHER_SYNTAX) and _is_like_ascii(encoding),
-        )
+        blanks = (options.get(f"ignore{side}whitespace", "") for side in ("leading", "trailing"))
+        self.separator = _SEPARATORS.get(separator, separator)
+        self.ignores_blanks = any(option.lower() == "true" for option in blanks)
+        self.forbids_multiline = options.get("multiline", "").lower() == "false"
+        self.is_utf8 = is_utf8(encoding)
+        self.is_standard = not any(name in options for name in _OTHER_SYNTAX) and _is_like_ascii(encoding)
 
 
 def encoding_of(options: Mapping[str, str]) -> str:
@@ -94,7 +77,6 @@ def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: 
     Args:
         lines: ``value`` and ``_metadata`` of the files' lines, as Spark's reader divides them.
         newline_lines: Returns the files' lines, divided at line feeds only.
-        syntax: Syntax of the files.
 
     Raises:
         LinesError: The files have bytes that are not UTF-8, or quotes that break RFC 4180.

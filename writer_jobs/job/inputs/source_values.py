@@ -7,20 +7,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import (
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import exact_cast, is_one_moment
 from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, from_text, misfit_sentence
@@ -29,10 +16,10 @@ from writer_jobs.errors import SourceError
 from writer_jobs.job.inputs.source_lines import encoding_of, is_utf8
 
 # Options with the user's format of a type.
-_FORMAT_OPTIONS: Mapping[type[DataType], str] = {
-    DateType: "dateformat",
-    TimestampType: "timestampformat",
-    TimestampNTZType: "timestampntzformat",
+_FORMAT_OPTIONS: Mapping[type[T.DataType], str] = {
+    T.DateType: "dateformat",
+    T.TimestampType: "timestampformat",
+    T.TimestampNTZType: "timestampntzformat",
 }
 _TOO_MANY_DIGITS = r"\.\d{6}0*[1-9]"
 # CSV options with texts for values without digits, and the names of these values in SQL.
@@ -41,13 +28,9 @@ _REPLACEMENT = "\ufffd"
 
 
 class SourceValues:
-    """The casts of a file's values.
+    """The casts of a file's values, by the user's options for Spark's reader, with lower-case names.
 
-    Args:
-        spark: The session.
-        file_format: ``csv``, ``json`` or ``parquet``.
-        options: The user's options for Spark's reader, with lower-case names.
-        folder_columns: Columns whose values are in names of folders.
+    The values of ``folder_columns`` are in names of folders.
 
     Raises:
         SourceError: The option timeZone differs from the session's time zone.
@@ -68,38 +51,33 @@ class SourceValues:
                 f"{zone}; set it with --conf spark.sql.session.timeZone=…"
             )
 
-    def read_as(self, schema: StructType) -> StructType:
+    def read_as(self, schema: T.StructType) -> T.StructType:
         """Return a schema with string in place of types whose values Spark can change."""
-        return StructType(
-            [StructField(field.name, as_text(field.dataType, self._texts(field.name))) for field in schema]
+        return T.StructType(
+            [T.StructField(field.name, as_text(field.dataType, self._texts(field.name))) for field in schema]
         )
 
-    def may_change(self, field: StructField) -> bool:
+    def may_change(self, field: T.StructField) -> bool:
         """Return whether the type that Spark inferred for a column can change a value."""
-        return isinstance(field.dataType, (IntegerType, LongType, *self._texts(field.name)))
+        return isinstance(field.dataType, (T.IntegerType, T.LongType, *self._texts(field.name)))
 
-    def changes(self, text: Column, target: DataType) -> Column:
+    def changes(self, text: Column, target: T.DataType) -> Column:
         """Return whether a cast to a type changes a text, such as 007, +5, or digits that are cut."""
         has_format = _FORMAT_OPTIONS.get(type(target)) in self._options
         is_rewritten = F.expr("false") if has_format else text.rlike(r"^(\+|-?0\d)")
         return text.isNotNull() & (self._value(text, target).isNull() | is_rewritten)
 
-    def cast(self, rows: DataFrame, schema: StructType) -> DataFrame:
-        """Cast rows to a schema. A value that would change fails the job that reads it.
+    def cast(self, rows: DataFrame, schema: T.StructType) -> DataFrame:
+        """Cast rows with the types of :meth:`read_as` to a schema.
 
-        With the option mode=PERMISSIVE such a value is null.
-
-        Args:
-            rows: Rows with the types of :meth:`read_as`.
-            schema: Names and types of the columns.
-
+        A value that would change fails the job that reads it. With the option mode=PERMISSIVE such a value is null.
         """
         text_types = {field.name: types for field in schema if (types := self._texts(field.name))}
         if not text_types:
             return rows
         file = rows.metadataColumn("_metadata").getField("file_path")
 
-        def cast_text(text: Column, target: DataType, path: str) -> Column:
+        def cast_text(text: Column, target: T.DataType, path: str) -> Column:
             value = self._value(text, target)
             if self._options.get("mode", "").lower() == "permissive":
                 return value
@@ -113,39 +91,39 @@ class SourceValues:
 
         return rows.select(*map(column, rows.columns))
 
-    def _texts(self, column: str) -> tuple[type[DataType], ...]:
+    def _texts(self, column: str) -> tuple[type[T.DataType], ...]:
         """Return the types that Spark reads as text in a column."""
         if not self._is_text and column not in self._folder_columns:
             return ()
         # Spark decodes invalid bytes as the replacement character. Lines in UTF-8 are already checked.
-        return INEXACT_TYPES if is_utf8(encoding_of(self._options)) else (*INEXACT_TYPES, StringType)
+        return INEXACT_TYPES if is_utf8(encoding_of(self._options)) else (*INEXACT_TYPES, T.StringType)
 
-    def _value(self, text: Column, target: DataType) -> Column:
-        if isinstance(target, StringType):
+    def _value(self, text: Column, target: T.DataType) -> Column:
+        if isinstance(target, T.StringType):
             return F.when(~text.contains(_REPLACEMENT), text)
-        if isinstance(target, DecimalType) and "locale" in self._options:
+        if isinstance(target, T.DecimalType) and "locale" in self._options:
             java: Any = self._spark._jvm.java  # noqa: SLF001
             symbols = java.text.DecimalFormatSymbols(java.util.Locale.forLanguageTag(self._options["locale"]))
             text = F.translate(text, f"{symbols.getDecimalSeparator()}{symbols.getGroupingSeparator()}", ".")
-        if isinstance(target, FloatType | DoubleType):
+        if isinstance(target, T.FloatType | T.DoubleType):
             for option, name in _NOT_FINITE.items():
                 text = F.when(text == self._options[option], name).otherwise(text) if option in self._options else text
         option = _FORMAT_OPTIONS.get(type(target), "")
         return self._formatted(text, target, option) if option in self._options else exact_cast(text, target)
 
-    def _formatted(self, text: Column, target: DataType, option: str) -> Column:
+    def _formatted(self, text: Column, target: T.DataType, option: str) -> Column:
         """Parse a text in the user's format; null if the text is not exactly one value."""
         options = {option: self._options[option], "timestampntzformat": self._options[option]}
         if "locale" in self._options:
             options["locale"] = self._options["locale"]
-        schema = StructType([StructField("value", target), StructField("local", TimestampNTZType())])
+        schema = T.StructType([T.StructField("value", target), T.StructField("local", T.TimestampNTZType())])
         # from_json parses all of these types by a format; no SQL function does.
         parsed = F.from_json(F.to_json(F.struct(text.alias("value"), text.alias("local"))), schema, options)
         # Null if the format has a time zone.
         value, local = parsed.getField("value"), parsed.getField("local")
-        if isinstance(target, DateType):
-            is_exact = value.cast(TimestampNTZType()) == local
-        elif isinstance(target, TimestampType):
+        if isinstance(target, T.DateType):
+            is_exact = value.cast(T.TimestampNTZType()) == local
+        elif isinstance(target, T.TimestampType):
             is_exact = is_one_moment(value, local)
         else:
             is_exact = F.expr("true")

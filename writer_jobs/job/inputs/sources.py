@@ -54,20 +54,20 @@ class SourceReader:
     """A reader of source files for one table.
 
     Args:
-        spark: The session.
-        sources: The files.
-        file_format: ``csv``, ``json``, ``parquet``, or ``text`` for lines.
+        file_format: ``csv``, ``json``, ``parquet``, or ``text`` for lines; None for the format of the files' names.
         options: The user's options for Spark's reader. They override the strict defaults.
         table: Canonical URI of the table, for errors.
 
     Raises:
-        SourceError: An option would change values.
+        SourceError: An option would change values, or the names have no format.
 
     """
 
     def __init__(
-        self, spark: SparkSession, sources: SourceFiles, file_format: str, options: Mapping[str, str], table: str
+        self, spark: SparkSession, sources: SourceFiles, file_format: str | None, options: Mapping[str, str], table: str
     ) -> None:
+        #: Format of the files.
+        self.format = file_format = file_format or sources.format
         self._user_options = {name.lower(): value for name, value in options.items()}
         defaults = {
             name: value
@@ -86,7 +86,6 @@ class SourceReader:
         self._values = SourceValues(spark, file_format, self._user_options, self._folder_columns)
         self._spark = spark
         self._paths = [escaped(file.path) for file in sources.files]
-        self._format = file_format
         self._table = table
         self._is_case_sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
@@ -96,52 +95,47 @@ class SourceReader:
         For a new table Spark infers them. For an existing table they are the files' names with the table's types.
         Parquet files keep their types, which Delta compares and casts.
 
-        Args:
-            target: State of the table; None if it does not exist.
-
         Raises:
             SourceError: The files cannot be read as this format, or have no columns for a new table.
             SchemaMismatchError: The files have columns that the table lacks, or CSV files lack columns of the table.
             WriteFailedError: A record is malformed.
 
         """
-        schema = self._inferred(target, types=self._format == "csv" and target is None)
+        schema = self._inferred(target, types=self.format == "csv" and target is None)
         if target is None:
             if not schema.fields:
                 raise SourceError("the source files have no columns to create a table with")
             return self._without_changes(schema)
-        if self._format == "csv" and self._effective["header"] != "true":
+        if self.format == "csv" and self._effective["header"] != "true":
             schema = self._by_position(schema, target)
-        if self._format == "json" and not schema.fields:
+        if self.format == "json" and not schema.fields:
             return _nullable(target.schema)
         schema = self._types_to_read(schema, self._table_types(target))
         self._check_names(schema, target)
         return schema
 
-    def schema_of_changes(self, target: TableState | None, *, evolves: bool = False) -> StructType:
-        """Return the names and types to read files of changes with. Such files may have columns that the table lacks.
+    def read_changes(self, target: TableState | None, *, evolves: bool = False) -> DataFrame:
+        """Return the rows of files of changes; see :meth:`read`. Such files may have columns that the table lacks.
 
-        Columns of the table have the table's types. For other columns and nested fields Spark infers the types.
-
-        Args:
-            target: State of the table; None if it does not exist.
-            evolves: Whether a column of the table is read with the inferred type if that type is wider.
+        Columns of the table have the table's types, or if it ``evolves`` the inferred type if that type is wider. For
+        other columns and nested fields Spark infers the types.
 
         Raises:
             SourceError: The files cannot be read as this format, or have no columns.
-            WriteFailedError: A record is malformed.
+            WriteFailedError: A record, or a line, is malformed.
 
         """
-        schema = self._inferred(target, types=self._format == "csv")
+        schema = self._inferred(target, types=self.format == "csv")
         if not schema.fields:
             raise SourceError("the source files have no columns")
         types = {} if target is None else self._table_types(target)
-        return self._without_changes(self._types_to_read(schema, types, widens=evolves), table_columns=types)
+        schema = self._types_to_read(schema, types, widens=evolves)
+        return self.read(self._without_changes(schema, table_columns=types))
 
     def _table_types(self, target: TableState) -> dict[str, DataType]:
         """Return the table's types, by folded name, of the columns that are read with the table's types."""
         types = {self._fold(field.name): field.dataType for field in target.schema}
-        if self._format == "parquet":
+        if self.format == "parquet":
             folder_columns = set(map(self._fold, self._folder_columns))
             return {name: data_type for name, data_type in types.items() if name in folder_columns}
         return types
@@ -183,15 +177,12 @@ class SourceReader:
             reason = error_reason(error)
             if has_condition(error, "MALFORMED_RECORD"):
                 raise WriteFailedError(table=self._table, reason=reason) from error
-            raise SourceError(f"the source cannot be read as {self._format}: {reason}") from error
+            raise SourceError(f"the source cannot be read as {self.format}: {reason}") from error
 
     def read(self, schema: StructType) -> DataFrame:
-        """Return the rows.
+        """Return the rows with a schema from :meth:`schema`.
 
         A record that does not fit the schema, or a value that the schema would change, fails the job that reads it.
-
-        Args:
-            schema: Schema from :meth:`schema` or :meth:`schema_of_changes`.
 
         Raises:
             SourceError: The files cannot be read as this format.
@@ -199,14 +190,13 @@ class SourceReader:
 
         """
         # With a schema, the Parquet reader ignores columns that the schema lacks. The schema was just inferred.
-        return self._values.cast(self._load(self._reader().schema(self._values.read_as(schema))), schema)
+        rows = self._reader().schema(self._values.read_as(schema)).load(self._paths)
+        return self._values.cast(rows, schema)
 
     def _without_changes(self, schema: StructType, table_columns: Collection[str] = ()) -> StructType:
         """Return a schema with string for inferred columns whose type would change a value.
 
-        Args:
-            schema: Schema that Spark infers from texts.
-            table_columns: Folded names of columns whose type is not inferred.
+        ``table_columns`` are the folded names of columns whose type is not inferred.
 
         Raises:
             WriteFailedError: A record is malformed.
@@ -215,13 +205,14 @@ class SourceReader:
         inferred = [
             field
             for field in schema
-            if (self._format == "csv" or field.name in self._folder_columns)
+            if (self.format == "csv" or field.name in self._folder_columns)
             and self._fold(field.name) not in table_columns
             and self._values.may_change(field)
         ]
         if not inferred:
             return schema
-        texts = self._load(self._reader().schema(_with_strings(schema, {field.name for field in inferred})))
+        text_schema = _with_strings(schema, {field.name for field in inferred})
+        texts = self._reader().schema(text_schema).load(self._paths)
         has_change = (
             F.max(self._values.changes(texts[quoted(field.name)], field.dataType)).alias(field.name)
             for field in inferred
@@ -233,27 +224,24 @@ class SourceReader:
         return _with_strings(schema, {name for name, is_changed in row.asDict().items() if is_changed})
 
     def _reader(self) -> DataFrameReader:
-        return self._spark.read.format(self._format).options(**{**self.options, **self._layout})
+        return self._spark.read.format(self.format).options(**{**self.options, **self._layout})
 
     @cached_property
     def _layout(self) -> Mapping[str, str]:
         """Options for the layout of the files' lines, after a check of the lines."""
-        if self._format not in ("csv", "json") or self._effective.get("mode") != "failfast":
+        if self.format not in ("csv", "json") or self._effective.get("mode") != "failfast":
             return {}
         options = self._user_options
         with self._readable():
-            if self._format == "json":
+            if self.format == "json":
                 documents = {"wholetext": options["multiline"]} if "multiline" in options else {}
                 separator = {"lineSep": options["linesep"]} if "linesep" in options else {}
                 check_json(self._lines(**documents, **separator), options)
                 return {}
-            return check_csv(self._lines(), lambda: self._lines(lineSep="\n"), CsvSyntax.of(options))
+            return check_csv(self._lines(), lambda: self._lines(lineSep="\n"), CsvSyntax(options))
 
     def _lines(self, **options: str) -> DataFrame:
-        return self._load(self._spark.read.format("text").options(**_ALL_FILES, **options))
-
-    def _load(self, reader: DataFrameReader) -> DataFrame:
-        return reader.load(self._paths)
+        return self._spark.read.format("text").options(**_ALL_FILES, **options).load(self._paths)
 
     def _fold(self, name: str) -> str:
         return name if self._is_case_sensitive else name.lower()
@@ -267,7 +255,7 @@ class SourceReader:
         differences = type_differences(target.schema, schema, self._fold)
         if unknown := mismatch(difference for difference in differences if difference.is_unknown):
             self._mismatch(unknown)
-        if self._format == "csv":
+        if self.format == "csv":
             file_columns = {self._fold(name) for name in schema.names}
             supplied = {self._fold(name) for name in target.supplied_columns}
             missing = [name for name in target.schema.names if self._fold(name) not in file_columns | supplied]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lock_manager import canonical_table_uri
 from lock_manager.partitions import MAX_PARTITIONS
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, build_arguments, column_names, nonblank
-from writer_jobs.job.stream_arguments import positive
+from writer_jobs.job.arguments import (
+    JobArguments,
+    JobParser,
+    build_arguments,
+    check_location,
+    column_names,
+    nonblank,
+    number,
+    positive,
+)
 from writer_jobs.maintenance.executor import HOLD_AT_MOST_SECONDS
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT
 from writer_jobs.maintenance.policy import Action
@@ -117,8 +124,7 @@ class MaintainArguments(JobArguments):
         if not (self.tables or self.catalog or self.listed_in):
             raise ArgumentsError("name the tables: give --table, --tables-in or --catalog (--help explains)")
         for table in self.tables:
-            if NAME_WITH_SCHEME.match(table):
-                canonical_table_uri(table)
+            check_location(table)
         if self.auto and self.actions:
             raise ArgumentsError("give --auto or actions by name, not both: --auto chooses the actions")
         if self.partitions_per_commit > MAX_PARTITIONS:
@@ -131,10 +137,10 @@ class MaintainArguments(JobArguments):
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
-    """Parse the command line; see :meth:`JobParser.parse`. :meth:`MaintainArguments.check` checks the values."""
+    """Parse the command line; see :class:`JobParser`. :meth:`MaintainArguments.check` checks the values."""
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG)
     parser.add_table(several=True, required=False)
-    add = parser.add_argument
+    add, seconds = parser.add_argument, number(float, 0, sys.float_info.max, "a number of seconds")
     add(
         "--tables-in", dest="listed_in", type=nonblank, metavar="URI",
         help="file with a table on each line; # begins a comment",
@@ -153,7 +159,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
                 help=_ACTIONS[action],
             )  # fmt: skip
     add(
-        "--budget", type=_seconds, metavar="S",
+        "--budget", type=seconds, metavar="S",
         help="seconds for the whole run: after that the job starts no new work, and finishes the work that it has "
         "started",
     )  # fmt: skip
@@ -167,7 +173,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         f"than one file of the target size ({PARTITIONS_PER_COMMIT}; {MAX_PARTITIONS} at most)",
     )  # fmt: skip
     add(
-        "--hold-at-most", type=_seconds, default=HOLD_AT_MOST_SECONDS, metavar="S",
+        "--hold-at-most", type=seconds, default=HOLD_AT_MOST_SECONDS, metavar="S",
         help="if a compaction of a partition has failed twice because of writers, repeat it under the partition's "
         f"lock, for S seconds at most ({HOLD_AT_MOST_SECONDS:g}; 0: never)",
     )  # fmt: skip
@@ -175,18 +181,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     parser.add_report()
     add("--page", type=nonblank, metavar="URI", help="HTML file for the health of the tables, with pictures")
     parser.add_verbose()
-    options = parser.parse(argv)
+    options = parser.parse_args(argv)
     options.actions = frozenset([*options.actions, *([Action.ZORDER] if options.zorder_by else [])])
     options.tables = tuple(dict.fromkeys(options.tables))
     options.table = next(iter(filter(None, (*options.tables, options.listed_in, options.catalog))), "")
     return build_arguments(MaintainArguments, options)
-
-
-def _seconds(argument: str) -> float:
-    try:
-        seconds = float(argument)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{argument!r} is not a number of seconds")
-    return seconds

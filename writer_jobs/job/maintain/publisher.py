@@ -27,16 +27,7 @@ _WRITE_RATIO = 20
 
 
 class HealthPublisher:
-    """The publisher of one run's results.
-
-    Args:
-        output: Prints the job's events.
-        add_to_report: Adds fields to the job's report.
-        spark: The session, to write the page.
-        page_uri: URI of the page; None for no page.
-        gauges: Metrics of the tables' health; None for no metrics.
-
-    """
+    """The publisher of one run's results; ``add_to_report`` adds fields to the job's report."""
 
     def __init__(
         self,
@@ -92,12 +83,7 @@ class HealthPublisher:
             self._output.event("finding", table=health.table, **fields)
 
     def publish_work(self, report: MaintenanceReport) -> None:
-        """Publish the last work on a table. The report is written now, because the job can be killed at any time.
-
-        Args:
-            report: Report of the table so far.
-
-        """
+        """Publish the last work on a table. The report is written now, because the job can be killed at any time."""
         self._output.event("done", table=report.before.table, **report.done[-1].to_json())
         self._current = report
         if time.monotonic() >= self._next_write_at:
@@ -137,15 +123,7 @@ class HealthPublisher:
         self._try_to_write()
 
     def publish_failure(self, table: str, sentence: str, code: int, report: MaintenanceReport | None = None) -> None:
-        """Publish a table whose maintenance failed.
-
-        Args:
-            table: Name of the table in the arguments.
-            sentence: The error.
-            code: Exit code of the error.
-            report: Report of the table before the failure; None without a report.
-
-        """
+        """Publish a table, by its name in the arguments, whose maintenance failed, with the report before that."""
         self._current = None
         table = table if report is None else report.before.table
         self._failed[table] = sentence

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, nonblank
+from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, nonblank, positive
 from writer_jobs.job.inputs.file_arguments import (
     FileJobArguments,
     add_new_table,
-    add_reader_options,
+    add_report_and_reader_options,
     add_source,
     add_topic,
     refuse_half_a_topic,
 )
 from writer_jobs.job.stream_arguments import HELP as STREAMS
-from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive, take_stream
+from writer_jobs.job.stream_arguments import StreamArguments, add_stream, take_stream
 from writer_jobs.job.time_arguments import duration
-from writer_jobs.late_rows.options import RowOptions
 from writer_jobs.streaming.query import AVAILABLE_NOW
 
 #: Name of the job in its help and its messages.
@@ -119,11 +118,6 @@ class StreamJobArguments(FileJobArguments):
         return
 
     @property
-    def row_options(self) -> RowOptions:
-        """Arguments of :func:`writer_jobs.apply_rows` that all batches share."""
-        return cast("RowOptions", self.apply_options)
-
-    @property
     def report_fields(self) -> dict[str, Any]:
         """Fields of the report that are known at the start of the job; JSON values."""
         return {**super().report_fields, "source_table": self.source_table, "topic": self.topic}
@@ -149,7 +143,7 @@ class StreamJobArguments(FileJobArguments):
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
-    """Parse the command line; see :meth:`JobParser.parse`. :meth:`StreamJobArguments.check` checks the values."""
+    """Parse the command line; see :class:`JobParser`. :meth:`StreamJobArguments.check` checks the values."""
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END)
     parser.add_table()
     add_source(parser, required=False)
@@ -186,11 +180,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     parser.add_lock_timeout()
     add_stream(parser)
     add("--max-files-per-batch", type=positive, metavar="N", help="most files of a micro-batch")
-    parser.add_report()
-    add_reader_options(parser)
-    parser.add_verbose()
+    add_report_and_reader_options(parser)
     parser.set_defaults(run_id=None)
-    options = parser.parse(argv)
+    options = parser.parse_args(argv)
     options.stream = take_stream(options)
     if options.stream is None:
         raise ArgumentsError(f"give --trigger ({AVAILABLE_NOW}, or an interval) and --checkpoint")

@@ -1,32 +1,146 @@
-"""The function of ``stream.py``."""
+"""The work of ``stream.py``. Its sources are files, a Delta table, or a topic whose messages are JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager import Hold
+from lock_manager import Hold, SluiceError
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.job.applied_totals import AppliedTotals
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.locate import locate_table
+from writer_jobs.errors import SourceError
+from writer_jobs.job.inputs.file_stream import FileBatches
+from writer_jobs.job.inputs.message_rows import ROW, JsonMessages, separate_dead_letters, with_event_timestamps
+from writer_jobs.job.inputs.messages import messages_of_files, messages_of_topic
+from writer_jobs.job.inputs.source_files import SourceFiles
+from writer_jobs.job.inputs.sources import SourceReader
+from writer_jobs.job.loads import AppliedTotals, run_stream
 from writer_jobs.job.runner import Job, JobContext
 from writer_jobs.job.stream.arguments import PROGRAM, StreamJobArguments, parse_arguments
-from writer_jobs.job.stream.row_sources import row_source
-from writer_jobs.job.stream_runner import run_stream
+from writer_jobs.late_rows.options import RowOptions
 from writer_jobs.late_rows.result import RowsResult
-from writer_jobs.late_rows.stream import RowStream
+from writer_jobs.late_rows.stream import RowBatch, RowStream
 from writer_jobs.streaming.checkpoint import claim_checkpoint
 from writer_jobs.writer import LockedDeltaWriter
 
 
+@dataclass(frozen=True)
+class RowSource:
+    """A source of rows.
+
+    Attributes:
+        name: The source as the checkpoint records it.
+        frame: The streaming data frame.
+        batch: Returns a context with the rows of a micro-batch, from its data frame and its number.
+
+    """
+
+    name: Mapping[str, str]
+    frame: DataFrame
+    batch: Callable[[DataFrame, int], AbstractContextManager[RowBatch]]
+
+
+def _row_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
+    if arguments.source_table is not None:
+        return _table_source(spark, writer, arguments, arguments.source_table)
+    if arguments.kafka is not None:
+        return _topic_source(spark, writer, arguments)
+    return _file_source(spark, writer, arguments)
+
+
+def _topic_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
+    servers, topic, schema = arguments.kafka or "", arguments.topic or "", arguments.value_schema or ""
+    json_messages = JsonMessages(writer, arguments, schema)
+    frame = messages_of_topic(spark, servers, topic, arguments.options, stream=True).rows
+    return RowSource({"topic": topic}, frame, lambda batch, _: json_messages.rows(batch))
+
+
+def _table_source(
+    spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, table: str
+) -> RowSource:
+    """Return the rows that are appended to a Delta table. A dead letter has the JSON of its row."""
+    most_files = arguments.max_files_per_batch
+    limit = {} if most_files is None else {"maxFilesPerTrigger": str(most_files)}
+    try:
+        location = locate_table(spark, table)
+        frame = spark.readStream.format("delta").options(**{**arguments.options, **limit}).load(location)
+    except (*JVM_ERRORS, PySparkException) as error:
+        raise SourceError(f"source table {table} cannot be read: {error_reason(error)}") from error
+    except SluiceError as error:
+        raise SourceError(f"source table {table}: {error}") from error
+
+    def batch(rows: DataFrame, _: int) -> AbstractContextManager[RowBatch]:
+        messages = rows.select(
+            F.lit(None).cast("binary").alias("key"),
+            F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).cast("binary").alias("value"),
+            F.lit(location).alias("origin"),
+            F.struct("*").alias(ROW),
+        )
+        return nullcontext(separate_dead_letters(messages, writer, arguments))
+
+    return RowSource({"source-table": location}, frame, batch)
+
+
+def _file_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
+    """Return the rows in files; see :class:`FileBatches`."""
+    batches = FileBatches(spark, arguments.sources[0], arguments.stream)
+    schema = arguments.value_schema
+    json_messages = None if schema is None else JsonMessages(writer, arguments, schema)
+
+    @contextmanager
+    def batch(_: DataFrame, number: int) -> Iterator[RowBatch]:
+        sources, missing = batches.files(number)
+        if sources is None:
+            yield RowBatch(None, missing_files=missing)
+        elif json_messages is None:
+            yield RowBatch(_file_rows(spark, writer, arguments, sources), missing_files=missing)
+        else:
+            with json_messages.rows(_file_messages(spark, writer, arguments, sources)) as rows_of_messages:
+                yield replace(rows_of_messages, missing_files=missing)
+
+    return RowSource({"source": batches.path}, batches.frame(arguments.max_files_per_batch), batch)
+
+
+def _file_rows(
+    spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, sources: SourceFiles
+) -> DataFrame:
+    reader = SourceReader(spark, sources, arguments.format, arguments.options, writer.table)
+    rows = reader.read_changes(writer.log.state(), evolves=arguments.schema_evolution)
+    return with_event_timestamps(rows, arguments.event_time)
+
+
+def _file_messages(
+    spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, sources: SourceFiles
+) -> DataFrame:
+    """Return the messages in files with the columns of Spark's source for Kafka.
+
+    Raises:
+        SourceError: The files have other columns.
+
+    """
+    if (file_format := arguments.format or sources.format) == "parquet":
+        messages = messages_of_files(spark, sources, file_format, arguments.options, writer.table)
+        if not messages.are_rows:
+            return messages.rows
+    raise SourceError(
+        "--value-schema applies to messages, and the files are not Parquet with the columns value, topic, partition "
+        "and offset of Spark's source for Kafka"
+    )
+
+
 def _stream(context: JobContext[StreamJobArguments]) -> None:
-    arguments, spark = context.arguments, context.spark
-    writer = LockedDeltaWriter(spark, context.manager, arguments.table)
-    context.report(table=writer.table)
+    arguments, spark, writer = context.arguments, context.spark, context.writer
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
-    source, totals = row_source(spark, writer, arguments), AppliedTotals(writer)
-    stream = RowStream(writer, files, checkpoint, arguments.row_options)
+    source, totals = _row_source(spark, writer, arguments), AppliedTotals(writer)
+    stream = RowStream(writer, files, checkpoint, cast("RowOptions", arguments.apply_options))
     claim_checkpoint(files, checkpoint, {**stream.query_identity, **source.name})
 
     def apply(frame: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
@@ -35,7 +149,7 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
         totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
         return result
 
-    run_stream(context, writer, source.frame, arguments.stream, apply)
+    run_stream(context, source.frame, arguments.stream, apply)
     totals.refuse_nothing_applied()
 
 

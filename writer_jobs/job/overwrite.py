@@ -1,17 +1,33 @@
-"""The command line of ``overwrite.py``."""
+"""The job ``overwrite.py``: its command line and its work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from lock_manager import Hold
+from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import TableState
-from writer_jobs.errors import ArgumentsError, SourceError
+from writer_jobs.errors import ArgumentsError, SourceError, WriteConflictError
+from writer_jobs.job.append.load import refuse_other_partitioning
 from writer_jobs.job.arguments import JobParser, build_arguments, in_identity, nonblank
-from writer_jobs.job.inputs.file_arguments import FileJobArguments, add_new_table, add_reader_options, add_source
+from writer_jobs.job.inputs.file_arguments import (
+    FileJobArguments,
+    add_new_table,
+    add_report_and_reader_options,
+    add_source,
+)
+from writer_jobs.job.inputs.source_files import find_sources
+from writer_jobs.job.inputs.sources import SourceReader
+from writer_jobs.job.loads import Load
+from writer_jobs.job.runner import Job, JobContext
 
 #: Name of the job in its help and its messages.
 PROGRAM = "overwrite.py"
@@ -87,12 +103,8 @@ class OverwriteArguments(FileJobArguments):
     def partition_columns(self, table: str, state: TableState | None, schema: StructType) -> tuple[str, ...]:
         """Return the partition columns of a table that gets the files' columns: the given ones, or the table's.
 
-        Delta makes the table unpartitioned if a write with ``overwriteSchema`` names no partition columns.
-
-        Args:
-            table: Canonical URI of the table, for the message.
-            state: State of the table; None if it does not exist.
-            schema: Schema of the files, whose spelling is returned.
+        Delta makes the table unpartitioned if a write with ``overwriteSchema`` names no partition columns. The names
+        are spelled as in the schema of the files.
 
         Raises:
             SourceError: The files lack a given partition column.
@@ -114,7 +126,7 @@ class OverwriteArguments(FileJobArguments):
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> OverwriteArguments:
-    """Parse the command line; see :meth:`JobParser.parse`. :meth:`OverwriteArguments.check` checks the values."""
+    """Parse the command line; see :class:`JobParser`. :meth:`OverwriteArguments.check` checks the values."""
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG)
     parser.add_table()
     add_source(parser)
@@ -133,7 +145,81 @@ def parse_arguments(argv: Sequence[str] | None = None) -> OverwriteArguments:
     )  # fmt: skip
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start it again")
-    parser.add_report()
-    add_reader_options(parser)
-    parser.add_verbose()
-    return build_arguments(OverwriteArguments, parser.parse(argv))
+    add_report_and_reader_options(parser)
+    return build_arguments(OverwriteArguments, parser.parse_args(argv))
+
+
+class _OverwriteResult(NamedTuple):
+    """The result of the load."""
+
+    commit: CommitResult
+    already_applied: bool
+    counts: dict[str, Any]
+
+
+def _overwrite(context: JobContext[OverwriteArguments]) -> None:
+    arguments, spark, writer = context.arguments, context.spark, context.writer
+    sources = find_sources(HadoopFiles.of(spark), arguments.sources)
+    load = Load(context, {**arguments.identity, "sources": sources.basis})
+    if load.is_applied():
+        return
+    reader = SourceReader(spark, sources, arguments.format, arguments.options, writer.table)
+    state = writer.log.state()
+    if not arguments.overwrite_schema:
+        refuse_other_partitioning(writer.table, state, arguments.partition_by)
+    schema = reader.schema(None if arguments.overwrite_schema else state)
+    partition_by: tuple[str, ...] = ()
+    if state is None or arguments.overwrite_schema:
+        partition_by = arguments.partition_columns(writer.table, state, schema)
+    rows = reader.read(schema)
+    if arguments.replace_where is not None:
+        _refuse_bad_predicate(spark, arguments.replace_where, schema if state is None else state.schema)
+    replaces_partitions = arguments.replace_where is not None or arguments.dynamic
+    keeps_partition_columns = state is not None and arguments.overwrite_schema and not arguments.partition_by
+
+    def overwrite(
+        txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None, holding: Callable[[Hold], None]
+    ) -> _OverwriteResult:
+        def before_write(hold: Hold) -> None:
+            holding(hold)
+            # The write has the partition columns from before the lock. It would undo a change of them.
+            new_state = writer.log.state() if keeps_partition_columns else None
+            if new_state is not None and state is not None and new_state.partition_columns != state.partition_columns:
+                raise WriteConflictError(
+                    table=writer.table,
+                    reason="another writer has changed its partition columns: start the job again",
+                )
+
+        commit = writer.overwrite(
+            rows,
+            replace_where=arguments.replace_where,
+            dynamic=arguments.dynamic,
+            partition_by=partition_by,
+            options={"overwriteSchema": "true"} if arguments.overwrite_schema and state is not None else {},
+            txn=txn,
+            lock="partitions" if replaces_partitions else "table",
+            lock_during=arguments.hold,
+            lock_timeout_seconds=arguments.lock_timeout,
+            metadata=metadata,
+            before_write=before_write,
+        )
+        return _OverwriteResult(commit, commit.already_committed, {})
+
+    load.apply(overwrite)
+
+
+def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructType) -> None:
+    """Make sure that a predicate is valid for a table, before any row is written.
+
+    Raises:
+        ArgumentsError: The predicate is not SQL, or names a column that does not exist.
+
+    """
+    try:
+        spark.createDataFrame([], schema).where(predicate)
+    except (*JVM_ERRORS, PySparkException) as error:
+        raise ArgumentsError(f"--replace-where {predicate!r}: {error_reason(error)}") from error
+
+
+#: The job that ``spark-submit`` runs.
+JOB = Job(PROGRAM, parse_arguments, _overwrite)

@@ -1,16 +1,29 @@
-"""The command line of ``upsert.py``."""
+"""The job ``upsert.py``: its command line and its work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from pyspark.sql import DataFrame
+
+from lock_manager import Hold
+from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, nonblank
 from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, add_scd_type, text_in_identity
 from writer_jobs.job.inputs.file_arguments import add_source
+from writer_jobs.job.inputs.file_stream import FileBatches
+from writer_jobs.job.inputs.source_files import SourceFiles, find_sources
+from writer_jobs.job.inputs.sources import SourceReader
+from writer_jobs.job.loads import Load, run_stream
+from writer_jobs.job.runner import Job, JobContext
 from writer_jobs.job.stream_arguments import HELP as STREAMS
-from writer_jobs.job.stream_arguments import take_stream
+from writer_jobs.job.stream_arguments import StreamArguments, take_stream
+from writer_jobs.merge.apply import apply_changes
+from writer_jobs.merge.result import COUNTERS, ChangesResult
+from writer_jobs.streaming.checkpoint import claim_checkpoint
 
 #: Name of the job in its help and its messages.
 PROGRAM = "upsert.py"
@@ -112,7 +125,7 @@ class UpsertArguments(ChangesJobArguments):
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
-    """Parse the command line; see :meth:`JobParser.parse`. :meth:`UpsertArguments.check` checks the values."""
+    """Parse the command line; see :class:`JobParser`. :meth:`UpsertArguments.check` checks the values."""
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END)
     parser.add_table()
     add_source(parser)
@@ -135,6 +148,53 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         "change",
     )  # fmt: skip
     add_changes(parser, "deletes")
-    options = parser.parse(argv)
+    options = parser.parse_args(argv)
     options.stream = take_stream(options)
     return build_arguments(UpsertArguments, options)
+
+
+def _upsert(context: JobContext[UpsertArguments]) -> None:
+    arguments, writer = context.arguments, context.writer
+    if arguments.stream is not None:
+        _upsert_stream(context, arguments.stream)
+        return
+    sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
+    load = Load(context, {**arguments.identity, "sources": sources.basis})
+    if load.is_applied((*COUNTERS, "newest_sequence", "lag_s")):
+        return
+    changes = _read(context, sources)
+
+    def apply(
+        txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None, holding: Callable[[Hold], None]
+    ) -> ChangesResult:
+        options = arguments.apply_options
+        return apply_changes(writer, changes, **options, txn=txn, metadata=metadata, before_write=holding)
+
+    load.apply(apply)
+
+
+def _upsert_stream(context: JobContext[UpsertArguments], stream: StreamArguments) -> None:
+    arguments, writer = context.arguments, context.writer
+    batches = FileBatches(context.spark, arguments.sources[0], stream)
+    query = {**arguments.identity, "table": writer.table, "source": batches.path}
+    claim_checkpoint(HadoopFiles.of(context.spark), stream.checkpoint, query)
+
+    def apply(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+        sources, missing = batches.files(txn[1])
+        result = ChangesResult(table=writer.table)
+        if sources is not None:
+            changes = _read(context, sources)
+            result = apply_changes(writer, changes, **arguments.apply_options, txn=txn, before_write=holding)
+        return replace(result, missing_files=missing)
+
+    run_stream(context, batches.frame(arguments.max_files_per_batch), stream, apply)
+
+
+def _read(context: JobContext[UpsertArguments], sources: SourceFiles) -> DataFrame:
+    arguments, writer = context.arguments, context.writer
+    reader = SourceReader(context.spark, sources, arguments.format, arguments.options, writer.table)
+    return reader.read_changes(writer.log.state(), evolves=arguments.schema_evolution)
+
+
+#: The job that ``spark-submit`` runs.
+JOB = Job(PROGRAM, parse_arguments, _upsert)

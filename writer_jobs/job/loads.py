@@ -1,0 +1,186 @@
+"""Apply a load once, or each micro-batch of a stream once.
+
+A load with a run id is one transaction; the id must not be reused for another load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame
+
+from lock_manager import Hold
+from lock_manager.intents import NO_VERSION
+from lock_manager.table_records.commit_stamp import run_note
+from writer_jobs.errors import NothingAppliedError, RunError
+from writer_jobs.job.inputs.file_arguments import FileJobArguments
+from writer_jobs.job.runner import JobContext, failing_store_is_a_failed_write
+from writer_jobs.job.stream_arguments import StreamArguments
+from writer_jobs.merge.table_feed import feed_of
+from writer_jobs.streaming.query import ApplyBatch, BatchQuery, BatchResult
+from writer_jobs.writer import LockedDeltaWriter
+
+_A = TypeVar("_A", bound=FileJobArguments)
+_HEX_DIGITS = 15  # 60 bits: a txnVersion is a non-negative integer of 64 bits
+
+
+class Load:
+    """A load of a job. With a run id it is a transaction, whose version is a hash of its sources and options.
+
+    ``basis`` has these sources and options; JSON values.
+
+    Raises:
+        RunError: The table has another load with this run id.
+
+    """
+
+    def __init__(self, context: JobContext[_A], basis: Mapping[str, Any]) -> None:
+        self._writer, self._output, self._stop = context.writer, context.output, context.stop
+        self._run_id = context.arguments.run_id
+        self._is_applied, self._newest = False, NO_VERSION
+        self._txn: tuple[str, int] | None = None
+        self._metadata: Mapping[str, Any] | None = None
+        if self._run_id is not None:
+            name = f"{context.program}/{self._run_id}"
+            self._txn, self._metadata = (name, _hash(basis)), run_note(name, 1, 1)
+            # An earlier release hashed no modification times.
+            sources = [source[:2] for source in basis.get("sources", ())]
+            self._earlier_version = _hash({**basis, "sources": sources}) if sources else NO_VERSION
+        self._check()
+
+    def is_applied(self, counters: Iterable[str] = ()) -> bool:
+        """Return whether the table already has the load, and print its commit if so; there the counters are null.
+
+        Called before the sources are read. A load that writes something after its commit to the table must not use it.
+        """
+        if self._is_applied:
+            self._output.commit(1, None, **dict.fromkeys(counters), version=self._version())
+        return self._is_applied
+
+    def apply(
+        self,
+        apply: Callable[[tuple[str, int] | None, Mapping[str, Any] | None, Callable[[Hold], None]], BatchResult],
+    ) -> None:
+        """Apply the load and print its result.
+
+        Args:
+            apply: Applies the load with the transaction and the metadata of its commit, both None for a load without a
+                run id. Calls its third argument under the lock.
+
+        Raises:
+            RunError: The table has another load with this run id.
+            SluiceError: An error of ``apply``.
+
+        """
+        version = {}
+        with failing_store_is_a_failed_write(self._writer.table), self._stop.deferred(self._writer.cancel):
+            self._output.begun(1, time.time())
+            result = apply(self._txn, self._metadata, self._holding)
+            if self._txn is not None and result.already_applied:
+                self._check()
+                version = {"version": self._version()}
+            counts = {**result.counts, **version}
+            self._output.commit(1, result.commit, **counts, already_committed=result.already_applied)
+
+    def _holding(self, hold: Hold) -> None:
+        self._check()
+        self._output.holding(1, hold.token, hold.acquired_at)
+
+    def _check(self) -> None:
+        """Look up whether the newest version of the table has this load."""
+        if self._txn is None:
+            return
+        application, version = self._txn
+        head = self._writer.log.head(application)
+        last_version, self._newest = head.last_transaction, head.version
+        if last_version != NO_VERSION and last_version == self._earlier_version:
+            version = last_version
+            self._txn = (application, version)
+        if last_version not in (NO_VERSION, version):
+            raise RunError(
+                f"run {self._run_id!r} is in the table, with other sources or other arguments: choose another run id"
+            )
+        self._is_applied = last_version == version
+
+    def _version(self) -> int | None:
+        """Return the table version of the load's commit as of the last :meth:`_check`.
+
+        None if the log no longer has the commit, or if an earlier release made it.
+        """
+        return None if self._txn is None else self._writer.log.run_versions(self._txn[0], newest=self._newest).get(1)
+
+
+def _hash(basis: Mapping[str, Any]) -> int:
+    """Return the hash of a load's sources and options."""
+    text = json.dumps(basis, sort_keys=True)
+    return int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16)
+
+
+def run_stream(context: JobContext[Any], frame: DataFrame, stream: StreamArguments, apply: ApplyBatch) -> None:
+    """Apply the micro-batches of a streaming query until it ends, is stopped, or a batch fails.
+
+    Each batch prints the events ``begun``, ``holding`` and ``commit``. After a signal, a batch that holds its lock
+    finishes; a batch that computes, or waits for its lock, gives up. Another signal cancels the write.
+
+    ``apply`` is called for each micro-batch in a thread of the query. Its errors are raised here.
+    :func:`claim_checkpoint` must have been called.
+
+    Raises:
+        StreamError: The query ended for a reason other than its batches.
+        WriteFailedError: A store failed.
+
+    """
+    query = BatchQuery(context.writer, context.output, apply)
+    with failing_store_is_a_failed_write(context.writer.table), context.stop.deferred(query.stop):
+        query.run(frame, trigger=stream.trigger, checkpoint=stream.checkpoint)
+
+
+class AppliedTotals:
+    """Whether a run of ``cdc.py`` or ``stream.py`` applied changes; if not, exit code 8 for an input that is not empty.
+
+    ``source_tables`` are the source tables whose events are applied; empty: all.
+    """
+
+    def __init__(self, writer: LockedDeltaWriter, source_tables: tuple[str, ...] = ()) -> None:
+        self._writer = writer
+        self._source_tables = source_tables
+        self._is_applied = False
+        self._dead = self._filtered = 0
+        self._dead_reason: str | None = None
+
+    def add(self, dead_letters: int, dead_reason: str | None = None, filtered: int = 0, *, is_applied: bool) -> None:
+        """Add the numbers of a batch; ``is_applied``: rows or changes were applied by this run or by an earlier one."""
+        self._is_applied |= is_applied
+        self._dead += dead_letters
+        self._dead_reason = dead_reason or self._dead_reason
+        self._filtered += filtered
+
+    def refuse_nothing_applied(self) -> None:
+        """Make sure that the run applied something, unless its batches had nothing to apply.
+
+        A run with events of other source tables only is correct if the table is bound to the named source tables, which
+        then had no events. Otherwise the name may be misspelled.
+
+        Raises:
+            NothingAppliedError: Each message was a dead letter, or of a source table that is not the table's.
+
+        """
+        if self._is_applied or not (self._dead or (self._filtered and not self._is_bound())):
+            return
+        reasons = []
+        if self._dead:
+            frequent = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
+            reasons.append(f"{self._dead} messages are in {self._writer.table}_dead_letters{frequent}")
+        if self._filtered:
+            names = ", ".join(self._source_tables)
+            reasons.append(f"{self._filtered} events are of other source tables than {names}")
+        raise NothingAppliedError(table=self._writer.table, reason="; ".join(reasons))
+
+    def _is_bound(self) -> bool:
+        """Return whether the table property ``sluice.feed`` has the named source tables."""
+        feed = feed_of(self._writer.log.state())
+        return feed is not None and feed.has_tables(self._source_tables)
