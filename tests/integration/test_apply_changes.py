@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -421,6 +422,27 @@ def test_feeds_of_different_partitions_run_side_by_side(
     assert results[0] == 1
     assert isinstance(results[1], LockTimeoutError)
     assert feed.columns("key", "at") == [("a", 2), ("b", 2)]
+
+
+@pytest.mark.parametrize("is_new", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_a_side_table_that_is_removed_meanwhile_is_an_error(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+) -> None:
+    tombstones = Path(f"{feed.table}_tombstones")
+    feed.apply([("a", 1, "x")] if is_new else [("a", 1, "x"), ("b", 1, None)])
+    assert tombstones.exists() is not is_new
+    rows, ensure = feed.rows(), BatchApplier._ensure_side_table
+
+    def ensure_and_remove(applier: BatchApplier, *states: Any) -> Any:
+        state = ensure(applier, *states)
+        shutil.rmtree(tombstones)
+        return state
+
+    monkeypatch.setattr(BatchApplier, "_ensure_side_table", ensure_and_remove)
+    with pytest.raises(ChangesError, match="_tombstones was removed while the batch was applied"):
+        feed.apply([("a", 3, None), ("c", 3, "z")])
+    assert feed.rows() == rows
+    assert not tombstones.exists()
 
 
 @pytest.mark.full

@@ -84,6 +84,11 @@ def test_two_ensembles_get_a_column(table: Path) -> None:
     assert lines[4][5:] == ["nightly", "00123456", "8589934608", "eeeeeeee", "Delta-Lake/4.4.0"]
 
 
+def test_a_job_with_brackets_is_printed_as_it_is(table: Path) -> None:
+    write_version(table, 4, sluice=stamp(4, job="x[/y]"))
+    assert "x[/y]" in printed_log(table)[1][0]
+
+
 def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
     write_version(table, 4, {"metaData": {"configuration": {"sluice.ensemble": "another"}}}, operationMetrics={})
     result = RUN.invoke(app, ["log", str(table), "--json", "--limit", "3"])

@@ -75,13 +75,13 @@ def test_a_refusal_names_the_refused_request(outcome: list[object], *, with_oper
 
 
 def test_an_error_without_an_operation_is_a_refusal() -> None:
-    check = contenders(1).read([RolledBackError(), BadVersionError()])
+    check = contenders(1).interpret([RolledBackError(), BadVersionError()])
     assert check == CheckResult(refusal="BadVersionError")
 
 
 @pytest.mark.parametrize("error", SESSION_GONE)
 def test_an_ended_session_means_that_the_hold_is_lost(error: type[Exception]) -> None:
-    assert contenders(1).read(error(), with_operation=True).lost == SESSION_ENDED
+    assert contenders(1).interpret(error(), with_operation=True).lost == SESSION_ENDED
 
 
 def test_the_failure_is_the_error_that_is_no_rollback() -> None:
