@@ -181,14 +181,14 @@ HEALTH: dict[str, Figures] = {
     },
 }
 HISTORY: dict[str, Figures] = {
-    "Where the bytes are A": by_state(
+    "Bytes by state A": by_state(
         live=240.0 * MIB, removed=120.0 * MIB, orphan=60.0 * MIB, expired=0.0,
         kept_for_pins=0.0, kept_for_streams=0.0, uncommitted=0.0,
     ),
     "Rows and partitions A": table_value(19_000),
     "Rows and partitions B": table_value(2),
     "Log A": table_value(1235),
-    "Bytes of the log A": table_value(9 * MIB),
+    "Log size A": table_value(9 * MIB),
     "Versions since the checkpoint A": table_value(34),
     "Growth by day A": table_value(-5 * MIB),
     # 120.5, rounded up.
@@ -200,12 +200,12 @@ REFUSED_COMMIT = f'{{error="LockLostError", table="{TABLE}"}}'
 def maintained(times: int) -> dict[str, Figures]:
     """Return the figures of the panels if the table was maintained so many times in the last day."""
     return {
-        "What was done A": {
+        "Maintenance actions A": {
             '{action="compact", outcome="done"}': times,
             '{action="vacuum", outcome="given_up"}': times,
         },
-        "Time that it took A": {'{action="compact"}': 12 * times, '{action="vacuum"}': 0},
-        "Files that it saved A": {'{action="compact"}': 39 * times, '{action="vacuum"}': 0},
+        "Maintenance time A": {'{action="compact"}': 12 * times, '{action="vacuum"}': 0},
+        "Files saved by maintenance A": {'{action="compact"}': 39 * times, '{action="vacuum"}': 0},
     }
 
 
@@ -231,31 +231,31 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
                 prometheus.maintain(exporter)
     first_night = {
         **LOCK_TIMES, **HEALTH, **HISTORY, **maintained(1),
-        "Who waits and who holds A": NO_SERIES,
+        "Waiting and holding requests A": NO_SERIES,
         "Commits A": table_value(3),
         # These counters do not exist before their first event.
-        "Locks that were not had A": NO_SERIES,
-        "Locks that were lost A": NO_SERIES,
-        "Commits that were refused A": NO_SERIES,
+        "Failed requests A": NO_SERIES,
+        "Lost holds A": NO_SERIES,
+        "Refused commits A": NO_SERIES,
         # Measured in the 61st minute, evaluated in the 90th.
-        "Not looked at for A": table_value(29 * 60),
+        "Time since the last measurement A": table_value(29 * 60),
     }  # fmt: skip
     second_night = first_night | {
         "Commits A": table_value(2),
-        "Locks that were lost A": table_value(1),
-        "Commits that were refused A": {REFUSED_COMMIT: 1},
+        "Lost holds A": table_value(1),
+        "Refused commits A": {REFUSED_COMMIT: 1},
     }
     third_night = {
         **first_night, **dict.fromkeys(HISTORY, NO_SERIES), **maintained(0),
         "Commits A": table_value(2),
-        "Locks that were not had A": table_value(1),
-        "Locks that were lost A": table_value(0),
-        "Commits that were refused A": {REFUSED_COMMIT: 0},
-        "Not looked at for A": table_value((29 + DAY) * 60),
+        "Failed requests A": table_value(1),
+        "Lost holds A": table_value(0),
+        "Refused commits A": {REFUSED_COMMIT: 0},
+        "Time since the last measurement A": table_value((29 + DAY) * 60),
     }  # fmt: skip
-    counters = ("Commits A", "Locks that were not had A", "Locks that were lost A")
+    counters = ("Commits A", "Failed requests A", "Lost holds A")
     return (
-        at(FIRST_NIGHT + 2, {"Who waits and who holds A": by_state(waiting=0, holding=0)})
+        at(FIRST_NIGHT + 2, {"Waiting and holding requests A": by_state(waiting=0, holding=0)})
         | at(FIRST_NIGHT + 30, first_night)
         | at(SECOND_NIGHT + 30, second_night)
         | at(THIRD_NIGHT + 30, third_night)
@@ -323,19 +323,19 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         write(commits=1)
         prometheus.serve(116, exporter)
 
-    holders = "Who waits and who holds A"
+    holders = "Waiting and holding requests A"
     # Events from before the end of the first process count, too.
     final_figures = {
         **LOCK_TIMES, **HEALTH, **maintained(1),
         holders: by_state(waiting=0, holding=0),
         "Commits A": table_value(3),
-        "Locks that were not had A": table_value(1),
-        "Locks that were lost A": table_value(1),
-        "Commits that were refused A": {REFUSED_COMMIT: 1},
-        "Not looked at for A": table_value(10 * 60),
+        "Failed requests A": table_value(1),
+        "Lost holds A": table_value(1),
+        "Refused commits A": {REFUSED_COMMIT: 1},
+        "Time since the last measurement A": table_value(10 * 60),
     }  # fmt: skip
     expected = (
-        at(10, LOCK_TIMES | {"Commits A": table_value(1), "Locks that were lost A": NO_SERIES})
+        at(10, LOCK_TIMES | {"Commits A": table_value(1), "Lost holds A": NO_SERIES})
         | at(50, LOCK_TIMES | {"Commits A": table_value(1)})
         | at(90, {"Commits A": table_value(0), holders: by_state(waiting=0, holding=0)})
         | at(105, {"Commits A": table_value(2), holders: by_state(waiting=1, holding=0)})
@@ -360,6 +360,6 @@ def test_a_killed_job_holds_no_lock_once_its_file_is_old(
         stale_metrics = file.read_text(encoding="utf-8")
     prometheus.minute = 1
     prometheus.scrape("host", f'{stale_metrics}node_textfile_mtime_seconds{{file="{file}"}} 60\n')
-    panel = "Who waits and who holds A"
+    panel = "Waiting and holding requests A"
     expected = at(2, {panel: by_state(holding=1, waiting=0)}) | at(3, {panel: NO_SERIES})
     assert prometheus.differences(expected) == ""
