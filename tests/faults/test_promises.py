@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from soak.evidence import Evidence
 from soak.fault_context import PUT
 from soak.faults import CLASSES
 from soak.run import Soak
@@ -224,11 +225,17 @@ def test_a_later_block_fills_the_version_of_a_late_put(soak: Soak) -> None:
     assert puts == [200, 412]
 
 
-def test_every_promise_holds_in_the_end(soak: Soak) -> None:
+@pytest.fixture(scope="module")
+def evidence(soak: Soak) -> Evidence:
     soak.finish()
-    evidence = soak.evidence()
+    return soak.evidence()
+
+
+# Both parts of the tests end with it: those of make test, and those of make test-all.
+@pytest.mark.parametrize("faults", [4, pytest.param(14, marks=pytest.mark.full)])
+def test_every_promise_holds_in_the_end(soak: Soak, evidence: Evidence, faults: int) -> None:
     assert [str(violation) for violation in judge(evidence)] == []
     counts = soak.progress.counts
     assert counts["acknowledged"] > 10
-    assert counts["fault"] == soak.progress.faults.total() > 15
+    assert counts["fault"] == soak.progress.faults.total() >= faults
     assert bool(evidence.puts) == (soak.context.gate is not None)
