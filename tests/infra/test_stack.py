@@ -85,7 +85,7 @@ MUTATIONS = [
     Mutation("leave out tables at the root of the bucket", C + "commit_policy.py", 'for folder in ("", "*/")]',
              'for folder in ("*/",)]', "commits-are-conditional"),
     Mutation("drop the appender's own statement", C + "access.py",
-             "        unconditional_commit(lake.bucket, lake.prefixes),\n", "", "writers-commit-conditionally",
+             "        unconditional_commit(resources.bucket, resources.prefixes),\n", "", "writers-commit-conditionally",
              "existing bucket"),
     Mutation("let appenders delete logs", C + "access.py", '"Sid": "KeepLogs",\n        "Effect": "Deny"',
              '"Sid": "KeepLogs",\n        "Effect": "Allow"', "one-role-removes-logs"),
