@@ -92,8 +92,10 @@ class WriteFailedError(SluiceError, RuntimeError):
 
     """
 
+    _message = "the write to {table} failed, and nothing of it is in the table: {reason}"
+
     def __init__(self, *, table: str, reason: str) -> None:
-        super().__init__(f"the write to {table} failed, and nothing of it is in the table: {reason}")
+        super().__init__(self._message.format(table=table, reason=reason))
         self.table = table
         self.reason = reason
 
@@ -109,25 +111,19 @@ class ChangesError(WriteFailedError, ValueError):
 class NothingAppliedError(ChangesError):
     """No message could be applied: every message is a dead letter, or of another source table."""
 
-    def __init__(self, *, table: str, reason: str) -> None:
-        super().__init__(table=table, reason=reason)
-        self.args = (f"nothing was applied to {table}: {reason}",)
+    _message = "nothing was applied to {table}: {reason}"
 
 
 class StreamError(WriteFailedError):
     """A stream failed outside of its batches: its source or its checkpoint cannot be read or written."""
 
-    def __init__(self, *, table: str, reason: str) -> None:
-        super().__init__(table=table, reason=reason)
-        self.args = (f"the stream into {table} failed: {reason}; start it again, and it continues where it stopped",)
+    _message = "the stream into {table} failed: {reason}; start it again, and it continues where it stopped"
 
 
 class MaintenanceError(WriteFailedError):
     """The store failed during the maintenance of a table. Earlier commits of the maintenance are in the table."""
 
-    def __init__(self, *, table: str, reason: str) -> None:
-        super().__init__(table=table, reason=reason)
-        self.args = (f"the maintenance of {table} failed: {reason}; the report lists the actions that were done",)
+    _message = "the maintenance of {table} failed: {reason}; the report lists the actions that were done"
 
 
 class WriteConflictError(WriteFailedError):

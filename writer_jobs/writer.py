@@ -11,9 +11,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from lock_manager import LockManager, canonical_table_uri
-from writer_jobs.commit.context import WriterContext
 from writer_jobs.commit.driver_guard import attach_unless_off
-from writer_jobs.commit.execution import CANCEL_AGAIN_SECONDS, Execution
+from writer_jobs.commit.execution import CANCEL_AGAIN_SECONDS, Execution, WriterContext
 from writer_jobs.commit.lock_target import LockTarget, PartitionFinder, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import LockedOperation
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
@@ -235,18 +234,11 @@ class LockedDeltaWriter:
 
         """
 
-        def operation(target: LockTarget, state: TableState | None) -> Operation:
-            self._refuse_clock_changes(state)
-            where = _and(target.predicate(), condition)
+        def operation(where: str | None) -> Operation:
             reads = (where,) if where else ()
             return Operation(lambda location, _: delta_table(self._spark, location).delete(where), reads=reads)
 
-        return self._run(
-            operation,
-            lambda state: self._partitions_of(condition, state),
-            check_options("delete", write_options, lock_during="write"),
-            reads_table=True,
-        )
+        return self._run_where(condition, operation, check_options("delete", write_options, lock_during="write"))
 
     def update(
         self, assignments: Assignments, condition: str | None = None, **write_options: Unpack[WriteOptions]
@@ -267,20 +259,13 @@ class LockedDeltaWriter:
         """
         values = {name: expr(value) if isinstance(value, str) else value for name, value in assignments.items()}
 
-        def operation(target: LockTarget, state: TableState | None) -> Operation:
-            self._refuse_clock_changes(state)
-            where = _and(target.predicate(), condition)
+        def operation(where: str | None) -> Operation:
             return Operation(
                 lambda location, _: delta_table(self._spark, location).update(where, dict(values)),
                 reads=(*values.values(), *((where,) if where else ())),
             )
 
-        return self._run(
-            operation,
-            lambda state: self._partitions_of(condition, state),
-            check_options("update", write_options, lock_during="write"),
-            reads_table=True,
-        )
+        return self._run_where(condition, operation, check_options("update", write_options, lock_during="write"))
 
     def merge(self, source: DataFrame, condition: str | Column, *, alias: str = "target") -> LockedMerge:
         """Return a builder with the methods of Delta's own, which merges a source into the table under the lock.
@@ -429,20 +414,23 @@ class LockedDeltaWriter:
     def _rewrite(
         self, rewrite: Callable[[str, str | None], None], where: str | None, options: RewriteOptions
     ) -> CommitResult:
-        """Put the same rows into other files.
+        """Put rows into other files; ``rewrite`` gets the location and an SQL predicate on partition columns."""
 
-        Args:
-            rewrite: Rewrites the files, given the table's location and an SQL predicate on partition columns.
-            where: Predicate of the caller.
-            options: Checked options of the caller.
+        def operation(predicate: str | None) -> Operation:
+            return Operation(lambda location, _: rewrite(location, predicate), keeps_rows=True)
 
-        """
+        return self._run_where(where, operation, options)
+
+    def _run_where(
+        self, condition: str | None, operation_on: Callable[[str | None], Operation], options: RewriteOptions
+    ) -> CommitResult:
+        """Run an operation on the rows of the lock target that match a condition, given the predicate of these rows."""
 
         def operation(target: LockTarget, state: TableState | None) -> Operation:
             self._refuse_clock_changes(state)
-            return Operation(lambda location, _: rewrite(location, _and(target.predicate(), where)), keeps_rows=True)
+            return operation_on(_and(target.predicate(), condition))
 
-        return self._run(operation, lambda state: self._partitions_of(where, state), options, reads_table=True)
+        return self._run(operation, lambda state: self._partitions_of(condition, state), options, reads_table=True)
 
     def side_writer(self, suffix: str) -> LockedDeltaWriter:
         """Return the writer of a side table, whose location is this table's with a suffix.

@@ -1,7 +1,7 @@
 """One write, from the call of an operation to its result.
 
 1. :class:`~writer_jobs.LockedDeltaWriter` describes the call as an ``Operation`` (operation.py) and checks the caller's
-   ``WriteOptions`` (options.py). What all writes of one writer share is its ``WriterContext`` (context.py).
+   ``WriteOptions`` (options.py). What all writes of one writer share is its ``WriterContext`` (execution.py).
 2. ``LockedOperation`` (locked_operation.py) finds the ``LockTarget``: the table, or partitions (lock_target.py). By the
    rules in gate_rules.py it chooses between two ways to hold the lock.
 3. ``StagedWrite`` (gate.py) prepares the commit without the lock and holds the lock for the commit alone.

@@ -68,8 +68,12 @@ def attach(spark: SparkSession) -> None:
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
     ask_for_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
+
+    def schema_of(location: str) -> PartitionSchema:
+        return DeltaTableLog(spark, locate_table(spark, location)).snapshot().partition_schema()
+
     is_required = guard_mode(spark) == REQUIRED
-    declare_installed((lambda location: _schema_of(spark, location)) if is_required else None)
+    declare_installed(schema_of if is_required else None)
     if spark.conf.get(COMMIT_LOCK, None) is None:
         spark.conf.set(COMMIT_LOCK, "false")
     auto_compact = spark.conf.get(AUTO_COMPACT, None)
@@ -98,20 +102,11 @@ def _install_guard(jvm: Any) -> GuardServer:
 
 
 def attach_unless_off(spark: SparkSession) -> None:
-    """Guard the driver's commits as :func:`attach` does; if the guard is ``off`` in this session, declare that.
-
-    Raises:
-        GuardMissingError, UnsupportedSessionError: See :func:`attach`.
-
-    """
+    """Guard the driver's commits as :func:`attach` does, with its errors; if the guard is ``off``, declare that."""
     if guard_mode(spark) == OFF:
         declare_installed(None)
     else:
         attach(spark)
-
-
-def _schema_of(spark: SparkSession, location: str) -> PartitionSchema:
-    return DeltaTableLog(spark, locate_table(spark, location)).snapshot().partition_schema()
 
 
 def attach_once(spark: SparkSession) -> None:

@@ -1,21 +1,24 @@
-"""The execution of an operation in a thread of its own, which can be cancelled and waited for."""
+"""The context of a writer, and the execution of an operation in a thread that can be cancelled and waited for."""
 
 from __future__ import annotations
 
 import _thread
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from lock_manager import LockManager
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.table_records.commit_stamp import note_as_user_metadata
 from writer_jobs.commit.operation import Operation
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.log_store import track_transactions
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import WriteFailedError
 
 _T = TypeVar("_T")
@@ -34,8 +37,6 @@ class WriteThread:
     when the start of the thread is interrupted.
 
     Args:
-        write: Writes and commits.
-        name: Name of the thread.
         cancel: Cancels the Spark jobs of the write.
 
     Attributes:
@@ -120,14 +121,31 @@ class WriteThread:
             self.wake()
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriterContext:
+    """The context that all writes of one writer share.
+
+    Attributes:
+        table: Canonical URI, under which the table is locked.
+        is_cancelled: Returns whether :meth:`LockedDeltaWriter.cancel` was called.
+        cancellable: Returns a context that makes :meth:`LockedDeltaWriter.cancel` cancel an execution.
+
+    """
+
+    spark: SparkSession
+    manager: LockManager
+    log: DeltaTableLog
+    table: str
+    is_cancelled: Callable[[], bool]
+    cancellable: Callable[[Execution], AbstractContextManager[None]]
+
+
 class Execution:
     """The execution of one operation: its attempts, its thread and its Spark jobs.
 
-    Args:
-        metadata: JSON values that the commit records.
-        spark: The session.
-
     Attributes:
+        context: Context of the writer.
+        metadata: JSON values that the commit records.
         attempt: The current or last attempt. Its write id in a commit proves that the operation is in the table.
         operation: The operation; set when the lock target is known.
 
@@ -135,11 +153,11 @@ class Execution:
 
     operation: Operation
 
-    def __init__(self, metadata: Mapping[str, Any], spark: SparkSession) -> None:
+    def __init__(self, context: WriterContext, metadata: Mapping[str, Any]) -> None:
+        self.context = context
         self.metadata = dict(metadata)
         self.attempt = WriteAttempt.of(self.metadata)
-        self._spark = spark
-        self._context = spark.sparkContext
+        self._spark_context = context.spark.sparkContext
         self._tag = f"sluice-{self.attempt.write_id}"
         self._thread: WriteThread | None = None
 
@@ -153,13 +171,10 @@ class Execution:
         self.attempt = WriteAttempt.of(self.metadata)
         return self.attempt
 
-    def start(
-        self, location: str, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None
-    ) -> WriteThread:
+    def start(self, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None) -> WriteThread:
         """Write and commit, in a thread of its own that is bound to the attempt.
 
         Args:
-            location: Location of the table.
             ticket: Name of the ticket to which the thread is bound.
             on_end: Called in the thread when the write has ended.
 
@@ -167,7 +182,7 @@ class Execution:
 
         def write() -> None:
             try:
-                self._write(location, ticket)
+                self._write(ticket)
             finally:
                 on_end()
 
@@ -181,32 +196,33 @@ class Execution:
         if self._thread is not None:
             self._thread.wake()
 
-    def read(self, query: Callable[[], _T], *, table: str) -> _T:
+    def read(self, query: Callable[[], _T]) -> _T:
         """Run Spark jobs in this thread before the write, and return their result. :meth:`cancel_jobs` ends them, too.
 
         Raises:
             WriteFailedError: Spark failed.
 
         """
-        self._context.addJobTag(self._tag)
+        self._spark_context.addJobTag(self._tag)
         try:
             return query()
         except JVM_ERRORS as error:
-            raise WriteFailedError(table=table, reason=error_reason(error)) from error
+            raise WriteFailedError(table=self.context.table, reason=error_reason(error)) from error
         finally:
             with suppress(*JVM_ERRORS):
-                self._context.removeJobTag(self._tag)
+                self._spark_context.removeJobTag(self._tag)
 
     def cancel_jobs(self) -> None:
         """Cancel the running Spark jobs of this execution."""
         with suppress(*JVM_ERRORS):
-            self._context.cancelJobsWithTag(self._tag)
+            self._spark_context.cancelJobsWithTag(self._tag)
 
-    def _write(self, location: str, ticket: str | None) -> None:
-        self._context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
+    def _write(self, ticket: str | None) -> None:
+        self._spark_context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
         if ticket is not None:
-            self._context.setLocalProperty(_TICKET_PROPERTY, ticket)
-        track_transactions(self._spark)
-        self._context.addJobTag(self._tag)
-        self.operation.run(location, note_as_user_metadata(self.attempt.note, self.operation.user_metadata))
-        self._context.removeJobTag(self._tag)
+            self._spark_context.setLocalProperty(_TICKET_PROPERTY, ticket)
+        track_transactions(self.context.spark)
+        self._spark_context.addJobTag(self._tag)
+        user_metadata = note_as_user_metadata(self.attempt.note, self.operation.user_metadata)
+        self.operation.run(self.context.log.location, user_metadata)
+        self._spark_context.removeJobTag(self._tag)

@@ -19,11 +19,10 @@ from lock_manager.errors import NotStagedError
 from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.guard.ticket import Ticket
 from lock_manager.intents import NO_VERSION
-from writer_jobs.commit.context import WriterContext
 from writer_jobs.commit.execution import Execution, WriteThread
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.lock_target import LockTarget, job_note
-from writer_jobs.commit.outcome import Outcome, staging_error
+from writer_jobs.commit.outcome import Outcome, failed_write
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
@@ -38,9 +37,6 @@ class StagedWrite:
     """One write through the gate, in a session whose guard is in ``required`` mode.
 
     Args:
-        context: Context of the writer.
-        target: The lock target.
-        execution: The write.
         snapshot: The table as the operation was planned for it.
 
     Attributes:
@@ -48,13 +44,13 @@ class StagedWrite:
 
     """
 
-    def __init__(self, context: WriterContext, target: LockTarget, execution: Execution, snapshot: Snapshot) -> None:
-        self._context = context
+    def __init__(self, target: LockTarget, execution: Execution, snapshot: Snapshot) -> None:
+        self._context = execution.context
         self._target = target
         self._execution = execution
         self._snapshot = snapshot
         self._ticket = Ticket(
-            context.table,
+            execution.context.table,
             execution.new_attempt(),
             execution.wake,
             of_partitions=target.scope.partitions is not None,
@@ -85,9 +81,7 @@ class StagedWrite:
         if self._has_transaction():
             return self._result(None)
         with waiting_with(context.spark, self._ticket):
-            thread = self._execution.start(
-                context.log.location, ticket=self._ticket.name, on_end=self._cancellation.request
-            )
+            thread = self._execution.start(ticket=self._ticket.name, on_end=self._cancellation.request)
             problem: BaseException | None = None
             thread.wait(lambda: self._ticket.staged is not None)
             if not thread.has_ended:
@@ -150,7 +144,7 @@ class StagedWrite:
 
     def _find_commit(self, failure: BaseException | None, bound: GuardedHold) -> None:
         """Find out, under the lock, whether a write that ended without an outcome of its put is in the table."""
-        outcome = Outcome(self._context, self._execution, bound.hold, bound)
+        outcome = Outcome(self._execution, bound.hold, bound)
         is_refused = failure is not None and (isinstance(failure, NotStagedError) or is_conflict(failure))
         if failure is not None and is_refused and not outcome.may_be_stored(failure):
             raise self._error_of(failure)
@@ -164,10 +158,7 @@ class StagedWrite:
     def _conclude(self, thread: WriteThread, problem: BaseException | None) -> CommitResult:
         """Return the result of a write that has ended, or raise its error.
 
-        Args:
-            thread: Thread of the write.
-            problem: Exception of this thread while the write waited for its lock; None if there was none.
-
+        ``problem`` is the exception of this thread while the write waited for its lock; None if there was none.
         """
         table, committed = self._context.table, self._ticket.committed
         interrupt, failure = thread.interrupt, thread.failure
@@ -200,7 +191,16 @@ class StagedWrite:
         return txn is not None and self._context.log.head(txn[0]).last_transaction >= txn[1]
 
     def _error_of(self, failure: BaseException) -> SluiceError:
-        return staging_error(self._context, self._execution.operation, failure)
+        """Return the error for the guard's refusal, Delta's conflict or another error before the commit was allowed."""
+        if isinstance(failure, SluiceError):
+            return failure
+        error: SluiceError
+        if is_conflict(failure):
+            error = NotStagedError(f"another writer has changed {self._context.table} meanwhile")
+        else:
+            error = failed_write(self._execution, failure)
+        error.__cause__ = failure
+        return error
 
     def _delete_staged_files(self) -> None:
         with suppress(*JVM_ERRORS):
@@ -209,4 +209,4 @@ class StagedWrite:
                 log.info("%d data files that belong to no commit of %s were deleted", count, self._context.table)
 
     def _result(self, commit: Commit | None) -> CommitResult:
-        return CommitResult.of(self._context.table, self._execution, self._hold, commit)
+        return CommitResult.of(self._execution, self._hold, commit)

@@ -62,11 +62,6 @@ def reason_for_whole_write(spark: SparkSession, table_log: DeltaTableLog, operat
 def staging_facts(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> Mapping[str, Any]:
     """Return the facts about an operation that the JVM knows; see ``StagingFacts.java``.
 
-    Args:
-        spark: The session.
-        table_log: Log of the table.
-        operation: The operation.
-
     Raises:
         TableError, StorageError: The table's log cannot be read.
 

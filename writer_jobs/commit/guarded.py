@@ -68,9 +68,7 @@ def guarded(
     """Bind this thread's commits to a hold, after settling the unfinished intents of earlier holds.
 
     Args:
-        spark: The session.
         hold: Exclusive hold of the table.
-        table_log: Log of the table.
         metadata: JSON values that every commit records in addition to the hold.
         schema: Partition columns of the table, if the hold locks partitions.
         any_ensemble: Whether to skip the check of the table's adoption against the hold, to move the table.
@@ -141,16 +139,10 @@ def guarded_commit(
     is a conflict for every transaction of Delta; and a second transaction has no turn with the same ticket.
 
     Args:
-        spark: The session.
+        metadata, schema: See :func:`guarded`.
         hold: Exclusive hold of the table, acquired after the commit came to the gate.
-        table_log: Log of the table.
-        metadata: JSON values that the commit records in addition to the hold.
         ticket: Ticket of the commit; to be granted in the block.
-        schema: Partition columns of the table, if the hold locks partitions.
         before_commit: Called first, in this thread, whose statements the guard allows as in :func:`guarded`.
-
-    Yields:
-        The block under the hold.
 
     Raises:
         AdoptionMismatchError, TableError: See :func:`guarded`.
@@ -294,8 +286,6 @@ def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = Non
     """Return the puts of a block with the outcomes that the log store recorded.
 
     Args:
-        spark: The session.
-        bound: The block.
         write_id: Only the puts of this operation attempt; None: all puts.
 
     Returns:

@@ -13,7 +13,6 @@ from lock_manager.errors import NotStagedError
 from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION
-from writer_jobs.commit.context import WriterContext
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.execution import Execution
 from writer_jobs.commit.outcome import Outcome, failed_write
@@ -33,9 +32,6 @@ class HeldWrite:
     """One write under a hold.
 
     Args:
-        context: Context of the writer.
-        execution: The write.
-        hold: The hold.
         bound: The block of the write under the hold; None if the commit guard does not guard this session.
         at_most_seconds: Seconds that the hold may last before the write is cancelled; None: no limit. A commit that is
             being made by then is made.
@@ -44,18 +40,17 @@ class HeldWrite:
 
     def __init__(
         self,
-        context: WriterContext,
         execution: Execution,
         hold: Hold,
         bound: GuardedHold | None,
         at_most_seconds: float | None = None,
     ) -> None:
-        self._context = context
+        self._context = execution.context
         self._execution = execution
         self._operation = execution.operation
         self._hold = hold
         self._bound = bound
-        self._outcome = Outcome(context, execution, hold, bound)
+        self._outcome = Outcome(execution, hold, bound)
         # The time starts with the acquisition of the lock.
         held_seconds = max(0.0, time.time() - hold.acquired_at)
         self._at_most_seconds = math.inf if at_most_seconds is None else at_most_seconds
@@ -65,8 +60,7 @@ class HeldWrite:
     def run(self, snapshot: Snapshot) -> CommitResult:
         """Write, find the commit in the log, and make sure that the hold stood then.
 
-        Args:
-            snapshot: The table, loaded under the lock.
+        ``snapshot`` was loaded under the lock.
 
         Raises:
             SluiceError: See :meth:`LockedDeltaWriter.append`.
@@ -74,7 +68,7 @@ class HeldWrite:
         """
         table, txn = self._context.table, self._operation.txn
         if txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]:
-            return CommitResult.of(table, self._execution, self._hold, None)
+            return CommitResult.of(self._execution, self._hold, None)
         # A hold that was lost while the write waited for it, or during before_write, writes nothing.
         self._hold.check()
         if self._context.is_cancelled():
@@ -97,7 +91,7 @@ class HeldWrite:
             if commit is not None:
                 interrupt.add_note(f"the write to {table} had been committed, as version {commit.version}")
             raise interrupt
-        return CommitResult.of(table, self._execution, self._hold, commit)
+        return CommitResult.of(self._execution, self._hold, commit)
 
     def _refuse_to_begin(self) -> None:
         """Raise if the commit could not be proven afterwards, or if no time is left."""
@@ -120,7 +114,7 @@ class HeldWrite:
         """
         for attempt_number in range(1, _ATTEMPTS + 1):
             with self._executing(self._execution.new_attempt()):
-                thread = self._execution.start(self._context.log.location)
+                thread = self._execution.start()
                 thread.wait(should_cancel=self._should_cancel)
             failure, interrupt = thread.failure, thread.interrupt
             is_last = attempt_number == _ATTEMPTS or interrupt is not None or self._hold.lost is not None
@@ -150,7 +144,7 @@ class HeldWrite:
 
     def _error_of(self, failure: BaseException) -> WriteFailedError:
         if not self._was_cut_off:
-            return failed_write(self._context, self._operation, failure)
+            return failed_write(self._execution, failure)
         return self._held_too_long(error_reason(failure))
 
     def _held_too_long(self, problem: str) -> HeldTooLongError:

@@ -45,8 +45,6 @@ class LockTarget:
     """The part of a table that a write locks.
 
     Attributes:
-        log: Log of the table.
-        scope: Scope to acquire.
         schema: Partition columns of the table, if the target is partitions; None for the whole table.
         partitions: The partitions to which the write is confined; None for the whole table. The scope contains these
             partitions. It may be larger, because many partitions are locked as one table.
@@ -62,10 +60,6 @@ class LockTarget:
         """Return the SQL predicate of the rows in the target's partitions; None for the whole table.
 
         It consists of literals only, so that Delta sees that a commit to other partitions is no conflict.
-
-        Args:
-            alias: Alias of the table in the statement.
-
         """
         if self.partitions is None or self.schema is None:
             return None
@@ -92,7 +86,6 @@ class LockTarget:
         """Return the target of these partitions.
 
         Args:
-            log: Log of the table.
             partitions: Partitions by column; None: the whole table.
             snapshot: The table, if it is loaded already.
 
@@ -121,8 +114,6 @@ def find_lock_target(log: DeltaTableLog, lock: Lock, find_partitions: PartitionF
     """Return the lock target of a write.
 
     Args:
-        log: Log of the table.
-        lock: The caller's choice.
         find_partitions: Finds the partitions that the write touches, for ``"partitions"``.
 
     Raises:
@@ -168,8 +159,6 @@ def partitions_of_rows(
     their text is ambiguous where clocks are put back.
 
     Args:
-        df: The rows.
-        state: State of the table to which they are written.
         names: Expression on the rows for each partition column; by default the rows' column of that name.
 
     """
@@ -197,13 +186,7 @@ def _moment(microseconds: str | None) -> datetime | None:
 
 
 def _sql_literal(type_name: str, value: str) -> str:
-    """Return a partition's value as an SQL literal.
-
-    Args:
-        type_name: Type of the column as Delta names it.
-        value: The value as text.
-
-    """
+    """Return a partition's value as an SQL literal; ``type_name`` is Delta's name of the column's type."""
     if type_name in _SQL_NAMES and _WHOLE_NUMBER.fullmatch(value):
         return value if type_name == "integer" else f"CAST({value} AS {_SQL_NAMES[type_name]})"
     # Hexadecimal where a quote or a backslash would need to be escaped, which depends on the session.

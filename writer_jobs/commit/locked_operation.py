@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from lock_manager import LockCancelledError, SluiceError
 from lock_manager.errors import NotStagedError
-from writer_jobs.commit.context import WriterContext
-from writer_jobs.commit.execution import Execution
+from writer_jobs.commit.execution import Execution, WriterContext
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.gate_rules import reason_for_whole_write
 from writer_jobs.commit.held_write import HeldWrite
@@ -57,7 +57,7 @@ class LockedOperation:
         lock, lock_during = options.get("lock", "table"), options["lock_during"]
         lock_seconds = lock_deadline(options, context.manager).seconds
         checks_partitions = self.reads_table and lock == "partitions"
-        execution = Execution(options.get("metadata") or {}, context.spark)
+        execution = Execution(context, options.get("metadata") or {})
         with context.cancellable(execution):
             for number in range(_TRIES):
                 # The last try locks the table, which contains all partitions.
@@ -68,7 +68,7 @@ class LockedOperation:
                 if context.is_cancelled():
                     raise LockCancelledError(resource=context.table)
                 if lock_during == "commit" and not checks_partitions and self._may_be_staged(execution.operation):
-                    staged = StagedWrite(context, target, execution, snapshot)
+                    staged = StagedWrite(target, execution, snapshot)
                     try:
                         return staged.run(lock_seconds, options.get("before_write"))
                     except NotStagedError as error:
@@ -90,12 +90,9 @@ class LockedOperation:
             raise AssertionError("the lock on the table contains all partitions")
 
     def _find_target(self, execution: Execution, lock: Lock) -> LockTarget:
+        find = partial(find_lock_target, self.context.log, lock, self.find_partitions)
         # Only finding partitions takes Spark jobs.
-        if lock != "partitions":
-            return find_lock_target(self.context.log, lock, self.find_partitions)
-        return execution.read(
-            lambda: find_lock_target(self.context.log, lock, self.find_partitions), table=self.context.table
-        )
+        return execution.read(find) if lock == "partitions" else find()
 
     def _may_be_staged(self, operation: Operation) -> bool:
         reason = reason_for_whole_write(self.context.spark, self.context.log, operation)
@@ -121,8 +118,6 @@ class LockedOperation:
         """Acquire the lock, and write.
 
         Args:
-            target: The lock target.
-            execution: The write.
             planned_snapshot: The table as the operation was planned for it.
             lock_seconds: Seconds to wait for the lock.
             checks_partitions: Whether to make sure that the locked partitions are those that the operation touches.
@@ -140,9 +135,7 @@ class LockedOperation:
             ):
                 snapshot = table.snapshot or context.log.snapshot()
                 if checks_partitions and target.schema is not None:
-                    partitions = execution.read(
-                        lambda: self.find_partitions(self._state_of(snapshot)), table=context.table
-                    )
+                    partitions = execution.read(lambda: self.find_partitions(self._state_of(snapshot)))
                     if not target.contains(partitions):
                         raise _OtherPartitionsError(hold.waited_seconds)
                 if (before_write := self.options.get("before_write")) is not None:
@@ -152,7 +145,7 @@ class LockedOperation:
                 if not snapshot.has_same_partitioning(planned_snapshot):
                     execution.operation = self.operation_for(target, snapshot.state)
                 limit = self.options.get("held_at_most_seconds")
-                result = HeldWrite(context, execution, hold, table.hold, limit).run(snapshot)
+                result = HeldWrite(execution, hold, table.hold, limit).run(snapshot)
         except SluiceError as error:
             if result is None:
                 raise

@@ -108,12 +108,8 @@ def write_rows(
     """Return the operation that writes rows by ``df.write``.
 
     Args:
-        spark: The session.
-        df: The rows.
         mode: ``append`` or ``overwrite``.
         partition_by: Partition columns of a new table.
-        options: Options of Delta's writer.
-        txn: ``(txnAppId, txnVersion)`` or None.
         replace_where: SQL predicate of the rows to overwrite.
         dynamic: Whether to overwrite only the partitions of the rows.
 

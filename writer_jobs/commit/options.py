@@ -71,8 +71,6 @@ def check_options(
     To be called by the operation itself, so that the deprecation warning points to the operation's caller.
 
     Args:
-        operation: Name of the operation.
-        options: Keyword arguments of the caller.
         lock_during: Default of the operation.
         allowed: Type whose keys the operation takes.
 
@@ -107,14 +105,7 @@ def lock_deadline(options: WriteOptions, manager: LockManager) -> Deadline:
 
 
 def options_of_next_write(options: WriteOptions, manager: LockManager, commit: CommitResult | None) -> WriteOptions:
-    """Return the options of the next write of the same batch: the remaining seconds for the lock, and the metadata.
-
-    Args:
-        options: Options of the batch.
-        manager: Lock manager of the writer.
-        commit: Commit of the previous write; None if there was none.
-
-    """
+    """Return the options of the write after a batch's commit: the remaining seconds for the lock, and the metadata."""
     waited_seconds = 0.0 if commit is None else commit.waited_seconds
     return WriteOptions(
         lock_timeout_seconds=max(0.0, lock_deadline(options, manager).seconds - waited_seconds),

@@ -10,15 +10,13 @@ from typing import Any, NoReturn
 from pyspark.errors import PySparkException
 
 from lock_manager import Hold, LockLostError, SluiceError
-from lock_manager.errors import NotStagedError
 from lock_manager.guard.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
-from writer_jobs.commit.context import WriterContext
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.execution import Execution
 from writer_jobs.commit.guarded import attempts
 from writer_jobs.commit.operation import Operation
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, is_caused_by, is_conflict
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, is_caused_by
 from writer_jobs.delta.partition_values import long_folder_reason
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
 from writer_jobs.delta.snapshot import TableState
@@ -33,19 +31,11 @@ _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH",
 
 
 class Outcome:
-    """Finds the outcome of a write that ran under a hold.
+    """Finds the outcome of a write that ran under a hold; ``bound`` is None if the guard does not guard this session."""
 
-    Args:
-        context: Context of the writer.
-        execution: The write.
-        hold: Its hold.
-        bound: The block of the write under the hold; None if the commit guard does not guard this session.
-
-    """
-
-    def __init__(self, context: WriterContext, execution: Execution, hold: Hold, bound: GuardedHold | None) -> None:
-        self._context = context
-        self._table = context.table
+    def __init__(self, execution: Execution, hold: Hold, bound: GuardedHold | None) -> None:
+        self._context = execution.context
+        self._table = execution.context.table
         self._execution = execution
         self._hold = hold
         self._bound = bound
@@ -120,7 +110,7 @@ class Outcome:
             raise LockLostError(resource=self._table, hold_id=self._hold.hold_id, reason=self._hold.lost) from failure
         if error_of is not None:
             raise error_of(failure) from failure
-        raise failed_write(self._context, self._execution.operation, failure) from failure
+        raise failed_write(self._execution, failure) from failure
 
     def may_be_stored(self, failure: BaseException) -> bool:
         """Return whether a failed write is in the table, or may be later: Delta does more after a commit."""
@@ -156,40 +146,14 @@ class Outcome:
         return attempts(self._context.spark, self._bound, self._execution.write_id) if self._bound is not None else []
 
 
-def failed_write(context: WriterContext, operation: Operation, failure: BaseException) -> WriteFailedError:
-    """Return the error of a write that failed before anything of it was put.
-
-    Args:
-        context: Context of the writer.
-        operation: Operation of the write.
-        failure: Exception that ended the write.
-
-    """
+def failed_write(execution: Execution, failure: BaseException) -> WriteFailedError:
+    """Return the error of a write that failed before anything of it was put."""
+    table = execution.context.table
     with suppress(TableError, StorageError):
-        reason = _misfit(failure, operation, context.log.state())
+        reason = _misfit(failure, execution.operation, execution.context.log.state())
         if reason is not None:
-            return SchemaMismatchError(table=context.table, reason=reason)
-    return WriteFailedError(table=context.table, reason=long_folder_reason(failure) or error_reason(failure))
-
-
-def staging_error(context: WriterContext, operation: Operation, failure: BaseException) -> SluiceError:
-    """Return the error of a write that failed at the gate, before its commit was allowed.
-
-    Args:
-        context: Context of the writer.
-        operation: Operation of the write.
-        failure: Exception that ended the write: the guard's refusal, Delta's conflict, or another error.
-
-    """
-    if isinstance(failure, SluiceError):
-        return failure
-    error: SluiceError
-    if is_conflict(failure):
-        error = NotStagedError(f"another writer has changed {context.table} meanwhile")
-    else:
-        error = failed_write(context, operation, failure)
-    error.__cause__ = failure
-    return error
+            return SchemaMismatchError(table=table, reason=reason)
+    return WriteFailedError(table=table, reason=long_folder_reason(failure) or error_reason(failure))
 
 
 def _misfit(failure: BaseException, operation: Operation, state: TableState | None) -> str | None:

@@ -56,12 +56,10 @@ class CommitResult:
         return self.released_at - self.acquired_at
 
     @classmethod
-    def of(cls, table: str, execution: Execution, hold: Hold | None, commit: Commit | None) -> CommitResult:
+    def of(cls, execution: Execution, hold: Hold | None, commit: Commit | None) -> CommitResult:
         """Return the result of a write that has ended.
 
         Args:
-            table: Canonical URI.
-            execution: The write.
             hold: Its hold, held or released; None if no lock was acquired.
             commit: Its commit, with ``NO_VERSION`` if nothing changed; None if the table had this transaction already.
 
@@ -69,7 +67,7 @@ class CommitResult:
         version = None if commit is None or commit.version == NO_VERSION else commit.version
         now = time.time()
         return cls(
-            table=table,
+            table=execution.context.table,
             version=version,
             rows=commit.rows if commit is not None else None,
             already_committed=commit is None,

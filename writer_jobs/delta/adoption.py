@@ -43,8 +43,6 @@ def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, 
     that adoption is another table's, and the table gets the adoption of this hold.
 
     Args:
-        spark: Spark session.
-        table_log: Log of the table.
         hold: Hold under which the block ran.
         previous: Adoption of the table before the block; None if it had none.
 
@@ -66,11 +64,6 @@ def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, 
 
 def commit_adoption(spark: SparkSession, table_log: DeltaTableLog, adoption: Adoption) -> int:
     """Commit the adoption of a table, and return the newest version. The caller holds the table's lock.
-
-    Args:
-        spark: Spark session.
-        table_log: Log of the table.
-        adoption: Adoption to store in the table's properties.
 
     Raises:
         TableError: Delta refused, or the table's log cannot be read.

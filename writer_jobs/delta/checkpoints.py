@@ -28,11 +28,6 @@ def write_due_checkpoints(spark: SparkSession, manager: LockManager) -> None:
     One writer at a time writes a table's checkpoint. If another writer is writing it, this call skips the table: that
     writer's checkpoint, or the one that is due ten versions later, serves as well. A failure here is not a failure of
     the write that was committed before. It is logged, and the next write tries again.
-
-    Args:
-        spark: Spark session.
-        manager: Lock manager that locks a table's :data:`LAST_CHECKPOINT`.
-
     """
     checkpoints = log_store(spark, "Checkpoints")
     try:

@@ -10,25 +10,11 @@ from collections.abc import Callable
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import (
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 MOST_DIGITS = 38
 """Largest precision of a ``decimal``, in digits."""
-EXACT_DIGITS: dict[type[DataType], int] = {FloatType: 6, DoubleType: 15}
+EXACT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 6, T.DoubleType: 15}
 """Decimal digits that a type keeps in every number (``FLT_DIG`` and ``DBL_DIG`` of C)."""
 DOUBLE_DIGITS = 17
 """Most significant digits that tell one ``double`` from another (IEEE 754)."""
@@ -46,17 +32,13 @@ _LONG_LIMIT = float(1 << 63)
 _DAY_MICROS = 24 * 60 * 60 * 1_000_000
 
 
-def exact_cast(text: Column, target: DataType) -> Column:
+def exact_cast(text: Column, target: T.DataType) -> Column:
     """Return the value of a text; null if the text is not exactly a value of the type.
 
     Blanks and newlines around a value are not removed. A timestamp without a time zone is in the session's time zone.
     It has no value in an hour that a clock change leaves out or repeats. A floating-point value is the nearest to the
     text. A whole number that the type cannot hold exactly has no value, unless the type prints its own value with the
     digits of the text (``1e23``). A number other than zero whose nearest value is zero has no value.
-
-    Args:
-        text: Column of strings.
-        target: Type that :func:`has_exact_cast` accepts.
 
     Raises:
         TypeError: :func:`has_exact_cast` does not accept the type.
@@ -68,26 +50,26 @@ def exact_cast(text: Column, target: DataType) -> Column:
     return cast(text, target)
 
 
-def has_exact_cast(target: DataType) -> bool:
+def has_exact_cast(target: T.DataType) -> bool:
     """Return whether :func:`exact_cast` casts to this type."""
     return any(isinstance(target, types) for types, _ in _CASTS)
 
 
-def _string(text: Column, _: DataType) -> Column:
+def _string(text: Column, _: T.DataType) -> Column:
     return text
 
 
-def _boolean(text: Column, target: DataType) -> Column:
+def _boolean(text: Column, target: T.DataType) -> Column:
     return F.when(F.lower(text).isin("true", "false"), text.try_cast(target))
 
 
-def _whole(text: Column, target: DataType) -> Column:
+def _whole(text: Column, target: T.DataType) -> Column:
     digits = F.regexp_replace(text, r"\.0*\z", "")
     return F.when(digits.rlike(_WHOLE), digits.try_cast(target))
 
 
-def _decimal(text: Column, target: DataType) -> Column:
-    assert isinstance(target, DecimalType)  # noqa: S101 (_CASTS uses it for decimals only)
+def _decimal(text: Column, target: T.DataType) -> Column:
+    assert isinstance(target, T.DecimalType)  # noqa: S101 (_CASTS uses it for decimals only)
     value = text.try_cast(target)
     # A plain number needs one short expression. The other expressions take ten times as long.
     plain = _plain(max(1, target.precision - target.scale), target.scale)
@@ -106,7 +88,7 @@ def _decimal_places(number: Column) -> Column:
     return fraction - exponent
 
 
-def _floating(text: Column, target: DataType) -> Column:
+def _floating(text: Column, target: T.DataType) -> Column:
     value = text.try_cast(target)
     # Spark casts a floating-point number to a decimal through its shortest text, and casts 2**63 to 2**63 - 1.
     integer = F.when(F.abs(value) < _LONG_LIMIT, value.try_cast("bigint"))
@@ -116,7 +98,7 @@ def _floating(text: Column, target: DataType) -> Column:
     is_exact = (
         (F.length(digits) <= EXACT_DIGITS[type(target)])
         | (digits == _significant_digits(value.cast("string")))
-        | F.coalesce(text.try_cast(DecimalType(MOST_DIGITS, 0)) == integer, F.expr("false"))
+        | F.coalesce(text.try_cast(T.DecimalType(MOST_DIGITS, 0)) == integer, F.expr("false"))
     )
     number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | is_exact)
     half = EXACT_DIGITS[type(target)] // 2
@@ -129,17 +111,17 @@ def _significant_digits(number: Column) -> Column:
     return F.regexp_replace(F.regexp_replace(significand, "[+.-]", ""), r"^0+|0+\z", "")
 
 
-def _date(text: Column, target: DataType) -> Column:
+def _date(text: Column, target: T.DataType) -> Column:
     return F.when(text.rlike(_DATE), F.regexp_extract(text, rf"^({_DAY})", 1).try_cast(target))
 
 
-def _local(text: Column, target: DataType) -> Column:
+def _local(text: Column, target: T.DataType) -> Column:
     return F.when(text.rlike(_LOCAL), text.try_cast(target))
 
 
-def _timestamp(text: Column, target: DataType) -> Column:
+def _timestamp(text: Column, target: T.DataType) -> Column:
     value = text.try_cast(target)
-    is_unambiguous = is_one_moment(value, text.try_cast(TimestampNTZType()))
+    is_unambiguous = is_one_moment(value, text.try_cast(T.TimestampNTZType()))
     return F.when(text.rlike(_ZONED) | (text.rlike(_LOCAL) & is_unambiguous), value)
 
 
@@ -154,9 +136,9 @@ def is_one_moment(value: Column, local: Column) -> Column:
     micros, next_day = F.unix_micros(value), F.timestamp_micros(F.try_add(F.unix_micros(value), F.lit(_DAY_MICROS)))
     # If clocks are set back within a day, the only other moment with this local time is that much later.
     setback = _offset(value) - _offset(next_day)
-    later = F.timestamp_micros(F.try_add(micros, setback)).cast(TimestampNTZType())
+    later = F.timestamp_micros(F.try_add(micros, setback)).cast(T.TimestampNTZType())
     is_repeated = F.coalesce((setback > 0) & (later == local), F.expr("false"))
-    return (value.cast(TimestampNTZType()) == local) & ~is_repeated
+    return (value.cast(T.TimestampNTZType()) == local) & ~is_repeated
 
 
 def _offset(moment: Column) -> Column:
@@ -164,13 +146,13 @@ def _offset(moment: Column) -> Column:
     return F.unix_micros(F.from_utc_timestamp(moment, F.current_timezone())) - F.unix_micros(moment)
 
 
-_CASTS: tuple[tuple[tuple[type[DataType], ...], Callable[[Column, DataType], Column]], ...] = (
-    ((StringType,), _string),
-    ((BooleanType,), _boolean),
-    ((ByteType, ShortType, IntegerType, LongType), _whole),
-    ((DecimalType,), _decimal),
-    ((FloatType, DoubleType), _floating),
-    ((DateType,), _date),
-    ((TimestampNTZType,), _local),
-    ((TimestampType,), _timestamp),
+_CASTS: tuple[tuple[tuple[type[T.DataType], ...], Callable[[Column, T.DataType], Column]], ...] = (
+    ((T.StringType,), _string),
+    ((T.BooleanType,), _boolean),
+    ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _whole),
+    ((T.DecimalType,), _decimal),
+    ((T.FloatType, T.DoubleType), _floating),
+    ((T.DateType,), _date),
+    ((T.TimestampNTZType,), _local),
+    ((T.TimestampType,), _timestamp),
 )

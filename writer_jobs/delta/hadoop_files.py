@@ -97,12 +97,7 @@ class HadoopFiles:
         return self._call(pattern, lambda system, location: _statuses(system.globStatus(location) or []), absent=[])
 
     def read_text(self, path: str) -> str | None:
-        """Return the text of a small file; None if there is no such file.
-
-        Raises:
-            StorageError: The file cannot be read, or is not UTF-8.
-
-        """
+        """Return the text of a small file; None if there is no such file. A file that is not UTF-8 is an error, too."""
 
         def read(system: Any, location: Any) -> bytes:
             stream = system.open(location)
@@ -135,10 +130,6 @@ class HadoopFiles:
 
         If the process is killed meanwhile, a disk or an object store has the old file or the new one, because an object
         store shows a file only after it is closed. HDFS may have a part of the new file.
-
-        Raises:
-            StorageError: The file cannot be written.
-
         """
 
         def write(system: Any, location: Any) -> None:
@@ -153,14 +144,10 @@ class HadoopFiles:
             raise StorageError(f"{path}: {error.strerror}") from error
 
     def create_text(self, path: str, text: str) -> None:
-        """Write a small file, unless the file with this text exists already; never replace another text.
+        """Write a small file, unless the file with this text exists already; raise an error if it has another text.
 
         If two processes write at once, S3A (Hadoop 3.4.2), HDFS, ABFS and GCS refuse one of them. On a disk and on an
         older S3A the check and the write are two steps: use different names for different texts.
-
-        Raises:
-            StorageError: The file cannot be written, or exists with another text.
-
         """
 
         def create(system: Any, location: Any) -> None:
@@ -178,12 +165,7 @@ class HadoopFiles:
                 raise StorageError(f"{path} exists already with another text, and is not replaced") from None
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it exists.
-
-        Raises:
-            StorageError: The file cannot be removed.
-
-        """
+        """Remove a file, if it exists."""
         self._call(path, lambda system, location: system.delete(location, False), absent=None)  # noqa: FBT003 (recursive)
 
     def _local_file(self, path: str) -> Path | None:
@@ -196,15 +178,10 @@ class HadoopFiles:
         return self._call(path, local)
 
     def _call(self, path: str, operation: Callable[[Any, Any], _T], **absent: _T) -> _T:
-        """Call an operation with the Hadoop ``FileSystem`` and ``Path`` of a path.
+        """Call an operation with the Hadoop ``FileSystem`` and ``Path`` of a path or pattern.
 
         Args:
-            path: Path, or pattern.
-            operation: Function of the ``FileSystem`` and the ``Path``.
             absent: The keyword ``absent``: Value to return if the path does not exist. Without it that is an error.
-
-        Raises:
-            StorageError: The operation failed in the JVM.
 
         """
         try:

@@ -24,10 +24,6 @@ def list_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
 
     The store is listed. No request is made for a single file.
 
-    Args:
-        spark: Session with the guarded log store.
-        snapshot: Snapshot of the table.
-
     Returns:
         ``path`` below the location, not percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
 

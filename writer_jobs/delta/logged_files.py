@@ -30,10 +30,6 @@ _ALL_OR_NOTHING = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false",
 class LoggedFiles:
     """The version files of a table's log, and the files that they name.
 
-    Args:
-        spark: Spark session.
-        location: Location of the table.
-
     The attributes raise one of :data:`.jvm_errors.JVM_ERRORS` if the log cannot be listed or read.
     """
 

@@ -35,9 +35,7 @@ def partition_types(state: TableState | None, partition_by: Sequence[str], rows:
     """Return the stored types of the rows' partition columns, by the rows' column names.
 
     Args:
-        state: State of the table; None if there is no table.
         partition_by: Partition columns that the write requests.
-        rows: Schema of the rows.
 
     """
     stored = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
@@ -49,7 +47,6 @@ def unstorable_row_reason(rows: StructType, partitions: Mapping[str, DataType], 
     """Return a text column: the reason why Delta cannot store a row's partition values unchanged; null if it can.
 
     Args:
-        rows: Schema of the rows.
         partitions: Stored types of the partition columns, see :func:`partition_types`.
         prefix: Path to the struct with the columns, such as ``row.``; empty for top-level columns.
 
@@ -71,7 +68,6 @@ def unstorable_value_reason(name: str, value: Column) -> Column:
     """Return a text column: the reason why Delta cannot store a partition value unchanged; null if it can.
 
     Args:
-        name: Name of the partition column.
         value: Column of strings or bytes.
 
     """
@@ -97,7 +93,6 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
     """Return the rows with a check: reading fails at a row whose partition values Delta would store as other values.
 
     Args:
-        rows: Rows for a table.
         partitions: Stored types of the partition columns, see :func:`partition_types`.
         where: Condition of the rows to check; None for all rows.
 
@@ -118,11 +113,6 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
 
 def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[str, DataType]) -> None:
     """Make sure that a session writes the timestamps of partition columns unchanged.
-
-    Args:
-        spark: Session that writes.
-        table: Canonical URI of the table, for the error message.
-        partitions: Stored types of the partition columns, by name.
 
     Raises:
         SchemaMismatchError: A partition column is a TIMESTAMP, and the session's time zone has ever changed its clocks.
@@ -147,12 +137,6 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
 
     Only ``=``, ``<=>`` and ``IN`` are refused, alone or in parts of AND and OR. Other conditions can match rows, such
     as ``<> ''`` or a function of the column.
-
-    Args:
-        spark: Session that parses the predicate.
-        table: Canonical URI of the table, for the error message.
-        predicate: SQL predicate.
-        state: State of the table; None if there is no table.
 
     Raises:
         SchemaMismatchError: The predicate compares a string partition column with a text that Delta stores as null.

@@ -68,13 +68,7 @@ class TableState:
 class Snapshot:
     """A version of a table that Delta has loaded. Its methods do not look for new versions.
 
-    Args:
-        spark: Spark session.
-        location: Location of the table.
-        loaded: Delta's snapshot, in the JVM.
-
     Attributes:
-        location: Location of the table.
         version: Number of the version; -1 if there is no table.
         loaded: Delta's snapshot, for :mod:`writer_jobs.delta.version_files`.
 

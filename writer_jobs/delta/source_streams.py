@@ -34,11 +34,6 @@ def source_streams(files: HadoopFiles, table_id: str, checkpoints: Iterable[str]
     Source: Spark's offset log. It has a file for each batch, with a line of JSON for each source. A Delta source's line
     has ``reservoirId`` and ``reservoirVersion``.
 
-    Args:
-        files: The driver's file systems.
-        table_id: Delta's id of the table.
-        checkpoints: Folders of the streams' checkpoints.
-
     Raises:
         TableError: A checkpoint belongs to a stream that reads another table, or cannot be parsed.
         StorageError: A checkpoint does not exist, or cannot be read.

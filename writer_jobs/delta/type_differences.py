@@ -9,42 +9,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-)
+from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.sql_names import quoted
 
 #: Function of a column's name. It returns equal texts for names of the same column.
 Fold = Callable[[str], str]
 
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
-_FRACTIONS = (FloatType, DoubleType)
+_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_FRACTIONS = (T.FloatType, T.DoubleType)
 #: Digits before the decimal point of the smallest decimal to which Delta widens a type of whole numbers.
-DIGITS: dict[type[DataType], int] = {ByteType: 10, ShortType: 10, IntegerType: 10, LongType: 20}
+DIGITS: dict[type[T.DataType], int] = {T.ByteType: 10, T.ShortType: 10, T.IntegerType: 10, T.LongType: 20}
 # By the type of a column: types whose values a cast to it keeps, or refuses with an error (a number out of range).
-_EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {
-    StringType: (StringType, BooleanType, *_WHOLE, *_FRACTIONS, DecimalType, DateType, TimestampNTZType),
-    FloatType: (ByteType, ShortType),
-    DoubleType: (ByteType, ShortType, IntegerType),
-    TimestampNTZType: (DateType,),
-    **dict.fromkeys((*_WHOLE, DecimalType), _WHOLE),
+_EXACT_IN: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
+    T.StringType: (T.StringType, T.BooleanType, *_WHOLE, *_FRACTIONS, T.DecimalType, T.DateType, T.TimestampNTZType),
+    T.FloatType: (T.ByteType, T.ShortType),
+    T.DoubleType: (T.ByteType, T.ShortType, T.IntegerType),
+    T.TimestampNTZType: (T.DateType,),
+    **dict.fromkeys((*_WHOLE, T.DecimalType), _WHOLE),
 }
 
 
@@ -60,8 +42,8 @@ class TypeDifference:
     """
 
     path: tuple[str, ...]
-    table: DataType | None
-    rows: DataType
+    table: T.DataType | None
+    rows: T.DataType
 
     @property
     def name(self) -> str:
@@ -99,9 +81,9 @@ class TypeDifference:
 
         Source: Delta's ``SchemaMergingUtils.mergeDataTypes``. Parquet stores byte, short and int as one type.
         """
-        if self.table is None or isinstance(self.rows, NullType):
+        if self.table is None or isinstance(self.rows, T.NullType):
             return self.table is not None
-        return isinstance(self.table, ShortType | IntegerType) and is_wider(self.table, self.rows)
+        return isinstance(self.table, T.ShortType | T.IntegerType) and is_wider(self.table, self.rows)
 
     def __str__(self) -> str:
         """Return the field and its types."""
@@ -110,20 +92,13 @@ class TypeDifference:
 
 
 def type_differences(
-    table: DataType, rows: DataType, fold: Fold = str.lower, path: tuple[str, ...] = ()
+    table: T.DataType, rows: T.DataType, fold: Fold = str.lower, path: tuple[str, ...] = ()
 ) -> Iterator[TypeDifference]:
     """Yield the fields of rows that the table lacks or has with another type.
 
     Fields that only the table has are not reported.
-
-    Args:
-        table: Type of the table, or of a part of it.
-        rows: Type of the same part of the rows.
-        fold: See :data:`Fold`.
-        path: Names from the column to this part.
-
     """
-    if isinstance(table, StructType) and isinstance(rows, StructType):
+    if isinstance(table, T.StructType) and isinstance(rows, T.StructType):
         fields = {fold(field.name): field for field in table}
         for field in rows:
             column = fields.get(fold(field.name))
@@ -131,24 +106,24 @@ def type_differences(
                 yield TypeDifference((*path, field.name), None, field.dataType)
             else:
                 yield from type_differences(column.dataType, field.dataType, fold, (*path, column.name))
-    elif isinstance(table, ArrayType) and isinstance(rows, ArrayType):
+    elif isinstance(table, T.ArrayType) and isinstance(rows, T.ArrayType):
         yield from type_differences(table.elementType, rows.elementType, fold, (*path, "element"))
-    elif isinstance(table, MapType) and isinstance(rows, MapType):
+    elif isinstance(table, T.MapType) and isinstance(rows, T.MapType):
         yield from type_differences(table.keyType, rows.keyType, fold, (*path, "key"))
         yield from type_differences(table.valueType, rows.valueType, fold, (*path, "value"))
     elif table != rows:
         yield TypeDifference(path, table, rows)
 
 
-def missing_fields(table: DataType, rows: DataType) -> Iterator[str]:
+def missing_fields(table: T.DataType, rows: T.DataType) -> Iterator[str]:
     """Yield the paths of the table's nested fields that the rows lack, in columns that both have."""
-    names = {name.lower() for name in rows.names} if isinstance(rows, StructType) else set()
+    names = {name.lower() for name in rows.names} if isinstance(rows, T.StructType) else set()
     for difference in type_differences(rows, table):
         if difference.is_unknown and len(difference.path) > 1 and difference.path[0].lower() in names:
             yield difference.name
 
 
-def is_wider(wide: DataType, narrow: DataType) -> bool:
+def is_wider(wide: T.DataType, narrow: T.DataType) -> bool:
     """Return whether Delta can widen a column from ``narrow`` to ``wide``, which holds every value of ``narrow``.
 
     Source: Delta's protocol, "Type Widening": byte, short, int and long, in that order; float to double; a decimal to
@@ -157,106 +132,99 @@ def is_wider(wide: DataType, narrow: DataType) -> bool:
     """
     if isinstance(wide, _WHOLE) and isinstance(narrow, _WHOLE):
         return _WHOLE.index(type(wide)) > _WHOLE.index(type(narrow))
-    if isinstance(wide, DecimalType) and isinstance(narrow, DecimalType):
+    if isinstance(wide, T.DecimalType) and isinstance(narrow, T.DecimalType):
         holds_whole_part = wide.precision - wide.scale >= narrow.precision - narrow.scale
         return bool(wide != narrow and holds_whole_part and wide.scale >= narrow.scale)
-    if isinstance(wide, DecimalType) and isinstance(narrow, _WHOLE):
+    if isinstance(wide, T.DecimalType) and isinstance(narrow, _WHOLE):
         return bool(wide.precision - wide.scale >= DIGITS[type(narrow)])
-    return isinstance(wide, DoubleType) and isinstance(narrow, FloatType)
+    return isinstance(wide, T.DoubleType) and isinstance(narrow, T.FloatType)
 
 
-def wider_of(left_type: DataType, right_type: DataType) -> DataType | None:
+def wider_of(left_type: T.DataType, right_type: T.DataType) -> T.DataType | None:
     """Return the type to which Delta can widen the other; None if it can widen neither."""
     if left_type == right_type or is_wider(left_type, right_type):
         return left_type
     return right_type if is_wider(right_type, left_type) else None
 
 
-def holds(table: DataType, rows: DataType) -> bool:
+def holds(table: T.DataType, rows: T.DataType) -> bool:
     """Return whether a cast from the type of the rows to the type of the table keeps each value, or fails.
 
     A cast that depends on the time zone does not count: a timestamp to text, a local time or a date to a timestamp.
     """
-    if isinstance(table, StructType | ArrayType | MapType):
+    if isinstance(table, T.StructType | T.ArrayType | T.MapType):
         return type(table) is type(rows) and not any(
             difference.is_unknown or difference.is_refused for difference in type_differences(table, rows)
         )
-    if table == rows or isinstance(rows, NullType) or is_wider(table, rows):
+    if table == rows or isinstance(rows, T.NullType) or is_wider(table, rows):
         return True
-    if isinstance(rows, DecimalType):
-        scale = table.scale if isinstance(table, DecimalType) else 0
-        return isinstance(table, StringType) or (isinstance(table, (*_WHOLE, DecimalType)) and rows.scale <= scale)
+    if isinstance(rows, T.DecimalType):
+        scale = table.scale if isinstance(table, T.DecimalType) else 0
+        return isinstance(table, T.StringType) or (isinstance(table, (*_WHOLE, T.DecimalType)) and rows.scale <= scale)
     return isinstance(rows, _EXACT_IN.get(type(table), ()))
 
 
-def type_to_read(table: DataType, inferred: DataType, fold: Fold = str.lower, *, widens: bool = False) -> DataType:
+def type_to_read(
+    table: T.DataType, inferred: T.DataType, fold: Fold = str.lower, *, widens: bool = False
+) -> T.DataType:
     """Return the type to read JSON with: the type of the table, plus the fields that the table lacks.
 
     Args:
-        table: Type of a column.
         inferred: Type that Spark infers from the JSON: a struct for a JSON object, also if the table has a map.
-        fold: See :data:`Fold`.
         widens: Whether to return the inferred type where it is wider.
 
     """
-    if isinstance(table, StructType) and isinstance(inferred, StructType):
+    if isinstance(table, T.StructType) and isinstance(inferred, T.StructType):
         names_in_json = {fold(field.name): field for field in inferred}
         names = {fold(field.name) for field in table}
         # Spark's JSON reader matches names exactly, so the returned type has the names in the files.
         columns = [
-            StructField(field.name, field.dataType)
+            T.StructField(field.name, field.dataType)
             if (match := names_in_json.get(fold(field.name))) is None
-            else StructField(match.name, type_to_read(field.dataType, match.dataType, fold, widens=widens))
+            else T.StructField(match.name, type_to_read(field.dataType, match.dataType, fold, widens=widens))
             for field in table
         ]
-        return StructType([*columns, *(field for field in inferred if fold(field.name) not in names)])
-    if isinstance(table, ArrayType) and isinstance(inferred, ArrayType):
-        return ArrayType(type_to_read(table.elementType, inferred.elementType, fold, widens=widens))
-    if isinstance(table, MapType) and isinstance(inferred, StructType):
+        return T.StructType([*columns, *(field for field in inferred if fold(field.name) not in names)])
+    if isinstance(table, T.ArrayType) and isinstance(inferred, T.ArrayType):
+        return T.ArrayType(type_to_read(table.elementType, inferred.elementType, fold, widens=widens))
+    if isinstance(table, T.MapType) and isinstance(inferred, T.StructType):
         value_type = table.valueType
         for field in inferred:
             value_type = type_to_read(value_type, field.dataType, fold, widens=widens)
-        return MapType(table.keyType, value_type)
+        return T.MapType(table.keyType, value_type)
     return inferred if widens and is_wider(inferred, table) else table
 
 
-def merged_schema(table: StructType | None, schemas: Sequence[StructType], fold: Fold) -> StructType:
+def merged_schema(table: T.StructType | None, schemas: Sequence[T.StructType], fold: Fold) -> T.StructType:
     """Return the schema to read files with. Each field has its widest type in the files and the table.
-
-    Args:
-        table: Schema of the table; None if there is no table.
-        schemas: Schemas of the files.
-        fold: See :data:`Fold`.
 
     Raises:
         ValueError: Two types of a field cannot be widened to one type; the message has the path and both types.
 
     """
-    columns = StructType() if table is None else table
-    merged: DataType = schemas[0]
+    columns = T.StructType() if table is None else table
+    merged: T.DataType = schemas[0]
     for schema in schemas:
         merged = _merged(columns, merged, schema, fold, ())
-    return cast("StructType", merged)
+    return cast("T.StructType", merged)
 
 
-def _merged(table: DataType | None, merged: DataType, new: DataType, fold: Fold, path: tuple[str, ...]) -> DataType:
+def _merged(
+    table: T.DataType | None, merged: T.DataType, new: T.DataType, fold: Fold, path: tuple[str, ...]
+) -> T.DataType:
     """Return the type that holds the values of two types.
 
     Args:
         table: Type of the same part of the table; None if the table does not have it.
-        merged: Type merged from the files so far.
-        new: Type in another file.
-        fold: See :data:`Fold`.
-        path: Names from the column to this part.
 
     """
 
-    def part_of(name: str, attribute: str) -> DataType:
+    def part_of(name: str, attribute: str) -> T.DataType:
         table_part, part, new_part = (getattr(kind, attribute, None) for kind in (table, merged, new))
         return _merged(table_part, part, new_part, fold, (*path, name))
 
-    if isinstance(merged, StructType) and isinstance(new, StructType):
-        types = {fold(field.name): field.dataType for field in (table if isinstance(table, StructType) else ())}
+    if isinstance(merged, T.StructType) and isinstance(new, T.StructType):
+        types = {fold(field.name): field.dataType for field in (table if isinstance(table, T.StructType) else ())}
         fields = {fold(field.name): field for field in merged}
         for field in new:
             key = fold(field.name)
@@ -264,12 +232,12 @@ def _merged(table: DataType | None, merged: DataType, new: DataType, fold: Fold,
             field_type = _merged(
                 types.get(key), merged_field.dataType, field.dataType, fold, (*path, merged_field.name)
             )
-            fields[key] = StructField(merged_field.name, field_type)
-        return StructType(list(fields.values()))
-    if isinstance(merged, ArrayType) and isinstance(new, ArrayType):
-        return ArrayType(part_of("element", "elementType"))
-    if isinstance(merged, MapType) and isinstance(new, MapType):
-        return MapType(part_of("key", "keyType"), part_of("value", "valueType"))
+            fields[key] = T.StructField(merged_field.name, field_type)
+        return T.StructType(list(fields.values()))
+    if isinstance(merged, T.ArrayType) and isinstance(new, T.ArrayType):
+        return T.ArrayType(part_of("element", "elementType"))
+    if isinstance(merged, T.MapType) and isinstance(new, T.MapType):
+        return T.MapType(part_of("key", "keyType"), part_of("value", "valueType"))
     if table is not None and all(kind == table or is_wider(table, kind) for kind in (merged, new)):
         return table
     if (wider := wider_of(merged, new)) is not None:

@@ -24,8 +24,6 @@ class DataFiles:
     """Data files of one version of a table.
 
     Args:
-        spark: Spark session.
-        snapshot: Loaded version.
         files: Rows of ``add`` for some files of the version; None for all files.
 
     """
@@ -119,7 +117,6 @@ def local_paths(path: Column, vector: str) -> Column:
     """Return a row for each path of a data file and its deletion vector that is below the table's location.
 
     Args:
-        path: Path of the file in the log.
         vector: SQL expression of the file's deletion vector in the log.
 
     Returns:

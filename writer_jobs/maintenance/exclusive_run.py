@@ -27,7 +27,6 @@ def exclusive_run(manager: LockManager, table: str, timeout_seconds: float | Non
     the block would otherwise be nested in this hold.
 
     Args:
-        manager: Lock manager.
         table: Canonical URI.
         timeout_seconds: Seconds to wait for another maintainer; None: the manager's default.
 
@@ -72,7 +71,6 @@ def give_way(
     """Wait until no contender waits for a table or a part of it, and return the seconds waited.
 
     Args:
-        inspector: Inspector of the locks.
         table: Canonical URI.
         max_seconds: Seconds to wait at most.
         stopped: Event that ends the wait.

@@ -60,9 +60,6 @@ class UnitExecutor:
     """Executes units of work on one table; several threads may call :meth:`execute` at the same time.
 
     Args:
-        spark: A session with the guarded log store.
-        manager: Lock manager.
-        inspector: Inspector of the locks, to find waiting writers.
         table: Location or name in the catalog.
         lock_timeout_seconds: Seconds to wait for each lock; None: the manager's default.
         hold_at_most_seconds: Longest time for the last try on a partition to hold its lock, in seconds; 0: it never
@@ -83,7 +80,6 @@ class UnitExecutor:
         lock_timeout_seconds: float | None = None,
         hold_at_most_seconds: float = HOLD_AT_MOST_SECONDS,
     ) -> None:
-        #: The session.
         self.spark = spark
         self._manager = manager
         self._inspector = inspector
@@ -134,8 +130,6 @@ class UnitExecutor:
         nothing needs. An error that concerns this unit only is in the result (:attr:`.UnitResult.problem`).
 
         Args:
-            unit: Unit of work.
-            policy: Policy of the table.
             deadline: Time after which the unit gives way no longer, by ``time.monotonic``; None: no deadline.
 
         Raises:

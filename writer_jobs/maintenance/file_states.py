@@ -69,9 +69,7 @@ def classify_files(
     """Return every file below a table's location that Delta's VACUUM would look at, with its state.
 
     Args:
-        spark: The session.
         snapshot: Newest version of the table.
-        pins_and_streams: Pins and streams that need files of the table.
         retain: Retention of removed files. Default: ``delta.deletedFileRetentionDuration`` as it would be
             without pins.
         logged: Files named by the log, if the log was listed before.

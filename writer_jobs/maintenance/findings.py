@@ -70,38 +70,39 @@ class _Evidence:
     parts: tuple[PartitionHealth, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """A rule: the fixed part of a finding, and the check that returns the computed part or None."""
+_Check = Callable[[TableHealth, Policy], _Evidence | None]
+#: The rules, by the code of their finding: the fixed part of the finding, and the check that computes the other part.
+RULES: dict[str, tuple[Action | None, str, _Check]] = {}
 
-    action: Action | None
-    advice: str
-    check: Callable[[TableHealth, Policy], _Evidence | None]
+
+def _rule(code: str, action: Action | None, advice: str) -> Callable[[_Check], _Check]:
+    """Add a check to the rules."""
+
+    def add(check: _Check) -> _Check:
+        RULES[code] = (action, advice, check)
+        return check
+
+    return add
 
 
 def find(health: TableHealth, policy: Policy) -> list[Finding]:
-    """Return the findings about a table, by descending worth.
-
-    Args:
-        health: Health of the table.
-        policy: Policy of the table.
-
-    """
+    """Return the findings about a table, by descending worth."""
     findings = [
         Finding(
             code=code,
             message=evidence.message,
-            action=rule.action,
-            advice=rule.advice,
+            action=action,
+            advice=advice,
             partitions=tuple(part.values for part in evidence.parts if part.values),
             worth=evidence.worth,
         )
-        for code, rule in RULES.items()
-        if (evidence := rule.check(health, policy)) is not None
+        for code, (action, advice, check) in RULES.items()
+        if (evidence := check(health, policy)) is not None
     ]
     return sorted(findings, key=lambda finding: -finding.worth)
 
 
+@_rule("small-files", Action.COMPACT, "compact the small files")
 def _small_files(health: TableHealth, policy: Policy) -> _Evidence | None:
     if health.clustering_columns:
         # Clustering compacts the files of such a table.
@@ -118,6 +119,7 @@ def _small_files(health: TableHealth, policy: Policy) -> _Evidence | None:
     return _Evidence(message, saved, parts)
 
 
+@_rule("unordered", Action.ZORDER, "put the rows in Z-order again, which rewrites these partitions")
 def _unordered(health: TableHealth, policy: Policy) -> _Evidence | None:
     # Delta orders a clustered table by its clustering columns only.
     if not health.zorder_by or health.clustering_columns:
@@ -134,12 +136,14 @@ def _unordered(health: TableHealth, policy: Policy) -> _Evidence | None:
     return _Evidence(message, _in_files(size, policy), parts)
 
 
+@_rule("invalid-zorder", None, "set the property to columns of the table, or unset it")
 def _invalid_zorder(health: TableHealth, _: Policy) -> _Evidence | None:
     if health.order_problem is None:
         return None
     return _Evidence(f"the Z-order in sluice.maintenance.zorderBy is not possible: {health.order_problem}")
 
 
+@_rule("unclustered", Action.CLUSTER, "have Delta cluster these files")
 def _unclustered(health: TableHealth, policy: Policy) -> _Evidence | None:
     unclustered = health.total.unclustered
     is_large = share(unclustered.size, health.total.total.size) >= policy.unordered_share
@@ -151,6 +155,7 @@ def _unclustered(health: TableHealth, policy: Policy) -> _Evidence | None:
     return _Evidence(message, unclustered.files - 1 + _in_files(unclustered.size, policy))
 
 
+@_rule("deleted-rows", Action.PURGE, "rewrite these files without the deleted rows")
 def _deleted_rows(health: TableHealth, policy: Policy) -> _Evidence | None:
     parts = _worst(
         health,
@@ -169,6 +174,7 @@ def _deleted_rows(health: TableHealth, policy: Policy) -> _Evidence | None:
     return _Evidence(message, files + _in_files(deleted_bytes, policy), parts)
 
 
+@_rule("expired-rows", Action.FORGET, "rewrite the table without the expired rows")
 def _expired_rows(health: TableHealth, policy: Policy) -> _Evidence | None:
     expired = share(health.expired_rows, health.remembered_rows)
     if not health.expired_rows or expired < policy.expired_share:
@@ -181,10 +187,12 @@ def _expired_rows(health: TableHealth, policy: Policy) -> _Evidence | None:
     return _Evidence(message, _in_files(expired * total.size, policy) + expired * total.files)
 
 
+@_rule("expired-files", Action.VACUUM, "vacuum the table")
 def _expired_files(health: TableHealth, policy: Policy) -> _Evidence | None:
     return _removable(health, health.folder.expired, "belong to no version that can still be read", policy)
 
 
+@_rule("orphans", Action.VACUUM, "vacuum the table")
 def _orphans(health: TableHealth, policy: Policy) -> _Evidence | None:
     reason = "belong to no version and are older than any running write: their writers were killed or failed"
     return _removable(health, health.folder.orphans, reason, policy)
@@ -197,6 +205,7 @@ def _removable(health: TableHealth, files: FileTotals, reason: str, policy: Poli
     return _Evidence(message, _in_files(files.size, policy) + files.files / 100)
 
 
+@_rule("old-checkpoint", Action.CHECKPOINT, "write a checkpoint")
 def _old_checkpoint(health: TableHealth, _: Policy) -> _Evidence | None:
     log = health.log
     if log.since_checkpoint < 2 * log.checkpoint_interval:
@@ -206,6 +215,7 @@ def _old_checkpoint(health: TableHealth, _: Policy) -> _Evidence | None:
     return _Evidence(message, log.since_checkpoint)
 
 
+@_rule("long-log", Action.CLEAN_LOG, "clean up the log")
 def _long_log(health: TableHealth, _: Policy) -> _Evidence | None:
     log = health.log
     if log.expired_versions < log.checkpoint_interval:
@@ -215,12 +225,18 @@ def _long_log(health: TableHealth, _: Policy) -> _Evidence | None:
     return _Evidence(message, log.expired_versions / 100)
 
 
+@_rule("writers-clean-log", None, "set delta.enableExpiredLogCleanup=false, so that only maintain.py cleans up the log")
 def _writers_clean_log(health: TableHealth, _: Policy) -> _Evidence | None:
     if not health.log.writers_clean:
         return None
     return _Evidence("the checkpoint of any writer may delete old version files, and a late writer waits for that")
 
 
+@_rule(
+    "long-retention",
+    None,
+    "lower delta.deletedFileRetentionDuration if no reader needs versions that old; pin versions to keep",
+)
 def _long_retention(health: TableHealth, policy: Policy) -> _Evidence | None:
     removed, live = health.folder.removed, health.total.total.size
     if removed.size <= max(live, policy.target_file_size):
@@ -232,6 +248,11 @@ def _long_retention(health: TableHealth, policy: Policy) -> _Evidence | None:
     )
 
 
+@_rule(
+    "kept-for-streams",
+    None,
+    "find out why the stream is slow; if it has ended, remove it from sluice.maintenance.streams",
+)
 def _kept_for_streams(health: TableHealth, policy: Policy) -> _Evidence | None:
     files = health.folder.kept_for_streams
     if files.size <= policy.target_file_size:
@@ -239,12 +260,18 @@ def _kept_for_streams(health: TableHealth, policy: Policy) -> _Evidence | None:
     return _Evidence(f"{files.files:,} files of {size_text(files.size)} wait for streams that are far behind")
 
 
+@_rule(
+    "broken-retention",
+    None,
+    "repair that, or remove the pin or the stream's name; until then no file and no version is removed",
+)
 def _broken_retention(health: TableHealth, _: Policy) -> _Evidence | None:
     if health.folder.problem is None:
         return None
     return _Evidence(f"the files that pins and streams still need are unknown: {health.folder.problem}")
 
 
+@_rule("tiny-partitions", None, "choose coarser partition columns, or clustering")
 def _tiny_partitions(health: TableHealth, policy: Policy) -> _Evidence | None:
     number, size = len(health.partitions), health.total.total.size
     if number < _MANY_PARTITIONS or size / number >= policy.target_file_size * _TINY_PARTITION:
@@ -253,42 +280,6 @@ def _tiny_partitions(health: TableHealth, policy: Policy) -> _Evidence | None:
         f"{number:,} partitions have {size_text(size / number)} on average: compaction cannot produce files of the "
         "target size"
     )
-
-
-#: The rules, by the code of their finding.
-RULES: Mapping[str, _Rule] = {
-    "small-files": _Rule(Action.COMPACT, "compact the small files", _small_files),
-    "unordered": _Rule(Action.ZORDER, "put the rows in Z-order again, which rewrites these partitions", _unordered),
-    "invalid-zorder": _Rule(None, "set the property to columns of the table, or unset it", _invalid_zorder),
-    "unclustered": _Rule(Action.CLUSTER, "have Delta cluster these files", _unclustered),
-    "deleted-rows": _Rule(Action.PURGE, "rewrite these files without the deleted rows", _deleted_rows),
-    "expired-rows": _Rule(Action.FORGET, "rewrite the table without the expired rows", _expired_rows),
-    "expired-files": _Rule(Action.VACUUM, "vacuum the table", _expired_files),
-    "orphans": _Rule(Action.VACUUM, "vacuum the table", _orphans),
-    "old-checkpoint": _Rule(Action.CHECKPOINT, "write a checkpoint", _old_checkpoint),
-    "long-log": _Rule(Action.CLEAN_LOG, "clean up the log", _long_log),
-    "writers-clean-log": _Rule(
-        None,
-        "set delta.enableExpiredLogCleanup=false, so that only maintain.py cleans up the log",
-        _writers_clean_log,
-    ),
-    "long-retention": _Rule(
-        None,
-        "lower delta.deletedFileRetentionDuration if no reader needs versions that old; pin versions to keep",
-        _long_retention,
-    ),
-    "kept-for-streams": _Rule(
-        None,
-        "find out why the stream is slow; if it has ended, remove it from sluice.maintenance.streams",
-        _kept_for_streams,
-    ),
-    "broken-retention": _Rule(
-        None,
-        "repair that, or remove the pin or the stream's name; until then no file and no version is removed",
-        _broken_retention,
-    ),
-    "tiny-partitions": _Rule(None, "choose coarser partition columns, or clustering", _tiny_partitions),
-}
 
 
 def size_text(size: float) -> str:

@@ -27,13 +27,10 @@ class TableMaintainer:
     """Maintains one table.
 
     Args:
-        executor: Executor of units of work on the table.
         deferred: Returns a context in which signals do not interrupt a write; its argument cancels the work. See
             :meth:`writer_jobs.job.stop_signals.StopSignals.deferred`.
         on_result: Called after each unit with the report so far; the unit's result is the last of
             :attr:`.MaintenanceReport.done`.
-        parallel: Number of units that run in parallel.
-        partitions_per_commit: Largest number of small partitions that one commit rewrites; see :func:`.plan.plan`.
 
     """
 

@@ -37,8 +37,6 @@ class Measurement:
     """The measurement of a table.
 
     Attributes:
-        health: Health of the table.
-        policy: Maintenance policy of the table.
         state: Schema and partitioning of the measured version.
 
     """
@@ -52,7 +50,6 @@ def measure(spark: SparkSession, table: str) -> Measurement:
     """Measure the health of a table, without a lock.
 
     Args:
-        spark: A session with Delta.
         table: Location or name in the catalog.
 
     Raises:

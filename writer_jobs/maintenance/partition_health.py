@@ -30,11 +30,7 @@ def measure_partitions(
     """Return the health of each partition that has files.
 
     Args:
-        spark: The session.
-        snapshot: Newest version of the table.
-        state: Schema and partitioning of that version.
         policy: Policy of the table; its Z-order is possible.
-        is_clustered: Whether the table has clustering columns.
 
     """
     files = data_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
@@ -112,9 +108,6 @@ def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, 
     If the log has lost such a commit, its partitions count as unordered.
 
     Args:
-        spark: The session.
-        snapshot: Newest version of the table.
-        policy: Policy of the table.
         files: Data files, with the text of their partition in ``values``.
 
     """

@@ -20,7 +20,6 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     """Return a chart of horizontal bars; the longest bar fills the width.
 
     Args:
-        title: Title of the chart.
         rows: For each bar its name, its value and the text after the bar.
 
     """
@@ -44,9 +43,7 @@ def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = N
     """Return a histogram of file sizes, with a second series if ``after`` is given.
 
     Args:
-        title: Title of the chart.
         before: Number of files in each class of :data:`SIZE_BOUNDS`, and above the last bound.
-        after: Numbers of files at a later time.
 
     """
     names = [f"< {size_text(bound).replace('.0 ', ' ')}" for bound in SIZE_BOUNDS]

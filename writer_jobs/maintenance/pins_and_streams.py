@@ -54,10 +54,8 @@ class PinsAndStreams:
         """Read the pins and streams of a table.
 
         Args:
-            spark: The session.
             snapshot: Version of the table, loaded before this call. A pin that is made after this call pins this
                 version or a later one, so this version has lost none of its files.
-            checkpoints: Checkpoint folders of the streams that read the table.
 
         Raises:
             PinError: A pin cannot be read.
@@ -75,11 +73,6 @@ def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, pins_and_stre
 
     It is infinite if a stream may need any version. It is at least one day, because a delayed put of a version
     file must not find that version's name free again.
-
-    Args:
-        spark: The session.
-        snapshot: Newest version of the table.
-        pins_and_streams: Pins and streams of the table.
 
     Raises:
         PinError: The version of a pin is gone.
@@ -117,9 +110,6 @@ def stream_version(spark: SparkSession, location: str, stream: SourceStream, ver
     """Return a version of a table that a stream needs.
 
     Args:
-        spark: The session.
-        location: Location of the table.
-        stream: Stream that reads the table.
         version: Version that the stream reads next, or from which it needs the log.
 
     Raises:

@@ -31,7 +31,6 @@ class WorkUnit:
     """One action on a table or on some of its partitions, under one lock.
 
     Attributes:
-        action: Action to execute.
         partitions: Values of the partitions that one commit rewrites; empty: the unit is about the table.
         worth: Files that the unit saves, see :class:`Finding`.
         tries: Number of earlier tries.
@@ -74,8 +73,6 @@ def plan(
     """Return the units of work for a table, by descending worth.
 
     Args:
-        health: Health of the table.
-        policy: Policy of the table.
         actions: Actions to execute wherever they change anything; None: those that the findings name and the policy
             allows.
         partitions_per_commit: Largest number of partitions that one commit compacts or purges. Their files to rewrite

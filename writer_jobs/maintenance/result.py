@@ -19,7 +19,6 @@ class UnitResult:
     """The result of one unit of work.
 
     Attributes:
-        action: Action of the unit.
         partitions: Values of the partitions that the commit rewrote; empty: the unit was about the table.
         version: Version that the unit committed; None: it committed nothing.
         seconds: Seconds that the unit took, including all waiting.
@@ -97,13 +96,7 @@ class MaintenanceReport:
 
     @classmethod
     def of(cls, health: TableHealth, policy: Policy) -> MaintenanceReport:
-        """Return the report on a table before any work.
-
-        Args:
-            health: Health of the table.
-            policy: Policy of the table.
-
-        """
+        """Return the report on a table before any work."""
         return cls(before=health, findings=tuple(find(health, policy)))
 
     @property

@@ -79,10 +79,6 @@ def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
     If a batch was killed between its two commits, the next batch deletes its rows again, by the batch's id. Two batches
     may have the same row, and :meth:`SideTableRetention.drop_expired` keeps only one of their ids.
 
-    Args:
-        spark: The session.
-        location: Location of the side table.
-
     Raises:
         WriteConflictError: A batch was killed and is not undone yet.
         StorageError: The notes of batches cannot be read.

@@ -24,7 +24,6 @@ def list_tables(
     """Return locations and names of tables, each table once.
 
     Args:
-        spark: The session.
         names: Locations of tables, or names in the catalog.
         catalog: Database; all of its Delta tables are added.
         listed_in: File with one table per line.

@@ -33,7 +33,6 @@ def order_by_worth(
     their work. Tables are measured in random order. Tables that were not measured in time come last.
 
     Args:
-        spark: The session.
         tables: Locations or names in the catalog.
         actions: Actions to execute; None: those that the findings name.
         budget_seconds: Seconds for all tables; None: no limit, and the tables keep their order.

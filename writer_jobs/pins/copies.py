@@ -14,8 +14,7 @@ from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import TableError
-from writer_jobs.pins.moment import up_to_sql
-from writer_jobs.pins.read import pinned_rows, pinned_state
+from writer_jobs.pins.read import pinned_rows, pinned_state, up_to_sql
 from writer_jobs.writer import LockedDeltaWriter
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
@@ -27,12 +26,7 @@ def copy_name(pinned_table: PinnedTable) -> str:
 
 
 def refuse_equal_names(pin: Pin) -> None:
-    """Refuse a pin if the copies of two of its tables would have the same name.
-
-    Raises:
-        PinError: Two copies would have the same name.
-
-    """
+    """Raise PinError if the copies of two of a pin's tables would have the same name."""
     names = [copy_name(pinned_table) for pinned_table in pin.tables]
     if len({name.lower() for name in names}) < len(names):
         raise PinError(f"two tables of pin {pin.name} end in the same name, {', '.join(names)}: copy them in Python")
@@ -50,12 +44,7 @@ def copy_pinned(
     """Copy the pinned rows of a table into a table of their own, once; return that table and the result of the write.
 
     Args:
-        spark: A session with the guarded log store.
-        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
-        pinned_table: One of its tables.
         folder: Folder of the copy. The copy has the table's name and partition columns.
-        manager: Lock manager.
-        lock_timeout_seconds: Seconds to wait for the lock on the copy.
 
     Raises:
         PinError: The copy would lie inside a pinned table, or around it; its location has another table; or see
@@ -89,9 +78,6 @@ def make_view(spark: SparkSession, pin: Pin, pinned_table: PinnedTable, database
 
     Args:
         spark: A session with a catalog that stores views.
-        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
-        pinned_table: One of its tables.
-        database: Database of the view.
 
     Raises:
         PinError: The pinned version is gone.

@@ -14,16 +14,12 @@ _SUFFIX = ".json"
 class PinFiles:
     """The pins of one table. They are written and removed under the lock on the table.
 
-    Args:
-        files: Client of the file system.
-        location: Location of the table.
-
     Every method raises :class:`StorageError` if the file system refuses.
-
     """
 
     def __init__(self, files: HadoopFiles, location: str) -> None:
         self._files = files
+        self._location = location
         self._folder = f"{location.rstrip('/')}/{PINS_FOLDER}"
 
     def all(self) -> list[Pin]:
@@ -47,12 +43,21 @@ class PinFiles:
         check_name(name)
         return self._read(self._path(name))
 
-    def create(self, pin: Pin) -> None:
-        """Write a new pin. A writer that has lost the lock cannot replace the pin of the next holder.
+    def get(self, name: str) -> Pin:
+        """Return the pin with a name.
 
         Raises:
-            StorageError: Among other reasons, the name already has a pin.
+            PinError: There is no such pin, it cannot be read, or the name is invalid.
 
+        """
+        if (pin := self.find(name)) is None:
+            raise PinError(f"{self._location} has no pin {name}")
+        return pin
+
+    def create(self, pin: Pin) -> None:
+        """Write a new pin. A name that has a pin raises :class:`StorageError`.
+
+        So a writer that has lost the lock cannot replace the pin of the next holder.
         """
         self._files.create_text(self._path(pin.name), json.dumps(pin.to_json(), indent=1) + "\n")
 
@@ -68,31 +73,6 @@ class PinFiles:
     def _read(self, path: str) -> Pin | None:
         text = self._files.read_text(path)
         return None if text is None else Pin.from_text(text, path)
-
-
-def read_complete_pin(files: HadoopFiles, location: str, name: str) -> Pin:
-    """Return a pin that is in each of its tables.
-
-    Args:
-        files: Client of the file systems.
-        location: Location of one of its tables.
-        name: Name of the pin.
-
-    Raises:
-        PinError: There is no such pin, or a run was killed while it wrote or removed the pin.
-        StorageError: The pin cannot be read.
-
-    """
-    pin = PinFiles(files, location).find(name)
-    if pin is None:
-        raise PinError(f"{location} has no pin {name}")
-    if not is_complete(files, pin):
-        tables = ", ".join(pinned_table.table for pinned_table in pin.tables)
-        raise PinError(
-            f"pin {name} is not in all of its tables ({tables}): a run was killed, or a table is gone; remove the pin, "
-            "or take it again"
-        )
-    return pin
 
 
 def is_complete(files: HadoopFiles, pin: Pin) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DateType, StructType, TimestampType
 
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
@@ -22,7 +23,6 @@ from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.merge.merge_sql import comparable
-from writer_jobs.pins.moment import up_to
 
 _log = logging.getLogger(__name__)
 
@@ -292,4 +292,30 @@ def _condition(pin: Pin, pinned_table: PinnedTable, schema: StructType) -> Colum
     """Return the condition that a row belongs to a pin's moment; None: all rows do."""
     if pin.at is None or pinned_table.event_time is None:
         return None
-    return up_to(schema, pinned_table.event_time, pin.at, pinned_table.table)
+    return F.expr(up_to_sql(schema, pinned_table.event_time, pin.at, pinned_table.table))
+
+
+def up_to_sql(schema: StructType, event_time: str, moment: datetime, table: str) -> str:
+    """Return the condition that a row's event time is not after a moment; it has the same meaning in every session.
+
+    Its literal has the column's type, so that Delta can skip files by their statistics. A date stands for the start of
+    that day in UTC, as in watermarks.
+
+    Args:
+        moment: A time with a time zone.
+        table: Canonical URI, for error messages.
+
+    Raises:
+        PinError: There is no such column, or it is neither a timestamp nor a date.
+
+    """
+    in_utc = moment.astimezone(UTC)
+    for field in schema:
+        if field.name.lower() == event_time.lower():
+            if isinstance(field.dataType, TimestampType):
+                return f"{quoted(field.name)} <= TIMESTAMP_LTZ '{in_utc.isoformat()}'"
+            if isinstance(field.dataType, DateType):
+                return f"{quoted(field.name)} <= DATE '{in_utc.date().isoformat()}'"
+            data_type = field.dataType.simpleString()
+            raise PinError(f"the event time {event_time} of {table} must be a timestamp or a date, got {data_type}")
+    raise PinError(f"{table} has no column {event_time}; its columns are {', '.join(schema.names)}")

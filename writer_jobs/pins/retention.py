@@ -34,10 +34,8 @@ _HOUR = timedelta(hours=1)
 class Retention:
     """The retention of one table. It is changed under the lock on the table.
 
-    Args:
-        spark: The session.
-        log: Log of the table.
-
+    Methods that change it raise TableError if Delta refuses the change, and SluiceError if the commit guard refuses the
+    commit.
     """
 
     def __init__(self, spark: SparkSession, log: DeltaTableLog) -> None:
@@ -48,12 +46,7 @@ class Retention:
         """Ensure that the newest version stays readable until a moment; commit a newer version if necessary.
 
         Args:
-            moment: A time with a time zone.
             other_pins: Other pins of the table; the retention may have been lowered since they were taken.
-
-        Raises:
-            TableError: Delta refuses the change.
-            SluiceError: The commit guard refuses the commit.
 
         """
         snapshot, now = self._log.snapshot(), datetime.now(UTC)
@@ -89,13 +82,7 @@ class Retention:
         return self._log.snapshot().property_of(RETENTION_PROPERTY) is not None
 
     def restore(self) -> None:
-        """Restore the properties from before the first pin, except those that another program has changed since.
-
-        Raises:
-            TableError: Delta refuses the change.
-            SluiceError: The commit guard refuses the commit.
-
-        """
+        """Restore the properties from before the first pin, except those that another program has changed since."""
         snapshot = self._log.snapshot()
         if snapshot.version < 0 or snapshot.property_of(RETENTION_PROPERTY) is None:
             return

@@ -21,8 +21,8 @@ from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.locking import locked_all
-from writer_jobs.pins.moment import up_to
-from writer_jobs.pins.pin_files import PinFiles, is_complete, read_complete_pin
+from writer_jobs.pins.pin_files import PinFiles, is_complete
+from writer_jobs.pins.read import up_to_sql
 from writer_jobs.pins.retention import Retention
 from writer_jobs.pins.watermarks import Watermarks
 
@@ -98,9 +98,6 @@ def take_pin(
     locations: dict[str, None] = {table.log.location: None for table in opened}
     with locked_all(spark, locations, manager=manager, timeout_seconds=lock_timeout_seconds) as hold:
         other_pins = {table.uri: _remove_unreadable(files, table, name) for table in opened}
-        for table in opened:
-            if table.watermarks is not None:
-                table.watermarks.refresh()
         passed_versions = {
             table.uri: table.watermarks.passed_version(
                 at, table.uri, left_out=streams_left_out, unknown=without_watermarks
@@ -139,16 +136,12 @@ def take_pin(
             # If the hold was lost before the pin was written, files of these versions may be gone.
             hold.check()
     for table, snapshot in versions:
-        _make_checkpoint(table.log, snapshot.version)
+        try:
+            table.log.make_checkpoint(snapshot.version)
+        except StorageError as error:
+            # The pin holds nevertheless, as long as the log before its version exists.
+            _log.warning("version %d is pinned without a checkpoint of its own: %s", snapshot.version, error)
     return pin
-
-
-def _make_checkpoint(log: DeltaTableLog, version: int) -> None:
-    try:
-        log.make_checkpoint(version)
-    except StorageError as error:
-        # The pin holds nevertheless, as long as the log before its version exists.
-        _log.warning("version %d is pinned without a checkpoint of its own: %s", version, error)
 
 
 def find_pin(spark: SparkSession, table: str, name: str) -> Pin:
@@ -164,7 +157,14 @@ def find_pin(spark: SparkSession, table: str, name: str) -> Pin:
         TableError, StorageError: There is no such table, or it cannot be read.
 
     """
-    pin = read_complete_pin(HadoopFiles.of(spark), locate_table(spark, table), name)
+    files, location = HadoopFiles.of(spark), locate_table(spark, table)
+    pin = PinFiles(files, location).get(name)
+    if not is_complete(files, pin):
+        tables = ", ".join(pinned_table.table for pinned_table in pin.tables)
+        raise PinError(
+            f"pin {name} is not in all of its tables ({tables}): a run was killed, or a table is gone; remove the pin, "
+            "or take it again"
+        )
     if pin.has_expired():
         raise PinError(f"pin {name} has expired on {pin.expires_at.isoformat()}: nothing keeps its files any more")
     return pin
@@ -206,9 +206,7 @@ def remove_pin(
     """
     attach_unless_off(spark)
     files, location = HadoopFiles.of(spark), locate_table(spark, table)
-    pin = PinFiles(files, location).find(name)
-    if pin is None:
-        raise PinError(f"{location} has no pin {name}")
+    pin = PinFiles(files, location).get(name)
     uris = {canonical_table_uri(location): location}
     if any(pinned_table.table in uris for pinned_table in pin.tables):
         for pinned_table in pin.tables:
@@ -233,12 +231,6 @@ def remove_expired_pins(
     """Remove the expired pins of a table, and restore its retention if no pin is left.
 
     The function takes the lock only if there is something to do.
-
-    Args:
-        spark: A session with the guarded log store.
-        location: Location of the table.
-        manager: Lock manager, as for :func:`writer_jobs.locked`.
-        lock_timeout_seconds: Seconds to wait for the lock.
 
     Raises:
         PinError: A pin cannot be read.
@@ -308,7 +300,7 @@ def _open(spark: SparkSession, files: HadoopFiles, table: str, event_time: str |
         raise PinError(f"{uri} is a shallow clone, whose files belong to another table: pin that table")
     watermarks = None
     if event_time is not None and at is not None:
-        up_to(snapshot.state.schema, event_time, at, uri)
+        up_to_sql(snapshot.state.schema, event_time, at, uri)
         watermarks = Watermarks(spark, log)
     return _Table(uri, log, event_time, PinFiles(files, log.location), Retention(spark, log), watermarks)
 

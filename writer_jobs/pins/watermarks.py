@@ -35,13 +35,7 @@ class Watermarks:
     A restored table has the watermarks of the version to which it was restored. Rows that came without a stream prove
     nothing, because other rows of their time may still arrive.
 
-    Args:
-        spark: The session.
-        log: Log of the table.
-
-    Raises:
-        StorageError: The log cannot be read.
-
+    The constructor and :meth:`passed_version` raise StorageError if the log cannot be read.
     """
 
     def __init__(self, spark: SparkSession, log: DeltaTableLog) -> None:
@@ -52,19 +46,10 @@ class Watermarks:
             if version <= self._version:
                 self._add(version, parse_commit_info(line))
 
-    def refresh(self) -> None:
-        """Read the commits that were made since the last read.
-
-        Raises:
-            StorageError: The log cannot be read.
-
-        """
-        for version, info in self._log.infos_after(self._version):
-            self._version = version
-            self._add(version, info)
-
     def passed_version(self, moment: datetime, table: str, *, left_out: Collection[str], unknown: bool) -> int | None:
         """Return the first version at which all streams were past a moment, so that only late rows of it can follow.
+
+        Commits that were made since the last read are read first.
 
         Args:
             moment: A time with a time zone.
@@ -79,6 +64,9 @@ class Watermarks:
             PinError: A stream is not past the moment, or the log has no watermarks.
 
         """
+        for version, info in self._log.infos_after(self._version):
+            self._version = version
+            self._add(version, info)
         watermarks = [watermark for watermark in self._watermarks if watermark.stream not in left_out]
         if not watermarks and not unknown:
             raise PinError(
