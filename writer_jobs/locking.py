@@ -8,12 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from pyspark.sql import SparkSession
 
-from lock_manager import (
-    Hold,
-    LockManager,
-    LockSettings,
-    ZookeeperLockManager,
-)
+from lock_manager import Hold, LockManager, LockSettings, ZookeeperLockManager
 from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.checkpoints import write_due_checkpoints

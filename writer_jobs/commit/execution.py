@@ -36,9 +36,6 @@ class WriteThread:
     for, so that nothing is committed after the lock is released. Whether the write runs is known at every time, also
     when the start of the thread is interrupted.
 
-    Args:
-        cancel: Cancels the Spark jobs of the write.
-
     Attributes:
         has_ended: Whether the write has ended, or will never begin.
         failure: Exception that ended the write; None if it succeeded or still runs.
@@ -172,12 +169,9 @@ class Execution:
         return self.attempt
 
     def start(self, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None) -> WriteThread:
-        """Write and commit, in a thread of its own that is bound to the attempt.
+        """Write and commit, in a thread of its own that is bound to the attempt, and to a ticket if there is one.
 
-        Args:
-            ticket: Name of the ticket to which the thread is bound.
-            on_end: Called in the thread when the write has ended.
-
+        ``on_end`` is called in the thread when the write has ended.
         """
 
         def write() -> None:
@@ -199,9 +193,7 @@ class Execution:
     def read(self, query: Callable[[], _T]) -> _T:
         """Run Spark jobs in this thread before the write, and return their result. :meth:`cancel_jobs` ends them, too.
 
-        Raises:
-            WriteFailedError: Spark failed.
-
+        If Spark fails, raise WriteFailedError.
         """
         self._spark_context.addJobTag(self._tag)
         try:

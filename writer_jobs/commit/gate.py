@@ -36,8 +36,7 @@ log = logging.getLogger(__name__)
 class StagedWrite:
     """One write through the gate, in a session whose guard is in ``required`` mode.
 
-    Args:
-        snapshot: The table as the operation was planned for it.
+    ``snapshot`` is the table as the operation was planned for it.
 
     Attributes:
         waited_seconds: Seconds that the write waited for the lock, whether it was acquired or not.
@@ -66,11 +65,7 @@ class StagedWrite:
         return self._hold is not None and bool(self._hold.commits)
 
     def run(self, lock_seconds: float, before_write: Callable[[Hold], None] | None) -> CommitResult:
-        """Write, acquire the lock, commit, and release the lock.
-
-        Args:
-            lock_seconds: Seconds to wait for the lock.
-            before_write: Called with the lock, before anything is put.
+        """Write, acquire the lock, call ``before_write``, commit, and release the lock.
 
         Raises:
             NotStagedError: Nothing was committed; repeat the write with the lock held from its beginning.

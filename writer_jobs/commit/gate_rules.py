@@ -29,13 +29,13 @@ from writer_jobs.delta.table_log import DeltaTableLog
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
 _NO_FACTS = {
     "guard": "",
-    "settings": [],
     "version": NO_VERSION,
+    "table_id": None,
     "identity": False,
     "dated": False,
+    "settings": [],
     "hooks": [],
     "reads": [],
-    "table_id": None,
 }
 
 
@@ -51,8 +51,9 @@ def reason_for_whole_write(spark: SparkSession, table_log: DeltaTableLog, operat
     if (reason := _options_reason(operation)) is not None:
         return reason
     facts = staging_facts(spark, table_log, operation)
+    is_guarded = str(facts["guard"]).strip().lower() == REQUIRED
     return (
-        _driver_reason(facts)
+        (None if is_guarded else "commits of this session are not guarded, or only observed")
         or next(filter(None, map(_settings_reason, facts["settings"])), None)
         or _table_reason(facts, operation)
         or _reads_reason(facts, table_log.location)
@@ -60,12 +61,7 @@ def reason_for_whole_write(spark: SparkSession, table_log: DeltaTableLog, operat
 
 
 def staging_facts(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> Mapping[str, Any]:
-    """Return the facts about an operation that the JVM knows; see ``StagingFacts.java``.
-
-    Raises:
-        TableError, StorageError: The table's log cannot be read.
-
-    """
+    """Return the facts about an operation that the JVM knows; see ``StagingFacts.java``."""
     facts = _read_facts(spark, table_log.location, operation)
     if facts is not None and facts["version"] >= 0:
         return facts
@@ -93,11 +89,6 @@ def _in_jvm(read: Read) -> Any:
     if isinstance(read, str):
         return read
     return read._jdf if isinstance(read, DataFrame) else read._jc  # noqa: SLF001
-
-
-def _driver_reason(facts: Mapping[str, Any]) -> str | None:
-    is_guarded = str(facts["guard"]).strip().lower() == REQUIRED
-    return None if is_guarded else "commits of this session are not guarded, or only observed"
 
 
 def _settings_reason(settings: Mapping[str, str | None]) -> str | None:

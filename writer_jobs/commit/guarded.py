@@ -17,13 +17,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from lock_manager import (
-    Adoption,
-    AdoptionMismatchError,
-    Hold,
-    LockLostError,
-    canonical_table_uri,
-)
+from lock_manager import Adoption, AdoptionMismatchError, Hold, LockLostError, canonical_table_uri
 from lock_manager.errors import format_versions
 from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.guard.ticket import Ticket
@@ -90,8 +84,13 @@ def guarded(
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
 
     def load() -> tuple[Snapshot, Adoption | None]:
-        snapshot = table_log.snapshot()
-        adoption = None if any_ensemble else _adoption_of(hold, snapshot, bound, observe=mode == driver_guard.OBSERVE)
+        snapshot, adoption = table_log.snapshot(), None
+        try:
+            adoption = None if any_ensemble else refuse_other_ensemble(hold, snapshot)
+        except AdoptionMismatchError as error:
+            if mode != driver_guard.OBSERVE:
+                raise
+            bound.refusal = error
         refuse_other_partitioning(snapshot, schema)
         return snapshot, adoption
 
@@ -214,17 +213,6 @@ def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
             context.setLocalProperty(_BLOCKS_PROPERTY, outer_blocks)
 
 
-def _adoption_of(hold: Hold, snapshot: Snapshot, bound: GuardedHold, *, observe: bool) -> Adoption | None:
-    """Return the table's adoption. If it does not match the hold, raise, or store the refusal if ``observe``."""
-    try:
-        return refuse_other_ensemble(hold, snapshot)
-    except AdoptionMismatchError as error:
-        if not observe:
-            raise
-        bound.refusal = error
-        return None
-
-
 @contextmanager
 def _adoption_restored(
     spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, adoption: Adoption | None
@@ -283,16 +271,11 @@ def _only_logged(hold: Hold) -> Iterator[None]:
 
 
 def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = None) -> list[dict[str, Any]]:
-    """Return the puts of a block with the outcomes that the log store recorded.
+    """Return the puts of a block, or of one operation attempt, with the outcomes that the log store recorded.
 
-    Args:
-        write_id: Only the puts of this operation attempt; None: all puts.
-
-    Returns:
-        Objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is another
-        transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
-        ``pending``.
-
+    These are objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is
+    another transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
+    ``pending``.
     """
     names = bound.allowed_puts.keys() if write_id is None else bound.puts_of(write_id)
     return [put for put in _attempts_under(spark, bound.hold) if put["attempt"] in names] if names else []
@@ -320,13 +303,9 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
 
 
 def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
-    """Make sure that no put of an earlier block can still succeed.
+    """Make sure that no put of an earlier block can still succeed; return whether any intent is settled now.
 
     Such a put is of an earlier hold that left its intent unfinished, or is of this very hold and got no answer.
-
-    Returns:
-        Whether any intent was unfinished, and is settled now.
-
     """
     intents = bound.hold.intents_of(bound.table)
     busy = {attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)}
@@ -359,11 +338,6 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
 
 
 def refuse_other_partitioning(snapshot: Snapshot, schema: PartitionSchema | None) -> None:
-    """Make sure that the table still has the partition columns that the hold was, or will be, requested for.
-
-    Raises:
-        TableError: Another writer has changed the table's partition columns.
-
-    """
+    """Raise TableError if the table has other partition columns than the hold was, or will be, requested for."""
     if schema is not None and not snapshot.partition_schema().partitions_as(schema):
         raise TableError(f"{snapshot.location} got other partition columns while its lock was waited for: try again")

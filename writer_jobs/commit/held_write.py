@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NotStagedError
 from lock_manager.guard.guarded_hold import GuardedHold
-from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.execution import Execution
@@ -107,13 +106,11 @@ class HeldWrite:
     def _write(self) -> tuple[BaseException | None, BaseException | None]:
         """Write, and repeat the write after a conflict with another writer, as long as this hold stands.
 
-        Returns:
-            The exception that ended the write, and the exception that interrupted the wait for it; None if there was
-            none.
-
+        The exception that ended the write is returned, and the exception that interrupted the wait for it.
         """
         for attempt_number in range(1, _ATTEMPTS + 1):
-            with self._executing(self._execution.new_attempt()):
+            attempt, stamps_note = self._execution.new_attempt(), not self._operation.takes_metadata
+            with self._bound.executing(attempt, stamps_note=stamps_note) if self._bound else nullcontext():
                 thread = self._execution.start()
                 thread.wait(should_cancel=self._should_cancel)
             failure, interrupt = thread.failure, thread.interrupt
@@ -128,11 +125,6 @@ class HeldWrite:
             # The lock was held throughout, so the write cannot be repeated in a safer way.
             failure = WriteFailedError(table=self._context.table, reason=str(failure))
         return failure, interrupt
-
-    def _executing(self, attempt: WriteAttempt) -> AbstractContextManager[None]:
-        if self._bound is None:
-            return nullcontext()
-        return self._bound.executing(attempt, stamps_note=not self._operation.takes_metadata)
 
     def _should_cancel(self) -> bool:
         """Return whether to cancel the running write: not for its duration, once its put was sent.

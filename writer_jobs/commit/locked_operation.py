@@ -30,10 +30,8 @@ class LockedOperation:
     """One operation that writes under the lock.
 
     Attributes:
-        context: Context of the writer.
         operation_for: Returns the operation for a lock target and the state of the table, which is None if there is no
             table. It is called again if the table gets other partition columns before it is locked.
-        find_partitions: Finds the partitions that the operation touches.
         options: Checked options of the caller.
         reads_table: Whether the partitions are found in the table. Other writers may write there before the lock is
             held, so the partitions are found again under the lock.
@@ -47,12 +45,7 @@ class LockedOperation:
     reads_table: bool = False
 
     def run(self) -> CommitResult:
-        """Write under the lock.
-
-        Raises:
-            SluiceError: See :meth:`LockedDeltaWriter.append`.
-
-        """
+        """Write under the lock; see :meth:`LockedDeltaWriter.append` for the errors."""
         context, options = self.context, self.options
         lock, lock_during = options.get("lock", "table"), options["lock_during"]
         lock_seconds = lock_deadline(options, context.manager).seconds
@@ -119,7 +112,6 @@ class LockedOperation:
 
         Args:
             planned_snapshot: The table as the operation was planned for it.
-            lock_seconds: Seconds to wait for the lock.
             checks_partitions: Whether to make sure that the locked partitions are those that the operation touches.
 
         Raises:
@@ -135,7 +127,9 @@ class LockedOperation:
             ):
                 snapshot = table.snapshot or context.log.snapshot()
                 if checks_partitions and target.schema is not None:
-                    partitions = execution.read(lambda: self.find_partitions(self._state_of(snapshot)))
+                    if (state := snapshot.state) is None:
+                        raise TableError(f"{context.table} was removed while its lock was waited for")
+                    partitions = execution.read(lambda: self.find_partitions(state))
                     if not target.contains(partitions):
                         raise _OtherPartitionsError(hold.waited_seconds)
                 if (before_write := self.options.get("before_write")) is not None:
@@ -152,11 +146,6 @@ class LockedOperation:
             # The release came too late, but the commit was confirmed while the hold stood.
             log.warning("after the write: %s", error)
         return result
-
-    def _state_of(self, snapshot: Snapshot) -> TableState:
-        if snapshot.state is None:
-            raise TableError(f"{self.context.table} was removed while its lock was waited for")
-        return snapshot.state
 
 
 class _OtherPartitionsError(Exception):

@@ -67,12 +67,7 @@ class MergePlan:
         builder.execute()
 
     def refuse_clauses_on_all_rows(self) -> None:
-        """Make sure that the merge changes only rows of the table that the condition can match.
-
-        Raises:
-            ValueError: A clause changes rows that the source does not match.
-
-        """
+        """Raise ValueError if a clause changes rows of the table that the source does not match."""
         if self._has_clause_by_source:
             raise ValueError("whenNotMatchedBySource is about all rows of the table: merge with lock='table'")
 
@@ -198,14 +193,10 @@ def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
 
 
 def _column(jvm: Any, expression: Any, table: Any) -> str | None:
-    """Return the table's column that an expression consists of, apart from casts that keep values distinct.
+    """Return the table's column that an expression consists of, apart from casts that keep values distinct; or None.
 
     Some implicit casts of Spark do not: two long integers may become one floating-point number, and two moments one
     text.
-
-    Returns:
-        The name of the column; None if the expression is anything else.
-
     """
     while expression.getClass().getSimpleName() == "Cast":
         inner = expression.child()

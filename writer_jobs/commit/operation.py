@@ -48,7 +48,6 @@ class Operation:
         keeps_rows: Whether the operation only puts rows of the table into other files.
         rows: Rows that the operation appends; None for any other operation.
         reads: Plans, columns and SQL conditions of the caller. The gate examines them.
-        options: Options of Delta's writer.
         session: Session of the rows, whose settings count when they are written; None if it is the writer's.
 
     """
@@ -66,12 +65,7 @@ class Operation:
 
 
 def delta_table(spark: SparkSession, location: str) -> DeltaTable:
-    """Return Delta's own handle of a table.
-
-    Raises:
-        UnsupportedSessionError: Delta's Python module is missing.
-
-    """
+    """Return Delta's own handle of a table; raise UnsupportedSessionError if Delta's Python module is missing."""
     try:
         from delta.tables import DeltaTable  # noqa: PLC0415 (appending does not need it)
     except ModuleNotFoundError as error:

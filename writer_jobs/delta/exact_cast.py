@@ -55,10 +55,6 @@ def has_exact_cast(target: T.DataType) -> bool:
     return any(isinstance(target, types) for types, _ in _CASTS)
 
 
-def _string(text: Column, _: T.DataType) -> Column:
-    return text
-
-
 def _boolean(text: Column, target: T.DataType) -> Column:
     return F.when(F.lower(text).isin("true", "false"), text.try_cast(target))
 
@@ -147,7 +143,7 @@ def _offset(moment: Column) -> Column:
 
 
 _CASTS: tuple[tuple[tuple[type[T.DataType], ...], Callable[[Column, T.DataType], Column]], ...] = (
-    ((T.StringType,), _string),
+    ((T.StringType,), lambda text, _: text),
     ((T.BooleanType,), _boolean),
     ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _whole),
     ((T.DecimalType,), _decimal),

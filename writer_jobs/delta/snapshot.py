@@ -164,15 +164,16 @@ class Snapshot:
         properties = metadata.configuration()
         adoption = {name: _text(properties.get(name)) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
         isolation = _text(properties.get(_ISOLATION))
+        generated = frozenset(field.name for field in schema if any(map(_is_generated, field.metadata)))
         return TableState(
             version=self.version,
             schema=schema,
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
-            supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
+            supplied_columns=generated | {field.name for field in schema if "CURRENT_DEFAULT" in field.metadata},
             forgets_transactions=bool(properties.contains(_RETENTION)),
             adoption=Adoption.of({name: value for name, value in adoption.items() if value is not None}),
             is_serializable=isolation is None or isolation.lower() == "serializable",
-            generated_columns=frozenset(field.name for field in schema if _generated(field.metadata)),
+            generated_columns=generated,
             feed=_text(properties.get(FEED_PROPERTY)),
         )
 
@@ -213,9 +214,5 @@ def _physical_name(field: StructField) -> str:
     return str((field.metadata or {}).get(PHYSICAL_NAME, field.name))
 
 
-def _supplied(metadata: dict[str, Any]) -> bool:
-    return "CURRENT_DEFAULT" in metadata or _generated(metadata)
-
-
-def _generated(metadata: dict[str, Any]) -> bool:
-    return any(key == "delta.generationExpression" or key.startswith("delta.identity.") for key in metadata)
+def _is_generated(metadata_key: str) -> bool:
+    return metadata_key == "delta.generationExpression" or metadata_key.startswith("delta.identity.")

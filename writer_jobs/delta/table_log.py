@@ -76,6 +76,9 @@ class Commit:
 class DeltaTableLog:
     """The log of the table at one location.
 
+    Its methods raise :class:`TableError` if the log is damaged or the table is catalog-managed, and
+    :class:`StorageError` if the log cannot be read or written.
+
     Args:
         spark: Classic session.
         location: Qualified URI of the table's folder; see :func:`locate_table`.
@@ -88,23 +91,12 @@ class DeltaTableLog:
         self._files = HadoopFiles.of(spark)
 
     def snapshot(self) -> Snapshot:
-        """List the log once, and return the newest version.
-
-        Raises:
-            TableError: The log is damaged, or the table is catalog-managed.
-            StorageError: The log cannot be read.
-
-        """
+        """List the log once, and return the newest version."""
         # False: not in the background, even if spark.databricks.delta.stalenessLimit allows that to readers.
         return self._loaded(lambda log: log.update(False, self._none, self._none))  # noqa: FBT003 (stalenessAcceptable)
 
     def known(self) -> Snapshot:
-        """Return the newest version that this driver has loaded, without a request; list the log if it has loaded none.
-
-        Raises:
-            TableError, StorageError: See :meth:`snapshot`.
-
-        """
+        """Return the newest version that this driver has loaded, without a request; if there is none, list the log."""
         snapshot = self._loaded(lambda log: log.unsafeVolatileSnapshot())
         return snapshot if snapshot.version != NO_VERSION else self.snapshot()
 
@@ -127,10 +119,7 @@ class DeltaTableLog:
     def snapshot_at(self, version: int) -> Snapshot:
         """Return an older version, which Delta reconstructs from the log.
 
-        Raises:
-            TableError: The version does not exist, or was removed by log clean-up.
-            StorageError: The log cannot be read.
-
+        A version that does not exist, or was removed by log clean-up, raises TableError.
         """
         try:
             # False: do not refuse a version beyond the table's retention. The caller decides whether to read it.
@@ -144,10 +133,6 @@ class DeltaTableLog:
         """Write a checkpoint of a version, unless it has one. The version can then be read without older versions.
 
         Delta's pointer to the newest checkpoint is not changed.
-
-        Raises:
-            StorageError: The checkpoint cannot be written.
-
         """
         with self._storage_errors(f"no checkpoint of {self.location} can be written"):
             delta_log = self._delta_log()
@@ -158,11 +143,6 @@ class DeltaTableLog:
         """Write a checkpoint of the newest version, update Delta's pointer to it, and return the version.
 
         The log is not cleaned up: see :meth:`clean_up`.
-
-        Raises:
-            TableError: See :meth:`snapshot`.
-            StorageError: The log cannot be read, or the checkpoint cannot be written.
-
         """
         snapshot = self.snapshot()
         with self._storage_errors(f"no checkpoint of {self.location} can be written"):
@@ -180,10 +160,6 @@ class DeltaTableLog:
             retention_seconds: Versions older than the midnight (UTC) before this many seconds ago are removed, if a
                 newer checkpoint exists.
 
-        Raises:
-            TableError: See :meth:`snapshot`.
-            StorageError: The log cannot be read, or cannot be cleaned up.
-
         """
         snapshot = self.snapshot()
         with self._storage_errors(f"the log of {self.location} cannot be cleaned up"):
@@ -196,20 +172,12 @@ class DeltaTableLog:
             app_id: Application (``txnAppId``) whose last transaction is also returned; see
                 :meth:`Snapshot.last_transaction`.
 
-        Raises:
-            TableError, StorageError: See :meth:`snapshot`.
-
         """
         snapshot = self.snapshot()
         return Head(snapshot.version, NO_VERSION if app_id is None else snapshot.last_transaction(app_id))
 
     def state(self) -> TableState | None:
-        """Return the newest version's schema, partitioning and properties; None if there is no table yet.
-
-        Raises:
-            TableError, StorageError: See :meth:`snapshot`.
-
-        """
+        """Return the newest version's schema, partitioning and properties; None if there is no table yet."""
         return self.snapshot().state
 
     def find_commit(self, write_id: str, *, after: int, guarded: bool) -> tuple[Commit | None, int]:
@@ -227,8 +195,7 @@ class DeltaTableLog:
             The commit, or None if the log does not have it; and the last version that was read.
 
         Raises:
-            StorageError: The log cannot be read, or log clean-up removed versions that may have been the commit.
-            TableError: See :meth:`snapshot`.
+            StorageError: Among other reasons, log clean-up removed versions that may have been the commit.
 
         """
         version = after
@@ -266,9 +233,6 @@ class DeltaTableLog:
         Returns:
             True if a version has the batch, or if log clean-up removed a version.
 
-        Raises:
-            TableError, StorageError: See :meth:`snapshot`.
-
         """
         # The head is read first, so that versions that are committed meanwhile do not hide a missing one.
         newest = self.head().version
@@ -279,10 +243,6 @@ class DeltaTableLog:
         """Yield the versions after a version with their ``commitInfo``, up to the first missing version.
 
         The version files are read without a cache.
-
-        Raises:
-            StorageError: The log cannot be read.
-
         """
         version += 1
         while (line := self._first_line(version)) is not None:
@@ -302,9 +262,6 @@ class DeltaTableLog:
         Returns:
             The commit's note of its run, or None if the log has no such commit; and the last version that was read.
 
-        Raises:
-            StorageError: The log cannot be read.
-
         """
         oldest = newest + 1
         for version, run in self._runs_before(oldest):
@@ -321,9 +278,6 @@ class DeltaTableLog:
         Args:
             run_id: Id of the run.
             newest: Version to begin with.
-
-        Raises:
-            StorageError: The log cannot be read.
 
         """
         versions: dict[int, int] = {}
@@ -343,12 +297,8 @@ class DeltaTableLog:
     def commit_nothing(self) -> int:
         """Commit without actions, and return the version.
 
-        Delta prepares the commit, with everything that the table's features require.
-
-        Raises:
-            StorageError: The commit cannot be made.
-            SluiceError: The commit guard refused.
-
+        Delta prepares the commit, with everything that the table's features require. If the commit guard refuses, its
+        error is raised.
         """
         delta = self._jvm.org.apache.spark.sql.delta
         operation = getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
