@@ -141,7 +141,6 @@ class Execution:
     """The execution of one operation: its attempts, its thread and its Spark jobs.
 
     Attributes:
-        context: Context of the writer.
         metadata: JSON values that the commit records.
         attempt: The current or last attempt. Its write id in a commit proves that the operation is in the table.
         operation: The operation; set when the lock target is known.

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from lock_manager import Hold, LockCancelledError, SluiceError
 from lock_manager.coordinator import Cancellation
@@ -145,7 +146,8 @@ class StagedWrite:
             raise self._error_of(failure)
         staged = self._ticket.staged
         read_version = None if staged is None else staged.read_version
-        commit = outcome.find_commit(NO_VERSION if read_version is None else read_version, failure)
+        version = NO_VERSION if read_version is None else read_version
+        commit = outcome.find_commit(version, failure, partial(failed_write, self._execution))
         if commit is not None and commit.version != NO_VERSION:
             self._ticket.committed = {"version": commit.version, "metrics": commit.metrics}
             bound.hold.record_commit(commit.version, self._context.table)

@@ -59,11 +59,7 @@ class HeldWrite:
     def run(self, snapshot: Snapshot) -> CommitResult:
         """Write, find the commit in the log, and make sure that the hold stood then.
 
-        ``snapshot`` was loaded under the lock.
-
-        Raises:
-            SluiceError: See :meth:`LockedDeltaWriter.append`.
-
+        ``snapshot`` was loaded under the lock. For the errors see :meth:`LockedDeltaWriter.append`.
         """
         table, txn = self._context.table, self._operation.txn
         if txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]:

@@ -83,11 +83,7 @@ class LockTarget:
 
     @classmethod
     def of(cls, log: DeltaTableLog, partitions: Partitions | None, snapshot: Snapshot | None = None) -> LockTarget:
-        """Return the target of these partitions.
-
-        Args:
-            partitions: Partitions by column; None: the whole table.
-            snapshot: The table, if it is loaded already.
+        """Return the target of partitions, or of the whole table; ``snapshot`` is the table if it is loaded already.
 
         Raises:
             TableError, ResourceError: The table has no such partitions.
@@ -112,9 +108,6 @@ def job_note(spark: SparkSession, manager: LockManager) -> dict[str, Any]:
 
 def find_lock_target(log: DeltaTableLog, lock: Lock, find_partitions: PartitionFinder) -> LockTarget:
     """Return the lock target of a write.
-
-    Args:
-        find_partitions: Finds the partitions that the write touches, for ``"partitions"``.
 
     Raises:
         TableError, ResourceError: The table has no such partitions.

@@ -44,15 +44,14 @@ class Outcome:
         self,
         version: int,
         failure: BaseException | None,
-        error_of: Callable[[BaseException], WriteFailedError] | None = None,
+        error_of: Callable[[BaseException], WriteFailedError],
     ) -> Commit | None:
         """Find the commit of the write in the log.
 
         Args:
             version: Newest version of the table before the write.
             failure: Exception that ended the write; None if Delta reported success.
-            error_of: Returns the error to raise for an exception of Spark after which nothing was committed. By default
-                :func:`failed_write`.
+            error_of: Returns the error to raise for an exception of Spark after which nothing was committed.
 
         Returns:
             The commit, with the version ``NO_VERSION`` if nothing changed. None if the table had this transaction
@@ -97,7 +96,7 @@ class Outcome:
         )
 
     def _raise_error_of(
-        self, failure: BaseException, error_of: Callable[[BaseException], WriteFailedError] | None
+        self, failure: BaseException, error_of: Callable[[BaseException], WriteFailedError]
     ) -> NoReturn:
         if self._may_still_be_put(failure):
             # Also if the JVM answers again by now, as the log could be read: the put may still be running.
@@ -108,9 +107,7 @@ class Outcome:
             raise failure
         if self._hold.lost is not None:
             raise LockLostError(resource=self._table, hold_id=self._hold.hold_id, reason=self._hold.lost) from failure
-        if error_of is not None:
-            raise error_of(failure) from failure
-        raise failed_write(self._execution, failure) from failure
+        raise error_of(failure) from failure
 
     def may_be_stored(self, failure: BaseException) -> bool:
         """Return whether a failed write is in the table, or may be later: Delta does more after a commit."""

@@ -17,12 +17,7 @@ from writer_jobs.errors import TableError
 
 
 def refuse_other_ensemble(hold: Hold, snapshot: Snapshot) -> Adoption | None:
-    """Return the adoption of a table, or None; refuse a hold that is not on the lock which the adoption names.
-
-    Raises:
-        AdoptionMismatchError: The adoption names another ensemble, or another name of the table.
-
-    """
+    """Return the adoption of a table, or None; raise AdoptionMismatchError if it names another lock than the hold's."""
     state = snapshot.state
     if state is None or state.adoption is None:
         return None
@@ -39,16 +34,9 @@ def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, 
     """Undo a block's side effects on the table's adoption.
 
     REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
-    source. So the table gets back the adoption that it had before the block. If it had none before and has one now,
-    that adoption is another table's, and the table gets the adoption of this hold.
-
-    Args:
-        hold: Hold under which the block ran.
-        previous: Adoption of the table before the block; None if it had none.
-
-    Raises:
-        TableError, StorageError, SluiceError: See :func:`commit_adoption`.
-
+    source. So the table gets back its previous adoption. If it had none before the block and has one now,
+    that adoption is another table's, and the table gets the adoption of this hold. For the errors see
+    :func:`commit_adoption`.
     """
     state = table_log.state()
     if state is None or state.adoption == previous:

@@ -39,10 +39,7 @@ def exact_cast(text: Column, target: T.DataType) -> Column:
     It has no value in an hour that a clock change leaves out or repeats. A floating-point value is the nearest to the
     text. A whole number that the type cannot hold exactly has no value, unless the type prints its own value with the
     digits of the text (``1e23``). A number other than zero whose nearest value is zero has no value.
-
-    Raises:
-        TypeError: :func:`has_exact_cast` does not accept the type.
-
+    A type that :func:`has_exact_cast` does not accept raises TypeError.
     """
     cast = next((cast for types, cast in _CASTS if isinstance(target, types)), None)
     if cast is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,11 +101,8 @@ class HadoopFiles:
         """Return the text of a small file; None if there is no such file. A file that is not UTF-8 is an error, too."""
 
         def read(system: Any, location: Any) -> bytes:
-            stream = system.open(location)
-            try:
+            with closing(system.open(location)) as stream:
                 return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
 
         content = self._call(path, read, absent=None)
         try:
@@ -117,11 +115,8 @@ class HadoopFiles:
 
         def read(system: Any, location: Any) -> str:
             decoder = self._jvm.java.io.InputStreamReader(system.open(location), "UTF-8")
-            reader = self._jvm.java.io.BufferedReader(decoder)
-            try:
+            with closing(self._jvm.java.io.BufferedReader(decoder)) as reader:
                 return str(reader.readLine() or "")
-            finally:
-                reader.close()
 
         return self._call(path, read, absent=None)
 
@@ -133,8 +128,8 @@ class HadoopFiles:
         """
 
         def write(system: Any, location: Any) -> None:
-            stream = system.create(location, True)  # noqa: FBT003 (overwrite)
-            _write_and_close(stream, text)
+            with closing(system.create(location, True)) as stream:  # noqa: FBT003 (overwrite)
+                stream.write(bytearray(text.encode()))
 
         if (file := self._local_file(path)) is None:
             return self._call(path, write)
@@ -152,7 +147,8 @@ class HadoopFiles:
 
         def create(system: Any, location: Any) -> None:
             builder = system.createFile(location).recursive().overwrite(False)  # noqa: FBT003 (overwrite)
-            _write_and_close(builder.opt(_IF_ABSENT, True).build(), text)  # noqa: FBT003 (value of the option)
+            with closing(builder.opt(_IF_ABSENT, True).build()) as stream:  # noqa: FBT003 (value of the option)
+                stream.write(bytearray(text.encode()))
 
         try:
             self._call(path, create)
@@ -180,9 +176,7 @@ class HadoopFiles:
     def _call(self, path: str, operation: Callable[[Any, Any], _T], **absent: _T) -> _T:
         """Call an operation with the Hadoop ``FileSystem`` and ``Path`` of a path or pattern.
 
-        Args:
-            absent: The keyword ``absent``: Value to return if the path does not exist. Without it that is an error.
-
+        If the path does not exist, return the keyword ``absent``; without the keyword that is an error.
         """
         try:
             location = self._jvm.org.apache.hadoop.fs.Path(path)
@@ -204,13 +198,6 @@ def _status(entry: Any) -> FileStatus:
 
 def _statuses(entries: Any) -> list[FileStatus]:
     return sorted(_status(entry) for entry in entries)
-
-
-def _write_and_close(stream: Any, text: str) -> None:
-    try:
-        stream.write(bytearray(text.encode()))
-    finally:
-        stream.close()
 
 
 def _replace(file: Path, text: str) -> None:

@@ -12,13 +12,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 #: Errors that py4j raises when the JVM is gone or does not answer. The JVM may have executed the call. The errors of
 #: sockets are listed one by one, because ``LockLostError`` is a ``ConnectionError``, too.
-LOST_CONTACT = (
-    Py4JNetworkError,
-    BrokenPipeError,
-    ConnectionAbortedError,
-    ConnectionRefusedError,
-    ConnectionResetError,
-)
+LOST_CONTACT = (Py4JNetworkError, BrokenPipeError, ConnectionAbortedError, ConnectionRefusedError, ConnectionResetError)
 #: Errors that py4j and PySpark raise when a call failed in the JVM, or when the JVM is gone.
 JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
 

@@ -22,11 +22,8 @@ _A_TASK_FOR_EACH_CORE = {"spark.sql.files.maxPartitionBytes": str(1 << 60)}
 def list_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     """Return all current files below a table's location that Delta's VACUUM considers.
 
-    The store is listed. No request is made for a single file.
-
-    Returns:
-        ``path`` below the location, not percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
-
+    The store is listed. No request is made for a single file. The columns are ``path`` below the location, not
+    percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
     """
     return _listed(spark, snapshot.location, table_folder_names(snapshot))
 
@@ -40,9 +37,7 @@ def table_folder_names(snapshot: Snapshot) -> list[str]:
 def list_log(spark: SparkSession, location: str) -> DataFrame:
     """Return the current files of a table's log.
 
-    Returns:
-        ``name`` without its folder; ``length`` in bytes; ``modified_ms`` since the epoch.
-
+    The columns are ``name`` without its folder; ``length`` in bytes; ``modified_ms`` since the epoch.
     """
     # Files in other folders are not part of the log.
     is_of_log = ~F.col("path").contains("/") | F.col("path").startswith(f"{_SIDECARS}/")

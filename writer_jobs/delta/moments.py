@@ -15,12 +15,7 @@ LAST_MICROS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
 
 
 def moment_of_micros(micros: int) -> datetime:
-    """Return the moment for microseconds since the epoch.
-
-    Raises:
-        OverflowError: The moment is before the year 1 or after 9999.
-
-    """
+    """Return the moment for microseconds since the epoch; raise OverflowError before the year 1 and after 9999."""
     return EPOCH + micros * MICROSECOND
 
 

@@ -32,12 +32,7 @@ _FOLDER_FAILED = re.compile(r"Mkdirs failed to create (.+?)(?: \(exists=|$)|^(/.
 
 
 def partition_types(state: TableState | None, partition_by: Sequence[str], rows: StructType) -> dict[str, DataType]:
-    """Return the stored types of the rows' partition columns, by the rows' column names.
-
-    Args:
-        partition_by: Partition columns that the write requests.
-
-    """
+    """Return the stored types of the table's and the requested partition columns, by the rows' column names."""
     stored = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
     names = {name.lower() for name in (*(state.partition_columns if state is not None else ()), *partition_by)}
     return {field.name: stored.get(field.name.lower(), field.dataType) for field in rows if field.name.lower() in names}
@@ -65,12 +60,7 @@ def _is_text(stored_type: DataType, row_type: DataType) -> bool:
 
 
 def unstorable_value_reason(name: str, value: Column) -> Column:
-    """Return a text column: the reason why Delta cannot store a partition value unchanged; null if it can.
-
-    Args:
-        value: Column of strings or bytes.
-
-    """
+    """Return the text why Delta cannot store a partition value (string or bytes) unchanged; null if it can."""
     text = value.cast("string")
     return F.when(
         text.isin(*_STORED_AS_NULL),
@@ -112,12 +102,7 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
 
 
 def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[str, DataType]) -> None:
-    """Make sure that a session writes the timestamps of partition columns unchanged.
-
-    Raises:
-        SchemaMismatchError: A partition column is a TIMESTAMP, and the session's time zone has ever changed its clocks.
-
-    """
+    """Raise SchemaMismatchError if a partition column is a TIMESTAMP and the session's clocks have ever changed."""
     timestamps = [name for name, stored_type in partitions.items() if isinstance(stored_type, TimestampType)]
     if not timestamps:
         return
@@ -133,14 +118,10 @@ def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[st
 
 
 def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, state: TableState | None) -> None:
-    """Make sure that a predicate does not require a text that a string partition column cannot have.
+    """Raise SchemaMismatchError if a predicate requires a text that a string partition column cannot have.
 
     Only ``=``, ``<=>`` and ``IN`` are refused, alone or in parts of AND and OR. Other conditions can match rows, such
     as ``<> ''`` or a function of the column.
-
-    Raises:
-        SchemaMismatchError: The predicate compares a string partition column with a text that Delta stores as null.
-
     """
     types = {} if state is None else state.partition_types
     columns = {name.lower(): name for name, stored_type in types.items() if isinstance(stored_type, StringType)}

@@ -167,12 +167,7 @@ def driver_conf(
 
 
 def classic_session(spark: Any) -> SparkSession:
-    """Return ``spark`` if it is a classic session whose driver has Delta.
-
-    Raises:
-        UnsupportedSessionError: It is a session of Spark Connect, or Delta's jar is not on the driver's class path.
-
-    """
+    """Return ``spark``; raise UnsupportedSessionError if it is of Spark Connect, or Delta is not on its class path."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UnsupportedSessionError(_NO_CONNECT)
     session: SparkSession = spark
@@ -186,12 +181,7 @@ def classic_session(spark: Any) -> SparkSession:
 
 
 def refuse_lenient_casts(spark: SparkSession) -> None:
-    """Make sure that a cast fails if the target type cannot hold the value.
-
-    Raises:
-        UnsupportedSessionError: ``spark.sql.ansi.enabled`` is false.
-
-    """
+    """Make sure that casts out of range fail; raise UnsupportedSessionError if ``spark.sql.ansi.enabled`` is false."""
     if str(spark.conf.get(_ANSI, "true")).lower() != "true":
         raise UnsupportedSessionError(
             f"{_ANSI} is false, so that Spark stores another number where a column cannot hold one: set "

@@ -16,12 +16,7 @@ def quoted(name: str) -> str:
 
 
 def raw_literal(text: str) -> str:
-    """Write a text as a raw literal, which has no escapes.
-
-    Raises:
-        ValueError: The text has both kinds of quotes.
-
-    """
+    """Write a text as a raw literal, which has no escapes; raise ValueError if the text has both kinds of quotes."""
     quote = '"' if "'" in text else "'"
     if quote in text:
         raise ValueError(f"both kinds of quotes are in {text}")
@@ -29,12 +24,7 @@ def raw_literal(text: str) -> str:
 
 
 def property_list(properties: Mapping[str, str]) -> str:
-    """Write the list of properties for ``SET TBLPROPERTIES``.
-
-    Raises:
-        ValueError: A name or a value has both kinds of quotes.
-
-    """
+    """Write the properties for ``SET TBLPROPERTIES``; raise ValueError if one has both kinds of quotes."""
     return ", ".join(f"{raw_literal(name)} = {raw_literal(value)}" for name, value in properties.items())
 
 

@@ -198,9 +198,7 @@ def type_to_read(
 def merged_schema(table: T.StructType | None, schemas: Sequence[T.StructType], fold: Fold) -> T.StructType:
     """Return the schema to read files with. Each field has its widest type in the files and the table.
 
-    Raises:
-        ValueError: Two types of a field cannot be widened to one type; the message has the path and both types.
-
+    If two types of a field cannot be widened to one type, raise ValueError with the path and both types.
     """
     columns = T.StructType() if table is None else table
     merged: T.DataType = schemas[0]
@@ -212,12 +210,7 @@ def merged_schema(table: T.StructType | None, schemas: Sequence[T.StructType], f
 def _merged(
     table: T.DataType | None, merged: T.DataType, new: T.DataType, fold: Fold, path: tuple[str, ...]
 ) -> T.DataType:
-    """Return the type that holds the values of two types.
-
-    Args:
-        table: Type of the same part of the table; None if the table does not have it.
-
-    """
+    """Return the type that holds the values of two types; ``table`` is the type of the same part of the table."""
 
     def part_of(name: str, attribute: str) -> T.DataType:
         table_part, part, new_part = (getattr(kind, attribute, None) for kind in (table, merged, new))

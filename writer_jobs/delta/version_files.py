@@ -21,12 +21,7 @@ _WORD_DIGITS, _WORD_HEX_DIGITS = 5, 8
 
 
 class DataFiles:
-    """Data files of one version of a table.
-
-    Args:
-        files: Rows of ``add`` for some files of the version; None for all files.
-
-    """
+    """Data files of one version of a table: all, or those of some rows of ``add``."""
 
     def __init__(self, spark: SparkSession, snapshot: Snapshot, files: DataFrame | None = None) -> None:
         self._spark = spark
@@ -38,10 +33,7 @@ class DataFiles:
     def within(self, condition: Column) -> DataFiles:
         """Return the files that can have rows which match a condition, by their statistics and partition values.
 
-        Args:
-            condition: Condition on the table's columns, with literals of their types. A condition that needs a cast
-                excludes no file.
-
+        The condition needs literals of its columns' types. A condition that needs a cast excludes no file.
         """
         rows = self._spark.read.format("delta").option("versionAsOf", self._snapshot.version)
         plan: Any = rows.load(self._snapshot.location).where(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001
@@ -69,20 +61,16 @@ class DataFiles:
     def paths(self) -> DataFrame:
         """Return the paths of the files and of their deletion vectors.
 
-        Returns:
-            One column, ``path``: below the table's location, not percent-encoded. Files of another table (a shallow
-            clone's source) are left out. A file with the deletion vectors of several data files has several rows.
-
+        ``path`` is below the location, not percent-encoded. Files of another table (a shallow clone's source) are left out.
+        A file with the deletion vectors of several data files has several rows.
         """
         return self._files.select(local_paths(F.col("path"), "deletionVector").alias("path"))
 
     def removed(self) -> DataFrame:
         """Return the removed files that the snapshot still has.
 
-        Returns:
-            ``path`` as in :meth:`paths`, and ``deletionTimestamp`` in milliseconds since the epoch. A file has several
-            rows if its rows were deleted by several commits.
-
+        The columns are ``path`` as in :meth:`paths`, and ``deletionTimestamp`` in milliseconds since the epoch. A file
+        has several rows if its rows were deleted by several commits.
         """
         tombstones = DataFrame(self._loaded.tombstones().toDF(), self._spark).where(~is_elsewhere(F.col("path")))
         return tombstones.select(decode_path(F.col("path")).alias("path"), "deletionTimestamp")
@@ -116,12 +104,7 @@ def data_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
 def local_paths(path: Column, vector: str) -> Column:
     """Return a row for each path of a data file and its deletion vector that is below the table's location.
 
-    Args:
-        vector: SQL expression of the file's deletion vector in the log.
-
-    Returns:
-        Paths below the table's location, not percent-encoded.
-
+    The paths are below the location, not percent-encoded. ``vector`` is the SQL expression of the vector in the log.
     """
     file = F.when(~is_elsewhere(path), decode_path(path))
     # A shallow clone stores new deletion vectors in its own folder, also vectors of its source's files.
@@ -142,15 +125,11 @@ def decode_path(path: Column) -> Column:
 
 
 def deletion_vector_path(encoded: str) -> str:
-    """Return an SQL expression of a deletion vector's path below the table's location.
+    """Return an SQL expression of a deletion vector's path below the table's location, given ``pathOrInlineDv``.
 
     The expression is text, because ``Column`` calls the JVM for each operation, and there are about 100 of them.
 
     Source: Delta's protocol, "Deletion Vectors": a prefix that may be empty, then a UUID in Z85.
-
-    Args:
-        encoded: SQL expression of ``pathOrInlineDv`` in the log.
-
     """
     last = f"[{re.escape(_DIGITS)}]{{{_UUID_DIGITS}}}$"
     # A name that cannot be decoded must not become the path of another file.

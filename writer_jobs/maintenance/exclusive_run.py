@@ -72,8 +72,6 @@ def give_way(
 
     Args:
         table: Canonical URI.
-        max_seconds: Seconds to wait at most.
-        stopped: Event that ends the wait.
         is_own: Whether a waiting contender belongs to the caller; such a contender is ignored.
 
     Raises:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from pyspark.errors import PySparkException
@@ -19,7 +20,7 @@ from lock_manager.coordinator import Inspector
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.table_records.commit_stamp import MAINTENANCE
 from writer_jobs.commit.driver_guard import AUTO_COMPACT
-from writer_jobs.commit.lock_target import Lock
+from writer_jobs.commit.options import RewriteOptions
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
@@ -47,13 +48,8 @@ _MAX_OVERRUN = 3
 # Seconds to give way before each unit. The limit is needed because some writer may always be waiting.
 _GIVE_WAY_SECONDS = 5.0
 # Errors after which every other unit would fail, too.
-_FATAL_ERRORS = (
-    LockCancelledError,
-    EnsembleUnavailableError,
-    EnsembleRefusedError,
-    EnsembleFormatError,
-    GuardMissingError,
-)
+_ENSEMBLE_ERRORS = (EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError)
+_FATAL_ERRORS = (LockCancelledError, GuardMissingError, *_ENSEMBLE_ERRORS)
 
 
 class UnitExecutor:
@@ -183,13 +179,15 @@ class UnitExecutor:
             "columns": list(columns),
             "partitions": self._physical_values(unit.partitions),
         }
-        lock: Lock = unit.partitions or "table"
         is_purge = unit.action is Action.PURGE
         rewrite = self._writer.purge if is_purge else partial(self._writer.optimize, zorder_by=columns)
         return rewrite(
-            target_size=policy.target_file_size,
+            target_size=policy.target_file_size, lock=unit.partitions or "table", **self._rewrite_options(unit, note)
+        )
+
+    def _rewrite_options(self, unit: WorkUnit, note: Mapping[str, Any]) -> RewriteOptions:
+        return RewriteOptions(
             again=False,
-            lock=lock,
             lock_during="write" if self.holds_lock(unit) else "commit",
             # This limit also counts if a rule of the gate makes the write hold the lock from its beginning.
             held_at_most_seconds=self._hold_at_most_seconds,
@@ -225,12 +223,8 @@ class UnitExecutor:
         location = self.log.location
         commit = self._writer.rewrite(
             side_rows.drop_expired,
-            again=False,
-            lock_during="write" if self.holds_lock(unit) else "commit",
-            held_at_most_seconds=self._hold_at_most_seconds,
-            lock_timeout_seconds=self._timeout_seconds,
-            metadata={MAINTENANCE: {"action": unit.action.value}},
             before_write=lambda _: refuse_unfinished_batches(self.spark, location),
+            **self._rewrite_options(unit, {"action": unit.action.value}),
         )
         added = FileTotals(*(int(commit.metrics.get(name, 0)) for name in ("numFiles", "numOutputBytes")))
         return replace(_with_commit(result, commit), added=added)

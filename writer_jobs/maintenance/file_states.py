@@ -32,13 +32,7 @@ MIN_ORPHAN_AGE = timedelta(days=1)
 _ICEBERG = "metadata"
 _MS = 1000
 # Facts about a file in addition to its listing.
-_FACTS = {
-    "live": "boolean",
-    "named": "boolean",
-    "removed_ms": "long",
-    "pinned": "boolean",
-    "streamed": "boolean",
-}
+_FACTS = {"live": "boolean", "named": "boolean", "removed_ms": "long", "pinned": "boolean", "streamed": "boolean"}
 
 
 class FileState(StrEnum):

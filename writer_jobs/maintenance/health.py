@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -14,13 +15,7 @@ SIZE_BOUNDS = tuple(1 << power for power in (14, 16, 18, 20, 22, 24, 26, 27, 28,
 
 @dataclass(frozen=True)
 class FileTotals:
-    """Number and size of some files.
-
-    Attributes:
-        files: Number of files.
-        size: Total size, in bytes.
-
-    """
+    """Number of some files, and their total size in bytes."""
 
     files: int = 0
     size: int = 0
@@ -69,12 +64,7 @@ class PartitionHealth:
         return share(self.deleted_rows, self.stored_rows)
 
     def files_saved(self, target: int) -> int:
-        """Return the number of files that compaction of the small files saves.
-
-        Args:
-            target: Size of a compacted file, in bytes.
-
-        """
+        """Return the number of files that compaction of the small files saves, given its target size in bytes."""
         return max(0, self.small.files - max(1, -(-self.small.size // target)))
 
 
@@ -210,10 +200,10 @@ class TableHealth:
 
     def to_json(self) -> dict[str, Any]:
         """Return the health as JSON values: sizes in bytes, times in ISO 8601."""
-        document = _json(asdict(self))
+        document = _to_json(self)
         for part, part_document in zip(self.partitions, document["partitions"], strict=True):
             part_document["name"], part_document["deleted_share"] = part.name, part.deleted_share
-        total = _json(asdict(self.total))
+        total = _to_json(self.total)
         del total["values"]
         return {
             **document,
@@ -232,9 +222,6 @@ def sum_totals(totals: Iterable[FileTotals]) -> FileTotals:
     return sum(totals, FileTotals())
 
 
-def _json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _json(field) for name, field in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json(element) for element in value]
-    return value.isoformat() if isinstance(value, datetime) else value
+def _to_json(health: TableHealth | PartitionHealth) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(asdict(health), default=datetime.isoformat))
+    return document

@@ -34,12 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurement of a table.
-
-    Attributes:
-        state: Schema and partitioning of the measured version.
-
-    """
+    """The health of a table, its policy, and schema and partitioning of the measured version."""
 
     health: TableHealth
     policy: Policy

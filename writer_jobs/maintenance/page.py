@@ -49,10 +49,7 @@ svg .quiet { fill: var(--quiet); }
 def page(reports: Sequence[MaintenanceReport], errors: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the health page of some tables as one HTML file without scripts and external resources.
 
-    Args:
-        reports: Reports on the tables, in the order of the page.
-        errors: Error of each table that could not be measured, by the table's name.
-
+    ``errors`` has the error of each table that could not be measured, by the table's name.
     """
     title = "Storage health" if len(reports) != 1 else f"Storage health of {reports[0].before.table}"
     sections = "".join(_section(index, report) for index, report in enumerate(reports))

@@ -27,12 +27,7 @@ _ZORDERS = "partition_values map<string, string>, ordered_ms bigint"
 def measure_partitions(
     spark: SparkSession, snapshot: Snapshot, state: TableState, policy: Policy, *, is_clustered: bool
 ) -> tuple[PartitionHealth, ...]:
-    """Return the health of each partition that has files.
-
-    Args:
-        policy: Policy of the table; its Z-order is possible.
-
-    """
+    """Return the health of each partition that has files; the policy's Z-order is possible."""
     files = data_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
     unordered = F.expr(_FALSE)
     if policy.zorder_by:
@@ -105,11 +100,7 @@ def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, 
     """Add ``ordered_ms`` to files: when their partition was last put in Z-order, in ms since the epoch; 0: never.
 
     The largest clock difference is added to the time. Maintenance commits note the partitions that they put in Z-order.
-    If the log has lost such a commit, its partitions count as unordered.
-
-    Args:
-        files: Data files, with the text of their partition in ``values``.
-
+    If the log has lost such a commit, its partitions count as unordered. ``values`` of a file is its partition's text.
     """
     partition_times: dict[str, int] = {}
     table_time = 0

@@ -17,12 +17,7 @@ _LONGEST_LABEL = 24
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """Return a chart of horizontal bars; the longest bar fills the width.
-
-    Args:
-        rows: For each bar its name, its value and the text after the bar.
-
-    """
+    """Return a chart of bars with their name, value and text after the bar; the longest bar fills the width."""
     largest = max((value for _, value, _ in rows), default=0) or 1
     width = _WIDTH - _LABEL - _NUMBER
     elements = []
@@ -40,12 +35,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = None) -> str:
-    """Return a histogram of file sizes, with a second series if ``after`` is given.
-
-    Args:
-        before: Number of files in each class of :data:`SIZE_BOUNDS`, and above the last bound.
-
-    """
+    """Return a histogram of the number of files in each class of :data:`SIZE_BOUNDS`, of one series or two."""
     names = [f"< {size_text(bound).replace('.0 ', ' ')}" for bound in SIZE_BOUNDS]
     names.append(f"≥ {size_text(SIZE_BOUNDS[-1]).replace('.0 ', ' ')}")
     largest = max(*before, *(after or ()), 1)

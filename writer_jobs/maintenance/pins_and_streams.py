@@ -91,12 +91,7 @@ def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, pins_and_stre
 
 
 def pinned_versions(spark: SparkSession, location: str, pins: Sequence[Pin]) -> list[Snapshot]:
-    """Return the versions of a table that pins keep.
-
-    Raises:
-        PinError: The version of a pin is gone.
-
-    """
+    """Return the versions of a table that pins keep; raise PinError if the version of a pin is gone."""
     table_log, versions = DeltaTableLog(spark, location), []
     for pin in pins:
         try:
@@ -107,15 +102,7 @@ def pinned_versions(spark: SparkSession, location: str, pins: Sequence[Pin]) -> 
 
 
 def stream_version(spark: SparkSession, location: str, stream: SourceStream, version: int) -> Snapshot:
-    """Return a version of a table that a stream needs.
-
-    Args:
-        version: Version that the stream reads next, or from which it needs the log.
-
-    Raises:
-        TableError: The version is gone.
-
-    """
+    """Return a version that a stream reads next, or from which it needs the log; raise TableError if it is gone."""
     try:
         return DeltaTableLog(spark, location).snapshot_at(version)
     except TableError as error:

@@ -51,12 +51,7 @@ class WorkUnit:
         return not any(values in other.partitions for values in self.partitions)
 
     def retries(self, work_seconds: float) -> list[WorkUnit]:
-        """Return the units to try after a lost race: one per partition, so that the next race costs one partition.
-
-        Args:
-            work_seconds: Seconds that this try worked.
-
-        """
+        """Return the units to try after a lost race: one per partition, so that the next race costs one partition."""
         partitions = _one_by_one(self.partitions)
         number = len(partitions)
         retry = replace(self, worth=self.worth / number, tries=self.tries + 1, work_seconds=work_seconds / number)

@@ -75,7 +75,6 @@ class Policy:
         ``delta.targetFileSize`` counts if ``sluice.maintenance.targetFileSize`` is not set.
 
         Args:
-            properties: All properties of the table.
             table: Canonical URI, for error messages.
 
         Raises:
@@ -111,9 +110,7 @@ class Policy:
 def parse_size(text: str) -> int:
     """Return the number of bytes in a text such as ``64 MiB``, ``64m`` or ``67108864``.
 
-    Raises:
-        ValueError: The text is not a size of at least one byte.
-
+    A text that is not a size of at least one byte raises ValueError.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or (size := int(float(match["number"]) * _SIZE_UNITS[match["unit"].lower()])) < 1:

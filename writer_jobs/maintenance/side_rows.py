@@ -35,7 +35,6 @@ class SideTableRetention:
     """The rule that decides which rows of a side table are expired.
 
     Attributes:
-        keys: Key columns.
         has_cells: Whether the rows are HBase cells; otherwise they are tombstones.
         retention_seconds: Seconds after which rows may expire.
 

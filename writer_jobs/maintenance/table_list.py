@@ -1,8 +1,11 @@
-"""The tables of a maintenance run: tables that are named or listed in a file, and the tables of a database."""
+"""The tables of a maintenance run, and their order: within a budget, the table with the most valuable work first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import random
+import time
+from collections.abc import Collection, Iterable, Sequence
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -13,23 +16,27 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import StorageError, TableError
+from writer_jobs.maintenance.measure import Measurement, measure, with_zorder
+from writer_jobs.maintenance.plan import plan
+from writer_jobs.maintenance.policy import Action
 from writer_jobs.maintenance.side_rows import side_tables_of
 
+log = logging.getLogger(__name__)
+
 _PROVIDER = "Provider"
+# Share of the budget that measuring all tables may take.
+_MEASURING_SHARE = 0.5
 
 
 def list_tables(
     spark: SparkSession, names: Sequence[str], *, catalog: str | None = None, listed_in: str | None = None
 ) -> list[str]:
-    """Return locations and names of tables, each table once.
+    """Return locations and names of tables and of their side tables, each table once.
 
     Args:
         names: Locations of tables, or names in the catalog.
         catalog: Database; all of its Delta tables are added.
         listed_in: File with one table per line.
-
-    Returns:
-        The tables, and their side tables.
 
     Raises:
         StorageError: The list cannot be read.
@@ -92,3 +99,44 @@ def _may_be_delta(spark: SparkSession, name: str) -> bool:
     except (*JVM_ERRORS, PySparkException):
         return True
     return any(str(row["data_type"]).lower() == "delta" for row in rows)
+
+
+def order_by_worth(
+    spark: SparkSession,
+    tables: Sequence[str],
+    actions: Collection[Action] | None,
+    *,
+    budget_seconds: float | None,
+    zorder_by: tuple[str, ...] = (),
+) -> list[tuple[str, Measurement | None]]:
+    """Return tables in the order of their maintenance, each with its measurement if there is one.
+
+    With a budget all tables are measured first, for half of the budget at most, and sorted by the descending worth of
+    their work. Tables are measured in random order. Tables that were not measured in time come last.
+
+    Args:
+        budget_seconds: Seconds for all tables; None: no limit, and the tables keep their order.
+        zorder_by: Columns of the Z-order in place of each table's policy.
+
+    """
+    if budget_seconds is None or len(tables) == 1:
+        return [(table, None) for table in tables]
+    end = time.monotonic() + budget_seconds * _MEASURING_SHARE
+    measured: list[tuple[float, str, Measurement]] = []
+    for table in random.sample(tables, len(tables)):
+        if time.monotonic() >= end:
+            break
+        try:
+            measurement = measure(spark, table)
+            planned = with_zorder(measurement, zorder_by) if zorder_by else measurement
+        except Exception as error:  # noqa: BLE001 (the executor reports the error)
+            log.info("%s is maintained last: %s", table, error)
+            continue
+        worth = sum(unit.worth for unit in plan(planned.health, planned.policy, actions))
+        measured.append((worth, table, measurement))
+    measured.sort(key=lambda entry: -entry[0])
+    measured_tables = {table for _, table, _ in measured}
+    return [
+        *((table, measurement) for _, table, measurement in measured),
+        *((table, None) for table in tables if table not in measured_tables),
+    ]

@@ -74,10 +74,7 @@ def copy_pinned(
 
 
 def make_view(spark: SparkSession, pin: Pin, pinned_table: PinnedTable, database: str) -> str:
-    """Create or replace a view of the pinned rows of a table; return the view's name.
-
-    Args:
-        spark: A session with a catalog that stores views.
+    """Create or replace a view of the pinned rows of a table in the session's catalog; return the view's name.
 
     Raises:
         PinError: The pinned version is gone.

@@ -14,7 +14,8 @@ _SUFFIX = ".json"
 class PinFiles:
     """The pins of one table. They are written and removed under the lock on the table.
 
-    Every method raises :class:`StorageError` if the file system refuses.
+    Every method raises :class:`StorageError` if the file system refuses, and :class:`PinError` if a pin cannot be read,
+    so that the files that it keeps are unknown, or if a name is invalid.
     """
 
     def __init__(self, files: HadoopFiles, location: str) -> None:
@@ -23,33 +24,18 @@ class PinFiles:
         self._folder = f"{location.rstrip('/')}/{PINS_FOLDER}"
 
     def all(self) -> list[Pin]:
-        """Return all pins by name, including expired ones.
-
-        Raises:
-            PinError: A pin cannot be read, so the files that it keeps are unknown.
-
-        """
+        """Return all pins by name, including expired ones."""
         entries = self._files.children(self._folder)
         paths = [entry.path for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(".")]
         return [pin for pin in map(self._read, paths) if pin is not None]
 
     def find(self, name: str) -> Pin | None:
-        """Return the pin with a name; None if there is none.
-
-        Raises:
-            PinError: The pin cannot be read, or the name is invalid.
-
-        """
+        """Return the pin with a name; None if there is none."""
         check_name(name)
         return self._read(self._path(name))
 
     def get(self, name: str) -> Pin:
-        """Return the pin with a name.
-
-        Raises:
-            PinError: There is no such pin, it cannot be read, or the name is invalid.
-
-        """
+        """Return the pin with a name; raise PinError if there is none."""
         if (pin := self.find(name)) is None:
             raise PinError(f"{self._location} has no pin {name}")
         return pin

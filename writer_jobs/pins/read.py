@@ -255,12 +255,7 @@ def refuse_missing_files(spark: SparkSession, pin: Pin, pinned_table: PinnedTabl
 
 
 def pinned_state(spark: SparkSession, pin: Pin, pinned_table: PinnedTable) -> TableState:
-    """Return the schema and partitioning of a pinned version.
-
-    Raises:
-        PinError: The version is gone.
-
-    """
+    """Return the schema and partitioning of a pinned version; raise PinError if the version is gone."""
     state = pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table).state
     if state is None:
         raise PinError(f"pin {pin.name} no longer holds: {pinned_table.table} has no version {pinned_table.version}")

@@ -43,11 +43,9 @@ class Retention:
         self._log = log
 
     def extend_until(self, moment: datetime, other_pins: Iterable[Pin] = ()) -> None:
-        """Ensure that the newest version stays readable until a moment; commit a newer version if necessary.
+        """Ensure that the newest version stays readable until a moment (with a time zone), or commit a newer one.
 
-        Args:
-            other_pins: Other pins of the table; the retention may have been lowered since they were taken.
-
+        Other pins of the table count, too: the retention may have been lowered since they were taken.
         """
         snapshot, now = self._log.snapshot(), datetime.now(UTC)
         needed_by_pins = [_age_at_expiry(pin, self._log.location) for pin in other_pins]

@@ -261,12 +261,7 @@ def _remove_expired(pins: PinFiles) -> list[Pin]:
 
 
 def _remove_unreadable(files: HadoopFiles, table: _Table, name: str) -> list[Pin]:
-    """Remove expired pins and an incomplete pin with a name, which no reader can read; return the other pins.
-
-    Raises:
-        PinError: There is a complete pin with this name.
-
-    """
+    """Remove expired pins and an incomplete pin with a name; return the others. Refuse a complete pin with the name."""
     pins = _remove_expired(table.pins)
     pin = table.pins.find(name)
     if pin is None:

@@ -14,8 +14,7 @@ from writer_jobs.maintenance.executor import UnitExecutor
 from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.maintainer import TableMaintainer
 from writer_jobs.maintenance.measure import Measurement
-from writer_jobs.maintenance.table_list import list_tables
-from writer_jobs.maintenance.table_order import order_by_worth
+from writer_jobs.maintenance.table_list import list_tables, order_by_worth
 
 
 def _maintain(context: JobContext[MaintainArguments]) -> None:
