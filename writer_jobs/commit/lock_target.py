@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -168,14 +167,10 @@ def partitions_of_rows(
     ]
     rows = [row.asDict() for row in df.select(*columns).distinct().limit(MAX_PARTITIONS + 1).collect()]
     try:
-        return [{**row, **{name: _moment(row[name]) for name in moments}} for row in rows]
+        return [{**row, **{name: moment_of_micros(int(row[name])) for name in moments if row[name]}} for row in rows]
     except OverflowError:
         # Python has no such moment, so the partition cannot be named.
         return None
-
-
-def _moment(microseconds: str | None) -> datetime | None:
-    return None if microseconds is None else moment_of_micros(int(microseconds))
 
 
 def _sql_literal(type_name: str, value: str) -> str:

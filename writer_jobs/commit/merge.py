@@ -39,7 +39,6 @@ class MergePlan:
         self._source = source
         self._condition = condition
         self._clauses: list[tuple[str, tuple[Any, ...]]] = []
-        self._has_clause_by_source = False
         self.settings: dict[str, str] = {}
 
     @property
@@ -54,7 +53,6 @@ class MergePlan:
     def add(self, clause: str, *arguments: Any) -> None:
         """Add a clause by the name of the method of Delta's builder."""
         self._clauses.append((clause, arguments))
-        self._has_clause_by_source |= "BySource" in clause
 
     def run(self, spark: SparkSession, location: str, predicate: str | None) -> None:
         """Merge into the rows of the table that match a predicate; None: into all rows."""
@@ -68,7 +66,7 @@ class MergePlan:
 
     def refuse_clauses_on_all_rows(self) -> None:
         """Raise ValueError if a clause changes rows of the table that the source does not match."""
-        if self._has_clause_by_source:
+        if any("BySource" in clause for clause, _ in self._clauses):
             raise ValueError("whenNotMatchedBySource is about all rows of the table: merge with lock='table'")
 
     def partitions(self, spark: SparkSession, location: str, state: TableState) -> Partitions | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from py4j.java_gateway import JavaObject, is_instance_of
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
 #: Errors that py4j raises when the JVM is gone or does not answer. The JVM may have executed the call. The errors of
@@ -15,6 +16,8 @@ from pyspark.errors.exceptions.captured import CapturedException
 LOST_CONTACT = (Py4JNetworkError, BrokenPipeError, ConnectionAbortedError, ConnectionRefusedError, ConnectionResetError)
 #: Errors that py4j and PySpark raise when a call failed in the JVM, or when the JVM is gone.
 JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
+#: The same, and errors that PySpark raises itself.
+SPARK_ERRORS = (*JVM_ERRORS, PySparkException)
 
 #: Spark's error condition of ``raise_error``.
 RAISED = "USER_RAISED_EXCEPTION"

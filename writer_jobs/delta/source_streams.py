@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.table_log import parse_object
 from writer_jobs.errors import StorageError, TableError
 
 
@@ -78,11 +78,6 @@ def _version(files: HadoopFiles, path: str, table_id: str) -> int:
 
 def _delta_offset(line: str) -> tuple[str, int] | None:
     """Return the table id and the version in a line of a Delta source; None for any other line."""
-    try:
-        offset = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(offset, dict):
-        return None
+    offset = parse_object(line)
     table_id, version = offset.get("reservoirId"), offset.get("reservoirVersion")
     return (table_id, version) if isinstance(table_id, str) and isinstance(version, int) else None

@@ -357,12 +357,17 @@ class DeltaTableLog:
 
 def parse_commit_info(line: str) -> dict[str, Any]:
     """Parse the ``commitInfo`` in a line of a version file; return an empty object if there is none."""
+    info = parse_object(line).get("commitInfo")
+    return info if isinstance(info, dict) else {}
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object; return an empty object if the text is none."""
     try:
-        action = json.loads(line)
+        value = json.loads(text)
     except ValueError:
         return {}
-    info = action.get("commitInfo") if isinstance(action, dict) else None
-    return info if isinstance(info, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _is_coordinated(snapshot: Any) -> bool:

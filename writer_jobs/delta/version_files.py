@@ -61,8 +61,8 @@ class DataFiles:
     def paths(self) -> DataFrame:
         """Return the paths of the files and of their deletion vectors.
 
-        ``path`` is below the location, not percent-encoded. Files of another table (a shallow clone's source) are left out.
-        A file with the deletion vectors of several data files has several rows.
+        ``path`` is below the location, not percent-encoded. Files of another table (a shallow clone's source) are left
+        out. A file with the deletion vectors of several data files has several rows.
         """
         return self._files.select(local_paths(F.col("path"), "deletionVector").alias("path"))
 

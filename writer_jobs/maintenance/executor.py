@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
@@ -23,10 +22,9 @@ from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.options import RewriteOptions
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason
 from writer_jobs.delta.listings import list_log
 from writer_jobs.delta.session import session_with
-from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import GuardMissingError, HeldTooLongError, TableError, WriteConflictError, WriteFailedError
 from writer_jobs.maintenance.exclusive_run import belongs_to_this_process, exclusive_run, give_way
 from writer_jobs.maintenance.health import FileTotals
@@ -81,21 +79,13 @@ class UnitExecutor:
         self._inspector = inspector
         # With auto compaction each rewrite would hold the lock over all of its work, see docs/gate.md.
         self._writer = LockedDeltaWriter(session_with(spark, {AUTO_COMPACT: "false"}), manager, table)
+        #: Canonical URI of the table, and its log.
+        self.table, self.log = self._writer.table, self._writer.log
         self._timeout_seconds = lock_timeout_seconds
         self._hold_at_most_seconds = hold_at_most_seconds
         self._stopped = threading.Event()
         # Tag of this executor's Spark jobs, to cancel them.
         self._tag = f"sluice-maintenance-{uuid4()}"
-
-    @property
-    def table(self) -> str:
-        """Canonical URI of the table."""
-        return self._writer.table
-
-    @property
-    def log(self) -> DeltaTableLog:
-        """Log of the table."""
-        return self._writer.log
 
     def exclusive_run(self) -> AbstractContextManager[Hold]:
         """Hold the maintenance lock of the table for a block; see :func:`.exclusive_run`."""
@@ -144,17 +134,14 @@ class UnitExecutor:
                 return replace(result, problem="the job was stopped")
             self.spark.sparkContext.addJobTag(self._tag)
             result = self._execute(unit, policy, result)
-        except WriteConflictError as error:
-            result = replace(result, problem=str(error), waited_seconds=error.waited_seconds)
-        except HeldTooLongError as error:
-            result = replace(
-                result, problem=str(error), waited_seconds=error.waited_seconds, held_seconds=error.held_seconds
-            )
+        except (WriteConflictError, HeldTooLongError) as error:
+            held = error.held_seconds if isinstance(error, HeldTooLongError) else 0.0
+            result = replace(result, problem=str(error), waited_seconds=error.waited_seconds, held_seconds=held)
         except _FATAL_ERRORS:
             raise
         except SluiceError as error:
             result = replace(result, problem=str(error), failure=error)
-        except (*JVM_ERRORS, PySparkException, ValueError) as error:
+        except (*SPARK_ERRORS, ValueError) as error:
             failure = WriteFailedError(table=self.table, reason=error_reason(error))
             result = replace(result, problem=str(failure), failure=failure)
         return replace(result, seconds=time.monotonic() - start)

@@ -30,7 +30,6 @@ class PartitionHealth:
 
     Attributes:
         values: Values of the partition columns, as Delta writes them; None: null.
-        total: All files.
         small: Files below half of the target size.
         rows: Rows that a reader sees, by the files' statistics; None: a file has no statistics.
         stored_rows: Rows in the files that have statistics, including deleted rows.
@@ -73,9 +72,7 @@ class LogHealth:
     """The folder ``_delta_log``.
 
     Attributes:
-        total: All files of the log.
         first_version: Oldest version in the log.
-        versions: Number of versions in the log.
         checkpoint_version: Version of the newest checkpoint; None: there is no checkpoint.
         checkpointed_at: Time at which that checkpoint was written.
         since_checkpoint: Number of versions after it. Each reader of the table reads every one of them.
@@ -134,17 +131,12 @@ class TableHealth:
         table: Canonical URI.
         table_id: Delta's table id. A table that is recreated at the same location gets a new one.
         version: Newest version at the time of measuring.
-        committed_at: Time at which that version was committed.
-        measured_at: Time at which the table was measured.
-        measuring_seconds: Seconds that measuring took.
         partition_columns: Partition columns, in partition order.
         clustering_columns: Columns of the table's clustering; empty: the table has no clustering.
         zorder_by: Columns of the policy's Z-order.
         order_problem: Reason why the policy's Z-order is not possible; None: it is, or the policy sets none.
         target_file_size: Size of a data file after compaction, in bytes.
         partitions: Partitions that have files.
-        log: Health of the log.
-        folder: Files that are not in the newest version.
         growth_per_day: Growth of the table in bytes per day, over the last week or as far as the log goes back; None:
             the log does not go back one hour.
         commits_per_day: Versions per day, over the same time.

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot, TableState
@@ -79,7 +78,7 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
         folder = replace(_measure_folder(spark, snapshot, pins_and_streams, logged), problem=problem)
         growth_per_day, commits_per_day = log_measurement.daily_rates(log)
         remembered_rows, expired_rows = _count_side_rows(spark, snapshot.location, SideTableRetention.of(state, policy))
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise StorageError(f"{log.location} cannot be read: {error_reason(error)}") from error
     health = TableHealth(
         table=uri,

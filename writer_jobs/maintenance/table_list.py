@@ -7,12 +7,11 @@ import random
 import time
 from collections.abc import Collection, Iterable, Sequence
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lock_manager import SluiceError
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import StorageError, TableError
@@ -84,7 +83,7 @@ def _list_database(spark: SparkSession, database: str) -> list[str]:
     quoted_database = ".".join(map(quoted, database.split(".")))
     try:
         rows = spark.sql(f"SHOW TABLES IN {quoted_database}").where("NOT isTemporary").collect()
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise TableError(f"the tables of {database} cannot be listed: {error_reason(error)}") from error
     names = (f"{quoted_database}.{quoted(row['tableName'])}" for row in rows)
     if not (tables := [name for name in names if _may_be_delta(spark, name)]):
@@ -96,7 +95,7 @@ def _may_be_delta(spark: SparkSession, name: str) -> bool:
     """Return whether a table is a Delta table, or its provider is unknown; the executor reports that error."""
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where(f"col_name = '{_PROVIDER}'").collect()
-    except (*JVM_ERRORS, PySparkException):
+    except SPARK_ERRORS:
         return True
     return any(str(row["data_type"]).lower() == "delta" for row in rows)
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockManager, canonical_table_uri
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason
 from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.session import session_with
@@ -134,7 +133,7 @@ def vacuum(
                 F.col("state").isin(FileState.EXPIRED.value, FileState.ORPHAN.value)
             )
             files = stack.enter_context(closing(MaterializedRows(removable))).rows
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             raise StorageError(f"the files of {log.location} cannot be listed: {error_reason(error)}") from error
         totals = totals_by_state(files)
         unneeded = sum_totals(total for (_, kept_by), total in totals.items() if kept_by is None)
@@ -192,7 +191,7 @@ def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:
         # Delta skips a file that the store does not let it remove.
         remaining = list_files(spark, snapshot).join(files.select("path"), "path", "left_semi")
         examples = remaining.limit(_SHOWN).collect()
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise WriteFailedError(table=table, reason=error_reason(error)) from error
     if examples:
         paths = ", ".join(row["path"] for row in examples)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lock_manager import LockManager
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
 from writer_jobs.commit.result import CommitResult
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import TableError
 from writer_jobs.pins.read import pinned_rows, pinned_state, up_to_sql
@@ -89,6 +88,6 @@ def make_view(spark: SparkSession, pin: Pin, pinned_table: PinnedTable, database
         condition = f" WHERE {up_to_sql(schema, pinned_table.event_time, pin.at, pinned_table.table)}"
     try:
         spark.sql(f"CREATE OR REPLACE VIEW {quoted_name} AS SELECT * FROM {source}{condition}")  # noqa: S608 (names are quoted)
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise TableError(f"the view {database}.{name} cannot be created: {error_reason(error)}") from error
     return f"{database}.{name}"

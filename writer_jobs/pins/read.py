@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DateType, StructType, TimestampType
@@ -14,7 +13,7 @@ from pyspark.sql.types import DateType, StructType, TimestampType
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.snapshot import Snapshot, TableState
@@ -163,7 +162,7 @@ def _count_changes(
         files, files_read = difference.file_count, difference.files_new.count() + difference.files_gone.count()
         try:
             rows_new, rows_gone = difference.count_rows() if files_read else (0, 0)
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             reason = error_reason(error)
             raise PinError(f"{pinned_table.table} cannot be compared with pin {pin.name}: {reason}") from error
     return ChangedSince(
@@ -228,7 +227,7 @@ class _MomentFiles:
         self.file_count = files.count()
         try:
             self.files = files if condition is None else files.within(condition)
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             reason = error_reason(error)
             raise PinError(f"version {snapshot.version} of {pinned_table.table} cannot be read: {reason}") from error
         self.condition = F.expr("true") if condition is None else condition
@@ -246,7 +245,7 @@ def refuse_missing_files(spark: SparkSession, pin: Pin, pinned_table: PinnedTabl
     try:
         paths = DataFiles(spark, version).paths()
         missing = paths.join(list_files(spark, version), "path", "left_anti").limit(_SHOWN).collect()
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise StorageError(f"the files of {pinned_table.location} cannot be listed: {error_reason(error)}") from error
     if missing:
         examples = ", ".join(row["path"] for row in missing)
