@@ -248,13 +248,10 @@ class LockedDeltaWriter:
         Args:
             assignments: New values by column, as SQL or columns. If a row gets into a partition that is not locked, the
                 write is refused: changing a partition column needs the lock on the table, or on both partitions.
-            condition: SQL condition; all rows by default.
-            write_options: See :class:`~writer_jobs.WriteOptions`. With a lock on partitions, rows of other partitions
-                stay.
+            condition, write_options: See :meth:`delete`.
 
         Raises:
-            GuardMissingError: The commits of this session are not guarded.
-            SluiceError: See :meth:`append`.
+            GuardMissingError, SluiceError: See :meth:`delete`.
 
         """
         values = {name: expr(value) if isinstance(value, str) else value for name, value in assignments.items()}

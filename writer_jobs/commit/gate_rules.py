@@ -17,7 +17,6 @@ from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
-from lock_manager.intents import NO_VERSION
 from lock_manager.nesting import REGISTRY
 from writer_jobs.commit.driver_guard import AUTO_COMPACT, REQUIRED
 from writer_jobs.commit.operation import MERGE_SCHEMA, OVERWRITE_SCHEMA, Operation, Read, has_option
@@ -27,16 +26,6 @@ from writer_jobs.delta.session import COMMIT_LOCK
 from writer_jobs.delta.table_log import DeltaTableLog
 
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
-_NO_FACTS = {
-    "guard": "",
-    "version": NO_VERSION,
-    "table_id": None,
-    "identity": False,
-    "dated": False,
-    "settings": [],
-    "hooks": [],
-    "reads": [],
-}
 
 
 def reason_for_whole_write(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> str | None:
@@ -51,24 +40,24 @@ def reason_for_whole_write(spark: SparkSession, table_log: DeltaTableLog, operat
     if (reason := _options_reason(operation)) is not None:
         return reason
     facts = staging_facts(spark, table_log, operation)
-    is_guarded = str(facts["guard"]).strip().lower() == REQUIRED
+    if facts is None or str(facts["guard"]).strip().lower() != REQUIRED:
+        return "commits of this session are not guarded, or only observed"
     return (
-        (None if is_guarded else "commits of this session are not guarded, or only observed")
-        or next(filter(None, map(_settings_reason, facts["settings"])), None)
+        next(filter(None, map(_settings_reason, facts["settings"])), None)
         or _table_reason(facts, operation)
         or _reads_reason(facts, table_log.location)
     )
 
 
-def staging_facts(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> Mapping[str, Any]:
-    """Return the facts about an operation that the JVM knows; see ``StagingFacts.java``."""
+def staging_facts(spark: SparkSession, table_log: DeltaTableLog, operation: Operation) -> Mapping[str, Any] | None:
+    """Return the facts about an operation that the JVM knows (``StagingFacts.java``); None without our log store."""
     facts = _read_facts(spark, table_log.location, operation)
     if facts is not None and facts["version"] >= 0:
         return facts
     # There is no table, or this driver knows none yet. If the log cannot be read, this raises an error of one sentence.
     if table_log.head().version < 0:
-        return facts or _NO_FACTS
-    return _read_facts(spark, table_log.location, operation) or _NO_FACTS
+        return facts
+    return _read_facts(spark, table_log.location, operation)
 
 
 def _read_facts(spark: SparkSession, location: str, operation: Operation) -> Mapping[str, Any] | None:

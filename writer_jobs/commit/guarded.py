@@ -67,9 +67,6 @@ def guarded(
         schema: Partition columns of the table, if the hold locks partitions.
         any_ensemble: Whether to skip the check of the table's adoption against the hold, to move the table.
 
-    Yields:
-        The block under the hold, and the table as it is now.
-
     Raises:
         AdoptionMismatchError: The table is adopted by another ensemble or under another name than the hold's;
             nothing was written.

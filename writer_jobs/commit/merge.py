@@ -29,7 +29,6 @@ class MergePlan:
     """Source, condition and clauses of a merge.
 
     Attributes:
-        alias: Alias of the table in the condition and the clauses.
         settings: Settings of Delta for this merge alone.
 
     """

@@ -99,13 +99,7 @@ def write_rows(
     replace_where: str | None = None,
     dynamic: bool = False,
 ) -> Operation:
-    """Return the operation that writes rows by ``df.write``.
-
-    Args:
-        mode: ``append`` or ``overwrite``.
-        partition_by: Partition columns of a new table.
-        replace_where: SQL predicate of the rows to overwrite.
-        dynamic: Whether to overwrite only the partitions of the rows.
+    """Return the operation that writes rows by ``df.write``, for arguments of the writer's ``append`` or ``overwrite``.
 
     Raises:
         ValueError: ``options`` has an option that is an argument of the writer's method.

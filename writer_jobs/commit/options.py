@@ -71,7 +71,6 @@ def check_options(
     To be called by the operation itself, so that the deprecation warning points to the operation's caller.
 
     Args:
-        lock_during: Default of the operation.
         allowed: Type whose keys the operation takes.
 
     Raises:

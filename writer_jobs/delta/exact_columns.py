@@ -44,13 +44,7 @@ def as_text(target: T.DataType, texts: tuple[type[T.DataType], ...]) -> T.DataTy
 def from_text(
     value: Column, target: T.DataType, texts: tuple[type[T.DataType], ...], cast: TextCast, path: str
 ) -> Column:
-    """Return a column of the target type.
-
-    Args:
-        value: Column of the type that :func:`as_text` returns.
-        texts: Types that are text in ``value``.
-
-    """
+    """Return a column of the target type; ``value`` has the type that :func:`as_text` returns for ``texts``."""
     if not contains_type(target, texts):
         return value
     if isinstance(target, T.StructType):

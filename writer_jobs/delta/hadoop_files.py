@@ -34,7 +34,6 @@ class FileStatus:
         path: Qualified path, with its scheme; not percent-encoded.
         length: Size in bytes.
         modified_ms: Modification time, milliseconds since the epoch; 0 where a store has none (folders on S3).
-        is_folder: Whether it is a folder.
 
     """
 

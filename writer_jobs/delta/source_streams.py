@@ -15,7 +15,6 @@ class SourceStream:
     """Progress of a stream that reads a table.
 
     Attributes:
-        checkpoint: Folder of the stream's checkpoint.
         version: First version of the table whose data files the stream may still read; None if it may read any.
         log_version: First version whose version file the stream needs; None if it may need any. After a restart, Spark
             plans the last batch again, from the end of the batch before it. Delta then reads the version files of that

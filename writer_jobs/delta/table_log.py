@@ -187,7 +187,6 @@ class DeltaTableLog:
         never the commit of an operation. See :func:`lock_manager.table_records.commit_stamp.is_commit_of`.
 
         Args:
-            write_id: Id of the attempt.
             after: Newest version when the attempt began; -1 for a new table.
             guarded: Whether the guard stamps each commit of this driver. Otherwise ``userMetadata`` is the proof.
 
@@ -224,16 +223,7 @@ class DeltaTableLog:
         )
 
     def has_batch(self, batch: str, *, after: int) -> bool:
-        """Return whether a batch of changes may have been applied since a version.
-
-        Args:
-            batch: Id of the batch.
-            after: Version before the first one to search.
-
-        Returns:
-            True if a version has the batch, or if log clean-up removed a version.
-
-        """
+        """Return whether a version after ``after`` has a batch of changes, or log clean-up removed such a version."""
         # The head is read first, so that versions that are committed meanwhile do not hide a missing one.
         newest = self.head().version
         infos = [info for _, info in self.infos_after(after)]
@@ -256,7 +246,6 @@ class DeltaTableLog:
         removed.
 
         Args:
-            run_id: Id of the run.
             newest: Version to begin with.
 
         Returns:
@@ -276,7 +265,6 @@ class DeltaTableLog:
         At most 1,000 version files are read, backwards, until the run's first commit or the beginning of the log.
 
         Args:
-            run_id: Id of the run.
             newest: Version to begin with.
 
         """

@@ -37,7 +37,6 @@ class TypeDifference:
     Attributes:
         path: Names from the column to the field, with ``element``, ``key`` and ``value`` for arrays and maps.
         table: Type in the table; None if the table lacks the field.
-        rows: Type in the rows.
 
     """
 

@@ -41,10 +41,7 @@ class Measurement:
 
 
 def measure(spark: SparkSession, table: str) -> Measurement:
-    """Measure the health of a table, without a lock.
-
-    Args:
-        table: Location or name in the catalog.
+    """Measure the health of a table (location or name in the catalog), without a lock.
 
     Raises:
         TableError: There is no Delta table, or a property of its policy is invalid.

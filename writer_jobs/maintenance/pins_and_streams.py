@@ -53,9 +53,8 @@ class PinsAndStreams:
     def of(cls, spark: SparkSession, snapshot: Snapshot, checkpoints: Sequence[str]) -> PinsAndStreams:
         """Read the pins and streams of a table.
 
-        Args:
-            snapshot: Version of the table, loaded before this call. A pin that is made after this call pins this
-                version or a later one, so this version has lost none of its files.
+        The snapshot was loaded before this call. A pin that is made after this call pins that version or a later one. So
+        the snapshot has lost none of its files.
 
         Raises:
             PinError: A pin cannot be read.

@@ -46,9 +46,8 @@ class WorkUnit:
 
     def is_disjoint_from(self, other: WorkUnit) -> bool:
         """Return whether two units can run in parallel, because they rewrite different partitions."""
-        if not (self.partitions and other.partitions):
-            return False
-        return not any(values in other.partitions for values in self.partitions)
+        has_partitions = bool(self.partitions and other.partitions)
+        return has_partitions and not any(values in other.partitions for values in self.partitions)
 
     def retries(self, work_seconds: float) -> list[WorkUnit]:
         """Return the units to try after a lost race: one per partition, so that the next race costs one partition."""

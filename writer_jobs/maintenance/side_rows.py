@@ -32,13 +32,7 @@ _NEWEST_BATCH = "__sluice_newest_batch"
 
 @dataclass(frozen=True, kw_only=True)
 class SideTableRetention:
-    """The rule that decides which rows of a side table are expired.
-
-    Attributes:
-        has_cells: Whether the rows are HBase cells; otherwise they are tombstones.
-        retention_seconds: Seconds after which rows may expire.
-
-    """
+    """The rule that decides which rows of a side table expire: HBase cells (``has_cells``) or tombstones."""
 
     keys: tuple[str, ...]
     has_cells: bool

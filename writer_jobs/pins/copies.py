@@ -40,10 +40,9 @@ def copy_pinned(
     manager: LockManager,
     lock_timeout_seconds: float | None = None,
 ) -> tuple[str, CommitResult]:
-    """Copy the pinned rows of a table into a table of their own, once; return that table and the result of the write.
+    """Copy the pinned rows of a table into a table of that name in a folder, once; return the copy and the result.
 
-    Args:
-        folder: Folder of the copy. The copy has the table's name and partition columns.
+    The copy has the partition columns of the table.
 
     Raises:
         PinError: The copy would lie inside a pinned table, or around it; its location has another table; or see

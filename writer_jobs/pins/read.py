@@ -80,9 +80,7 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
     The pinned rows without the removed ones and with the added ones are the rows of the moment in the newest version.
 
     Args:
-        spark: The session.
-        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
-        table: Location or name in the catalog.
+        spark, pin, table: See :func:`pinned_rows`.
 
     Returns:
         The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A replaced row is there as both.
@@ -106,13 +104,10 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
     This reads only files that are in one of both versions and that, by their statistics, may have rows of the moment.
 
     Args:
-        spark: The session.
-        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
-        table: Location or name in the catalog.
+        spark, pin, table: See :func:`pinned_rows`.
 
     Raises:
-        PinError: The pin is not of this table, or its version is gone, or the table has lost a column of that version.
-        TableError, StorageError: There is no such table, or it cannot be read.
+        PinError, TableError, StorageError: See :func:`rows_since`.
 
     """
     return _count_changes(spark, pin, *_pinned_and_newest(spark, pin, table))
@@ -128,7 +123,7 @@ def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | 
         its age are removed.
 
     Raises:
-        PinError, TableError, StorageError: See :func:`changed_since`.
+        PinError, TableError, StorageError: See :func:`rows_since`.
 
     """
     pinned_table = _pinned_table(spark, pin, table)

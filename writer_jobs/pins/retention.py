@@ -75,10 +75,6 @@ class Retention:
         }
         self._set({**raised, RETENTION_PROPERTY: json.dumps(new_note)}, snapshot)
 
-    def is_raised(self) -> bool:
-        """Return whether pins have raised the retention."""
-        return self._log.snapshot().property_of(RETENTION_PROPERTY) is not None
-
     def restore(self) -> None:
         """Restore the properties from before the first pin, except those that another program has changed since."""
         snapshot = self._log.snapshot()

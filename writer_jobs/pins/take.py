@@ -23,7 +23,7 @@ from writer_jobs.errors import StorageError, TableError
 from writer_jobs.locking import locked_all
 from writer_jobs.pins.pin_files import PinFiles, is_complete
 from writer_jobs.pins.read import up_to_sql
-from writer_jobs.pins.retention import Retention
+from writer_jobs.pins.retention import RETENTION_PROPERTY, Retention
 from writer_jobs.pins.watermarks import Watermarks
 
 _log = logging.getLogger(__name__)
@@ -195,8 +195,7 @@ def remove_pin(
         spark: A session with the guarded log store.
         table: One of the pin's tables: location or name in the catalog.
         name: Name of the pin.
-        manager: Lock manager, as for :func:`writer_jobs.locked`.
-        lock_timeout_seconds: Seconds to wait for the locks on all tables.
+        manager, lock_timeout_seconds: See :func:`take_pin`.
 
     Raises:
         PinError: There is no such pin, or it cannot be read.
@@ -238,12 +237,11 @@ def remove_expired_pins(
 
     """
     pin_files = PinFiles(HadoopFiles.of(spark), location)
-    pins = pin_files.all()
-    if any(pin.has_expired() for pin in pins) or (
-        not pins and Retention(spark, DeltaTableLog(spark, location)).is_raised()
-    ):
+    pins, log = pin_files.all(), DeltaTableLog(spark, location)
+    is_raised = not pins and log.snapshot().property_of(RETENTION_PROPERTY) is not None
+    if is_raised or any(pin.has_expired() for pin in pins):
         with locked_all(spark, {location: None}, manager=manager, timeout_seconds=lock_timeout_seconds):
-            _clean_up(spark, pin_files, DeltaTableLog(spark, location))
+            _clean_up(spark, pin_files, log)
 
 
 def _clean_up(spark: SparkSession, pins: PinFiles, log: DeltaTableLog) -> None:
