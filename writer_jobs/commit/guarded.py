@@ -81,7 +81,8 @@ def guarded(
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
 
     def load() -> tuple[Snapshot, Adoption | None]:
-        snapshot, adoption = table_log.snapshot(), None
+        snapshot = table_log.snapshot()
+        adoption: Adoption | None = None
         try:
             adoption = None if any_ensemble else refuse_other_ensemble(hold, snapshot)
         except AdoptionMismatchError as error:

@@ -49,7 +49,6 @@ class LockedOperation:
         context, options = self.context, self.options
         lock, lock_during = options.get("lock", "table"), options["lock_during"]
         lock_seconds = lock_deadline(options, context.manager).seconds
-        checks_partitions = self.reads_table and lock == "partitions"
         execution = Execution(context, options.get("metadata") or {})
         with context.cancellable(execution):
             for number in range(_TRIES):
@@ -60,7 +59,7 @@ class LockedOperation:
                 execution.operation = self.operation_for(target, snapshot.state)
                 if context.is_cancelled():
                     raise LockCancelledError(resource=context.table)
-                if lock_during == "commit" and not checks_partitions and self._may_be_staged(execution.operation):
+                if lock_during == "commit" and not self._checks_partitions and self._may_be_staged(execution.operation):
                     staged = StagedWrite(target, execution, snapshot)
                     try:
                         return staged.run(lock_seconds, options.get("before_write"))
@@ -74,13 +73,16 @@ class LockedOperation:
                             continue
                         lock_during = "write"
                 try:
-                    return self._write_to(
-                        target, execution, snapshot, lock_seconds, checks_partitions=checks_partitions
-                    )
+                    return self._write_to(target, execution, snapshot, lock_seconds)
                 except _OtherPartitionsError as error:
                     log.info("locking %s again: %s", context.table, error)
                     lock_seconds = max(0.0, lock_seconds - error.waited_seconds)
             raise AssertionError("the lock on the table contains all partitions")
+
+    @property
+    def _checks_partitions(self) -> bool:
+        """Whether to make sure, under the lock, that the locked partitions are those that the operation touches."""
+        return self.reads_table and self.options.get("lock") == "partitions"
 
     def _find_target(self, execution: Execution, lock: Lock) -> LockTarget:
         find = partial(find_lock_target, self.context.log, lock, self.find_partitions)
@@ -100,19 +102,9 @@ class LockedOperation:
         )
 
     def _write_to(
-        self,
-        target: LockTarget,
-        execution: Execution,
-        planned_snapshot: Snapshot,
-        lock_seconds: float,
-        *,
-        checks_partitions: bool,
+        self, target: LockTarget, execution: Execution, planned_snapshot: Snapshot, lock_seconds: float
     ) -> CommitResult:
-        """Acquire the lock, and write.
-
-        Args:
-            planned_snapshot: The table as the operation was planned for it.
-            checks_partitions: Whether to make sure that the locked partitions are those that the operation touches.
+        """Acquire the lock, and write an operation that was planned for ``planned_snapshot``.
 
         Raises:
             _OtherPartitionsError: Under the lock, the operation touches other partitions.
@@ -126,7 +118,7 @@ class LockedOperation:
                 target.guarded(context.spark, hold, job_note(context.spark, context.manager)) as table,
             ):
                 snapshot = table.snapshot or context.log.snapshot()
-                if checks_partitions and target.schema is not None:
+                if self._checks_partitions and target.schema is not None:
                     if (state := snapshot.state) is None:
                         raise TableError(f"{context.table} was removed while its lock was waited for")
                     partitions = execution.read(lambda: self.find_partitions(state))

@@ -31,7 +31,7 @@ _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH",
 
 
 class Outcome:
-    """Finds the outcome of a write that ran under a hold; ``bound`` is None if the guard is off in this session."""
+    """Finds the outcome of a write that ran under a hold; ``bound`` is None if the guard does not guard the session."""
 
     def __init__(self, execution: Execution, hold: Hold, bound: GuardedHold | None) -> None:
         self._context = execution.context

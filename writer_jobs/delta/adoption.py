@@ -34,9 +34,8 @@ def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, 
     """Undo a block's side effects on the table's adoption.
 
     REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
-    source. So the table gets back its previous adoption. If it had none before the block and has one now,
-    that adoption is another table's, and the table gets the adoption of this hold. For the errors see
-    :func:`commit_adoption`.
+    source. So the table gets back its previous adoption. If it had none before the block and has one now, that adoption
+    is another table's, and the table gets the adoption of this hold. The errors are those of :func:`commit_adoption`.
     """
     state = table_log.state()
     if state is None or state.adoption == previous:

@@ -168,9 +168,9 @@ class UnitExecutor:
         }
         is_purge = unit.action is Action.PURGE
         rewrite = self._writer.purge if is_purge else partial(self._writer.optimize, zorder_by=columns)
-        return rewrite(
-            target_size=policy.target_file_size, lock=unit.partitions or "table", **self._rewrite_options(unit, note)
-        )
+        options = self._rewrite_options(unit, note)
+        options["lock"] = unit.partitions or "table"
+        return rewrite(target_size=policy.target_file_size, **options)
 
     def _rewrite_options(self, unit: WorkUnit, note: Mapping[str, Any]) -> RewriteOptions:
         return RewriteOptions(
@@ -208,11 +208,9 @@ class UnitExecutor:
         if snapshot.state is None or (side_rows := SideTableRetention.of(snapshot.state, policy)) is None:
             raise TableError(f"{self.table} is not a side table of a feed any more")
         location = self.log.location
-        commit = self._writer.rewrite(
-            side_rows.drop_expired,
-            before_write=lambda _: refuse_unfinished_batches(self.spark, location),
-            **self._rewrite_options(unit, {"action": unit.action.value}),
-        )
+        options = self._rewrite_options(unit, {"action": unit.action.value})
+        options["before_write"] = lambda _: refuse_unfinished_batches(self.spark, location)
+        commit = self._writer.rewrite(side_rows.drop_expired, **options)
         added = FileTotals(*(int(commit.metrics.get(name, 0)) for name in ("numFiles", "numOutputBytes")))
         return replace(_with_commit(result, commit), added=added)
 

@@ -138,9 +138,8 @@ def _unordered(health: TableHealth, policy: Policy) -> _Evidence | None:
 
 @_rule("invalid-zorder", None, "set the property to columns of the table, or unset it")
 def _invalid_zorder(health: TableHealth, _: Policy) -> _Evidence | None:
-    if health.order_problem is None:
-        return None
-    return _Evidence(f"the Z-order in sluice.maintenance.zorderBy is not possible: {health.order_problem}")
+    message = f"the Z-order in sluice.maintenance.zorderBy is not possible: {health.order_problem}"
+    return _Evidence(message) if health.order_problem is not None else None
 
 
 @_rule("unclustered", Action.CLUSTER, "have Delta cluster these files")
@@ -227,9 +226,8 @@ def _long_log(health: TableHealth, _: Policy) -> _Evidence | None:
 
 @_rule("writers-clean-log", None, "set delta.enableExpiredLogCleanup=false, so that only maintain.py cleans up the log")
 def _writers_clean_log(health: TableHealth, _: Policy) -> _Evidence | None:
-    if not health.log.writers_clean:
-        return None
-    return _Evidence("the checkpoint of any writer may delete old version files, and a late writer waits for that")
+    message = "the checkpoint of any writer may delete old version files, and a late writer waits for that"
+    return _Evidence(message) if health.log.writers_clean else None
 
 
 @_rule(
@@ -266,9 +264,8 @@ def _kept_for_streams(health: TableHealth, policy: Policy) -> _Evidence | None:
     "repair that, or remove the pin or the stream's name; until then no file and no version is removed",
 )
 def _broken_retention(health: TableHealth, _: Policy) -> _Evidence | None:
-    if health.folder.problem is None:
-        return None
-    return _Evidence(f"the files that pins and streams still need are unknown: {health.folder.problem}")
+    message = f"the files that pins and streams still need are unknown: {health.folder.problem}"
+    return _Evidence(message) if health.folder.problem is not None else None
 
 
 @_rule("tiny-partitions", None, "choose coarser partition columns, or clustering")

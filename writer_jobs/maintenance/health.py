@@ -54,8 +54,8 @@ class PartitionHealth:
 
     @property
     def name(self) -> str:
-        """``year=2013/month=1``, for display; empty for a table without partitions."""
-        return "/".join(f"{name}={'null' if value is None else value}" for name, value in self.values.items())
+        """Name for display; empty for a table without partitions."""
+        return partition_name(self.values)
 
     @property
     def deleted_share(self) -> float:
@@ -130,7 +130,6 @@ class TableHealth:
     Attributes:
         table: Canonical URI.
         table_id: Delta's table id. A table that is recreated at the same location gets a new one.
-        version: Newest version at the time of measuring.
         partition_columns: Partition columns, in partition order.
         clustering_columns: Columns of the table's clustering; empty: the table has no clustering.
         zorder_by: Columns of the policy's Z-order.
@@ -202,6 +201,11 @@ class TableHealth:
             "size_bounds": list(SIZE_BOUNDS),
             "total": {**total, "small_share": self.small_share, "deleted_share": self.total.deleted_share},
         }
+
+
+def partition_name(values: Mapping[str, str | None]) -> str:
+    """Return the name of a partition for display, such as ``year=2013/month=1``."""
+    return "/".join(f"{name}={'null' if value is None else value}" for name, value in values.items())
 
 
 def share(part: float, total: float) -> float:

@@ -8,9 +8,9 @@ from html import escape
 from types import MappingProxyType
 
 from writer_jobs.maintenance.findings import Finding, size_text
-from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share
+from writer_jobs.maintenance.health import FileTotals, TableHealth, partition_name, share
 from writer_jobs.maintenance.pictures import bars, histogram
-from writer_jobs.maintenance.result import MaintenanceReport, UnitResult
+from writer_jobs.maintenance.result import MaintenanceReport
 
 _DAY = 86_400
 _HOUR = 3600
@@ -172,7 +172,7 @@ def _results(report: MaintenanceReport) -> str:
     rows = [
         [
             escape(result.action),
-            escape(_partition_names(result)) or "the table",
+            escape(", ".join(map(partition_name, result.partitions))) or "the table",
             "" if result.version is None else f"{result.version:,}",
             f"{result.seconds:.1f} s",
             f"{result.held_seconds:.2f} s",
@@ -185,10 +185,6 @@ def _results(report: MaintenanceReport) -> str:
     titles = ("action", "partitions", "version", "took", "held the lock", "removed", "added", "outcome")
     left = f" {report.left:,} units of work were left for the next run." if report.left else ""
     return f"<h3>Actions</h3><p>Saved: {_saved(report)}.{left}</p>{_table('done', titles, rows)}"
-
-
-def _partition_names(result: UnitResult) -> str:
-    return ", ".join(PartitionHealth(values=values, total=FileTotals()).name for values in result.partitions)
 
 
 def _histograms(report: MaintenanceReport) -> str:

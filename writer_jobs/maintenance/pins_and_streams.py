@@ -53,8 +53,8 @@ class PinsAndStreams:
     def of(cls, spark: SparkSession, snapshot: Snapshot, checkpoints: Sequence[str]) -> PinsAndStreams:
         """Read the pins and streams of a table.
 
-        The snapshot was loaded before this call. A pin that is made after this call pins that version or a later one. So
-        the snapshot has lost none of its files.
+        The snapshot was loaded before this call. A pin that is made after this call pins it or a later version. So it
+        has lost none of its files.
 
         Raises:
             PinError: A pin cannot be read.
