@@ -106,8 +106,7 @@ class HeldWrite:
         """
         for attempt_number in range(1, _ATTEMPTS + 1):
             attempt, stamps_note = self._execution.new_attempt(), not self._operation.takes_metadata
-            bound = self._bound
-            with nullcontext() if bound is None else bound.executing(attempt, stamps_note=stamps_note):
+            with nullcontext() if self._bound is None else self._bound.executing(attempt, stamps_note=stamps_note):
                 thread = self._execution.start()
                 thread.wait(should_cancel=self._should_cancel)
             failure, interrupt = thread.failure, thread.interrupt

@@ -20,7 +20,6 @@ from writer_jobs.errors import UnsupportedSessionError
 
 #: Delta's class in ``spark.sql.extensions``.
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-_DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _NO_CONNECT = (
     "Spark Connect is not supported, because its clients cannot reach Delta's log: use a classic Spark session "
     "(spark.api.mode=classic, no SPARK_REMOTE)"
@@ -50,7 +49,7 @@ COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
 
 #: Default settings of a job.
 DEFAULTS: Mapping[str, str] = {
-    "spark.sql.catalog.spark_catalog": _DELTA_CATALOG,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     GUARD_MODE: "required",
     # The three schemes name one store, so one client reads them all.
     "spark.hadoop.fs.s3.impl": _S3A,

@@ -18,8 +18,6 @@ from writer_jobs.errors import TableError
 
 #: Metadata key of a field's name in data files, with column mapping.
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
-_TIME_ZONE = "spark.sql.session.timeZone"
-_RETENTION = "delta.setTransactionRetentionDuration"
 _ISOLATION = "delta.isolationLevel"
 #: Table property that stores how the table is fed; see :mod:`writer_jobs.merge.table_feed`.
 FEED_PROPERTY = "sluice.feed"
@@ -170,7 +168,7 @@ class Snapshot:
             schema=schema,
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
             supplied_columns=generated | {field.name for field in schema if "CURRENT_DEFAULT" in field.metadata},
-            forgets_transactions=bool(properties.contains(_RETENTION)),
+            forgets_transactions=bool(properties.contains("delta.setTransactionRetentionDuration")),
             adoption=Adoption.of({name: value for name, value in adoption.items() if value is not None}),
             is_serializable=isolation is None or isolation.lower() == "serializable",
             generated_columns=generated,
@@ -202,7 +200,7 @@ class Snapshot:
         fields = (state.schema[name] for name in state.partition_columns)
         types = ((field, str(field.dataType.jsonValue())) for field in fields)
         columns = tuple(PartitionColumn(field.name, kind, _physical_name(field)) for field, kind in types)
-        return PartitionSchema(columns, str(self._spark.conf.get(_TIME_ZONE)))
+        return PartitionSchema(columns, str(self._spark.conf.get("spark.sql.session.timeZone")))
 
 
 def _text(option: Any) -> str | None:

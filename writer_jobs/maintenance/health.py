@@ -181,7 +181,7 @@ class TableHealth:
             unordered=sum_totals(part.unordered for part in parts),
             unclustered=sum_totals(part.unclustered for part in parts),
             histogram=tuple(map(sum, zip(*(part.histogram for part in parts), strict=True)))
-            or PartitionHealth(values={}, total=FileTotals()).histogram,
+            or PartitionHealth.histogram,
         )
 
     @property

@@ -16,13 +16,15 @@ _NO_FILES = FileTotals()
 
 @dataclass(frozen=True, kw_only=True)
 class UnitResult:
-    """The result of one unit of work; waiting for the lock and holding it are counted as in a CommitResult.
+    """The result of one unit of work.
 
     Attributes:
         partitions: Values of the partitions that the commit rewrote; empty: the unit was about the table.
         version: Version that the unit committed; None: it committed nothing.
         seconds: Seconds that the unit took, including all waiting.
         gave_way_seconds: Seconds of waiting until no writer waited for the table, before the unit started.
+        waited_seconds: Seconds of waiting for the lock.
+        held_seconds: Seconds between the acquisition and the release of the lock.
         removed: Files removed from the newest version, the table's folder or the log.
         added: Files that replace them.
         kept_for_pins: Number of files that VACUUM would have removed without the pins.

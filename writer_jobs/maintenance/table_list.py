@@ -22,7 +22,6 @@ from writer_jobs.maintenance.side_rows import side_tables_of
 
 log = logging.getLogger(__name__)
 
-_PROVIDER = "Provider"
 # Share of the budget that measuring all tables may take.
 _MEASURING_SHARE = 0.5
 
@@ -94,7 +93,7 @@ def _list_database(spark: SparkSession, database: str) -> list[str]:
 def _may_be_delta(spark: SparkSession, name: str) -> bool:
     """Return whether a table is a Delta table, or its provider is unknown; the executor reports that error."""
     try:
-        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where(f"col_name = '{_PROVIDER}'").collect()
+        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where("col_name = 'Provider'").collect()
     except SPARK_ERRORS:
         return True
     return any(str(row["data_type"]).lower() == "delta" for row in rows)

@@ -89,18 +89,14 @@ class Watermarks:
 
     def _add(self, version: int, info: Mapping[str, Any]) -> None:
         if info.get("operation") == _RESTORE:
-            restored_version = _restored_version(info)
+            text = str((info.get("operationParameters") or {}).get("version"))
+            # No number if the statement named a time.
+            restored_version = int(text) if text.isdecimal() else -1
             self._watermarks = [watermark for watermark in self._watermarks if watermark.version <= restored_version]
         if (watermark := watermark_of(info)) is not None:
             at, stream = watermark
             if stream is not None:
                 self._watermarks.append(_StreamWatermark(version, stream, at))
-
-
-def _restored_version(info: Mapping[str, Any]) -> int:
-    """Return the version to which a table was restored; -1 if the statement named a time."""
-    version = str((info.get("operationParameters") or {}).get("version"))
-    return int(version) if version.isdecimal() else -1
 
 
 def _relevant_commits(spark: SparkSession, location: str) -> list[tuple[int, str]]:
