@@ -14,6 +14,7 @@ import pytest
 import rules
 from pulumi_policy import EnforcementLevel, StackValidationPolicy
 from rules import RULES
+from rules.rule import Rule
 
 from tests.support.graph import CONFIGURATIONS, INFRA, Graph, Resource, graphs
 from tests.support.policy_break import Break
@@ -98,7 +99,7 @@ def test_names_of_rules_are_unique() -> None:
 
 def test_the_pack_contains_all_modules_with_rules() -> None:
     modules = [importlib.import_module(f"rules.{module.name}") for module in pkgutil.iter_modules(rules.__path__)]
-    assert {rule.name for module in modules for rule in getattr(module, "RULES", ())} == {rule.name for rule in RULES}
+    assert {rule for module in modules for rule in vars(module).values() if isinstance(rule, Rule)} == set(RULES)
 
 
 def test_the_pack_has_all_rules_and_all_are_mandatory(monkeypatch: pytest.MonkeyPatch) -> None:

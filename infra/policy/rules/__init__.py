@@ -4,35 +4,17 @@ Pulumi calls each rule for each resource and for each stack; see :mod:`rules.rul
 program, so a bug in the program does not weaken a rule.
 """
 
-from . import (
-    commits,
-    compute,
-    ensemble,
-    groups,
-    identity,
-    monitoring,
-    network,
-    protection,
-    secrets,
-    storage,
-    tags,
-    zookeeper,
-)
+from importlib import import_module
+
+from .rule import Rule
+
+_SUBJECTS = (
+    "groups", "network", "compute", "ensemble", "zookeeper", "storage", "commits", "protection", "identity", "secrets",
+    "monitoring", "tags",
+)  # fmt: skip
+_MODULES = [import_module(f".{subject}", __name__) for subject in _SUBJECTS]
 
 #: All rules, by subject.
-RULES = (
-    *groups.RULES,
-    *network.RULES,
-    *compute.RULES,
-    *ensemble.RULES,
-    *zookeeper.RULES,
-    *storage.RULES,
-    *commits.RULES,
-    *protection.RULES,
-    *identity.RULES,
-    *secrets.RULES,
-    *monitoring.RULES,
-    *tags.RULES,
-)
+RULES = tuple(rule for module in _MODULES for rule in vars(module).values() if isinstance(rule, Rule))
 
 __all__ = ["RULES"]

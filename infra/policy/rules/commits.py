@@ -12,7 +12,7 @@ from pulumi_policy import PolicyResource, ResourceValidationArgs
 from . import stack_config
 from .documents import DENY, Statement, allowed, statements
 from .identity import POLICY as ROLE_POLICY
-from .rule import Rule, Stack, resource_rule, stack_rule
+from .rule import Stack, resource_rule, stack_rule
 from .storage import POLICY, WITHOUT_TABLES
 
 VERSION_FILE = "_delta_log/" + 20 * "?" + ".json"
@@ -21,12 +21,16 @@ _UNCONDITIONAL = {("null", "s3:if-none-match"): ("true",), ("bool", "s3:objectcr
 _EXCEPT = ("arnnotequals", "aws:principalarn")
 
 
-def _check_put(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(POLICY)
+def commits_are_conditional(args: ResourceValidationArgs) -> Iterator[str]:
+    """Buckets of tables refuse PUTs that would overwrite a version file, where commitPolicy demands it."""
     for file in _uncovered(args, ("s3:PutObject",), _denies_unconditional):
         yield f"{file} can be overwritten: no statement denies PUTs without If-None-Match."
 
 
-def _check_delete(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(POLICY)
+def versions_are_kept(args: ResourceValidationArgs) -> Iterator[str]:
+    """Only the maintenance role may delete version files from a bucket of tables."""
     for file in _uncovered(args, ("s3:DeleteObject", "s3:DeleteObjectVersion"), _denies_except_maintenance):
         yield f"{file} can be deleted, and then written again, by principals other than the maintenance role."
 
@@ -43,7 +47,9 @@ def _uncovered(
         if statement.effect == DENY and statement.is_for_everybody and not statement.inverted and denies(statement)
     ]
     for file in _version_files(args.props["bucket"]):
-        covering = [statement for statement in denials if _covers(statement, file)]
+        covering = [
+            statement for statement in denials if any(arn.endswith(f":::{file}") for arn in statement.resources)
+        ]
         if not all(any(statement.names_action(action) for statement in covering) for action in actions):
             yield file
 
@@ -54,10 +60,6 @@ def _version_files(bucket: str) -> Iterator[str]:
     for base in [f"{bucket}/{prefix}" for prefix in prefixes] or [bucket]:
         for between in ("", "*/"):
             yield f"{base}/{between}{VERSION_FILE}"
-
-
-def _covers(statement: Statement, file: str) -> bool:
-    return any(resource.endswith(f":::{file}") for resource in statement.resources)
 
 
 def _denies_unconditional(statement: Statement) -> bool:
@@ -74,7 +76,9 @@ def _denies_except_maintenance(statement: Statement) -> bool:
     return len(arns) <= 1 and all(":role/" in arn and "*" not in arn and "?" not in arn for arn in arns)
 
 
-def _check_writer(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(ROLE_POLICY)
+def writers_commit_conditionally(args: ResourceValidationArgs) -> Iterator[str]:
+    """Policies of roles that write tables deny overwriting a version file, whatever the bucket's policy is."""
     document = args.props.get("policy")
     if any(statement.names_action("s3:PutObject") for statement in allowed(document)):
         denied = [
@@ -92,7 +96,9 @@ def _check_writer(args: ResourceValidationArgs) -> Iterator[str]:
                 )
 
 
-def _check_log_deletion(policy: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(ROLE_POLICY)
+def one_role_removes_logs(policy: PolicyResource, stack: Stack) -> Iterator[str]:
+    """At most one role, the maintenance role, may delete objects of table logs."""
     if _may_delete_logs(policy) and sum(map(_may_delete_logs, stack.of(ROLE_POLICY))) > 1:
         yield "More than one policy allows deleting objects of table logs. Only the maintenance policy may."
 
@@ -105,31 +111,3 @@ def _may_delete_logs(policy: PolicyResource) -> bool:
         statement.effect == DENY and any("_delta_log/*" in resource for resource in statement.resources)
         for statement in deletions
     )
-
-
-RULES: tuple[Rule, ...] = (
-    resource_rule(
-        "commits-are-conditional",
-        "Buckets of tables refuse PUTs that would overwrite a version file, where commitPolicy demands it.",
-        (POLICY,),
-        _check_put,
-    ),
-    resource_rule(
-        "versions-are-kept",
-        "Only the maintenance role may delete version files from a bucket of tables.",
-        (POLICY,),
-        _check_delete,
-    ),
-    resource_rule(
-        "writers-commit-conditionally",
-        "Policies of roles that write tables deny overwriting a version file, whatever the bucket's policy is.",
-        (ROLE_POLICY,),
-        _check_writer,
-    ),
-    stack_rule(
-        "one-role-removes-logs",
-        "At most one role, the maintenance role, may delete objects of table logs.",
-        (ROLE_POLICY,),
-        _check_log_deletion,
-    ),
-)

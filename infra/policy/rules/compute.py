@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pulumi_policy import PolicyResource, ResourceValidationArgs
 
 from . import stack_config
-from .rule import Rule, Stack, resource_rule, stack_rule
+from .rule import Stack, resource_rule, stack_rule
 
 INSTANCE = "aws:ec2/instance:Instance"
 VOLUME = "aws:ebs/volume:Volume"
@@ -19,7 +19,9 @@ ASSOCIATION = "aws:ec2/eipAssociation:EipAssociation"
 REPLACING_PROPERTIES = {"ami", "instanceType", "userData", "rootBlockDevice"}
 
 
-def _check_metadata(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE, controls=("EC2.8",))
+def metadata_needs_a_token(args: ResourceValidationArgs) -> Iterator[str]:
+    """Machines allow only version 2 of the metadata service, and only from the machine itself."""
     options = args.props.get("metadataOptions") or {}
     if options.get("httpTokens") != "required":
         yield "Version 1 of the metadata service is enabled: set httpTokens to required."
@@ -27,12 +29,16 @@ def _check_metadata(args: ResourceValidationArgs) -> Iterator[str]:
         yield "Containers on the machine can get its credentials: set httpPutResponseHopLimit to 1."
 
 
-def _check_key_pair(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE)
+def no_key_pair(args: ResourceValidationArgs) -> Iterator[str]:
+    """No machine has a key pair."""
     if args.props.get("keyName"):
         yield "The machine has a key pair: log in through Session Manager, which records the user."
 
 
-def _check_public_address(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE, ADDRESS, ASSOCIATION, controls=("EC2.9",))
+def no_public_address(args: ResourceValidationArgs) -> Iterator[str]:
+    """No machine has a public address."""
     keys = ("associatePublicIpAddress", "ipv6AddressCount", "ipv6Addresses", "instance", "networkInterface")
     public_keys = [key for key in keys if args.props.get(key)]
     if args.resource_type == ASSOCIATION:
@@ -41,7 +47,9 @@ def _check_public_address(args: ResourceValidationArgs) -> Iterator[str]:
         yield f"{', '.join(public_keys)} gives a machine a public address: only a NAT gateway may have one."
 
 
-def _check_interfaces(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE, INTERFACE_ATTACHMENT, controls=("EC2.17",))
+def one_interface(args: ResourceValidationArgs) -> Iterator[str]:
+    """Each machine has one interface, which survives a replacement of the machine."""
     if args.resource_type == INTERFACE_ATTACHMENT:
         yield "A second interface is attached to a machine."
     elif not args.props.get("primaryNetworkInterface"):
@@ -50,29 +58,39 @@ def _check_interfaces(args: ResourceValidationArgs) -> Iterator[str]:
         yield "The machine has more than one interface."
 
 
-def _check_root_encryption(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE, controls=("EC2.3",))
+def root_volume_is_encrypted(args: ResourceValidationArgs) -> Iterator[str]:
+    """Root volumes of machines are encrypted."""
     if (args.props.get("rootBlockDevice") or {}).get("encrypted") is not True:
         yield "The root volume is not encrypted."
     if any(device.get("encrypted") is not True for device in args.props.get("ebsBlockDevices") or ()):
         yield "A volume of ebsBlockDevices is not encrypted."
 
 
-def _check_encryption(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(VOLUME, controls=("EC2.3",))
+def volumes_are_encrypted(args: ResourceValidationArgs) -> Iterator[str]:
+    """Volumes are encrypted."""
     if args.props.get("encrypted") is not True:
         yield "The volume is not encrypted."
 
 
-def _check_profile(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE, controls=("SSM.1",))
+def machines_are_managed(args: ResourceValidationArgs) -> Iterator[str]:
+    """Each machine has an instance profile, which Systems Manager needs."""
     if not args.props.get("iamInstanceProfile"):
         yield "The machine has no instance profile: it cannot register with Session Manager or read its secret."
 
 
-def _check_replacement_order(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE, ATTACHMENT)
+def machines_make_room(args: ResourceValidationArgs) -> Iterator[str]:
+    """Machines and volume attachments are deleted before their replacement is created."""
     if not args.opts.delete_before_replace:
         yield "deleteBeforeReplace is not set: the replacement needs the interface and volumes of the old machine."
 
 
-def _check_ignored_changes(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(INSTANCE)
+def machines_are_replaced_on_purpose(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+    """Only the machine that replaceNode names may be replaced or stopped."""
     replaceable = [
         machine for machine in stack.of(INSTANCE) if not set(machine.opts.ignore_changes) >= REPLACING_PROPERTIES
     ]
@@ -82,60 +100,8 @@ def _check_ignored_changes(instance: PolicyResource, stack: Stack) -> Iterator[s
         yield f"ignoreChanges lacks {missing}: a new image would replace several members at once. Set replaceNode."
 
 
-def _check_zone(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(VOLUME)
+def volumes_stay(args: ResourceValidationArgs) -> Iterator[str]:
+    """Volumes stay in their zone."""
     if "availabilityZone" not in args.opts.ignore_changes:
         yield "ignoreChanges lacks availabilityZone: a new order of zones would replace the volume and lose its data."
-
-
-RULES: tuple[Rule, ...] = (
-    resource_rule(
-        "metadata-needs-a-token",
-        "Machines allow only version 2 of the metadata service, and only from the machine itself.",
-        (INSTANCE,),
-        _check_metadata,
-        ("EC2.8",),
-    ),
-    resource_rule("no-key-pair", "No machine has a key pair.", (INSTANCE,), _check_key_pair),
-    resource_rule(
-        "no-public-address",
-        "No machine has a public address.",
-        (INSTANCE, ADDRESS, ASSOCIATION),
-        _check_public_address,
-        ("EC2.9",),
-    ),
-    resource_rule(
-        "one-interface",
-        "Each machine has one interface, which survives a replacement of the machine.",
-        (INSTANCE, INTERFACE_ATTACHMENT),
-        _check_interfaces,
-        ("EC2.17",),
-    ),
-    resource_rule(
-        "root-volume-is-encrypted",
-        "Root volumes of machines are encrypted.",
-        (INSTANCE,),
-        _check_root_encryption,
-        ("EC2.3",),
-    ),
-    resource_rule("volumes-are-encrypted", "Volumes are encrypted.", (VOLUME,), _check_encryption, ("EC2.3",)),
-    resource_rule(
-        "machines-are-managed",
-        "Each machine has an instance profile, which Systems Manager needs.",
-        (INSTANCE,),
-        _check_profile,
-        ("SSM.1",),
-    ),
-    resource_rule(
-        "machines-make-room",
-        "Machines and volume attachments are deleted before their replacement is created.",
-        (INSTANCE, ATTACHMENT),
-        _check_replacement_order,
-    ),
-    stack_rule(
-        "machines-are-replaced-on-purpose",
-        "Only the machine that replaceNode names may be replaced or stopped.",
-        (INSTANCE,),
-        _check_ignored_changes,
-    ),
-    resource_rule("volumes-stay", "Volumes stay in their zone.", (VOLUME,), _check_zone),
-)

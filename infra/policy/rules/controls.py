@@ -29,11 +29,9 @@ class Control:
     """A Security Hub control.
 
     Attributes:
-        id: Id in Security Hub.
         demand: Requirement in a few words.
         verdict: How the program meets it.
         why: Required setting or action, or the reason why it is not met; empty if its rules need no comment.
-        fsbp: Whether AWS Foundational Security Best Practices contains it.
 
     """
 
@@ -41,7 +39,6 @@ class Control:
     demand: str
     verdict: Verdict
     why: str = ""
-    fsbp: bool = True
 
 
 _NO_CONTAINERS = "The stack pulls no container images, and AWS charges for an endpoint in each zone."
@@ -51,16 +48,8 @@ _PEOPLE = "The program creates neither users nor access keys."
 _NEW_VPC = "In a VPC that the program creates."
 _WITH_KMS = "With `kms: true`. Without it there is no key."
 
-CONTROLS: tuple[Control, ...] = (
-    Control("CloudWatch.15", "Alarms have actions", Verdict.SETTING, "`alarmTopicArns` names the topics.", fsbp=False),
-    Control(
-        "CloudWatch.16",
-        "Log groups are kept for at least 365 days",
-        Verdict.SETTING,
-        "`logRetentionDays: 365`; the default is 90. The rule checks that a retention is set.",
-        fsbp=False,
-    ),
-    Control("CloudWatch.17", "Alarms' actions are activated", Verdict.MET, fsbp=False),
+#: Controls of the standard.
+_STANDARD = (
     Control("EC2.2", "Default security groups allow no traffic", Verdict.MET, _NEW_VPC),
     Control("EC2.3", "Attached EBS volumes are encrypted", Verdict.MET),
     Control("EC2.4", "Stopped instances are removed after a time", Verdict.OPERATION),
@@ -69,8 +58,6 @@ CONTROLS: tuple[Control, ...] = (
     Control("EC2.8", "Instances use IMDSv2", Verdict.MET),
     Control("EC2.9", "Instances have no public IPv4 address", Verdict.MET),
     Control("EC2.10", "VPCs have an endpoint of EC2's API", Verdict.NOT_MET, _NOT_USED),
-    Control("EC2.13", "No ingress from anywhere to port 22", Verdict.MET, fsbp=False),
-    Control("EC2.14", "No ingress from anywhere to port 3389", Verdict.MET, fsbp=False),
     Control("EC2.15", "Subnets assign no public addresses automatically", Verdict.MET),
     Control("EC2.16", "Unused network ACLs are removed", Verdict.OPERATION, "The program creates none."),
     Control("EC2.17", "Instances have one network interface", Verdict.MET),
@@ -83,15 +70,6 @@ CONTROLS: tuple[Control, ...] = (
         "The program creates none. No rule checks a VPC's default ACL, which allows all traffic.",
     ),
     Control("EC2.24", "No paravirtual instance types", Verdict.SETTING, "`instanceType`: no current type is one."),
-    Control(
-        "EC2.28",
-        "EBS volumes have a backup plan",
-        Verdict.NOT_MET,
-        "The volumes hold locks, replicated to a majority. A backup would restore locks whose holders are gone.",
-        fsbp=False,
-    ),
-    Control("EC2.53", "No ingress from 0.0.0.0/0 to administration ports", Verdict.MET, fsbp=False),
-    Control("EC2.54", "No ingress from ::/0 to administration ports", Verdict.MET, fsbp=False),
     Control("EC2.55", "VPCs have an endpoint of ECR's API", Verdict.NOT_MET, _NO_CONTAINERS),
     Control("EC2.56", "VPCs have an endpoint of Docker Registry", Verdict.NOT_MET, _NO_CONTAINERS),
     Control("EC2.57", "VPCs have an endpoint of Systems Manager", Verdict.SETTING, "`egress: endpoints`, the default."),
@@ -108,20 +86,12 @@ CONTROLS: tuple[Control, ...] = (
     Control("KMS.1", "Customer managed policies do not decrypt with all keys", Verdict.MET),
     Control("KMS.2", "Inline policies do not decrypt with all keys", Verdict.MET),
     Control("KMS.3", "Keys are not deleted by mistake", Verdict.MET, _WITH_KMS),
-    Control("KMS.4", "Keys are rotated", Verdict.MET, _WITH_KMS, fsbp=False),
     Control("KMS.5", "Keys are not publicly accessible", Verdict.MET, _WITH_KMS),
     Control("S3.1", "The account blocks public access", Verdict.ACCOUNT, "Each bucket of the program blocks it."),
     Control("S3.2", "Buckets block public read access", Verdict.MET),
     Control("S3.3", "Buckets block public write access", Verdict.MET),
     Control("S3.5", "Buckets require TLS", Verdict.MET),
     Control("S3.6", "Bucket policies restrict other accounts", Verdict.MET, "They only deny."),
-    Control(
-        "S3.7",
-        "Buckets are replicated to another region",
-        Verdict.NOT_MET,
-        "S3 copies objects in any order: a copied log may name files that are not copied yet.",
-        fsbp=False,
-    ),
     Control("S3.8", "Buckets block public access", Verdict.MET),
     Control(
         "S3.9",
@@ -129,20 +99,8 @@ CONTROLS: tuple[Control, ...] = (
         Verdict.NOT_MET,
         "It needs a bucket for logs. CloudTrail's data events contain more; the account configures them.",
     ),
-    Control("S3.10", "Versioned buckets have lifecycle rules", Verdict.MET, fsbp=False),
-    Control("S3.11", "Buckets have event notifications", Verdict.NOT_MET, "Sluice uses no events.", fsbp=False),
     Control("S3.12", "Buckets use no access control lists", Verdict.MET),
     Control("S3.13", "Buckets have lifecycle rules", Verdict.MET),
-    Control("S3.14", "Buckets are versioned", Verdict.MET, fsbp=False),
-    Control(
-        "S3.15",
-        "Buckets have Object Lock",
-        Verdict.NOT_MET,
-        "VACUUM and log cleanup could not delete expired files.",
-        fsbp=False,
-    ),
-    Control("S3.17", "Buckets are encrypted with KMS", Verdict.SETTING, "`kms: true`, for the lake.", fsbp=False),
-    Control("S3.20", "Buckets have MFA delete", Verdict.NOT_MET, "Only the root user can enable it.", fsbp=False),
     Control("SecretsManager.1", "Secrets rotate automatically", Verdict.NOT_MET, _PROGRAM_RENEWS),
     Control("SecretsManager.2", "Rotation of secrets succeeds", Verdict.OPERATION, "No rotation is configured."),
     Control("SecretsManager.3", "Unused secrets are removed", Verdict.OPERATION, "Each node and each role has one."),
@@ -156,21 +114,54 @@ CONTROLS: tuple[Control, ...] = (
     ),
     Control("SSM.3", "Associations of Systems Manager are compliant", Verdict.OPERATION, "The program creates none."),
 )
+#: Controls that only other standards contain.
+_FURTHER = (
+    Control("CloudWatch.15", "Alarms have actions", Verdict.SETTING, "`alarmTopicArns` names the topics."),
+    Control(
+        "CloudWatch.16",
+        "Log groups are kept for at least 365 days",
+        Verdict.SETTING,
+        "`logRetentionDays: 365`; the default is 90. The rule checks that a retention is set.",
+    ),
+    Control("CloudWatch.17", "Alarms' actions are activated", Verdict.MET),
+    Control("EC2.13", "No ingress from anywhere to port 22", Verdict.MET),
+    Control("EC2.14", "No ingress from anywhere to port 3389", Verdict.MET),
+    Control(
+        "EC2.28",
+        "EBS volumes have a backup plan",
+        Verdict.NOT_MET,
+        "The volumes hold locks, replicated to a majority. A backup would restore locks whose holders are gone.",
+    ),
+    Control("EC2.53", "No ingress from 0.0.0.0/0 to administration ports", Verdict.MET),
+    Control("EC2.54", "No ingress from ::/0 to administration ports", Verdict.MET),
+    Control("KMS.4", "Keys are rotated", Verdict.MET, _WITH_KMS),
+    Control(
+        "S3.7",
+        "Buckets are replicated to another region",
+        Verdict.NOT_MET,
+        "S3 copies objects in any order: a copied log may name files that are not copied yet.",
+    ),
+    Control("S3.10", "Versioned buckets have lifecycle rules", Verdict.MET),
+    Control("S3.11", "Buckets have event notifications", Verdict.NOT_MET, "Sluice uses no events."),
+    Control("S3.14", "Buckets are versioned", Verdict.MET),
+    Control(
+        "S3.15", "Buckets have Object Lock", Verdict.NOT_MET, "VACUUM and log cleanup could not delete expired files."
+    ),
+    Control("S3.17", "Buckets are encrypted with KMS", Verdict.SETTING, "`kms: true`, for the lake."),
+    Control("S3.20", "Buckets have MFA delete", Verdict.NOT_MET, "Only the root user can enable it."),
+)
+CONTROLS: tuple[Control, ...] = (*_STANDARD, *_FURTHER)
 
 
 def table(rules: Iterable[Rule]) -> str:
     """Return two Markdown tables: the controls of the standard, and those that only other standards contain."""
     rule_list = list(rules)
-    standard = _rows([control for control in CONTROLS if control.fsbp], rule_list)
-    further = _rows([control for control in CONTROLS if not control.fsbp], rule_list)
-    return f"{standard}\n\nControls of other Security Hub standards:\n\n{further}"
+    return f"{_rows(_STANDARD, rule_list)}\n\nControls of other Security Hub standards:\n\n{_rows(_FURTHER, rule_list)}"
 
 
-def _rows(controls: list[Control], rules: list[Rule]) -> str:
-    head = ["| Control | Requirement | Here | Rules | |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *(_row(control, rules) for control in controls)])
-
-
-def _row(control: Control, rules: list[Rule]) -> str:
-    names = ", ".join(f"`{rule.name}`" for rule in rules if control.id in rule.controls)
-    return f"| {control.id} | {control.demand} | {control.verdict.value} | {names} | {control.why} |"
+def _rows(controls: tuple[Control, ...], rules: list[Rule]) -> str:
+    rows = ["| Control | Requirement | Here | Rules | |", "|---|---|---|---|---|"]
+    for control in controls:
+        names = ", ".join(f"`{rule.name}`" for rule in rules if control.id in rule.controls)
+        rows.append(f"| {control.id} | {control.demand} | {control.verdict.value} | {names} | {control.why} |")
+    return "\n".join(rows)

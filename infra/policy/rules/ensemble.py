@@ -9,13 +9,15 @@ from pulumi_policy import PolicyConfigSchema, PolicyResource
 
 from .compute import ATTACHMENT, INSTANCE
 from .groups import INTERFACE
-from .rule import Rule, Stack, identity, stack_rule
+from .rule import Stack, identity, stack_rule
 
 _NODE = re.compile(r"^SLUICE_NODE=(\d+)$", re.MULTILINE)
 _GROWING = "growing"
 
 
-def _check_ids(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(INSTANCE)
+def members_have_ids(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+    """Members have distinct ids, counted from 1."""
     ids = [_member_id(member) for member in stack.of(INSTANCE)]
     member_id = _member_id(instance)
     if member_id is None:
@@ -31,12 +33,16 @@ def _member_id(instance: PolicyResource) -> int | None:
     return int(match[1]) if match else None
 
 
-def _check_interfaces(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(INSTANCE)
+def members_have_interfaces(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+    """Members have distinct interfaces."""
     if len(_sharing(instance, "primaryNetworkInterface", stack.of(INSTANCE))) > 1:
         yield "The machine has the interface of another member."
 
 
-def _check_volumes(attachment: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(ATTACHMENT)
+def members_have_volumes(attachment: PolicyResource, stack: Stack) -> Iterator[str]:
+    """Members have distinct volumes."""
     if len(_sharing(attachment, "volumeId", stack.of(ATTACHMENT))) > 1:
         yield "The volume is also attached to another machine."
 
@@ -47,7 +53,14 @@ def _sharing(resource: PolicyResource, key: str, resources: list[PolicyResource]
     return [candidate for candidate in resources if identity(candidate, key) == target]
 
 
-def _check_count(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(
+    INSTANCE,
+    config_schema=PolicyConfigSchema(
+        {_GROWING: {"type": "boolean", "default": False, "description": "Allow 4 and 6 members."}}
+    ),
+)
+def odd_ensemble(instance: PolicyResource, stack: Stack) -> Iterator[str]:
+    """An ensemble has an odd number of members."""
     members = stack.of(INSTANCE)
     is_reported = instance.urn == max(member.urn for member in members)
     if len(members) % 2 == 0 and is_reported and not stack.config.get(_GROWING):
@@ -57,25 +70,10 @@ def _check_count(instance: PolicyResource, stack: Stack) -> Iterator[str]:
         )
 
 
-def _check_subnets(interface: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(INTERFACE)
+def members_are_spread(interface: PolicyResource, stack: Stack) -> Iterator[str]:
+    """No subnet holds a majority of the members."""
     interfaces = stack.of(INTERFACE)
     neighbours = _sharing(interface, "subnetId", interfaces)
     if 2 * len(neighbours) > len(interfaces):
         yield f"{len(neighbours)} of {len(interfaces)} members are in one subnet: losing its zone loses the majority."
-
-
-RULES: tuple[Rule, ...] = (
-    stack_rule("members-have-ids", "Members have distinct ids, counted from 1.", (INSTANCE,), _check_ids),
-    stack_rule("members-have-interfaces", "Members have distinct interfaces.", (INSTANCE,), _check_interfaces),
-    stack_rule("members-have-volumes", "Members have distinct volumes.", (ATTACHMENT,), _check_volumes),
-    stack_rule(
-        "odd-ensemble",
-        "An ensemble has an odd number of members.",
-        (INSTANCE,),
-        _check_count,
-        config_schema=PolicyConfigSchema(
-            {_GROWING: {"type": "boolean", "default": False, "description": "Allow 4 and 6 members."}}
-        ),
-    ),
-    stack_rule("members-are-spread", "No subnet holds a majority of the members.", (INTERFACE,), _check_subnets),
-)

@@ -15,7 +15,6 @@ LEGACY_RULE = "aws:ec2/securityGroupRule:SecurityGroupRule"
 EGRESS_RULE = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 TYPES = (GROUP, DEFAULT_GROUP, INGRESS_RULE, LEGACY_RULE)
 
-_ALL_PORTS = range(65536)
 _SHORTEST_PREFIX = 8
 
 
@@ -24,7 +23,6 @@ class Permission:
     """A range of ports that a security group opens, with the allowed sources.
 
     Attributes:
-        ports: Open ports.
         blocks: CIDR blocks of sources.
         prefix_lists: Ids of prefix lists, whose addresses AWS or another account maintains.
 
@@ -56,7 +54,7 @@ def ports(props: Mapping[str, Any]) -> range:
     """Return the ports of a rule. A rule for another protocol than TCP or UDP counts as all ports."""
     from_port, to_port = props.get("fromPort"), props.get("toPort")
     if str(props.get("ipProtocol", props.get("protocol"))) not in ("tcp", "udp", "6", "17") or from_port is None:
-        return _ALL_PORTS
+        return range(65536)
     return range(int(from_port), int(from_port if to_port is None else to_port) + 1)
 
 

@@ -10,7 +10,7 @@ from .compute import INSTANCE
 from .documents import allowed
 from .groups import INTERFACE
 from .ingress import DEFAULT_GROUP
-from .rule import Rule, Stack, resource_rule, stack_rule
+from .rule import Stack, resource_rule, stack_rule
 
 VPC = "aws:ec2/vpc:Vpc"
 SUBNET = "aws:ec2/subnet:Subnet"
@@ -25,24 +25,32 @@ _UNCONDITIONAL_ACTIONS = {"s3:GetObject"}
 _ACCOUNT_KEYS = ("aws:principalaccount", "aws:principalorgid")
 
 
-def _check_default_group(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(VPC, controls=("EC2.2",))
+def default_group_is_ours(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+    """The stack manages the default security group of each VPC."""
     if not stack.referring_to(vpc, "vpcId", "id", DEFAULT_GROUP):
         yield "The stack does not manage the default security group, whose default rules allow all egress."
 
 
-def _check_public_addresses(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(SUBNET, controls=("EC2.15",))
+def subnets_give_no_public_addresses(args: ResourceValidationArgs) -> Iterator[str]:
+    """No subnet assigns public addresses automatically."""
     for key in ("mapPublicIpOnLaunch", "assignIpv6AddressOnCreation"):
         if args.props.get(key):
             yield f"{key} is true: machines in this subnet would have public addresses."
 
 
-def _check_flow_logs(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(VPC, controls=("EC2.6",))
+def flow_logs(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+    """Each VPC has a flow log of all its traffic."""
     logs = stack.referring_to(vpc, "vpcId", "id", FLOW_LOG)
     if not any(log.props.get("trafficType") == "ALL" for log in logs):
         yield "The VPC has no flow log with trafficType ALL."
 
 
-def _check_endpoint_policy(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(ENDPOINT)
+def endpoints_are_limited(args: ResourceValidationArgs) -> Iterator[str]:
+    """Each endpoint has a policy: S3's names buckets, and the others allow only principals of this account."""
     document = args.props.get("policy")
     if document is None:
         yield "The endpoint has no policy: AWS's default policy allows everything to everybody."
@@ -60,7 +68,9 @@ def _check_endpoint_policy(args: ResourceValidationArgs) -> Iterator[str]:
             yield "A statement allows principals of any account: add a condition on aws:PrincipalAccount."
 
 
-def _check_endpoints(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(VPC, controls=("EC2.57",))
+def nodes_reach_aws(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+    """A VPC without a NAT gateway has the endpoints that a node needs."""
     if stack.of(NAT):
         return
     names = [str(endpoint.props.get("serviceName")) for endpoint in stack.referring_to(vpc, "vpcId", "id", ENDPOINT)]
@@ -69,45 +79,8 @@ def _check_endpoints(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
         yield f"The VPC has neither a NAT gateway nor endpoints of {', '.join(missing)}: nodes cannot start."
 
 
-def _check_forwarding(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INTERFACE, INSTANCE, controls=("EC2.180",))
+def source_is_checked(args: ResourceValidationArgs) -> Iterator[str]:
+    """No interface forwards packets of other machines."""
     if args.props.get("sourceDestCheck") is False:
         yield "sourceDestCheck is false: the interface may forward packets of other machines."
-
-
-RULES: tuple[Rule, ...] = (
-    stack_rule(
-        "default-group-is-ours",
-        "The stack manages the default security group of each VPC.",
-        (VPC,),
-        _check_default_group,
-        ("EC2.2",),
-    ),
-    resource_rule(
-        "subnets-give-no-public-addresses",
-        "No subnet assigns public addresses automatically.",
-        (SUBNET,),
-        _check_public_addresses,
-        ("EC2.15",),
-    ),
-    stack_rule("flow-logs", "Each VPC has a flow log of all its traffic.", (VPC,), _check_flow_logs, ("EC2.6",)),
-    resource_rule(
-        "endpoints-are-limited",
-        "Each endpoint has a policy: S3's names buckets, and the others allow only principals of this account.",
-        (ENDPOINT,),
-        _check_endpoint_policy,
-    ),
-    stack_rule(
-        "nodes-reach-aws",
-        "A VPC without a NAT gateway has the endpoints that a node needs.",
-        (VPC,),
-        _check_endpoints,
-        ("EC2.57",),
-    ),
-    resource_rule(
-        "source-is-checked",
-        "No interface forwards packets of other machines.",
-        (INTERFACE, INSTANCE),
-        _check_forwarding,
-        ("EC2.180",),
-    ),
-)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pulumi_policy import (
@@ -26,7 +26,7 @@ from pulumi_policy import (
 from pulumi_policy.proxy import UnknownValueError
 
 #: Matches all resource types of the AWS provider.
-EVERYTHING = ("aws:",)
+EVERYTHING = "aws:"
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,6 @@ class Rule:
         """Name in violations."""
         return self.policy.name
 
-    @property
-    def why(self) -> str:
-        """Requirement in one sentence."""
-        return self.policy.description
-
 
 @dataclass(frozen=True)
 class Stack:
@@ -64,15 +59,15 @@ class Stack:
     """
 
     resources: list[PolicyResource]
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]
 
     def of(self, *types: str) -> list[PolicyResource]:
         """Return the resources of these types."""
         return [resource for resource in self.resources if matches(resource.resource_type, types)]
 
-    def referring_to(self, target: PolicyResource, key: str, output: str, *types: str) -> list[PolicyResource]:
-        """Return the resources of these types whose input ``key`` is the target's ``output``."""
-        return [resource for resource in self.of(*types) if _refers(resource, key, target, output)]
+    def referring_to(self, target: PolicyResource, key: str, output: str, kind: str) -> list[PolicyResource]:
+        """Return the resources of a type whose input ``key`` is the target's ``output``."""
+        return [resource for resource in self.of(kind) if _refers(resource, key, target, output)]
 
 
 def matches(resource_type: str, types: tuple[str, ...]) -> bool:
@@ -95,57 +90,48 @@ def _refers(resource: PolicyResource, key: str, target: PolicyResource, output: 
 
 
 def resource_rule(
-    name: str,
-    why: str,
-    types: tuple[str, ...],
-    check: Callable[[ResourceValidationArgs], Iterator[str]],
-    controls: tuple[str, ...] = (),
-) -> Rule:
-    """Return a rule that checks each resource by itself.
+    *types: str, controls: tuple[str, ...] = ()
+) -> Callable[[Callable[[ResourceValidationArgs], Iterator[str]]], Rule]:
+    """Turn a function that checks one resource of these types into a rule.
 
-    Args:
-        name: Name of the rule.
-        why: Requirement in one sentence.
-        types: Types of the resources to check.
-        check: Yields one message for each violation of a resource.
-        controls: Ids of the AWS Security Hub controls that the rule checks.
-
+    The function yields a message for each violation. Its name is the name of the rule, with hyphens, and its docstring
+    is the requirement in one sentence. ``controls`` are the Security Hub controls that it checks.
     """
 
-    def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        if matches(args.resource_type, types):
-            with suppress(UnknownValueError):
-                for message in check(args):
-                    report(message, None)
+    def rule(check: Callable[[ResourceValidationArgs], Iterator[str]]) -> Rule:
+        def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
+            if matches(args.resource_type, types):
+                with suppress(UnknownValueError):
+                    for message in check(args):
+                        report(message, None)
 
-    return Rule(ResourceValidationPolicy(name, why, validate, EnforcementLevel.MANDATORY), controls)
+        return Rule(ResourceValidationPolicy(*_described(check), validate, EnforcementLevel.MANDATORY), controls)
+
+    return rule
 
 
 def stack_rule(
-    name: str,
-    why: str,
-    types: tuple[str, ...],
-    check: Callable[[PolicyResource, Stack], Iterator[str]],
-    controls: tuple[str, ...] = (),
-    config_schema: PolicyConfigSchema | None = None,
-) -> Rule:
-    """Return a rule that checks each resource together with all others.
+    *types: str, controls: tuple[str, ...] = (), config_schema: PolicyConfigSchema | None = None
+) -> Callable[[Callable[[PolicyResource, Stack], Iterator[str]]], Rule]:
+    """Turn a function that checks one resource of these types together with all others into a rule.
 
-    Args:
-        name: Name of the rule.
-        why: Requirement in one sentence.
-        types: Types of the resources to check.
-        check: Yields one message for each violation of a resource.
-        controls: Ids of the AWS Security Hub controls that the rule checks.
-        config_schema: Options that ``--policy-pack-config`` accepts for the rule.
-
+    The function is as that of :func:`resource_rule`. ``--policy-pack-config`` accepts the options of ``config_schema``.
     """
 
-    def validate(args: StackValidationArgs, report: ReportViolation) -> None:
-        stack = Stack(args.resources, args.get_config())
-        for subject in stack.of(*types):
-            with suppress(UnknownValueError):
-                for message in check(subject, stack):
-                    report(message, subject.urn)
+    def rule(check: Callable[[PolicyResource, Stack], Iterator[str]]) -> Rule:
+        def validate(args: StackValidationArgs, report: ReportViolation) -> None:
+            stack = Stack(args.resources, args.get_config())
+            for subject in stack.of(*types):
+                with suppress(UnknownValueError):
+                    for message in check(subject, stack):
+                        report(message, subject.urn)
 
-    return Rule(StackValidationPolicy(name, why, validate, EnforcementLevel.MANDATORY, config_schema), controls)
+        policy = StackValidationPolicy(*_described(check), validate, EnforcementLevel.MANDATORY, config_schema)
+        return Rule(policy, controls)
+
+    return rule
+
+
+def _described(check: Callable[..., Iterator[str]]) -> tuple[str, str]:
+    """Return the name and the requirement of the rule with this check."""
+    return check.__name__.replace("_", "-"), check.__doc__ or ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pulumi_policy import ResourceValidationArgs
 
 from .documents import allowed
-from .rule import EVERYTHING, Rule, resource_rule
+from .rule import EVERYTHING, resource_rule
 
 SECRET = "aws:secretsmanager/secret:Secret"  # noqa: S105
 SECRET_VERSION = "aws:secretsmanager/secretVersion:SecretVersion"  # noqa: S105
@@ -22,7 +22,9 @@ _RECOVERY_DAYS = 7
 _WINDOW_DAYS = 30
 
 
-def _check_plain_keys(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(EVERYTHING)
+def keys_are_in_secrets(args: ResourceValidationArgs) -> Iterator[str]:
+    """Private keys and access keys are only in Secrets Manager, not in user data, parameters or tags."""
     if args.resource_type != SECRET_VERSION:
         for key in args.props:
             if any(_KEY_TEXT.search(text) for text in _texts(args.props[key])):
@@ -40,52 +42,39 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(element)
 
 
-def _check_recovery(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(SECRET)
+def secrets_come_back(args: ResourceValidationArgs) -> Iterator[str]:
+    """Deleted secrets can be restored for a week."""
     days = args.props.get("recoveryWindowInDays")
     if days is not None and days < _RECOVERY_DAYS:
         yield f"The secret cannot be restored after a deletion: set recoveryWindowInDays to {_RECOVERY_DAYS} or more."
 
 
-def _check_principals(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(SECRET, SECRET_POLICY, KEY, controls=("KMS.5",))
+def secrets_are_for_somebody(args: ResourceValidationArgs) -> Iterator[str]:
+    """No policy of a secret or key allows every principal."""
     if any(statement.is_for_everybody or statement.inverted for statement in allowed(args.props.get("policy"))):
         yield "The policy allows every principal."
 
 
-def _check_rotation(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(KEY, controls=("KMS.4",))
+def keys_are_rotated(args: ResourceValidationArgs) -> Iterator[str]:
+    """KMS rotates its keys."""
     if args.props.get("enableKeyRotation") is not True:
         yield "The key is not rotated: set enableKeyRotation."
 
 
-def _check_deletion_window(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(KEY, controls=("KMS.3",))
+def keys_come_back(args: ResourceValidationArgs) -> Iterator[str]:
+    """Deleted keys can be restored for a month."""
     days = args.props.get("deletionWindowInDays")
     if days is not None and days < _WINDOW_DAYS:
         yield f"AWS deletes the key {days:.0f} days after a request: set deletionWindowInDays to {_WINDOW_DAYS}."
 
 
-def _check_name(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(PARAMETER)
+def parameters_are_ours(args: ResourceValidationArgs) -> Iterator[str]:
+    """Parameter names belong to the stack."""
     name = args.props.get("name")
     if not isinstance(name, str) or not _PARAMETER_NAME.fullmatch(name):
         yield f"The name {name!r} is not below /sluice-STACK/zookeeper/, which the policies of roles name."
-
-
-RULES: tuple[Rule, ...] = (
-    resource_rule(
-        "keys-are-in-secrets",
-        "Private keys and access keys are only in Secrets Manager, not in user data, parameters or tags.",
-        EVERYTHING,
-        _check_plain_keys,
-    ),
-    resource_rule("secrets-come-back", "Deleted secrets can be restored for a week.", (SECRET,), _check_recovery),
-    resource_rule(
-        "secrets-are-for-somebody",
-        "No policy of a secret or key allows every principal.",
-        (SECRET, SECRET_POLICY, KEY),
-        _check_principals,
-        ("KMS.5",),
-    ),
-    resource_rule("keys-are-rotated", "KMS rotates its keys.", (KEY,), _check_rotation, ("KMS.4",)),
-    resource_rule(
-        "keys-come-back", "Deleted keys can be restored for a month.", (KEY,), _check_deletion_window, ("KMS.3",)
-    ),
-    resource_rule("parameters-are-ours", "Parameter names belong to the stack.", (PARAMETER,), _check_name),
-)

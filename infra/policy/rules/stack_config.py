@@ -10,9 +10,6 @@ from typing import Any
 
 import pulumi
 
-#: Name of the project in ``Pulumi.yaml``.
-PROJECT = "sluice"
-
 
 def protected() -> bool:
     """Return whether resources with data must be protected; false only for trial stacks with ``protect: false``."""
@@ -45,7 +42,7 @@ def replaced_node() -> int:
 
 
 def _config() -> pulumi.Config:
-    return pulumi.Config(PROJECT)
+    return pulumi.Config("sluice")  # the project in Pulumi.yaml
 
 
 def _array(key: str) -> list[Any]:

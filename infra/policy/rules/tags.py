@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pulumi_policy import ResourceValidationArgs
 
-from .rule import EVERYTHING, Rule, resource_rule
+from .rule import EVERYTHING, resource_rule
 
 NEEDED = ("Project", "Stack")
 #: Types that cannot have tags. Every other type needs them, also types that the program does not use yet.
@@ -29,13 +29,10 @@ UNTAGGABLE = frozenset(
 )
 
 
-def _check_tags(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(EVERYTHING)
+def tagged(args: ResourceValidationArgs) -> Iterator[str]:
+    """Resources name their project and stack in tags."""
     tags = args.props.get("tags") or {}
     missing = [tag for tag in NEEDED if not tags.get(tag)]
     if args.resource_type not in UNTAGGABLE and missing:
         yield f"The tags {' and '.join(missing)} are missing. If the type cannot have tags, add it to UNTAGGABLE."
-
-
-RULES: tuple[Rule, ...] = (
-    resource_rule("tagged", "Resources name their project and stack in tags.", EVERYTHING, _check_tags),
-)

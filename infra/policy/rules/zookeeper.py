@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pulumi_policy import PolicyResource, ResourceValidationArgs
 
 from .compute import INSTANCE
-from .rule import Rule, Stack, resource_rule, stack_rule
+from .rule import Stack, resource_rule, stack_rule
 from .secrets import PARAMETER
 
 #: Required settings, each with its value and with the clients or members that it excludes.
@@ -28,7 +28,9 @@ _CONFIG = "/zoo.cfg"
 _ACLS = re.compile(r"^SLUICE_(?:LOCK_ROOT|PARENT)_ACL=(.*)$", re.MULTILINE)
 
 
-def _check_security(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(PARAMETER)
+def members_speak_tls(args: ResourceValidationArgs) -> Iterator[str]:
+    """Members accept only TLS connections with a certificate, and write an audit log."""
     if not str(args.props.get("name")).endswith(_CONFIG):
         return
     settings = _settings(args.props["value"])
@@ -43,7 +45,9 @@ def _check_security(args: ResourceValidationArgs) -> Iterator[str]:
         yield "Snapshots are never purged: set autopurge.purgeInterval, or the volumes fill up."
 
 
-def _check_autocreate(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(PARAMETER)
+def empty_members_wait(args: ResourceValidationArgs) -> Iterator[str]:
+    """A member without data waits for a leader that has data."""
     if str(args.props.get("name")).endswith(_CONFIG) and _settings(args.props["value"]).get("db.autocreate") != "false":
         yield "A majority of members without data would serve an empty tree: set db.autocreate to false."
 
@@ -53,7 +57,9 @@ def _settings(text: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _check_members(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
+@stack_rule(PARAMETER)
+def members_know_each_other(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
+    """The zoo.cfg of each member lists all members."""
     if not str(parameter.props.get("name")).endswith(_CONFIG):
         return
     listed = {key for key in _settings(parameter.props["value"]) if key.startswith("server.")}
@@ -62,35 +68,12 @@ def _check_members(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
         yield f"zoo.cfg lists {len(listed)} members, and the stack has {len(members)}: their majorities differ."
 
 
-def _check_acls(args: ResourceValidationArgs) -> Iterator[str]:
+@resource_rule(INSTANCE)
+def locks_are_for_ours(args: ResourceValidationArgs) -> Iterator[str]:
+    """Only holders of certificates have rights on the lock root and its parents."""
     acls = _ACLS.findall(str(args.props.get("userData")))
     if not acls:
         yield "The user data has no ACL of the lock root (SLUICE_LOCK_ROOT_ACL)."
     for acl in acls:
         if any(not entry.strip("'").startswith("x509:CN=") for entry in acl.split(",")):
             yield f"{acl} grants rights to clients without a certificate."
-
-
-RULES: tuple[Rule, ...] = (
-    resource_rule(
-        "members-speak-tls",
-        "Members accept only TLS connections with a certificate, and write an audit log.",
-        (PARAMETER,),
-        _check_security,
-    ),
-    resource_rule(
-        "empty-members-wait",
-        "A member without data waits for a leader that has data.",
-        (PARAMETER,),
-        _check_autocreate,
-    ),
-    stack_rule(
-        "members-know-each-other", "The zoo.cfg of each member lists all members.", (PARAMETER,), _check_members
-    ),
-    resource_rule(
-        "locks-are-for-ours",
-        "Only holders of certificates have rights on the lock root and its parents.",
-        (INSTANCE,),
-        _check_acls,
-    ),
-)
