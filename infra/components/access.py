@@ -10,11 +10,12 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR, Authority, client_secret
-from components.commit_policy import log_arns, object_arns, unconditional_commit
+from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR, Authority, client_secret, store_secret
+from components.commit_policy import ALL_FILES, LOG_FILES, object_arns, unconditional_commit
 from components.documents import EC2_TRUST, SESSION_MANAGER, allow, document, trust_policy
-from components.network import AwsEgress
+from components.network import Account, AwsEgress, tcp_rule
 from components.node_config import CLIENT_PORT
+from components.settings import Settings
 
 #: Common name in the certificate of each role.
 SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
@@ -25,7 +26,6 @@ class PolicyResources:
     """The resources that a role's policy names, by ARN.
 
     Attributes:
-        bucket: Bucket of the lake.
         prefixes: Folders of the tables, without a slash at either end; empty for the whole bucket.
         key: KMS key of the lake, or None.
         secret: Secret with the ZooKeeper client settings of the role, or None.
@@ -47,7 +47,7 @@ def appender_policy(resources: PolicyResources) -> dict[str, Any]:
         "Sid": "KeepLogs",
         "Effect": "Deny",
         "Action": "s3:DeleteObject",
-        "Resource": log_arns(resources.bucket, resources.prefixes),
+        "Resource": object_arns(LOG_FILES, resources.bucket, resources.prefixes),
     }
     return document(*_read_and_write(resources), keep_logs)
 
@@ -68,7 +68,7 @@ def _read_and_write(resources: PolicyResources) -> list[dict[str, Any]]:
     encryption = ["kms:GenerateDataKey", "kms:Decrypt"]
     return [
         *_list_bucket(resources),
-        allow("ReadAndWrite", actions, object_arns(resources.bucket, resources.prefixes)),
+        allow("ReadAndWrite", actions, object_arns(ALL_FILES, resources.bucket, resources.prefixes)),
         # The bucket policy has this statement, too. It is repeated for a bucket whose policy lacks it.
         unconditional_commit(resources.bucket, resources.prefixes),
         *([allow("EncryptAndDecrypt", encryption, resources.key)] if resources.key else []),
@@ -81,17 +81,12 @@ def operator_policy(
 ) -> dict[str, Any]:
     """Return the policy of operators: view locks, logs and nodes, break locks, restart members.
 
-    It allows neither reading rows nor writing logs.
-
-    Args:
-        resources: Resources that the policy names.
-        instance_arns: Machines of the members; empty if the stack has no ensemble.
-        partition: AWS partition of the stack.
-
+    It allows neither reading rows nor writing logs. ``instance_arns`` are the machines of the members; empty if the
+    stack has no ensemble.
     """
     statements: list[dict[str, Any]] = [
         *_list_bucket(resources),
-        allow("ReadLogs", "s3:GetObject", log_arns(resources.bucket, resources.prefixes)),
+        allow("ReadLogs", "s3:GetObject", object_arns(LOG_FILES, resources.bucket, resources.prefixes)),
         *_secret_statements(resources),
     ]
     if resources.key:
@@ -145,35 +140,27 @@ class AccessArgs:
     """The arguments of :class:`Access`.
 
     Attributes:
-        name: Prefix of names in AWS.
         vpc_id: VPC of the Spark clusters; None if the program creates no security group for them.
         aws_egress: How machines of Spark clusters reach AWS services.
         bucket_arn: Bucket of the lake.
-        prefixes: Folders of the tables; empty for the whole bucket.
         key_arn: KMS key of the lake, or None.
         authorities: Certificate authorities of the members and of the clients; None for an existing ensemble.
-        secret_arn: Secret with the client settings of an existing ensemble, or None.
         zookeeper_group_id: Security group of the members; None for an existing ensemble.
-        writer_group_ids: Existing security groups whose machines also connect to the ensemble.
-        instance_arns: Machines of the members.
+        instance_ids: Machines of the members.
         maintenance_role: Maintenance role; created earlier, because the bucket policy names it.
-        partition: AWS partition of the stack.
 
     """
 
-    name: str
+    settings: Settings
+    account: Account
     vpc_id: pulumi.Input[str] | None
     aws_egress: AwsEgress
     bucket_arn: pulumi.Input[str]
-    prefixes: tuple[str, ...]
     key_arn: pulumi.Input[str] | None
     authorities: tuple[Authority, Authority] | None
-    secret_arn: str | None
     zookeeper_group_id: pulumi.Input[str] | None
-    writer_group_ids: Sequence[str]
-    instance_arns: Sequence[pulumi.Input[str]]
+    instance_ids: Sequence[pulumi.Input[str]]
     maintenance_role: aws.iam.Role
-    partition: pulumi.Input[str]
 
 
 class Access(pulumi.ComponentResource):
@@ -187,33 +174,26 @@ class Access(pulumi.ComponentResource):
 
     """
 
-    def __init__(self, name: str, args: AccessArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("sluice:access:Access", name, None, opts)
-        self._name, self._args = name, args
+    def __init__(self, name: str, args: AccessArgs) -> None:
+        super().__init__("sluice:access:Access", name)
+        self._name, self._args, self._settings = name, args, args.settings
         self._child = pulumi.ResourceOptions(parent=self)
         self.secret_arns = {role: arn for role in SUBJECTS if (arn := self._create_secret(role)) is not None}
         policies = {role: self._create_policy(role) for role in SUBJECTS}
         self.policy_arns = {role: policy.arn for role, policy in policies.items()}
-        aws.iam.RolePolicyAttachment(
-            f"{name}-maintenance",
-            role=args.maintenance_role.name,
-            policy_arn=policies["maintenance"].arn,
-            opts=self._child,
-        )
         writer = aws.iam.Role(
             f"{name}-writer",
-            name_prefix=f"{args.name}-writer-",
+            name_prefix=f"{self._settings.name}-writer-",
             assume_role_policy=json.dumps(EC2_TRUST),
             opts=self._child,
         )
-        aws.iam.RolePolicyAttachment(
-            f"{name}-writer", role=writer.name, policy_arn=policies["appender"].arn, opts=self._child
-        )
+        for suffix, role, policy in (
+            ("maintenance", args.maintenance_role, policies["maintenance"]),
+            ("writer", writer, policies["appender"]),
+        ):
+            aws.iam.RolePolicyAttachment(f"{name}-{suffix}", role=role.name, policy_arn=policy.arn, opts=self._child)
         aws.iam.RolePolicy(
-            f"{name}-writer",
-            role=writer.id,
-            policy=json.dumps(document(SESSION_MANAGER)),
-            opts=self._child,
+            f"{name}-writer", role=writer.id, policy=json.dumps(document(SESSION_MANAGER)), opts=self._child
         )
         profile = aws.iam.InstanceProfile(f"{name}-writer", role=writer.name, opts=self._child)
         self.instance_profile = profile.name
@@ -223,13 +203,13 @@ class Access(pulumi.ComponentResource):
                 f"{name}-writers",
                 vpc_id=args.vpc_id,
                 description="Spark clusters that write to the lake",
-                tags={"Name": f"{args.name}-writers"},
+                tags={"Name": f"{self._settings.name}-writers"},
                 opts=self._child,
             )
             args.aws_egress.allow(f"{name}-writers", group.id, self._child)
             self.writer_group_id = group.id
             self._allow_clients("writers", group.id, managed=True)
-        for number, group_id in enumerate(args.writer_group_ids, start=1):
+        for number, group_id in enumerate(self._settings.writer_security_group_ids, start=1):
             self._allow_clients(f"writers-{number}", group_id, managed=False)
         self.register_outputs({"policy_arns": self.policy_arns})
 
@@ -241,90 +221,65 @@ class Access(pulumi.ComponentResource):
         rules = [(aws.vpc.SecurityGroupIngressRule, members, group_id)]
         if managed:
             rules.append((aws.vpc.SecurityGroupEgressRule, group_id, members))
+        name, text = f"zookeeper-{suffix}", "Clients of ZooKeeper"
         for rule_type, group, peer in rules:
-            rule_type(
-                f"zookeeper-{suffix}",
-                security_group_id=group,
-                description="Clients of ZooKeeper",
-                referenced_security_group_id=peer,
-                ip_protocol="tcp",
-                from_port=CLIENT_PORT,
-                to_port=CLIENT_PORT,
-                opts=self._child,
-            )
+            tcp_rule(rule_type, name, group, text, CLIENT_PORT, self._child, referenced_security_group_id=peer)
 
     def _create_secret(self, role: str) -> pulumi.Output[str] | None:
         if self._args.authorities is None:
-            return pulumi.Output.from_input(self._args.secret_arn) if self._args.secret_arn else None
+            arn = self._settings.existing_zookeeper_secret_arn
+            return pulumi.Output.from_input(arn) if arn else None
         members, clients = self._args.authorities
-        secret = aws.secretsmanager.Secret(
-            f"{self._name}-{role}",
-            name_prefix=f"{self._args.name}/zookeeper/{role}-",
-            description=f"SLUICE_ZK_SECRET of the {role} role",
-            recovery_window_in_days=7,
-            opts=self._child,
-        )
-        aws.secretsmanager.SecretVersion(
-            f"{self._name}-{role}",
-            secret_id=secret.id,
-            secret_string=client_secret(clients.issue_to_client(SUBJECTS[role]), members, CLIENT_ACL),
-            opts=self._child,
-        )
-        arn: pulumi.Output[str] = secret.arn
-        return arn
+        content = client_secret(clients.issue(SUBJECTS[role]), members, CLIENT_ACL)
+        prefix = f"{self._settings.name}/zookeeper/{role}-"
+        description = f"SLUICE_ZK_SECRET of the {role} role"
+        secret, _ = store_secret(f"{self._name}-{role}", prefix, description, content, self._child)
+        return secret.arn  # type: ignore[no-any-return]
 
     def _create_policy(self, role: str) -> aws.iam.Policy:
         inputs = pulumi.Output.all(
             bucket=self._args.bucket_arn,
             key=self._args.key_arn,
             secret=self.secret_arns.get(role),
-            instances=list(self._args.instance_arns),
-            partition=self._args.partition,
+            instance_ids=list(self._args.instance_ids),
+            account=vars(self._args.account),
         )
 
         def policy_text(values: Mapping[str, Any]) -> str:
-            resources = PolicyResources(values["bucket"], self._args.prefixes, values["key"], values["secret"])
+            resources = PolicyResources(
+                values["bucket"], self._settings.table_prefixes, values["key"], values["secret"]
+            )
             if role == "operator":
-                policy = operator_policy(resources, instance_arns=values["instances"], partition=values["partition"])
+                machines = "arn:{partition}:ec2:{region}:{id}:instance".format(**values["account"])
+                arns = [f"{machines}/{instance_id}" for instance_id in values["instance_ids"]]
+                policy = operator_policy(resources, instance_arns=arns, partition=values["account"]["partition"])
             else:
                 policy = (appender_policy if role == "appender" else maintenance_policy)(resources)
             return json.dumps(policy)
 
         return aws.iam.Policy(
             f"{self._name}-{role}",
-            name_prefix=f"{self._args.name}-{role}-",
+            name_prefix=f"{self._settings.name}-{role}-",
             description=f"Sluice: what the {role} role may do",
             policy=inputs.apply(policy_text),
             opts=self._child,
         )
 
 
-def maintenance_role(
-    name: str,
-    prefix: str,
-    principal_arns: Sequence[str],
-    account_id: pulumi.Input[str],
-    partition: pulumi.Input[str],
-) -> aws.iam.Role:
+def maintenance_role(settings: Settings, account: Account) -> aws.iam.Role:
     """Create the only role that the commit policy allows to delete version files.
 
-    Args:
-        name: Pulumi name of the role.
-        prefix: Prefix of the role's name in AWS.
-        principal_arns: Principals that may assume the role; if empty, the account's own policies decide.
-        account_id: Account of the stack.
-        partition: AWS partition of the stack.
-
+    If the settings name no principals that may assume the role, the account's own policies decide.
     """
 
     def trust(values: Sequence[str]) -> str:
-        account, partition_name = values
-        principals = list(principal_arns) or [f"arn:{partition_name}:iam::{account}:root"]
+        account_id, partition = values
+        principals = list(settings.maintenance_principal_arns) or [f"arn:{partition}:iam::{account_id}:root"]
         return json.dumps(trust_policy({"AWS": principals}))
 
     return aws.iam.Role(
-        name,
-        name_prefix=f"{prefix}-maintenance-",
-        assume_role_policy=pulumi.Output.all(account_id, partition).apply(trust),
+        "maintenance",
+        name_prefix=f"{settings.name}-maintenance-",
+        assume_role_policy=pulumi.Output.all(account.id, account.partition).apply(trust),
         max_session_duration=4 * 3600,
     )

@@ -9,13 +9,15 @@ to protect it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pulumi
+import pulumi_aws as aws
 import pulumi_tls as tls
 
 from components.node_config import SUPER_USER
+from components.settings import Settings
 
 _DAY_HOURS = 24
 AUTHORITY_DAYS = 3650
@@ -40,75 +42,56 @@ class KeyPair:
         return pulumi.Output.secret(pulumi.Output.concat(self.key, self.certificate))
 
 
-@dataclass(frozen=True)
-class AuthorityArgs:
-    """The arguments of :class:`Authority`.
-
-    Attributes:
-        purpose: Whose certificates it signs: ``members`` or ``clients``.
-        signing: Generation that signs.
-        trusted: Generations that are trusted.
-
-    """
-
-    purpose: str
-    signing: int
-    trusted: Sequence[int]
-
-
 class Authority(pulumi.ComponentResource):
-    """A certificate authority with its generations.
+    """A certificate authority with its generations. Its purpose is ``members`` or ``clients``.
 
     Attributes:
         bundle: Certificates of the trusted generations, in PEM.
 
     """
 
-    def __init__(self, name: str, args: AuthorityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("sluice:certificates:Authority", name, None, opts)
-        self._name = name
+    def __init__(self, purpose: str, settings: Settings) -> None:
+        super().__init__("sluice:certificates:Authority", purpose)
+        self._purpose = purpose
         self._child = pulumi.ResourceOptions(parent=self)
         self._keys: dict[int, tls.PrivateKey] = {}
         self._certificates: dict[int, tls.SelfSignedCert] = {}
-        for generation in sorted(set(args.trusted)):
-            key = tls.PrivateKey(f"{name}-{generation}", algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
+        for generation in sorted(set(settings.trusted_authorities)):
+            key = tls.PrivateKey(f"{purpose}-{generation}", algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
             self._keys[generation] = key
             self._certificates[generation] = tls.SelfSignedCert(
-                f"{name}-{generation}",
+                f"{purpose}-{generation}",
                 private_key_pem=key.private_key_pem,
-                subject={"common_name": f"sluice {args.purpose} {generation}"},
+                subject={"common_name": f"sluice {purpose} {generation}"},
                 is_ca_certificate=True,
                 set_subject_key_id=True,
                 allowed_uses=["cert_signing", "crl_signing", "digital_signature"],
                 validity_period_hours=AUTHORITY_DAYS * _DAY_HOURS,
                 opts=self._child,
             )
-        self._signing = args.signing
+        self._signing = settings.signing_authority
         self.bundle: pulumi.Output[str] = pulumi.Output.concat(
             *(certificate.cert_pem for certificate in self._certificates.values())
         )
         self.register_outputs({"bundle": self.bundle})
 
-    def issue_to_member(self, name: str, address: pulumi.Input[str]) -> KeyPair:
-        """Issue a certificate for the address of a member.
+    def issue(self, name: str, address: pulumi.Input[str] | None = None) -> KeyPair:
+        """Issue a certificate for the common name of a client, or for the address of a member.
 
-        It also contains 127.0.0.1, so that an operator can verify it through a port forwarded by Session Manager.
+        That of a member also contains 127.0.0.1, so that an operator can verify it through a port forwarded by Session
+        Manager.
         """
-        return self._issue(name, uses=["server_auth", "client_auth"], addresses=[address, "127.0.0.1"])
-
-    def issue_to_client(self, name: str) -> KeyPair:
-        """Issue a certificate for the common name of a client."""
-        return self._issue(name, uses=["client_auth"], addresses=[])
-
-    def _issue(self, name: str, uses: list[str], addresses: list[pulumi.Input[str]]) -> KeyPair:
+        uses, addresses = ["client_auth"], None
+        if address is not None:
+            uses, addresses = ["server_auth", "client_auth"], [address, "127.0.0.1"]
         # A new generation signs new keys, so that a stolen old key is useless with the new certificate.
-        resource = f"{self._name}-{name}-{self._signing}"
+        resource = f"{self._purpose}-{name}-{self._signing}"
         key = tls.PrivateKey(resource, algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
         request = tls.CertRequest(
             resource,
             private_key_pem=key.private_key_pem,
             subject={"common_name": name},
-            ip_addresses=addresses or None,
+            ip_addresses=addresses,
             opts=self._child,
         )
         certificate = tls.LocallySignedCert(
@@ -141,6 +124,16 @@ def client_secret(pair: KeyPair, members: Authority, acl: str) -> pulumi.Output[
     return _secret_json(
         {"tls_ca": members.bundle, "tls_certificate": pair.certificate, "tls_key": pair.key, "acl": acl}
     )
+
+
+def store_secret(
+    name: str, prefix: str, description: str, content: pulumi.Input[str], child: pulumi.ResourceOptions
+) -> tuple[aws.secretsmanager.Secret, aws.secretsmanager.SecretVersion]:
+    """Create a secret in AWS, whose name begins with a prefix. It can be restored for a week after a deletion."""
+    secret = aws.secretsmanager.Secret(
+        name, name_prefix=prefix, description=description, recovery_window_in_days=7, opts=child
+    )
+    return secret, aws.secretsmanager.SecretVersion(name, secret_id=secret.id, secret_string=content, opts=child)
 
 
 def x509_acl(permissions: Mapping[str, str]) -> str:

@@ -15,38 +15,25 @@ from collections.abc import Sequence
 
 from components.documents import Statement
 
-#: Pattern of version file names: twenty digits. ``?`` matches one character, also in the ARN of a resource.
-VERSION_FILES = 20 * "?" + ".json"
+_LOGS = [f"{folder}_delta_log" for folder in ("", "*/")]
+#: Patterns of version files, of all objects in table logs, and of all objects, below the bucket or a folder of tables.
+#: Tables may be at its root. ``?`` matches one character, and ``*`` any characters, slashes included.
+VERSION_FILES = [f"{log}/{20 * '?'}.json" for log in _LOGS]
+LOG_FILES = [f"{log}/*" for log in _LOGS]
+ALL_FILES = ["*"]
 
 
-def version_file_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
-    """Return the ARNs of all version files, including those of tables at the root of the bucket or of a prefix.
+def object_arns(patterns: Sequence[str], bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
+    """Return the ARNs of objects by patterns.
 
     Args:
+        patterns: ``VERSION_FILES``, ``LOG_FILES`` or ``ALL_FILES``.
         bucket_arn: ``arn:aws:s3:::NAME``.
         prefixes: Folders of the tables, without a slash at either end; empty for the whole bucket.
 
     """
-    return _in_logs(VERSION_FILES, bucket_arn, prefixes)
-
-
-def log_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
-    """Return the ARNs of all objects in table logs; the arguments are those of :func:`version_file_arns`."""
-    return _in_logs("*", bucket_arn, prefixes)
-
-
-def object_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
-    """Return the ARNs of all objects; the arguments are those of :func:`version_file_arns`."""
-    return [f"{base}/*" for base in _bases(bucket_arn, prefixes)]
-
-
-def _bases(bucket_arn: str, prefixes: Sequence[str]) -> list[str]:
-    return [f"{bucket_arn}/{prefix}" for prefix in prefixes] or [bucket_arn]
-
-
-def _in_logs(files: str, bucket_arn: str, prefixes: Sequence[str]) -> list[str]:
-    # ``*`` also matches slashes, so the pattern covers nested folders.
-    return [f"{base}/{folder}_delta_log/{files}" for base in _bases(bucket_arn, prefixes) for folder in ("", "*/")]
+    bases = [f"{bucket_arn}/{prefix}" for prefix in prefixes] or [bucket_arn]
+    return [f"{base}/{pattern}" for base in bases for pattern in patterns]
 
 
 def unconditional_commit(bucket_arn: str, prefixes: Sequence[str] = ()) -> Statement:
@@ -55,7 +42,7 @@ def unconditional_commit(bucket_arn: str, prefixes: Sequence[str] = ()) -> State
         "Sid": "DenyUnconditionalCommit",
         "Effect": "Deny",
         "Action": "s3:PutObject",
-        "Resource": version_file_arns(bucket_arn, prefixes),
+        "Resource": object_arns(VERSION_FILES, bucket_arn, prefixes),
         "Condition": {"Null": {"s3:if-none-match": "true"}, "Bool": {"s3:ObjectCreationOperation": "true"}},
     }
 
@@ -81,7 +68,7 @@ def commit_policy(
         "Principal": "*",
         # A delete followed by a conditional PUT would replace a version.
         "Action": ["s3:DeleteObject", "s3:DeleteObjectVersion"],
-        "Resource": version_file_arns(bucket_arn, prefixes),
+        "Resource": object_arns(VERSION_FILES, bucket_arn, prefixes),
         "Condition": {"ArnNotEquals": {"aws:PrincipalArn": [maintenance_role_arn, *exempt]}},
     }
     return [put, delete]

@@ -33,13 +33,7 @@ def document(*statements: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trust_policy(principal: Mapping[str, Any], condition: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the trust policy that allows a principal to assume a role.
-
-    Args:
-        principal: Principal element, such as ``{"Service": "ec2.amazonaws.com"}``.
-        condition: Condition element, or None.
-
-    """
+    """Return the trust policy that lets a principal, such as ``{"Service": "ec2.amazonaws.com"}``, assume a role."""
     trust: Statement = {"Effect": "Allow", "Principal": dict(principal), "Action": "sts:AssumeRole"}
     if condition is not None:
         trust["Condition"] = dict(condition)

@@ -10,9 +10,9 @@ import pulumi
 import pulumi_aws as aws
 
 from components.artifacts import Artifacts
-from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, KeyPair, node_secret
+from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, KeyPair, node_secret, store_secret
 from components.documents import EC2_TRUST, SESSION_MANAGER, allow, document, write_logs
-from components.network import AwsEgress
+from components.network import Account, AwsEgress, tcp_rule
 from components.node_config import (
     ELECTION_PORT,
     LOCK_ROOT,
@@ -23,6 +23,7 @@ from components.node_config import (
     user_data,
     zoo_cfg,
 )
+from components.settings import Settings
 
 #: Properties whose change replaces or stops a machine. Only the machine that ``replaceNode`` names applies changes.
 REPLACING_PROPERTIES = ["ami", "instance_type", "user_data", "root_block_device"]
@@ -34,40 +35,23 @@ class EnsembleArgs:
     """The arguments of :class:`Ensemble`.
 
     Attributes:
-        name: Prefix of names in AWS.
-        stack: Name of the stack, which labels metrics and logs.
-        nodes: Number of members.
-        replace_node: Id of the member whose machine gets the current image, type and bootstrap; 0 for none.
-        protect: Whether Pulumi refuses to delete volumes and interfaces.
-        vpc_id: VPC of the members.
         subnet_ids: Private subnets, one in each zone. Members are assigned to them in turn.
         aws_egress: How the machines reach AWS services.
-        instance_type: EC2 instance type of the machines.
-        image_id: Id of the machine image.
-        volume_gib: Size in GiB of the volumes ``data`` and ``log``.
         artifacts: Bucket with ZooKeeper and the node scripts.
         members, clients: Certificate authorities of members and of clients.
-        log_group: Log group of the members.
-        region: AWS region of the stack.
 
     """
 
-    name: str
-    stack: str
-    nodes: int
-    replace_node: int
-    protect: bool
+    settings: Settings
+    account: Account
     vpc_id: pulumi.Input[str]
     subnet_ids: Sequence[pulumi.Input[str]]
     aws_egress: AwsEgress
-    instance_type: str
     image_id: pulumi.Input[str]
-    volume_gib: Mapping[str, int]
     artifacts: Artifacts
     members: Authority
     clients: Authority
     log_group: aws.cloudwatch.LogGroup
-    region: pulumi.Input[str]
 
 
 class Ensemble(pulumi.ComponentResource):
@@ -80,15 +64,15 @@ class Ensemble(pulumi.ComponentResource):
 
     """
 
-    def __init__(self, name: str, args: EnsembleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("sluice:ensemble:Ensemble", name, None, opts)
-        self._name, self._args = name, args
+    def __init__(self, name: str, args: EnsembleArgs) -> None:
+        super().__init__("sluice:ensemble:Ensemble", name)
+        self._name, self._args, self._settings = name, args, args.settings
         self._child = pulumi.ResourceOptions(parent=self)
         # User data runs once, so machines are created after the rules and routes that their downloads need.
         self._connectivity: list[pulumi.Resource] = list(args.aws_egress.resources)
         group = self._security_group()
         self.security_group_id = group.id
-        ids = range(1, args.nodes + 1)
+        ids = range(1, self._settings.nodes + 1)
         interfaces = {member_id: self._interface(member_id, group) for member_id in ids}
         # All addresses are known before the first machine starts, so the list of members is complete.
         self.members: pulumi.Output[dict[int, str]] = pulumi.Output.all(
@@ -96,13 +80,13 @@ class Ensemble(pulumi.ComponentResource):
         ).apply(lambda addresses: dict(enumerate(addresses, start=1)))
         self._initialized = aws.ssm.Parameter(
             f"{name}-initialized",
-            name=f"/{args.name}/zookeeper/initialized",
+            name=f"/{self._settings.name}/zookeeper/initialized",
             type="String",
             value="no",
             description="Whether the ensemble has ever had a leader: the nodes set it to yes",
-            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, ignore_changes=["value"]),
+            opts=pulumi.ResourceOptions(parent=self, protect=self._settings.protect, ignore_changes=["value"]),
         )
-        node = args.clients.issue_to_client(NODE)
+        node = args.clients.issue(NODE)
         self.instance_ids = [self._node(member_id, interfaces[member_id], node) for member_id in ids]
         self.connection_string = self.members.apply(connection_string)
         self.register_outputs({"connection_string": self.connection_string})
@@ -113,20 +97,15 @@ class Ensemble(pulumi.ComponentResource):
             f"{self._name}-members",
             vpc_id=args.vpc_id,
             description="Members of the ZooKeeper ensemble",
-            tags={"Name": f"{args.name}-zookeeper"},
+            tags={"Name": f"{self._settings.name}-zookeeper"},
             opts=self._child,
         )
         for purpose, port in (("quorum", QUORUM_PORT), ("election", ELECTION_PORT)):
-            common = {
-                "security_group_id": group.id,
-                "referenced_security_group_id": group.id,
-                "description": f"Members among themselves: {purpose}",
-                "ip_protocol": "tcp",
-                "from_port": port,
-                "to_port": port,
-            }
-            for rule_type in (aws.vpc.SecurityGroupIngressRule, aws.vpc.SecurityGroupEgressRule):
-                self._connectivity.append(rule_type(f"{self._name}-{purpose}", **common, opts=self._child))
+            name, text = f"{self._name}-{purpose}", f"Members among themselves: {purpose}"
+            self._connectivity += [
+                tcp_rule(rule_type, name, group.id, text, port, self._child, referenced_security_group_id=group.id)
+                for rule_type in (aws.vpc.SecurityGroupIngressRule, aws.vpc.SecurityGroupEgressRule)
+            ]
         self._connectivity += args.aws_egress.allow(self._name, group.id, self._child)
         return group
 
@@ -138,30 +117,22 @@ class Ensemble(pulumi.ComponentResource):
             f"{self._name}-{node}",
             subnet_id=self._subnet_of(node),
             security_groups=[group.id],
-            description=f"ZooKeeper member {node} of {self._args.stack}",
-            tags={"Name": f"{self._args.name}-zookeeper-{node}"},
-            opts=pulumi.ResourceOptions(parent=self, protect=self._args.protect),
+            description=f"ZooKeeper member {node} of {self._settings.stack}",
+            tags={"Name": f"{self._settings.name}-zookeeper-{node}"},
+            opts=pulumi.ResourceOptions(parent=self, protect=self._settings.protect),
         )
 
     def _node(self, node: int, interface: aws.ec2.NetworkInterface, pair: KeyPair) -> pulumi.Output[str]:
-        args, name = self._args, f"{self._name}-{node}"
-        secret = aws.secretsmanager.Secret(
-            name,
-            name_prefix=f"{args.name}/zookeeper/node-{node}-",
-            description=f"Key and certificates of ZooKeeper member {node} of {args.stack}",
-            recovery_window_in_days=7,
-            opts=self._child,
-        )
-        member = args.members.issue_to_member(f"node-{node}", interface.private_ip)
-        version = aws.secretsmanager.SecretVersion(
-            name,
-            secret_id=secret.id,
-            secret_string=node_secret(member, pair, args.members, args.clients),
-            opts=self._child,
+        args, settings, name = self._args, self._settings, f"{self._name}-{node}"
+        member = args.members.issue(f"node-{node}", interface.private_ip)
+        content = node_secret(member, pair, args.members, args.clients)
+        description = f"Key and certificates of ZooKeeper member {node} of {settings.stack}"
+        secret, version = store_secret(
+            name, f"{settings.name}/zookeeper/node-{node}-", description, content, self._child
         )
         parameter = aws.ssm.Parameter(
             name,
-            name=f"/{args.name}/zookeeper/node-{node}/zoo.cfg",
+            name=f"/{settings.name}/zookeeper/node-{node}/zoo.cfg",
             type="String",
             # Allows the 4 to 8 KB that a zoo.cfg with seven members needs.
             tier="Intelligent-Tiering",
@@ -174,19 +145,19 @@ class Ensemble(pulumi.ComponentResource):
         instance = aws.ec2.Instance(
             name,
             ami=args.image_id,
-            instance_type=args.instance_type,
+            instance_type=settings.instance_type,
             iam_instance_profile=profile.name,
             primary_network_interface={"network_interface_id": interface.id},
             metadata_options={"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 1},
             root_block_device={"encrypted": True, "volume_type": "gp3", "delete_on_termination": True},
             user_data=self._user_data(node, volumes, secret, parameter),
             user_data_replace_on_change=True,
-            tags={"Name": f"{args.name}-zookeeper-{node}"},
+            tags={"Name": f"{settings.name}-zookeeper-{node}"},
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # The new machine needs the interface and the volumes of the old one.
                 delete_before_replace=True,
-                ignore_changes=None if node == args.replace_node else REPLACING_PROPERTIES,
+                ignore_changes=None if node == settings.replace_node else REPLACING_PROPERTIES,
                 depends_on=[version, role_policy, *args.artifacts.objects, *self._connectivity],
             ),
         )
@@ -204,16 +175,17 @@ class Ensemble(pulumi.ComponentResource):
         return instance_id
 
     def _volume(self, node: int, purpose: str) -> aws.ebs.Volume:
+        settings = self._settings
         zone = aws.ec2.get_subnet_output(id=self._subnet_of(node), opts=pulumi.InvokeOutputOptions(parent=self))
         return aws.ebs.Volume(
             f"{self._name}-{node}-{purpose}",
             availability_zone=zone.availability_zone,
-            size=self._args.volume_gib[purpose],
+            size=settings.data_volume_gib if purpose == "data" else settings.log_volume_gib,
             type="gp3",
             encrypted=True,
-            tags={"Name": f"{self._args.name}-zookeeper-{node}-{purpose}"},
+            tags={"Name": f"{settings.name}-zookeeper-{node}-{purpose}"},
             # A new answer to the query for the subnet's zone must not replace a volume.
-            opts=pulumi.ResourceOptions(parent=self, protect=self._args.protect, ignore_changes=["availability_zone"]),
+            opts=pulumi.ResourceOptions(parent=self, protect=settings.protect, ignore_changes=["availability_zone"]),
         )
 
     def _profile(
@@ -223,7 +195,7 @@ class Ensemble(pulumi.ComponentResource):
         args, name = self._args, f"{self._name}-{node}"
         role = aws.iam.Role(
             name,
-            name_prefix=f"{args.name}-zk-{node}-",
+            name_prefix=f"{self._settings.name}-zk-{node}-",
             assume_role_policy=json.dumps(EC2_TRUST),
             opts=self._child,
         )
@@ -249,8 +221,8 @@ class Ensemble(pulumi.ComponentResource):
         args = self._args
         return pulumi.Output.all(
             NODE=str(node),
-            STACK=args.stack,
-            REGION=args.region,
+            STACK=self._settings.stack,
+            REGION=args.account.region,
             DATA_VOLUME=volumes["data"].id,
             LOG_VOLUME=volumes["log"].id,
             ARTIFACTS=args.artifacts.bucket,

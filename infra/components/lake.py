@@ -3,65 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
 from components.commit_policy import commit_policy, tls_only
 from components.documents import document
-
-ABORT_UPLOADS_AFTER_DAYS = 7
-
-
-@dataclass(frozen=True)
-class CommitStatements:
-    """The commit policy of the stack, for the created or the existing bucket.
-
-    Attributes:
-        maintenance_role_arn: The only role that may delete version files.
-        mode: ``off``, ``prefixes`` or ``all``.
-        prefixes: Folders to which mode ``prefixes`` applies.
-        exempt: ARNs of principals to which the policy does not apply.
-
-    """
-
-    maintenance_role_arn: pulumi.Input[str]
-    mode: str
-    prefixes: Sequence[str]
-    exempt: Sequence[str]
-
-    def of(self, bucket_arn: pulumi.Input[str]) -> pulumi.Output[list[dict[str, object]]]:
-        """Return the statements for a bucket; an empty list with mode ``off``."""
-        prefixes = self.prefixes if self.mode == "prefixes" else ()
-        return pulumi.Output.all(bucket_arn, self.maintenance_role_arn).apply(
-            lambda arns: [] if self.mode == "off" else commit_policy(*arns, prefixes=prefixes, exempt=self.exempt)
-        )
+from components.settings import Settings
 
 
-@dataclass(frozen=True)
-class PrivateBucketArgs:
-    """The arguments of :class:`PrivateBucket`.
-
-    Attributes:
-        name: Prefix of the bucket's name.
-        protect: Whether Pulumi refuses to delete the bucket, and S3 refuses to delete it with objects in it.
-        noncurrent_version_days: Days for which deleted and replaced objects can be restored.
-        kms_key_arn: KMS key that encrypts the bucket; None for S3's own keys.
-        statements: Commit policy to add to the statement that requires TLS.
-
-    """
-
-    name: str
-    protect: bool
-    noncurrent_version_days: int
-    kms_key_arn: pulumi.Input[str] | None = None
-    statements: CommitStatements | None = None
+def commit_statements(
+    settings: Settings, maintenance_role_arn: pulumi.Input[str], bucket_arn: pulumi.Input[str]
+) -> pulumi.Output[list[dict[str, object]]]:
+    """Return the commit policy of the stack for the created or the existing bucket; an empty list if it is ``off``."""
+    mode, exempt = settings.commit_policy, settings.exempt_principal_arns
+    prefixes = settings.table_prefixes if mode == "prefixes" else ()
+    return pulumi.Output.all(bucket_arn, maintenance_role_arn).apply(
+        lambda arns: [] if mode == "off" else commit_policy(*arns, prefixes=prefixes, exempt=exempt)
+    )
 
 
 class PrivateBucket(pulumi.ComponentResource):
     """A private, encrypted and versioned bucket that accepts only TLS.
+
+    Args:
+        name: Pulumi name of the bucket.
+        prefix: Prefix of the bucket's name.
+        settings: They name the days for which deleted and replaced objects can be restored, and whether Pulumi refuses
+            to delete the bucket, and S3 refuses to delete it with objects in it.
+        kms_key_arn: KMS key that encrypts the bucket; None for S3's own keys.
+        maintenance_role_arn: The only role that may delete version files; None for a bucket without tables, which needs
+            no commit policy.
+        parent: The component that the bucket belongs to.
 
     Attributes:
         bucket: Name of the bucket.
@@ -69,16 +42,20 @@ class PrivateBucket(pulumi.ComponentResource):
 
     """
 
-    def __init__(self, name: str, args: PrivateBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("sluice:storage:PrivateBucket", name, None, opts)
+    def __init__(
+        self,
+        name: str,
+        prefix: str,
+        settings: Settings,
+        *,
+        kms_key_arn: pulumi.Input[str] | None = None,
+        maintenance_role_arn: pulumi.Input[str] | None = None,
+        parent: pulumi.Resource | None = None,
+    ) -> None:
+        super().__init__("sluice:storage:PrivateBucket", name, None, pulumi.ResourceOptions(parent=parent))
         # Protect all parts: a bucket that keeps its objects but loses its policies is not safe.
-        child = pulumi.ResourceOptions(parent=self, protect=args.protect)
-        bucket = aws.s3.Bucket(
-            name,
-            bucket_prefix=f"{args.name}-",
-            force_destroy=not args.protect,
-            opts=child,
-        )
+        child = pulumi.ResourceOptions(parent=self, protect=settings.protect)
+        bucket = aws.s3.Bucket(name, bucket_prefix=f"{prefix}-", force_destroy=not settings.protect, opts=child)
         self.bucket, self.arn = bucket.bucket, bucket.arn
         access_block = aws.s3.BucketPublicAccessBlock(
             name,
@@ -96,8 +73,8 @@ class PrivateBucket(pulumi.ComponentResource):
             name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=child
         )
         encryption = (
-            {"sse_algorithm": "aws:kms", "kms_master_key_id": args.kms_key_arn}
-            if args.kms_key_arn
+            {"sse_algorithm": "aws:kms", "kms_master_key_id": kms_key_arn}
+            if kms_key_arn
             else {"sse_algorithm": "AES256"}
         )
         aws.s3.BucketServerSideEncryptionConfiguration(
@@ -115,20 +92,20 @@ class PrivateBucket(pulumi.ComponentResource):
                     "id": "what-was-deleted-or-replaced",
                     "status": "Enabled",
                     "filter": {},
-                    "noncurrent_version_expiration": {"noncurrent_days": args.noncurrent_version_days},
+                    "noncurrent_version_expiration": {"noncurrent_days": settings.noncurrent_version_days},
                 },
                 {
                     "id": "uploads-that-were-given-up",
                     "status": "Enabled",
                     "filter": {},
-                    "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
+                    "abort_incomplete_multipart_upload": {"days_after_initiation": 7},
                 },
             ],
-            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[versioning]),
+            opts=pulumi.ResourceOptions(parent=self, protect=settings.protect, depends_on=[versioning]),
         )
-        statements: pulumi.Input[Sequence[dict[str, object]]] = (
-            args.statements.of(bucket.arn) if args.statements else []
-        )
+        statements: pulumi.Input[list[dict[str, object]]] = []
+        if maintenance_role_arn is not None:
+            statements = commit_statements(settings, maintenance_role_arn, bucket.arn)
         policy = pulumi.Output.all(arn=bucket.arn, statements=statements).apply(
             lambda values: json.dumps(document(tls_only(values["arn"]), *values["statements"]))
         )
@@ -137,7 +114,7 @@ class PrivateBucket(pulumi.ComponentResource):
             bucket=bucket.bucket,
             policy=policy,
             # The access block must exist first, because S3 checks only policies that are set later.
-            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[access_block]),
+            opts=pulumi.ResourceOptions(parent=self, protect=settings.protect, depends_on=[access_block]),
         )
         self.register_outputs({"bucket": self.bucket, "arn": self.arn})
 

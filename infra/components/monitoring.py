@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
+from components.settings import Settings
+
 NAMESPACE = "Sluice/ZooKeeper"
 _MINUTE = 60
 _HALF_A_DAY = 12 * 3600
-
-
-@dataclass(frozen=True)
-class MonitoringArgs:
-    """The arguments of :class:`Monitoring`.
-
-    Attributes:
-        name: Prefix of alarm names.
-        stack: Stack whose metrics are monitored.
-        nodes: Number of members of the ensemble.
-        topic_arns: SNS topics that alarms notify.
-
-    """
-
-    name: str
-    stack: str
-    nodes: int
-    topic_arns: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -41,7 +24,6 @@ class Alarm:
         comparison: Comparison of the metric with the threshold that raises the alarm: ``<`` or ``>``.
         threshold: Threshold in the unit of the metric.
         description: Cause and remedy.
-        statistic: Statistic over a period.
         minutes: Minutes for which the comparison must hold.
         path: Mount point, for metrics of a disk.
         period: Seconds of a period.
@@ -121,26 +103,26 @@ def node_alarms() -> list[Alarm]:
 class Monitoring(pulumi.ComponentResource):
     """The alarms of an ensemble."""
 
-    def __init__(self, name: str, args: MonitoringArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("sluice:monitoring:Monitoring", name, None, opts)
-        self._name, self._args = name, args
-        for alarm in ensemble_alarms(args.nodes):
+    def __init__(self, name: str, settings: Settings) -> None:
+        super().__init__("sluice:monitoring:Monitoring", name)
+        self._name, self._settings = name, settings
+        for alarm in ensemble_alarms(settings.nodes):
             self._alarm(alarm, None)
-        for node in range(1, args.nodes + 1):
+        for node in range(1, settings.nodes + 1):
             for alarm in node_alarms():
                 self._alarm(alarm, node)
         self.register_outputs({})
 
     def _alarm(self, alarm: Alarm, node: int | None) -> None:
         name = alarm.name if node is None else f"{alarm.name}-{node}"
-        dimensions = {"Stack": self._args.stack}
+        dimensions = {"Stack": self._settings.stack}
         if node is not None:
             dimensions["Node"] = str(node)
         if alarm.path is not None:
             dimensions["path"] = alarm.path
         aws.cloudwatch.MetricAlarm(
             f"{self._name}-{name}",
-            name=f"{self._args.name}-{name}",
+            name=f"{self._settings.name}-{name}",
             alarm_description=alarm.description,
             namespace=NAMESPACE,
             metric_name=alarm.metric,
@@ -151,7 +133,7 @@ class Monitoring(pulumi.ComponentResource):
             period=alarm.period,
             evaluation_periods=max(1, alarm.minutes * _MINUTE // alarm.period),
             treat_missing_data="breaching",
-            alarm_actions=list(self._args.topic_arns),
-            ok_actions=list(self._args.topic_arns),
+            alarm_actions=list(self._settings.alarm_topic_arns),
+            ok_actions=list(self._settings.alarm_topic_arns),
             opts=pulumi.ResourceOptions(parent=self),
         )

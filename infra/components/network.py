@@ -6,48 +6,49 @@ import ipaddress
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pulumi
 import pulumi_aws as aws
 
 from components.documents import allow, document, trust_policy, write_logs
-from components.settings import ZONES
+from components.settings import ZONES, Settings
 
 HTTPS = 443
 ANYWHERE = "0.0.0.0/0"
 #: Services that a node needs: Session Manager, secrets, logs and metrics. S3 has a gateway endpoint, free of charge.
 SERVICES = ("ssm", "ssmmessages", "secretsmanager", "logs", "monitoring")
-_SUBNET_BITS = 4
 
 
 @dataclass(frozen=True)
-class NetworkArgs:
-    """The arguments of :class:`Network`.
+class Account:
+    """The AWS account and the region of the stack."""
 
-    Attributes:
-        name: Prefix of names in AWS.
-        cidr: CIDR block of the VPC.
-        egress: ``endpoints`` or ``nat``.
-        log_retention_days: Days to keep flow logs.
-        region: AWS region of the stack.
-        account_id: Account whose principals may use the endpoints.
-        partition: AWS partition of the stack.
-        readable_bucket_arns: Buckets that the gateway endpoint allows to read.
-        lake_bucket_arn: Bucket of the lake, which the gateway endpoint allows to read and write.
-        reachable_buckets: Names of further buckets that clusters in this network read or write.
-
-    """
-
-    name: str
-    cidr: str
-    egress: str
-    log_retention_days: int
-    region: pulumi.Input[str]
-    account_id: pulumi.Input[str]
+    id: pulumi.Input[str]
     partition: pulumi.Input[str]
-    readable_bucket_arns: Sequence[pulumi.Input[str]]
-    lake_bucket_arn: pulumi.Input[str]
-    reachable_buckets: Sequence[str]
+    region: pulumi.Input[str]
+
+
+def tcp_rule(
+    rule_type: type[pulumi.Resource],
+    name: str,
+    group_id: pulumi.Input[str],
+    description: str,
+    port: int,
+    opts: pulumi.ResourceOptions,
+    **peer: pulumi.Input[str],
+) -> pulumi.Resource:
+    """Create a rule of a security group for one TCP port. ``peer`` is the property that names the source or target."""
+    return rule_type(
+        name,
+        security_group_id=group_id,
+        description=description,
+        ip_protocol="tcp",
+        from_port=port,
+        to_port=port,
+        **peer,
+        opts=opts,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,7 @@ class AwsEgress:
     def allow(self, name: str, group_id: pulumi.Input[str], opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
         """Create rules that allow a security group HTTPS to AWS services, to as few targets as the network permits.
 
-        Args:
-            name: Prefix of the rules' names.
-            group_id: Security group to which the rules apply.
-            opts: Pulumi options of the rules.
-
+        ``name`` is the prefix of the rules' names.
         """
         targets: dict[str, dict[str, pulumi.Input[str]]] = {}
         if self.endpoint_group_id is None:
@@ -81,17 +78,9 @@ class AwsEgress:
             targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}
             if self.s3_prefix_list_id is not None:
                 targets["s3"] = {"prefix_list_id": self.s3_prefix_list_id}
+        rule = partial(tcp_rule, aws.vpc.SecurityGroupEgressRule)
         return [
-            aws.vpc.SecurityGroupEgressRule(
-                f"{name}-{target_name}",
-                security_group_id=group_id,
-                description="HTTPS to AWS services",
-                ip_protocol="tcp",
-                from_port=HTTPS,
-                to_port=HTTPS,
-                **target,
-                opts=opts,
-            )
+            rule(f"{name}-{target_name}", group_id, "HTTPS to AWS services", HTTPS, opts, **target)
             for target_name, target in targets.items()
         ]
 
@@ -99,25 +88,36 @@ class AwsEgress:
 class Network(pulumi.ComponentResource):
     """A VPC with a private subnet in each of three zones.
 
+    Args:
+        account: The principals of this account may use the endpoints.
+        artifacts_arn: Bucket that the gateway endpoint allows to read.
+        lake_arn: Bucket of the lake, which the gateway endpoint allows to read and write.
+
     Attributes:
-        vpc_id: Id of the VPC.
         subnet_ids: Ids of the private subnets, one in each zone.
         aws_egress: How machines in these subnets reach AWS services.
 
     """
 
-    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("sluice:network:Network", name, None, opts)
-        self._name, self._args = name, args
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        account: Account,
+        *,
+        artifacts_arn: pulumi.Input[str],
+        lake_arn: pulumi.Input[str],
+    ) -> None:
+        super().__init__("sluice:network:Network", name)
+        self._name, self._settings, self._account = name, settings, account
         self._child = pulumi.ResourceOptions(parent=self)
-        self._connectivity: list[pulumi.Resource] = []
-        blocks = list(ipaddress.IPv4Network(args.cidr).subnets(prefixlen_diff=_SUBNET_BITS))
+        blocks = list(ipaddress.IPv4Network(settings.vpc_cidr).subnets(prefixlen_diff=4))
         vpc = aws.ec2.Vpc(
             name,
-            cidr_block=args.cidr,
+            cidr_block=settings.vpc_cidr,
             enable_dns_hostnames=True,
             enable_dns_support=True,
-            tags={"Name": args.name},
+            tags={"Name": settings.name},
             opts=self._child,
         )
         # Without rules, a machine without a security group has no network access.
@@ -130,27 +130,27 @@ class Network(pulumi.ComponentResource):
         ).names.apply(_three_zones)
         table = aws.ec2.RouteTable(f"{name}-private", vpc_id=vpc.id, opts=self._child)
         subnets = [self._subnet(f"private-{number + 1}", vpc, blocks[number], zones[number]) for number in range(ZONES)]
-        for number, subnet in enumerate(subnets):
-            self._connectivity.append(
-                aws.ec2.RouteTableAssociation(
-                    f"{name}-private-{number + 1}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
-                )
+        self._connectivity: list[pulumi.Resource] = [
+            aws.ec2.RouteTableAssociation(
+                f"{name}-private-{number}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
             )
+            for number, subnet in enumerate(subnets, start=1)
+        ]
         self._flow_logs(vpc)
         gateway = aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=vpc.id,
             vpc_endpoint_type="Gateway",
-            service_name=pulumi.Output.format("com.amazonaws.{}.s3", args.region),
+            service_name=pulumi.Output.format("com.amazonaws.{}.s3", account.region),
             route_table_ids=[table.id],
-            policy=self._gateway_policy(),
+            policy=self._gateway_policy(artifacts_arn, lake_arn),
             opts=self._child,
         )
         self._connectivity.append(gateway)
         self.vpc_id = vpc.id
         self.subnet_ids: list[pulumi.Output[str]] = [subnet.id for subnet in subnets]
         endpoint_group_id: pulumi.Output[str] | None = None
-        if args.egress == "nat":
+        if settings.egress == "nat":
             self._nat(vpc, table, blocks[ZONES], zones[0])
         else:
             endpoint_group_id = self._endpoints(vpc, subnets)
@@ -166,7 +166,7 @@ class Network(pulumi.ComponentResource):
             cidr_block=str(block),
             availability_zone=zone,
             map_public_ip_on_launch=False,
-            tags={"Name": f"{self._args.name}-{suffix}"},
+            tags={"Name": f"{self._settings.name}-{suffix}"},
             # A new zone of AWS may change the order of the list and must not replace a subnet.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["availability_zone"]),
         )
@@ -174,26 +174,20 @@ class Network(pulumi.ComponentResource):
     def _flow_logs(self, vpc: aws.ec2.Vpc) -> None:
         group = aws.cloudwatch.LogGroup(
             f"{self._name}-flow",
-            name=f"/sluice/{self._args.name}/flow",
-            retention_in_days=self._args.log_retention_days,
+            name=f"/sluice/{self._settings.name}/flow",
+            retention_in_days=self._settings.log_retention_days,
             opts=self._child,
         )
         role = aws.iam.Role(
             f"{self._name}-flow",
-            assume_role_policy=pulumi.Output.from_input(self._args.account_id).apply(_flow_log_trust),
+            assume_role_policy=pulumi.Output.from_input(self._account.id).apply(_flow_log_trust),
             opts=self._child,
         )
+        find_group = allow("FindGroup", "logs:DescribeLogGroups", "*")
         aws.iam.RolePolicy(
             f"{self._name}-flow",
             role=role.id,
-            policy=group.arn.apply(
-                lambda arn: json.dumps(
-                    document(
-                        write_logs("WriteFlowLogs", arn),
-                        allow("FindGroup", "logs:DescribeLogGroups", "*"),
-                    )
-                )
-            ),
+            policy=group.arn.apply(lambda arn: json.dumps(document(write_logs("WriteFlowLogs", arn), find_group))),
             opts=self._child,
         )
         aws.ec2.FlowLog(
@@ -205,28 +199,11 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _gateway_policy(self) -> pulumi.Output[str]:
+    def _gateway_policy(self, artifacts_arn: pulumi.Input[str], lake_arn: pulumi.Input[str]) -> pulumi.Output[str]:
         """Return the gateway endpoint's policy, with the lake, reachable buckets, artifacts and Amazon Linux only."""
-        inputs = {
-            "account": self._args.account_id,
-            "region": self._args.region,
-            "partition": self._args.partition,
-            "readable": list(self._args.readable_bucket_arns),
-            "lake": self._args.lake_bucket_arn,
-        }
-        return pulumi.Output.all(**inputs).apply(
-            lambda values: json.dumps(
-                gateway_policy(
-                    account_id=values["account"],
-                    region=values["region"],
-                    partition=values["partition"],
-                    readable_bucket_arns=values["readable"],
-                    written_bucket_arns=[
-                        values["lake"],
-                        *(f"arn:{values['partition']}:s3:::{name}" for name in self._args.reachable_buckets),
-                    ],
-                )
-            )
+        account = self._account
+        return pulumi.Output.all(account.id, account.region, account.partition, artifacts_arn, lake_arn).apply(
+            lambda values: json.dumps(gateway_policy(*values, reachable_buckets=self._settings.reachable_buckets))
         )
 
     def _endpoints(self, vpc: aws.ec2.Vpc, subnets: Sequence[aws.ec2.Subnet]) -> pulumi.Output[str]:
@@ -234,38 +211,27 @@ class Network(pulumi.ComponentResource):
             f"{self._name}-endpoints",
             vpc_id=vpc.id,
             description="Interface endpoints of AWS services",
-            tags={"Name": f"{self._args.name}-endpoints"},
+            tags={"Name": f"{self._settings.name}-endpoints"},
             opts=self._child,
         )
-        self._connectivity.append(
-            aws.vpc.SecurityGroupIngressRule(
-                f"{self._name}-endpoints",
-                security_group_id=group.id,
-                description="HTTPS from this VPC",
-                cidr_ipv4=self._args.cidr,
-                ip_protocol="tcp",
-                from_port=HTTPS,
-                to_port=HTTPS,
+        rule, name = aws.vpc.SecurityGroupIngressRule, f"{self._name}-endpoints"
+        source = {"cidr_ipv4": self._settings.vpc_cidr}
+        self._connectivity.append(tcp_rule(rule, name, group.id, "HTTPS from this VPC", HTTPS, self._child, **source))
+        policy = pulumi.Output.from_input(self._account.id).apply(lambda account: json.dumps(endpoint_policy(account)))
+        self._connectivity += [
+            aws.ec2.VpcEndpoint(
+                f"{self._name}-{service}",
+                vpc_id=vpc.id,
+                vpc_endpoint_type="Interface",
+                service_name=pulumi.Output.format("com.amazonaws.{}.{}", self._account.region, service),
+                subnet_ids=[subnet.id for subnet in subnets],
+                security_group_ids=[group.id],
+                private_dns_enabled=True,
+                policy=policy,
                 opts=self._child,
             )
-        )
-        policy = pulumi.Output.from_input(self._args.account_id).apply(
-            lambda account: json.dumps(endpoint_policy(account))
-        )
-        for service in SERVICES:
-            self._connectivity.append(
-                aws.ec2.VpcEndpoint(
-                    f"{self._name}-{service}",
-                    vpc_id=vpc.id,
-                    vpc_endpoint_type="Interface",
-                    service_name=pulumi.Output.format("com.amazonaws.{}.{}", self._args.region, service),
-                    subnet_ids=[subnet.id for subnet in subnets],
-                    security_group_ids=[group.id],
-                    private_dns_enabled=True,
-                    policy=policy,
-                    opts=self._child,
-                )
-            )
+            for service in SERVICES
+        ]
         group_id: pulumi.Output[str] = group.id
         return group_id
 
@@ -326,39 +292,28 @@ def in_distinct_zones(subnet_ids: Sequence[str]) -> list[pulumi.Output[str]]:
 
 
 def gateway_policy(
-    *,
     account_id: str,
     region: str,
     partition: str,
-    readable_bucket_arns: Sequence[str],
-    written_bucket_arns: Sequence[str],
+    artifacts_arn: str,
+    lake_arn: str,
+    *,
+    reachable_buckets: Sequence[str],
 ) -> dict[str, object]:
-    """Return the policy of the gateway endpoint to S3.
+    """Return the policy of the gateway endpoint to S3. ``reachable_buckets`` are names.
 
+    Only principals of the account may read the artifacts, and use the lake and the reachable buckets.
     Amazon Linux 2023 has a package bucket in each region; all their names end in the same eight characters.
-
-    Args:
-        account_id: Account whose principals may use the artifacts, the lake and the reachable buckets.
-        region: AWS region of the stack.
-        partition: AWS partition of the stack.
-        readable_bucket_arns: Buckets with read access only.
-        written_bucket_arns: Buckets with all access.
-
     """
+    written_arns = [lake_arn, *(f"arn:{partition}:s3:::{name}" for name in reachable_buckets)]
     own_account = _account_condition(account_id)
     return document(
         allow("AmazonLinux", "s3:GetObject", f"arn:{partition}:s3:::al2023-repos-{region}-de612dc2/*", Principal="*"),
-        allow(
-            "Artifacts",
-            "s3:GetObject",
-            [f"{arn}/*" for arn in readable_bucket_arns],
-            Principal="*",
-            Condition=own_account,
-        ),
+        allow("Artifacts", "s3:GetObject", [f"{artifacts_arn}/*"], Principal="*", Condition=own_account),
         allow(
             "LakeAndSources",
             "s3:*",
-            [resource for arn in written_bucket_arns for resource in (arn, f"{arn}/*")],
+            [resource for arn in written_arns for resource in (arn, f"{arn}/*")],
             Principal="*",
             Condition=own_account,
         ),

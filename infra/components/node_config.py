@@ -10,14 +10,9 @@ from pathlib import Path
 CLIENT_PORT = 2281
 QUORUM_PORT = 2888
 ELECTION_PORT = 3888
-METRICS_PORT = 7000
 LOCK_ROOT = "/locks/delta_tables"
 #: Common name of the certificate of ZooKeeper's superuser, to which no ACL applies.
 SUPER_USER = "sluice-operator"
-#: Longest session timeout that a client may request. The lock's default is 30 s; jobs with long pauses need more.
-MAX_SESSION_TIMEOUT_MS = 120_000
-#: 20 s for a follower to load the state, 10 s to stay in sync.
-_TICK_MS, _INIT_TICKS, _SYNC_TICKS = 2000, 10, 5
 
 ZOOKEEPER_VERSION = "3.9.5"
 #: SHA-512 of apache-zookeeper-3.9.5-bin.tar.gz. Apache publishes it in the .sha512 file next to the archive.
@@ -31,13 +26,7 @@ BOOTSTRAP = NODE_FILES / "bootstrap.sh"
 
 
 def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
-    """Return the ``zoo.cfg`` of a member.
-
-    Args:
-        node: Id of the member.
-        members: Addresses of all members by id.
-
-    """
+    """Return the ``zoo.cfg`` of a member. ``members`` are the addresses of all members by id."""
     tls, stores = "/etc/zookeeper/tls", []
     for prefix, trusted in (("ssl", "clients-ca.pem"), ("ssl.quorum", "members-ca.pem")):
         stores += [
@@ -49,10 +38,12 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
             f"{prefix}.enabledProtocols=TLSv1.3,TLSv1.2",
         ]
     lines = [
-        f"tickTime={_TICK_MS}",
-        f"initLimit={_INIT_TICKS}",
-        f"syncLimit={_SYNC_TICKS}",
-        f"maxSessionTimeout={MAX_SESSION_TIMEOUT_MS}",
+        # In ticks of 2 s: 20 s for a follower to load the state, 10 s to stay in sync.
+        "tickTime=2000",
+        "initLimit=10",
+        "syncLimit=5",
+        # The longest timeout that a client may request. The lock's default is 30 s; jobs with long pauses need more.
+        "maxSessionTimeout=120000",
         # The limit applies to each client address, and a machine may run many drivers.
         "maxClientCnxns=400",
         "dataDir=/var/lib/zookeeper/data",
@@ -81,7 +72,7 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         "audit.enable=true",
         "metricsProvider.className=org.apache.zookeeper.metrics.prometheus.PrometheusMetricsProvider",
         "metricsProvider.httpHost=127.0.0.1",
-        f"metricsProvider.httpPort={METRICS_PORT}",
+        "metricsProvider.httpPort=7000",
         "metricsProvider.exportJvmInfo=true",
         *(f"server.{number}={address}:{QUORUM_PORT}:{ELECTION_PORT}" for number, address in sorted(members.items())),
     ]

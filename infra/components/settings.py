@@ -5,15 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import pulumi
 
 MAX_NODES = 7
 ZONES = 3
-_EGRESS = ("endpoints", "nat")
-_COMMIT_POLICY = ("off", "prefixes", "all")
-_PREFIX_LENGTHS = range(16, 23)
 # RFC 1918. Python's is_private includes further blocks, which AWS refuses.
 _PRIVATE = [ipaddress.IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 _ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user|root)\S*")
@@ -43,7 +40,7 @@ class Settings:
     writer_security_group_ids: tuple[str, ...]
     reachable_buckets: tuple[str, ...]
     existing_bucket: str
-    existing_bucket_key_arn: str
+    existing_bucket_kms_key_arn: str
     commit_policy: str
     table_prefixes: tuple[str, ...]
     exempt_principal_arns: tuple[str, ...]
@@ -83,8 +80,9 @@ class Settings:
         """
         # Names in AWS contain it, and some names are limited to 38 characters.
         _require(_STACK.fullmatch(self.stack), "stack's name", self.stack, "1 to 18 of a-z, 0-9 and -, such as prod")
-        _require(self.egress in _EGRESS, "egress", self.egress, "endpoints or nat")
-        _require(self.commit_policy in _COMMIT_POLICY, "commitPolicy", self.commit_policy, "off, prefixes or all")
+        _require(self.egress in ("endpoints", "nat"), "egress", self.egress, "endpoints or nat")
+        mode = self.commit_policy
+        _require(mode in ("off", "prefixes", "all"), "commitPolicy", mode, "off, prefixes or all")
         self._validate_network()
         self._validate_lake()
         self._validate_ensemble()
@@ -99,7 +97,7 @@ class Settings:
             network = None
         fits = (
             network is not None
-            and network.prefixlen in _PREFIX_LENGTHS
+            and network.prefixlen in range(16, 23)
             and any(network.subnet_of(private) for private in _PRIVATE)
         )
         _require(fits, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
@@ -115,13 +113,9 @@ class Settings:
     def _validate_lake(self) -> None:
         existing = self.existing_bucket
         _require(not existing or _BUCKET.fullmatch(existing), "existingBucket", existing, "the name of a bucket")
-        key = self.existing_bucket_key_arn
-        _require(
-            not key or (existing and _KEY.fullmatch(key)),
-            "existingBucketKmsKeyArn",
-            key,
-            "the ARN of a KMS key, with existingBucket",
-        )
+        key = self.existing_bucket_kms_key_arn
+        fits = not key or (existing and _KEY.fullmatch(key))
+        _require(fits, "existingBucketKmsKeyArn", key, "the ARN of a KMS key, with existingBucket")
         _require(not (self.kms and existing), "kms", self.kms, "false with existingBucket: see existingBucketKmsKeyArn")
         for prefix in self.table_prefixes:
             # A wildcard would also act as one in the resources of a policy.
@@ -143,16 +137,11 @@ class Settings:
             _require(size >= 1, key, size, "1 or more")
         trusted = self.trusted_authorities
         _require(trusted and min(trusted) >= 1, "trustedAuthorities", list(trusted), "generations, counted from 1")
-        _require(
-            self.signing_authority in trusted, "signingAuthority", self.signing_authority, "one of trustedAuthorities"
-        )
-        if self.existing_zookeeper_secret_arn:
-            _require(
-                self.existing_zookeeper,
-                "existingZookeeperSecretArn",
-                self.existing_zookeeper_secret_arn,
-                "empty unless existingZookeeper is set",
-            )
+        signing = self.signing_authority
+        _require(signing in trusted, "signingAuthority", signing, "one of trustedAuthorities")
+        arn = self.existing_zookeeper_secret_arn
+        fits = self.existing_zookeeper or not arn
+        _require(fits, "existingZookeeperSecretArn", arn, "empty unless existingZookeeper is set")
 
     @classmethod
     def from_stack(cls) -> Settings:
@@ -164,40 +153,22 @@ class Settings:
         """
         config = pulumi.Config()
         try:
-            return cls(
-                stack=pulumi.get_stack(),
-                protect=config.require_bool("protect"),
-                log_retention_days=config.require_int("logRetentionDays"),
-                vpc_cidr=config.require("vpcCidr"),
-                egress=config.require("egress"),
-                vpc_id=config.get("vpcId") or "",
-                subnet_ids=_array(config, "subnetIds"),
-                writer_security_group_ids=_array(config, "writerSecurityGroupIds"),
-                reachable_buckets=_array(config, "reachableBuckets"),
-                existing_bucket=config.get("existingBucket") or "",
-                existing_bucket_key_arn=config.get("existingBucketKmsKeyArn") or "",
-                commit_policy=config.require("commitPolicy"),
-                table_prefixes=tuple(prefix.strip("/") for prefix in _array(config, "tablePrefixes")),
-                exempt_principal_arns=_array(config, "exemptPrincipalArns"),
-                maintenance_principal_arns=_array(config, "maintenancePrincipalArns"),
-                kms=config.require_bool("kms"),
-                noncurrent_version_days=config.require_int("noncurrentVersionDays"),
-                existing_zookeeper=config.get("existingZookeeper") or "",
-                existing_zookeeper_secret_arn=config.get("existingZookeeperSecretArn") or "",
-                nodes=config.require_int("nodes"),
-                instance_type=config.require("instanceType"),
-                image_parameter=config.require("imageParameter"),
-                image_id=config.get("imageId") or "",
-                replace_node=config.require_int("replaceNode"),
-                data_volume_gib=config.require_int("dataVolumeGiB"),
-                log_volume_gib=config.require_int("logVolumeGiB"),
-                signing_authority=config.require_int("signingAuthority"),
-                trusted_authorities=_array(config, "trustedAuthorities"),
-                alarm_topic_arns=_array(config, "alarmTopicArns"),
-                zookeeper_archive=config.require("zookeeperArchive"),
-            )
+            values = {name: _read(config, name, kind) for name, kind in get_type_hints(cls).items() if name != "stack"}
         except pulumi.ConfigTypeError as error:
             raise pulumi.RunError(str(error)) from None
+        values["table_prefixes"] = tuple(prefix.strip("/") for prefix in values["table_prefixes"])
+        return cls(stack=pulumi.get_stack(), **values)
+
+
+def _read(config: pulumi.Config, name: str, kind: Any) -> Any:
+    """Return the value of a field: of ``dataVolumeGiB`` for ``data_volume_gib``."""
+    head, *words = name.split("_")
+    key = head + "".join("GiB" if word == "gib" else word.capitalize() for word in words)
+    if kind is bool:
+        return config.require_bool(key)
+    if kind is int:
+        return config.require_int(key)
+    return (config.get(key) or "") if kind is str else _array(config, key)
 
 
 def _array(config: pulumi.Config, key: str) -> tuple[Any, ...]:
