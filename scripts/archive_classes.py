@@ -23,7 +23,6 @@ from soak.hadoop import hadoop_settings
 from soak.jvm import StoreJvm
 from writer_jobs import build_session
 
-_SERVER_SECONDS = 60.0
 STATEMENTS = (
     "CREATE TABLE {table} (id LONG, day INT) USING delta PARTITIONED BY (day)",
     "INSERT INTO {table} SELECT id, 1 FROM range(9)",
@@ -119,7 +118,7 @@ def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:
             server.start()
         finally:
             del os.environ["JDK_JAVA_OPTIONS"]
-        server.wait_until_serving(time.monotonic() + _SERVER_SECONDS)
+        server.wait_until_serving(time.monotonic() + 60)
         with ZookeeperLockManager(server.address) as manager, manager.acquire("s3://lake/archive") as hold:
             hold.check()
         # A normal exit: a killed server writes no archive.

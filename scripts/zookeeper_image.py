@@ -76,6 +76,13 @@ def libraries_of(java: Path) -> list[Path]:
     return sorted(path for path in libraries if java not in path.parents)
 
 
+def add_content(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Add a file to an archive, with the same attributes on each machine."""
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    tar.addfile(entry, io.BytesIO(content))
+
+
 def write_layer(target: Path, java: Path) -> str:
     """Write the only layer of the image and return its digest. The same files give the same bytes."""
     jars = [jar for jar in find_server_jars() if not re.search(r"-(linux|osx|windows)-", jar.name)]
@@ -89,9 +96,7 @@ def write_layer(target: Path, java: Path) -> str:
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             entry.uid = entry.gid = _USER if name in _WRITABLE else 0
             tar.addfile(entry)
-        entry = tarfile.TarInfo("conf/zoo.cfg")
-        entry.size = len(configuration)
-        tar.addfile(entry, io.BytesIO(configuration.encode()))
+        add_content(tar, "conf/zoo.cfg", configuration.encode())
         for name, path in sorted(files.items()):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = path.stat().st_size, 0o755 if path.stat().st_mode & 0o100 else 0o644
@@ -123,10 +128,8 @@ def write_image(target: Path, layer: Path, digest: str, name: str) -> None:
     config_name = f"{hashlib.sha256(configuration).hexdigest()}.json"
     manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
     with gzip.open(target, "wb", compresslevel=1) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
-        for member, content in ((config_name, configuration), ("manifest.json", manifest)):
-            entry = tarfile.TarInfo(member)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+        add_content(tar, config_name, configuration)
+        add_content(tar, "manifest.json", manifest)
         tar.add(layer, "layer.tar")
 
 
