@@ -18,8 +18,6 @@ from lock_manager import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NAME = "sluice adopt"
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptResult:
@@ -80,7 +78,7 @@ def adopt_table(
     state = log.state()
     if state is None:
         raise TableError(f"there is no Delta table at {log.location}: adopt it when its first version is written")
-    settings = replace(settings, job=settings.job or _NAME)
+    settings = replace(settings, job=settings.job or "sluice adopt")
     facts = {"job": settings.job}
     adoption = state.adoption if move else None
     names = _names(uri, adoption)

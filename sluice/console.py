@@ -6,40 +6,33 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from lock_manager import SluiceError
 from sluice.errors import LogAccessError
 from sluice.interrupts import Interrupted
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 #: Exit code of a command that failed, or that found a problem.
 FAILED = 1
-_BAD_ARGUMENTS = 2
-_PIPE_WIDTH = 200
 
 
 def plain_console(**options: Any) -> Console:
-    """Return a console that prints text as it is: names of jobs and tables may contain ``[``.
-
-    Args:
-        options: Options of :class:`rich.console.Console`.
-
-    """
+    """Return a console that prints text as it is: names of jobs and tables may contain ``[``."""
     return Console(highlight=False, markup=False, **options)
 
 
 def table_console(console: Console) -> Console:
     """Return a console that is wide enough for a table if standard output is a pipe."""
-    return console if console.is_terminal else plain_console(file=console.file, width=_PIPE_WIDTH)
+    return console if console.is_terminal else plain_console(file=console.file, width=200)
 
 
 def make_table(
@@ -47,16 +40,8 @@ def make_table(
 ) -> Table:
     """Return an empty table for people.
 
-    Args:
-        columns: Names of the columns.
-        right: The columns whose cells are aligned right.
-        no_wrap: The columns whose cells stay on one line.
-        options: Options of :class:`rich.table.Table`.
-
+    Cells of the columns in ``right`` are aligned right, and those of the columns in ``no_wrap`` stay on one line.
     """
-    from rich import box  # noqa: PLC0415 (only people need it)
-    from rich.table import Table  # noqa: PLC0415
-
     table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, **options)
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name in no_wrap, overflow="fold")
@@ -65,8 +50,6 @@ def make_table(
 
 def print_figures(title: str, figures: Iterable[tuple[str, str]], console: Console) -> None:
     """Print a title, and below it a line for each figure: its name and its value."""
-    from rich.text import Text  # noqa: PLC0415
-
     table = make_table(("name", "value"), right=("value",), show_header=False, title=Text(title))
     for figure in figures:
         table.add_row(*map(Text, figure))
@@ -75,8 +58,6 @@ def print_figures(title: str, figures: Iterable[tuple[str, str]], console: Conso
 
 def print_problems(problems: Iterable[str], console: Console, *, label: str = "problem") -> None:
     """Print each problem on a line of its own, after a red label."""
-    from rich.text import Text  # noqa: PLC0415
-
     for problem in problems:
         console.print(Text.assemble((f"{label}: ", "bold red"), problem), soft_wrap=True)
 
@@ -96,6 +77,6 @@ def errors_as_sentences(command: Callable[_P, _R]) -> Callable[_P, _R]:
                 traceback.print_exc()
             sys.stderr.write(f"sluice: {error}\n")
             is_bad_input = isinstance(error, ValueError | LogAccessError)
-            raise typer.Exit(_BAD_ARGUMENTS if is_bad_input else FAILED) from None
+            raise typer.Exit(2 if is_bad_input else FAILED) from None
 
     return run

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth
     from writer_jobs.maintenance.result import MaintenanceReport
 
-_NAME = "sluice health"
-# All cores: a table may have many files.
-_MASTER = {"spark.master": "local[*]"}
 _DAY_SECONDS = 86_400
 _PARTITIONS_SHOWN = 10
 _BAR_WIDTH = 30
@@ -30,10 +27,6 @@ _BAR_WIDTH = 30
 
 def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[MaintenanceReport], dict[str, SluiceError]]:
     """Measure tables with a small Spark on this machine. It changes nothing and takes no lock.
-
-    Args:
-        tables: Locations of the tables.
-        conf: Spark's settings.
 
     Returns:
         The reports, and the error of each table that could not be measured, by location.
@@ -43,7 +36,8 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[Maintenanc
 
     """
     reports, errors = [], {}
-    with interruptible(), start_spark(_NAME, {**_MASTER, **conf}) as spark:
+    # All cores: a table may have many files.
+    with interruptible(), start_spark("sluice health", {"spark.master": "local[*]", **conf}) as spark:
         from writer_jobs.maintenance.measure import measure  # noqa: PLC0415 (needs PySpark)
         from writer_jobs.maintenance.result import MaintenanceReport  # noqa: PLC0415
 

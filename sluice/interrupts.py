@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SHELL_BASE = 128
 
 
 class Interrupted(KeyboardInterrupt):
@@ -20,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.exit_code = _SHELL_BASE + number
+        self.exit_code = 128 + number
 
 
 @contextmanager

@@ -6,18 +6,15 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import typer
+from rich.table import Table
 
 from lock_manager import LockSettings, ZookeeperLockManager
 from sluice.audit.pins import PinStatus, examine_pins, pin_problems
 from sluice.console import make_table, plain_console, print_problems, table_console
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _NAME = "sluice pins"
 _TABLES = "tables and versions"
@@ -34,13 +31,7 @@ def change_pins(
 ) -> None:
     """Remove a pin, add a pin of the table's newest version, or both.
 
-    Args:
-        table: Location, or name in the catalog.
-        settings: Settings of the lock.
-        conf: Spark's settings.
-        add: Name of the new pin; None to add no pin.
-        expires: When the new pin expires: a time, or a duration from now.
-        remove: Name of the pin to remove; None to remove no pin.
+    ``add`` and ``remove`` are names of pins. ``expires`` is a time, or a duration from now.
 
     Raises:
         PinError: See :func:`writer_jobs.take_pin` and :func:`writer_jobs.remove_pin`.
@@ -67,11 +58,6 @@ def change_pins(
 
 def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool) -> bool:
     """Print a table's pins. Return whether every pin that has not expired can be read.
-
-    Args:
-        table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        storage_options: Options of ``deltalake``.
-        as_json: Whether to print JSON.
 
     Raises:
         LogAccessError: The store cannot be listed or read.

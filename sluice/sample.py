@@ -11,20 +11,12 @@ from pathlib import Path
 from sluice.demo.flights import MISSING, read_flights
 from sluice.errors import OutputFolderError
 
-_MONTHS = 3
-_ROWS_OF_A_MONTH = 30
-
 
 def write_sample(folder: Path) -> list[Path]:
-    """Write ``flights-2013-MM.csv`` for three months, with a header and 30 rows each (8 KB in all).
+    """Write ``flights-2013-MM.csv`` for three months, with a header and 30 rows each (8 KB in all); return the paths.
 
-    A file that already has this content is not written again: a job records the modification times of its sources.
-
-    Args:
-        folder: Created if it does not exist.
-
-    Returns:
-        The files, by month.
+    The folder is created if it does not exist. A file that already has this content is not written again: a job records
+    the modification times of its sources.
 
     Raises:
         FlightsError: The data set is not installed.
@@ -32,9 +24,9 @@ def write_sample(folder: Path) -> list[Path]:
 
     """
     paths = []
-    for month, flights in islice(groupby(read_flights(), key=itemgetter("month")), _MONTHS):
+    for month, flights in islice(groupby(read_flights(), key=itemgetter("month")), 3):
         path = folder / f"flights-2013-{int(month):02}.csv"
-        content = _csv(list(islice(flights, _ROWS_OF_A_MONTH)))
+        content = _csv(list(islice(flights, 30)))
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():

@@ -46,7 +46,6 @@ class Interval:
     """The time of a recorded hold, in seconds since the epoch.
 
     Attributes:
-        start: Start of the hold.
         end: End of the hold, or the last time at which it is known to have lasted.
         owner: The holder. Two intervals of one owner are of one hold, so they never conflict.
         node: The locked node. Holds of different nodes may overlap.
@@ -64,10 +63,7 @@ class Interval:
 def overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
     """Return the pairs of holds that exclude each other and overlap, one pair for two owners.
 
-    Args:
-        holds: The holds, in any order.
-        clock_skew_seconds: Overlaps up to this length are attributed to the clocks of the hosts.
-
+    Overlaps up to ``clock_skew_seconds`` are attributed to the clocks of the hosts.
     """
     pairs: dict[tuple[str, str], tuple[Interval, Interval]] = {}
     open_holds: dict[str, list[Interval]] = defaultdict(list)
@@ -108,10 +104,8 @@ def describe_overlaps(pairs: Iterable[tuple[Interval, Interval]]) -> Iterator[st
 def check_versions(names: Sequence[str]) -> Iterator[str]:
     """Find versions that are missing before the first version, between versions, or after the last version.
 
-    Args:
-        names: Names of the files in ``_delta_log``. Log clean-up removes only the oldest versions, and only those that
-            a checkpoint makes superfluous.
-
+    ``names`` are those of the files in ``_delta_log``. Log clean-up removes only the oldest versions, and only those
+    that a checkpoint makes superfluous.
     """
     versions = version_files(names)
     for previous, version in pairwise(versions):
@@ -132,14 +126,6 @@ def _missing(first: int, last: int) -> str:
     return f"version {first} is missing" if first == last else f"versions {first} to {last} are missing"
 
 
-@dataclass
-class _Node:
-    """The highest tokens of the commits so far at one locked node, each with its hold and its version."""
-
-    exclusive: tuple[int, str, int] = (-1, "", -1)
-    shared: tuple[int, str, int] = (-1, "", -1)
-
-
 @limit_problems
 def check_tokens(commits: Iterable[LogCommit]) -> Iterator[str]:
     """Find fencing tokens that are not in the order of the versions: an earlier holder wrote after a later one.
@@ -150,7 +136,8 @@ def check_tokens(commits: Iterable[LogCommit]) -> Iterator[str]:
     table, which was dropped at this location.
     """
     first_tokens: dict[tuple[str, str], int] = {}
-    nodes: dict[tuple[str, str], _Node] = defaultdict(_Node)
+    # The highest exclusive and shared tokens so far by ensemble and node, each with its hold and its version.
+    highest: dict[tuple[str, str, bool], tuple[int, str, int]] = defaultdict(lambda: (-1, "", -1))
     for commit in commits:
         stamp = commit.stamp
         if stamp is None:
@@ -166,18 +153,14 @@ def check_tokens(commits: Iterable[LogCommit]) -> Iterator[str]:
                         f"either it is {_LATE_COMMIT} (docs/operate.md), or version 0 was committed late"
                     )
                     continue
-                node = nodes[stamp.ensemble, key]
-                highest = node.exclusive if shared else max(node.exclusive, node.shared)
-                if token <= highest[0] and (token, stamp.hold) != highest[:2]:
+                exclusive, own = highest[stamp.ensemble, key, False], highest[stamp.ensemble, key, shared]
+                limit = exclusive if shared else max(exclusive, highest[stamp.ensemble, key, True])
+                if token <= limit[0] and (token, stamp.hold) != limit[:2]:
                     yield (
                         f"version {commit.version} carries fencing token {token}, not above "
-                        f"{highest[0]} of version {highest[2]}: an earlier holder wrote after a later one"
+                        f"{limit[0]} of version {limit[2]}: an earlier holder wrote after a later one"
                     )
-                current = (token, stamp.hold, commit.version)
-                if shared:
-                    node.shared = max(node.shared, current)
-                else:
-                    node.exclusive = max(node.exclusive, current)
+                highest[stamp.ensemble, key, shared] = max(own, (token, stamp.hold, commit.version))
 
 
 @limit_problems
@@ -192,10 +175,7 @@ def check_ensembles(commits: Iterable[LogCommit], *, adopted_by: str = "") -> It
     - The table is not adopted, and the commit is under an ensemble that had commits before those of another ensemble,
       and has not adopted the table since.
 
-    Args:
-        commits: The commits in the order of their versions.
-        adopted_by: UUID of the ensemble that adopted the table before the first of these commits, if it is known.
-
+    ``adopted_by`` is the UUID of the ensemble that adopted the table before the first of these commits, if it is known.
     """
     previous_ensemble, last_versions = "", dict[str, int]()
     removal: tuple[str, int] | None = None  # the former adopter, and the version that removed the adoption
@@ -238,12 +218,7 @@ def check_names(commits: Iterable[LogCommit], *, adopted_name: str = "") -> Iter
     """Find commits under a lock on another name than the adopted one.
 
     A commit that changes the adoption may be under the lock on either name: moving a table holds both locks, and a
-    clone starts with the adoption of its source.
-
-    Args:
-        commits: The commits in the order of their versions.
-        adopted_name: The adopted name before the first of these commits, if it is known.
-
+    clone starts with the adoption of its source. ``adopted_name`` is the adopted name before them, if it is known.
     """
     for commit in commits:
         previous_name = adopted_name

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from sluice.audit.log_files import LogCommit, existing_versions, read_commits
 from sluice.audit.log_folder import open_log
-from sluice.console import print_problems, table_console
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from sluice.console import make_table, print_problems, table_console
 
 _ID_LENGTH = 8
 _COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token", "ensemble", "engine")
+_NUMBERS = ("version", "rows", "token")
 _FOLDED = ("operation", "job", "engine")
 _WIDE = 110
 _TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
@@ -24,15 +24,9 @@ _TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
 def read_commit_list(
     table: str | os.PathLike[str], *, limit: int | None = None, storage_options: Mapping[str, str] | None = None
 ) -> tuple[str, list[LogCommit | str]]:
-    """Return a table's location, and its commits, the newest first.
+    """Return a table's location, and its commits, the newest first: all, or ``limit`` of them.
 
-    Args:
-        table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        limit: Number of commits to read, the newest ones; None for all.
-        storage_options: Options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
-
-    Returns:
-        The location, and for each version its commit, or a sentence if its file cannot be parsed.
+    A sentence takes the place of a commit whose file cannot be parsed.
 
     Raises:
         AuditError: There is no Delta table.
@@ -75,25 +69,15 @@ def _entry(commit: LogCommit) -> dict[str, Any]:
 
 def print_log(location: str, commits: Sequence[LogCommit | str], console: Console) -> None:
     """Print a line for each commit. Commits without the lock are yellow. Ids are cut to 8 characters."""
-    from rich import box  # noqa: PLC0415 (only people need it)
-    from rich.table import Table  # noqa: PLC0415
-
     console = table_console(console)
     ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
     # A single ensemble is in the title and needs no column.
     columns = [name for name in _COLUMNS if name != "ensemble" or len(ensembles) > 1]
     title = f"{location}, ensemble {min(ensembles)}" if len(ensembles) == 1 else location
     console.print(title, style="italic", soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    for name in columns:
-        right = name in ("version", "rows", "token")
-        table.add_column(
-            name,
-            justify="right" if right else "left",
-            no_wrap=name not in _FOLDED,
-            overflow="fold",
-            min_width=len(name),
-        )
+    table = make_table(columns, right=_NUMBERS, no_wrap=set(columns).difference(_FOLDED), padding=0)
+    for column, name in zip(table.columns, columns, strict=True):
+        column.min_width = len(name)
     problems = []
     for commit in commits:
         if isinstance(commit, str):

@@ -63,15 +63,12 @@ class LogCommit:
         engine: The engine, for example ``Apache-Spark/4.2.0 Delta-Lake/4.4.0``.
         read_version: The version that the writer had read; None if it is not recorded.
         txn_id: Delta's id of the transaction.
-        user_metadata: The text of ``userMetadata``.
         operation: Delta's name of the operation.
         rows: Number of rows that it wrote, or that MERGE, UPDATE or DELETE changed; None if the log has no number.
         observed: Name of the error with which the guard would have refused it; None unless the guard only observed.
         stamp: The commit stamp; None if there is none.
         adopted_by: Id of the adopting ensemble after this commit, "" for none; None if the commit has no ``metaData``.
         adopted_name: The adopted name after this commit, "" for none; None if the commit has no ``metaData``.
-        adds: Data files that it adds.
-        removes: Data files that it removes.
 
     """
 

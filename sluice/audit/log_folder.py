@@ -32,6 +32,8 @@ _ESCAPE = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 class LogFolder(Protocol):
     """One folder of a table, ``_delta_log`` by default.
 
+    Methods raise LogAccessError if the store refuses the request, or does not answer.
+
     Attributes:
         uri: The table's location, in the form of ``deltalake``.
         options: Storage options of ``deltalake``.
@@ -42,39 +44,20 @@ class LogFolder(Protocol):
     options: dict[str, str]
 
     def names(self) -> list[str]:
-        """Return the names of the files in the folder, sorted. The list is empty if there is no such folder.
-
-        Raises:
-            LogAccessError: The store refuses the request, or does not answer.
-
-        """
+        """Return the names of the files in the folder, sorted. The list is empty if there is no such folder."""
 
     def read(self, name: str) -> bytes:
-        """Return a file's content.
-
-        Raises:
-            LogAccessError: The file does not exist, or the store refuses the request.
-
-        """
+        """Return a file's content. A missing file is a LogAccessError."""
 
     def first_contents(self, names: Collection[str]) -> dict[str, bytes]:
-        """Return the original content of each file that was overwritten, by name.
+        """Return the original content of each of these files that was overwritten, by name.
 
         Content from before a deletion of the file is ignored. The result is empty if the store keeps no object
         versions, or refuses to list or read them.
-
-        Args:
-            names: Names of the files to check.
-
         """
 
     def files_of_table(self) -> set[str]:
-        """Return the paths of all files of the table, relative to its location.
-
-        Raises:
-            LogAccessError: The store refuses the request, or does not answer.
-
-        """
+        """Return the paths of all files of the table, relative to its location."""
 
 
 def open_log(
@@ -82,10 +65,7 @@ def open_log(
 ) -> LogFolder:
     """Return a folder of the table at ``s3://``, ``s3a://``, ``file:`` or a local path.
 
-    Args:
-        table: Location of the table.
-        options: Storage options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
-        folder: Name of the folder.
+    ``options`` are storage options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
 
     Raises:
         LogAccessError: The location is a URI of another scheme.
@@ -101,11 +81,7 @@ def open_log(
 
 
 def open_table(log: LogFolder, version: int | None = None) -> DeltaTable:
-    """Open the table of a log with ``deltalake``.
-
-    Args:
-        log: A folder of the table.
-        version: The version to open; None for the newest one.
+    """Open a version of the table of a log with ``deltalake``; None: the newest one.
 
     Raises:
         LogAccessError: ``deltalake`` would read another folder, because it decodes ``%20`` in a location.
@@ -196,6 +172,13 @@ def s3_errors() -> tuple[type[Exception], ...]:
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (the import takes 0.4 s)
 
     return BotoCoreError, ClientError
+
+
+def s3_response(error: BaseException) -> tuple[int, str]:
+    """Return the HTTP status and the error code of S3's response behind an error; 0 and "" if there was none."""
+    response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return status, response.get("Error", {}).get("Code", "")
 
 
 def uses_virtual_hosts(options: Mapping[str, str]) -> bool:

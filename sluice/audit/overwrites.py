@@ -103,12 +103,7 @@ def check_transactions(commits: Iterable[LogCommit], checksums: Mapping[int, Che
 
 @limit_problems
 def describe_overwritten(originals: Mapping[int, LogCommit]) -> Iterator[str]:
-    """Describe each overwritten version whose original commit the store keeps.
-
-    Args:
-        originals: The original commits, by version.
-
-    """
+    """Describe each overwritten version whose original commit the store keeps."""
     for version, commit in sorted(originals.items()):
         yield (
             f"version {version} was overwritten: the bucket keeps its first content, the commit of transaction "

@@ -17,7 +17,6 @@ from lock_manager.table_records.pins import PINS_FOLDER, Pin
 from sluice.audit.log_files import existing_versions
 from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
 
-_FILES_SHOWN = 3
 # Delta's properties of retention, and their defaults.
 _RETENTIONS = {
     "delta.deletedFileRetentionDuration": "interval 1 week",
@@ -31,7 +30,6 @@ class PinStatus:
     """A pin of a table, and the result of its check.
 
     Attributes:
-        pin: The pin as it is stored.
         has_expired: Whether the pin has expired. An expired pin is not checked.
         problem: One sentence; None if the pinned version can be read.
 
@@ -48,10 +46,6 @@ def examine_pins(
     """Read a table's pins, and check that log and data files of each pinned version exist.
 
     Also check that the table's retention is at least as long as the pin lasts. Deletion vectors are not checked.
-
-    Args:
-        table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        storage_options: Options of ``deltalake``.
 
     Returns:
         The pins by name, and one sentence for each file that is not a pin.
@@ -103,7 +97,7 @@ def _problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: DeltaTa
     if missing := sorted(files - table_files):
         return (
             f"pin {pin.name} is broken: {len(missing)} of the {len(files)} data files of version {pinned.version} are "
-            f"missing, such as {', '.join(missing[:_FILES_SHOWN])}"
+            f"missing, such as {', '.join(missing[:3])}"
         )
     return _retention_problem(pin, newest)
 

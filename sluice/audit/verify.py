@@ -36,8 +36,6 @@ from sluice.audit.overwrites import Replay, check_transactions, describe_overwri
 from sluice.audit.pins import examine_pins, pin_problems
 from sluice.errors import AuditError
 
-_EXAMPLES = 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
@@ -114,12 +112,10 @@ def verify_table(
     storage_options: Mapping[str, str] | None = None,
     clock_skew_seconds: float = 0.0,
 ) -> Verification:
-    """Check a Delta table.
+    """Check a Delta table. Its location and the options of the store are those of :func:`open_log`.
 
     Args:
-        table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
         key: Columns that identify a row; a repeated combination is a fault.
-        storage_options: Options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
         clock_skew_seconds: Overlaps of holds up to this length are ignored, because clocks of hosts differ.
 
     Raises:
@@ -274,6 +270,6 @@ def _count_duplicates(table: DeltaTable, key: tuple[str, ...]) -> tuple[int, str
     (total,) = extra.column("extra").to_pylist()
     if not total:
         return 0, ""
-    worst = query.execute(f"{repeated} ORDER BY _times DESC, {columns} LIMIT {_EXAMPLES}").read_all()
+    worst = query.execute(f"{repeated} ORDER BY _times DESC, {columns} LIMIT 3").read_all()
     rows = zip(*(worst.column(index).to_pylist() for index in range(len(key) + 1)), strict=True)
     return int(total), "; ".join(f"({', '.join(map(str, values))}) {times} times" for *values, times in rows)

@@ -10,19 +10,16 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.options import Verbose
-from sluice.console import errors_as_sentences, plain_console
+from sluice.console import plain_console
 from sluice.interrupts import interruptible
 
 
-@errors_as_sentences
 def jars(
     *,
     folder: Annotated[
         Path | None,
         typer.Option(help="Target folder.  [dim]default: $SLUICE_JARS, or share/sluice/jars of this Python[/]"),
     ] = None,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Download the jars that Delta on S3 needs in addition to PySpark (27 MB).
 
@@ -36,11 +33,9 @@ def jars(
     console.print(f"{len(paths)} jars in {paths[0].parent}", soft_wrap=True)
 
 
-@errors_as_sentences
 def dist(
     *,
     output: Annotated[Path, typer.Option(help="The zip to write.")] = Path("build/sluice-py.zip"),
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs, kazoo and pure-sasl.
 
@@ -60,7 +55,6 @@ class GuardMode(StrEnum):
     OFF = "off"
 
 
-@errors_as_sentences
 def submit_args(
     *,
     archive: Annotated[
@@ -71,7 +65,6 @@ def submit_args(
         GuardMode | None,
         typer.Option(help="How to treat a commit that does not hold the lock.  [dim]default: required[/]"),
     ] = None,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Print the --jars, --py-files and --conf part of a spark-submit line.
 
@@ -84,11 +77,8 @@ def submit_args(
     print(join(submit_arguments(archive, guard=guard)))
 
 
-@errors_as_sentences
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Target folder; created if it does not exist.")],
-    *,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Write three CSV files with 90 real flights to try a job with.
 
@@ -101,7 +91,6 @@ def sample(
         print(path)
 
 
-@errors_as_sentences
 def zookeeper(
     *,
     servers: Annotated[int, typer.Option(metavar="1|3", help="A single server, or an ensemble of three.")] = 1,
@@ -111,7 +100,6 @@ def zookeeper(
     data: Annotated[
         Path | None, typer.Option(help="The data folder.  [dim]default: a temporary folder, deleted at the end[/]")
     ] = None,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Run a ZooKeeper on 127.0.0.1 until Ctrl-C, for first tries.
 

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.options import Commands, Verbose
-from sluice.console import errors_as_sentences
+from sluice.commands.options import Commands
 from sluice.errors import BadInputError
 from sluice.interrupts import interruptible
 from sluice.submit.stack_config import StackConfig, write_config
@@ -33,7 +32,6 @@ def _config() -> None: ...
 
 
 @config.command("from-stack")
-@errors_as_sentences
 def from_stack(
     file: Annotated[
         Path | None, typer.Argument(help="Outputs of the stack; - for standard input.  [dim]default: standard input[/]")
@@ -42,7 +40,6 @@ def from_stack(
     role: Annotated[Role, typer.Option(help="The role whose secret the jobs use.")] = Role.APPENDER,
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Target folder.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Write spark-defaults.conf and sluice.env from the outputs of a stack.
 
@@ -63,8 +60,10 @@ def from_stack(
     print(f"wrote {defaults} and {environment}")
     if stack.secret_arn is None:
         print(f"the stack has no secret for the role {role.value}; see docs/security.md for credentials of jobs")
+    # A shell's "." searches $PATH for a name without a slash.
+    variables = environment if environment.is_absolute() else f"./{environment}"
     print(
-        f"(set -a; . {quote(_path_for_dot(environment))}; spark-submit --properties-file {quote(str(defaults))} "
+        f"(set -a; . {quote(str(variables))}; spark-submit --properties-file {quote(str(defaults))} "
         f"$(sluice submit-args) JOB.py s3a://{stack.bucket}/TABLE)"
     )
 
@@ -78,8 +77,3 @@ def _read_outputs(file: Path | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise BadInputError(f"{file or 'standard input'} cannot be read ({reason})") from error
-
-
-def _path_for_dot(path: Path) -> str:
-    """Return a path with a slash: a shell's ``.`` searches ``$PATH`` for a name without one."""
-    return str(path) if path.is_absolute() else f"./{path}"

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.options import Verbose
-from sluice.console import FAILED, errors_as_sentences, plain_console
+from sluice.console import FAILED, plain_console
 from sluice.interrupts import interruptible
 
 
@@ -20,7 +19,6 @@ class Storage(StrEnum):
     LOCAL = "local"
 
 
-@errors_as_sentences
 def demo(
     *,
     storage: Annotated[Storage, typer.Option(help="An embedded S3, or the disk.")] = Storage.S3,
@@ -38,7 +36,6 @@ def demo(
         str | None,
         typer.Option(metavar="NAME", help="An existing bucket; the demo uses a prefix.  [dim]default: a new bucket[/]"),
     ] = None,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Load 336,776 flights into one table with five Spark writers, and check that nothing is lost.
 

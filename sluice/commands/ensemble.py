@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from sluice.commands.options import Commands, JsonOption, Verbose, ZooKeeperOption, lock_settings
-from sluice.console import FAILED, errors_as_sentences, make_table, plain_console, table_console
+from sluice.commands.options import Commands, JsonOption, ZooKeeperOption, lock_settings
+from sluice.console import FAILED, make_table, plain_console, table_console
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -30,12 +31,10 @@ ensemble = Commands(name="ensemble", no_args_is_help=True, help="Check the ZooKe
 
 
 @ensemble.command()
-@errors_as_sentences
 def status(
     *,
     zookeeper: ZooKeeperOption = None,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Show the state of each server in the connection string.
 
@@ -62,7 +61,6 @@ def status(
 
 
 @ensemble.command()
-@errors_as_sentences
 def ready(
     *,
     zookeeper: ZooKeeperOption = None,
@@ -72,7 +70,6 @@ def ready(
     ] = None,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait until it is ready.")] = 0.0,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Succeed only if all servers, not only a majority, serve one quorum in sync.
 
@@ -114,8 +111,6 @@ def ready(
 
 
 def _print_servers(servers: Sequence[Server], console: Console) -> None:
-    from rich.text import Text  # noqa: PLC0415
-
     from sluice.ensemble.members import NO_ANSWER_TO_SRVR  # noqa: PLC0415
     from sluice.locks.status import printable  # noqa: PLC0415
 

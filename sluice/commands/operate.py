@@ -5,31 +5,25 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from contextlib import nullcontext
+from typing import Annotated
 
 import typer
 
+from lock_manager.coordinator import Inspector
 from sluice.commands.options import (
     JsonOption,
     LockRootOption,
     StorageOption,
-    Verbose,
     ZooKeeperOption,
     is_ensemble_given,
     lock_settings,
     parse_pairs,
 )
-from sluice.console import FAILED, errors_as_sentences, plain_console
+from sluice.console import FAILED, plain_console
 from sluice.interrupts import Interrupted, interruptible
 
-if TYPE_CHECKING:
-    from lock_manager.coordinator import Inspector
 
-_WAITING_TOO_LONG = 3
-
-
-@errors_as_sentences
 def status(
     table: Annotated[
         str | None, typer.Argument(help="s3a://…, file:… or a path.  [dim]default: all below the lock root[/]")
@@ -44,7 +38,6 @@ def status(
         typer.Option(min=0.0, metavar="SECONDS", help="Exit with code 3 if a writer has waited for longer."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line with --watch.")] = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """List the holders and the waiters of locks, in the order of the queue.
 
@@ -73,10 +66,8 @@ def status(
         else:
             print_status(snapshot, console)
 
-    with ExitStack() as stack:
-        stack.enter_context(interruptible())
-        inspector = stack.enter_context(_make_inspector(zookeeper, lock_root))
-        show = stack.enter_context(display(console)) if watch and not as_json else print_snapshot
+    display_of_watch = display(console) if watch and not as_json else nullcontext(print_snapshot)
+    with interruptible(), _make_inspector(zookeeper, lock_root) as inspector, display_of_watch as show:
         while True:
             snapshot = read_status(inspector, resource)
             overdue = [] if fail_if_waiting is None else snapshot.waiting_longer_than(fail_if_waiting)
@@ -88,10 +79,9 @@ def status(
         waited = format_duration(snapshot.seconds(waiter))
         sys.stderr.write(f"sluice: {locks.name}: {describe(waiter)}: has waited for {waited}\n")
     if overdue:
-        raise typer.Exit(_WAITING_TOO_LONG)
+        raise typer.Exit(3)
 
 
-@errors_as_sentences
 def break_lock(
     table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path.")],
     *,
@@ -113,7 +103,6 @@ def break_lock(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     zookeeper: ZooKeeperOption = None,
     lock_root: LockRootOption = None,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Show the holders of a table's lock, and remove them after confirmation.
 
@@ -176,7 +165,6 @@ def _confirmed(question: str) -> bool:
         return False
 
 
-@errors_as_sentences
 def doctor(
     *,
     zookeeper: ZooKeeperOption = None,
@@ -191,7 +179,6 @@ def doctor(
     bucket: Annotated[str | None, typer.Option(metavar="NAME", help="Check the store of an S3 bucket.")] = None,
     storage_option: StorageOption = None,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Check the requirements of a locked write. Each line is ok, or names the next step.
 

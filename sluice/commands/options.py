@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
+from collections.abc import Callable
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lock_manager import LockSettings
 from lock_manager.settings import names_ensemble
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from sluice.console import errors_as_sentences
 
 
 class _Flags:
@@ -37,21 +39,34 @@ class _Group(_Flags, TyperGroup):
 
 
 class Commands(typer.Typer):
-    """A group of commands whose ``--help`` shows no type beside a flag."""
+    """A group of commands. Each prints an error as one sentence, and has the option ``--verbose``.
+
+    ``--help`` shows no type beside a flag.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
         """Add a command."""
-        return super().command(name, cls=_Command, **options)
+        add = super().command(name, cls=_Command, **options)
+        return lambda command: add(errors_as_sentences(_with_verbose(command)))
 
 
-#: Advice for a command that needs an ensemble and has none.
-ZOOKEEPER_HINT = "give --zookeeper host:port,…"
+def _with_verbose(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option ``--verbose`` to a command. :func:`errors_as_sentences` reads it."""
 
-#: The option ``--verbose``, which all commands have.
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
+    @functools.wraps(command)
+    def run(*args: Any, verbose: bool, **kwargs: Any) -> None:  # noqa: ARG001 (read by the decorator)
+        command(*args, **kwargs)
+
+    option = typer.Option("--verbose", help="Show the stack trace of an error.")
+    parameter = Parameter("verbose", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option])
+    signature = inspect.signature(command, eval_str=True)
+    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), parameter])
+    return run
+
+
 #: The option ``--json``.
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 #: The option ``--storage-option`` of commands that read a table without Spark.
@@ -104,11 +119,7 @@ LockRootOption = Annotated[
 
 
 def parse_pairs(arguments: list[str] | None, option: str = "--storage-option") -> dict[str, str]:
-    """Return the KEY=VALUE arguments of an option as a dictionary.
-
-    Args:
-        arguments: The arguments; None if the option was not used.
-        option: Name of the option for the error message.
+    """Return the KEY=VALUE arguments of an option as a dictionary; an empty one if the option was not used.
 
     Raises:
         BadParameter: An argument is not KEY=VALUE. The message does not contain the argument.
@@ -143,4 +154,4 @@ def lock_settings(
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
     options: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root, "timeout_seconds": timeout_seconds}
     options = {name: value for name, value in options.items() if value is not None}
-    return LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **options)
+    return LockSettings.from_env(hosts_hint="give --zookeeper host:port,…", **options)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from sluice.commands.options import (
     JsonOption,
@@ -18,12 +19,11 @@ from sluice.commands.options import (
     SparkTable,
     SparkTables,
     StorageOption,
-    Verbose,
     ZooKeeperOption,
     lock_settings,
     parse_pairs,
 )
-from sluice.console import FAILED, errors_as_sentences, plain_console, print_figures, print_problems
+from sluice.console import FAILED, plain_console, print_figures, print_problems
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _Table = Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")]
 
 
-@errors_as_sentences
 def verify(
     table: _Table,
     *,
@@ -54,7 +53,6 @@ def verify(
         ),
     ] = 1.0,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Check a Delta table on S3 or on disk, with the deltalake package instead of Spark.
 
@@ -89,14 +87,12 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-@errors_as_sentences
 def log(
     table: _Table,
     *,
     limit: Annotated[int, typer.Option(min=0, help="Number of commits, the newest ones; 0 for all.")] = 20,
     storage_option: StorageOption = None,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """List a table's commits with their times, jobs and holds, the newest first.
 
@@ -116,7 +112,6 @@ def log(
         print_log(location, commits, plain_console())
 
 
-@errors_as_sentences
 def adopt(
     table: SparkTable,
     *,
@@ -131,7 +126,6 @@ def adopt(
     lock_timeout: LockTimeoutOption = None,
     conf: SparkConfOption = None,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Bind a table to this ZooKeeper ensemble and this name, so that no other lock is accepted.
 
@@ -155,7 +149,6 @@ def adopt(
     print(json.dumps(asdict(adopted), indent=2) if as_json else describe(adopted))
 
 
-@errors_as_sentences
 def pins(
     table: SparkTable,
     *,
@@ -173,7 +166,6 @@ def pins(
     conf: SparkConfOption = None,
     storage_option: StorageOption = None,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """List a table's pins and check that they can be read; add a pin, or remove one.
 
@@ -205,14 +197,12 @@ def pins(
         raise typer.Exit(FAILED)
 
 
-@errors_as_sentences
 def health(
     tables: SparkTables,
     *,
     page: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML file with charts.")] = None,
     conf: SparkConfOption = None,
     as_json: JsonOption = False,
-    verbose: Verbose = False,  # noqa: ARG001 (read by the decorator)
 ) -> None:
     """Show how tables are stored: small files, deleted rows, orphans, log.
 
@@ -247,8 +237,6 @@ def health(
 
 
 def _print_verification(verification: Verification, console: Console) -> None:
-    from rich.text import Text  # noqa: PLC0415
-
     from sluice.audit.checks import version_ranges  # noqa: PLC0415
 
     def count(number: int | None, missing: str = "not readable") -> str:

@@ -73,15 +73,9 @@ def find_flights() -> Path:
 def deal_flights(folder: Path, writers: int, *, limit: int | None = None) -> tuple[list[Path], Contents]:
     """Write the flights to one CSV file per writer, of about the same number of rows in the order of the data set.
 
-    Missing values, ``NA`` in the data set, are written as empty fields, so that readers infer numeric columns.
-
-    Args:
-        folder: Folder for ``flights-1.csv``, ``flights-2.csv`` and so on.
-        writers: Number of files.
-        limit: Number of rows to write, the first ones; None for all.
-
-    Returns:
-        The files, and a summary of their rows.
+    Missing values, ``NA`` in the data set, are written as empty fields, so that readers infer numeric columns. With
+    ``limit`` only so many rows are written, the first ones. Return the files, ``flights-1.csv``, ``flights-2.csv`` and
+    so on, and a summary of their rows.
 
     Raises:
         FlightsError: The data set is not installed, or its key is not unique.

@@ -22,7 +22,6 @@ class Outcome:
 
     Attributes:
         locked: Whether the writers took the lock.
-        writers: Number of writers.
         rows_expected: Number of rows in the source.
         rows_found: Number of rows in the table.
         missing_rows: Number of rows of the source that are not in the table.
@@ -115,8 +114,7 @@ def judge(
     Args:
         writers: The writers with the commits that they reported.
         log: The table's commits. Those with a commit id are of these writers.
-        source: Summary of the source's rows.
-        table: Summary of the table's rows.
+        source, table: Summaries of the rows.
         locked: Whether the writers took the lock. Then an overlap of holds is a problem.
         commits_planned: Number of commits that the writers should make.
         wall_seconds: Seconds from the start of the first writer to the end of the last.
@@ -127,18 +125,30 @@ def judge(
     acknowledged_ids = {commit.commit_id for commit in acknowledged}
     ids_in_log = [log_id for commit in log if (log_id := commit_id(commit)) is not None]
     lost = acknowledged_ids - set(ids_in_log)
+    lost_commits = [
+        f"{commit.commit_id} (writer {commit.writer}, {commit.rows} rows)"
+        for commit in acknowledged
+        if commit.commit_id in lost
+    ]
     unacknowledged = set(ids_in_log) - acknowledged_ids
     overlapping = overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
     in_conflict = commits_in_conflict(log)
     failed = tuple(writer.number for writer in writers if writer.exit_code != 0)
     unplanned = len(acknowledged) != commits_planned
+    missing, unexpected = source.keys - table.keys, table.keys.keys() - source.keys.keys()
+    repeated = [key for key, count in table.keys.items() if count > 1]
+    duplicates = table.rows - len(table.keys)
+    mismatches = tuple(name for name in source.sums if source.sums[name] != table.sums.get(name))
     problems = [
         *(f"writer {number} failed" for number in failed),
         *([f"{commits_planned} commits were planned, and {len(acknowledged)} acknowledged"] if unplanned else []),
-        *_problem(len(lost), "acknowledged commit", f"not in the log: {_examples(_describe(acknowledged, lost))}"),
+        *_problem(len(lost), "acknowledged commit", f"not in the log: {_examples(lost_commits)}"),
         *_problem(len(unacknowledged), "commit", f"in the log, but reported by no writer: {_examples(unacknowledged)}"),
         *_problem(len(ids_in_log) - len(set(ids_in_log)), "commit", "in the log more than once"),
-        *_compare_contents(source, table),
+        *_problem(missing.total(), "row", f"missing, for example {_examples(missing)}"),
+        *_problem(duplicates, "duplicate row", f"by ({', '.join(KEY)}), for example {_examples(repeated)}"),
+        *_problem(len(unexpected), "row", f"not from the source, for example {_examples(unexpected)}"),
+        *_problem(len(mismatches), "column", f"with other values than the source: {', '.join(mismatches)}"),
     ]
     if locked:
         problems += describe_overlaps(overlapping)
@@ -147,10 +157,10 @@ def judge(
         writers=len(writers),
         rows_expected=source.rows,
         rows_found=table.rows,
-        missing_rows=(source.keys - table.keys).total(),
-        duplicate_rows=table.rows - len(table.keys),
-        unexpected_rows=len(table.keys.keys() - source.keys.keys()),
-        checksum_mismatches=_mismatches(source, table),
+        missing_rows=missing.total(),
+        duplicate_rows=duplicates,
+        unexpected_rows=len(unexpected),
+        checksum_mismatches=mismatches,
         commits_acknowledged=len(acknowledged),
         commits_in_log=len(ids_in_log),
         lost_commits=len(lost),
@@ -174,25 +184,6 @@ def judge(
     )
 
 
-def _compare_contents(source: Contents, table: Contents) -> list[str]:
-    """Find missing, duplicate and unexpected rows, and columns whose values differ."""
-    missing = source.keys - table.keys
-    repeated = [key for key, count in table.keys.items() if count > 1]
-    duplicates = table.rows - len(table.keys)
-    unexpected = table.keys.keys() - source.keys.keys()
-    columns = _mismatches(source, table)
-    return [
-        *_problem(missing.total(), "row", f"missing, for example {_examples(missing)}"),
-        *_problem(duplicates, "duplicate row", f"by ({', '.join(KEY)}), for example {_examples(repeated)}"),
-        *_problem(len(unexpected), "row", f"not from the source, for example {_examples(unexpected)}"),
-        *_problem(len(columns), "column", f"with other values than the source: {', '.join(columns)}"),
-    ]
-
-
-def _mismatches(source: Contents, table: Contents) -> tuple[str, ...]:
-    return tuple(name for name in source.sums if source.sums[name] != table.sums.get(name))
-
-
 def _problem(number: int, noun: str, fault: str) -> list[str]:
     """Return a sentence such as ``2 rows missing``, or nothing if the number is 0."""
     return [f"{count_text(number, noun)} {fault}"] if number else []
@@ -206,14 +197,6 @@ def _loading_seconds(acknowledged: Sequence[AcknowledgedCommit]) -> float:
 
 def _median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
-
-
-def _describe(acknowledged: Sequence[AcknowledgedCommit], commit_ids: Collection[str]) -> list[str]:
-    return [
-        f"{commit.commit_id} (writer {commit.writer}, {commit.rows} rows)"
-        for commit in acknowledged
-        if commit.commit_id in commit_ids
-    ]
 
 
 def _examples(names: Collection[Any]) -> str:

@@ -23,9 +23,9 @@ from sluice.errors import SparkSubmitError
 from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
 
+#: Folder of the packages of this distribution.
+PACKAGES = Path(lock_manager.__file__).parents[1]
 _GRACE_SECONDS = 5.0
-_TAIL_LINES = 12
-_NO_SIGNAL = 0  # tests whether the process group exists
 
 #: Events of writers: the writer's number and one JSON object. The last one is ``{"event": "exit", "code": …}``.
 Events = SimpleQueue[tuple[int, dict[str, Any]]]
@@ -72,8 +72,7 @@ class WriterProcess:
 
     Args:
         number: Number of the writer, from 1. Its events have it.
-        command: The command to run.
-        environment: Environment variables that are added to those of this process.
+        environment: Variables that are added to those of this process.
         folder: Folder for ``writer-N.out`` and ``writer-N.err``.
         events: Queue for the JSON objects that it prints, and for its exit.
 
@@ -103,7 +102,7 @@ class WriterProcess:
     @property
     def stderr_tail(self) -> list[str]:
         """The last lines of its standard error."""
-        return self.errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
+        return self.errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-12:]
 
     def signal(self, number: int) -> bool:
         """Send a signal to its process group. Return whether the group exists."""
@@ -114,7 +113,8 @@ class WriterProcess:
 
     def reap(self, deadline: float) -> None:
         """Wait until its process group has ended. Send SIGKILL after ``deadline`` (of ``time.monotonic``)."""
-        while self._process.poll() is None or self.signal(_NO_SIGNAL):
+        # Signal 0 tests whether the process group exists.
+        while self._process.poll() is None or self.signal(0):
             if time.monotonic() > deadline:
                 self.signal(signal.SIGKILL)
                 self._process.wait()
@@ -152,9 +152,8 @@ def _environment() -> dict[str, str]:
 
     ZooKeeper credentials are removed, because the demo's ZooKeeper would refuse them.
     """
-    root = str(Path(lock_manager.__file__).parents[1])
     return {name: value for name, value in os.environ.items() if not name.startswith(SECURITY_PREFIX)} | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }

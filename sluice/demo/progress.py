@@ -17,36 +17,23 @@ from rich.text import Text
 from sluice.demo.records import Phase, Writer
 
 _PLAIN_SECONDS = 10.0
-_STYLES = {
-    Phase.STARTING: "dim",
-    Phase.BEGUN: "yellow",
-    Phase.HOLDING: "bold green",
-    Phase.WRITING: "cyan",
-    Phase.BETWEEN: "dim",
-    Phase.DONE: "green",
-    Phase.FAILED: "bold red",
-}
-_WORDS = {
-    Phase.STARTING: "starting Spark",
+# The words and the style of each state.
+_STATES = {
+    Phase.STARTING: ("starting Spark", "dim"),
     # Most commits write their rows before they acquire the lock, and load the next snapshot after they release it.
-    Phase.BEGUN: "writing, waiting",
-    Phase.HOLDING: "COMMITTING",
-    Phase.WRITING: "writing",
-    Phase.BETWEEN: "next commit",
-    Phase.DONE: "done",
-    Phase.FAILED: "FAILED",
+    Phase.BEGUN: ("writing, waiting", "yellow"),
+    Phase.HOLDING: ("COMMITTING", "bold green"),
+    Phase.WRITING: ("writing", "cyan"),
+    Phase.BETWEEN: ("next commit", "dim"),
+    Phase.DONE: ("done", "green"),
+    Phase.FAILED: ("FAILED", "bold red"),
 }
 
 
 class Board:
-    """The progress of a load, as text and as a table.
+    """The progress of a load, as text and as a table. The state of the writers changes while the board is shown.
 
-    Args:
-        title: Title of the table.
-        writers: The writers. Their state changes while the board is shown.
-        planned: Number of commits of each writer, in the same order.
-        rows: Number of rows to load.
-
+    ``planned`` is the number of commits of each writer, and ``rows`` the number of rows to load.
     """
 
     def __init__(self, title: str, writers: Sequence[Writer], planned: Sequence[int], rows: int) -> None:
@@ -61,7 +48,7 @@ class Board:
         by_phase: dict[Phase, list[str]] = defaultdict(list)
         for writer in self._writers:
             by_phase[writer.phase].append(str(writer.number))
-        phases = [f"{_WORDS[phase]}: {', '.join(by_phase[phase])}" for phase in Phase if phase in by_phase]
+        phases = [f"{_STATES[phase][0]}: {', '.join(by_phase[phase])}" for phase in Phase if phase in by_phase]
         return f"{self._summary()}; {'; '.join(phases)}"
 
     def table(self) -> Table:
@@ -81,12 +68,12 @@ class Board:
         return table
 
     def _phase_text(self, writer: Writer) -> Text:
-        words = _WORDS[writer.phase]
+        words, style = _STATES[writer.phase]
         if writer.running:
             words += f"  {max(0.0, time.time() - writer.since):.1f} s"
         if writer.retried_at:
             words += f"  ({len(writer.retried_at)} conflicts)"
-        return Text(words, style=_STYLES[writer.phase])
+        return Text(words, style=style)
 
     def _summary(self) -> str:
         commits = sum(len(writer.commits) for writer in self._writers)

@@ -113,19 +113,18 @@ class Writer:
                 self.retried_at.append(event["at"])
             case "commit":
                 self._enter(Phase.BETWEEN, now)
-                self.commits.append(
-                    AcknowledgedCommit(
-                        writer=self.number,
-                        commit_id=event["commit_id"],
-                        rows=event.get("rows") or 0,
-                        version=event.get("version"),
-                        requested_at=event["requested_at"],
-                        acquired_at=event.get("acquired_at"),
-                        released_at=event["released_at"],
-                        retries=event.get("retries", 0),
-                        token=event.get("token"),
-                    )
+                commit = AcknowledgedCommit(
+                    writer=self.number,
+                    commit_id=event["commit_id"],
+                    rows=event.get("rows") or 0,
+                    version=event.get("version"),
+                    requested_at=event["requested_at"],
+                    acquired_at=event.get("acquired_at"),
+                    released_at=event["released_at"],
+                    retries=event.get("retries", 0),
+                    token=event.get("token"),
                 )
+                self.commits.append(commit)
 
     def end(self, exit_code: int, now: float) -> None:
         """Record the end of its process."""

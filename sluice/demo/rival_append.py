@@ -14,16 +14,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
+from delta import exceptions
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
@@ -35,14 +26,14 @@ from writer_jobs.job.inputs.sources import SourceReader
 
 # These classes do not inherit from one another.
 _CONFLICTS = (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
+    exceptions.ConcurrentAppendException,
+    exceptions.ConcurrentDeleteDeleteException,
+    exceptions.ConcurrentDeleteReadException,
+    exceptions.ConcurrentTransactionException,
+    exceptions.ConcurrentWriteException,
+    exceptions.DeltaConcurrentModificationException,
+    exceptions.MetadataChangedException,
+    exceptions.ProtocolChangedException,
 )
 
 

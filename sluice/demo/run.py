@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty
 from typing import Any, Literal
@@ -26,7 +25,7 @@ from sluice.audit.verify import verify_table
 from sluice.console import print_problems
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
-from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
+from sluice.demo.processes import PACKAGES, Events, WriterProcess, end_processes, spark_submit, submit_command
 from sluice.demo.progress import Board, show_board
 from sluice.demo.records import Phase, Writer
 from sluice.demo.report import print_comparison, print_outcome, print_stderr_tail, write_report
@@ -35,8 +34,6 @@ from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
 from sluice.local.jars import jar_paths
 
-_LOCK_TIMEOUT_SECONDS = 600
-_POLL_SECONDS = 0.2
 _COMPARISON = "comparison.png"
 # Delta's default log stores of these schemes.
 _STOCK_LOG_STORES = {
@@ -47,19 +44,7 @@ _STOCK_LOG_STORES = {
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """The options of the demo.
-
-    Attributes:
-        storage: ``s3`` for an S3, ``local`` for the disk.
-        writers: Number of ``spark-submit`` processes.
-        commits: Number of commits of all writers together.
-        compare: Whether to load again without the lock.
-        output: Folder for the report, the picture and the logs.
-        keep: Whether to keep the table and the source files in that folder.
-        rows: Number of flights to load, the first ones; None for all.
-        s3_endpoint: URL of another S3; None for the embedded one.
-        bucket: An existing bucket of another S3 (of AWS without an endpoint). Tables are below a prefix that is removed
-            at the end.
+    """The options of ``sluice demo``, whose ``--help`` describes them.
 
     Raises:
         SettingsError: There are no writers, fewer commits than writers, fewer rows than commits, a malformed endpoint,
@@ -217,18 +202,15 @@ def _command(number: int, table: str, file: Path, commits: int, hosts: str | Non
     conf = {**store.spark_conf, "spark.app.name": f"writer {number}"}
     if hosts is None:
         return submit_command(Path(__file__).with_name("rival_append.py"), arguments, conf=conf | _STOCK_LOG_STORES)
-    arguments += ["--zookeeper", hosts, "--lock-timeout", str(_LOCK_TIMEOUT_SECONDS)]
-    spec = find_spec("writer_jobs")
-    assert spec is not None  # noqa: S101 (a package of this distribution)
-    assert spec.origin is not None  # noqa: S101 (it has an __init__.py)
-    return submit_command(Path(spec.origin).with_name("append.py"), arguments, conf=conf)
+    arguments += ["--zookeeper", hosts, "--lock-timeout", "600"]
+    return submit_command(PACKAGES / "writer_jobs" / "append.py", arguments, conf=conf)
 
 
 def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], None]) -> None:
     while any(writer.running for writer in writers):
         refresh()
         try:
-            number, event = events.get(timeout=_POLL_SECONDS)
+            number, event = events.get(timeout=0.2)
         except Empty:
             continue
         if event.get("event") == "exit":
@@ -253,26 +235,23 @@ def _report_load(demo: _Demo, load: Load) -> None:
     store = "S3" if options.storage == "s3" else "disk"
     result = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
     title = f"{outcome.writers} Spark writers, one Delta table on {store}: {outcome.commits_in_log} commits, {result}"
-    draw_timeline(demo.folder / "timeline.png", [Lanes(title, load.writers, locked=True, lost=outcome.lost)])
+    draw_timeline(demo.folder / "timeline.png", [_lanes(title, load)])
     write_report(demo.folder / "report.json", _facts(demo, load), outcome, load.writers)
 
 
 def _report_comparison(demo: _Demo, locked: Load, rival: Load) -> None:
     print_comparison(locked.outcome, rival.outcome, demo.console)
     print_problems(rival.outcome.problems, demo.console, label="without the lock")
-    lanes = [
-        Lanes(
-            f"{name}: {_summary(load.outcome)}",
-            load.writers,
-            locked=load.outcome.locked,
-            lost=load.outcome.lost,
-            in_conflict=load.outcome.in_conflict,
-        )
-        for name, load in (("With the lock", locked), ("Without, on Delta's stock log store", rival))
-    ]
+    loads = {"With the lock": locked, "Without, on Delta's stock log store": rival}
+    lanes = [_lanes(f"{name}: {_summary(load.outcome)}", load) for name, load in loads.items()]
     draw_timeline(demo.folder / _COMPARISON, lanes)
     facts = {**_facts(demo, locked), "without_lock": rival.outcome.to_json()}
     write_report(demo.folder / "report.json", facts, locked.outcome, locked.writers)
+
+
+def _lanes(title: str, load: Load) -> Lanes:
+    outcome = load.outcome
+    return Lanes(title, load.writers, outcome.locked, outcome.lost, outcome.in_conflict)
 
 
 def _summary(outcome: Outcome) -> str:

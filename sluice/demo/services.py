@@ -18,7 +18,6 @@ from sluice.local.chosen_s3 import ChosenS3
 from sluice.local.s3 import LocalS3, no_proxy_variables
 
 _MARKER = ".sluice-demo"
-_WORK = ("logs", "source", "tables")
 _BUCKET = "lake"
 
 
@@ -36,7 +35,7 @@ def clear_output(folder: Path) -> Path:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / _MARKER).is_file():
                 raise OutputFolderError(f"{folder} is not empty, and not from an earlier demo: choose another --output")
-            for path in (folder / name for name in _WORK):
+            for path in (folder / name for name in ("logs", "source", "tables")):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:

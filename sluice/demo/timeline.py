@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,10 +26,11 @@ _MARK_POINTS = {"x": 4, "|": 9}
 _MIN_BAR = 3 / (_WIDTH_INCHES * _DPI)
 
 
+@dataclass(frozen=True)
 class Lanes:
     """One load to draw.
 
-    Args:
+    Attributes:
         title: Title of the panel, one line.
         writers: The writers with their commits.
         locked: Whether the writers took the lock. Then its lane is drawn, too.
@@ -37,22 +39,21 @@ class Lanes:
 
     """
 
-    def __init__(
-        self,
-        title: str,
-        writers: Sequence[Writer],
-        *,
-        locked: bool,
-        lost: Collection[str] = (),
-        in_conflict: Collection[str] = (),
-    ) -> None:
-        self.title = title
-        self.writers = writers
-        self.locked = locked
-        self.lost = lost
-        self.in_conflict = in_conflict
-        self.start = min(writer.started_at for writer in writers)
-        self.names = [f"writer {writer.number}" for writer in writers] + ["the lock"] * locked
+    title: str
+    writers: Sequence[Writer]
+    locked: bool
+    lost: Collection[str] = ()
+    in_conflict: Collection[str] = ()
+
+    @property
+    def start(self) -> float:
+        """Time at which the first writer was started."""
+        return min(writer.started_at for writer in self.writers)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the lanes."""
+        return [f"writer {writer.number}" for writer in self.writers] + ["the lock"] * self.locked
 
     @property
     def seconds(self) -> float:

@@ -17,14 +17,7 @@ _CHECK = "adoption"
 
 
 def adoption_finding(settings: LockSettings, table: str, storage_options: Mapping[str, str]) -> Finding:
-    """Compare the table's adopting ensemble and adopted name with this ensemble and this name.
-
-    Args:
-        settings: Settings of the lock.
-        table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        storage_options: Options of ``deltalake``.
-
-    """
+    """Compare the table's adopting ensemble and adopted name with this ensemble and this name."""
     try:
         log = open_log(table, storage_options)
         if not version_files(log.names()):

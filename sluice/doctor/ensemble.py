@@ -10,9 +10,9 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError, NoChrootError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
+from lock_manager.zookeeper.acl_survey import survey_acls
 from lock_manager.zookeeper.scratch_node import nearest_node, scratch_node, try_session
 from lock_manager.zookeeper.session import Session
-from sluice.doctor.acl import acl_finding
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.ensemble.members import NO_ANSWER_TO_SRVR, Server, ask_servers, dotted
 
@@ -112,7 +112,24 @@ def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:
         return [failed(check, f"{root} cannot be read ({error.refusal}): check its ACL and this client's credentials")]
     if ensemble is None:
         return [note(check, f"{root} does not exist yet: the first lock creates it")]
-    return [ok(check, f"{root}, ensemble {ensemble}"), acl_finding(session, deadline)]
+    return [ok(check, f"{root}, ensemble {ensemble}"), _acl(session, deadline)]
+
+
+def _acl(session: Session, deadline: Deadline) -> Finding:
+    """Check the ACLs of the lock root, of some tables and of some of their partitions: who may delete contenders."""
+    survey = survey_acls(session, deadline)
+    sample = (
+        f"{survey.tables_checked} of {survey.tables} tables and {survey.partitions_checked} partitions were checked"
+    )
+    if survey.open_node is None:
+        return ok("ACL", f"not every client may delete contenders; {sample}")
+    table = "" if survey.open_table is None else f", {survey.open_table}"
+    return note(
+        "ACL",
+        f"every client may delete contenders, and so break any lock, below {survey.open_node}{table} ({sample}): "
+        "restrict the clients that can connect, or set an ACL there, and in the settings for new znodes "
+        "(docs/security.md)",
+    )
 
 
 def _scratch_writes(session: Session, deadline: Deadline) -> list[Finding]:
@@ -154,13 +171,9 @@ def _latency(milliseconds: Sequence[float]) -> Finding:
 
 
 def clock_finding(leader_time: float, sent_at: float, answered_at: float) -> Finding:
-    """Compare this machine's clock with the leader's. Times are seconds since the epoch.
+    """Compare the time that the leader recorded for a request with this machine's times before and after it.
 
-    Args:
-        leader_time: The time that the leader recorded for a request.
-        sent_at: This machine's time when the request was sent.
-        answered_at: This machine's time when the answer arrived.
-
+    Times are seconds since the epoch.
     """
     skew = max(sent_at - leader_time, leader_time - answered_at, 0.0)
     if skew > _SKEW_SECONDS:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.text import Text
+
+from lock_manager import LockSettings
 from sluice.audit.checks import count_text
 from sluice.doctor.finding import Finding, Verdict, failed
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from lock_manager import LockSettings
 
 _MISSING = (
     "no ensemble is given, so no lock can be checked: give --zookeeper host:port,… or set SLUICE_ZK_HOSTS "
@@ -27,7 +25,7 @@ def examine(
     Args:
         settings: Settings of the lock; None if no ensemble is given, which is a fault.
         store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to check its conditional PUT; None to omit that check.
-        storage_options: Options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
+        storage_options: Those of :func:`open_log`.
         table: Location of a table, to check its adoption; None to omit that check.
 
     Raises:
@@ -52,8 +50,6 @@ def examine(
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
     """Print a line for each finding."""
-    from rich.text import Text  # noqa: PLC0415 (only people need it)
-
     styles = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.FAILED: "bold red"}
     width = max(len(finding.check) for finding in findings)
     for finding in findings:

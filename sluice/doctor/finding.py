@@ -21,7 +21,6 @@ class Finding:
     """One line of ``sluice doctor``.
 
     Attributes:
-        check: Name of the check.
         message: Details of the result. If the verdict is not ok, also the next step.
         verdict: Result of the check.
 

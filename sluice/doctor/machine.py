@@ -11,7 +11,6 @@ from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.local.jars import LOG_STORE_JAR, is_pinned, jars_folder, locked_jars
 
 _PACKAGES = ("delta-sluice", "kazoo", "pyspark", "delta-spark", "deltalake")
-_LOG_STORE_CLASS = "io/deltasluice/storage/GuardedLogStore.class"
 
 
 def machine_findings() -> list[Finding]:
@@ -59,7 +58,7 @@ def _log_store() -> Finding:
     check = "log store"
     try:
         with zipfile.ZipFile(LOG_STORE_JAR) as jar:
-            has_log_store = _LOG_STORE_CLASS in jar.namelist()
+            has_log_store = "io/deltasluice/storage/GuardedLogStore.class" in jar.namelist()
     except FileNotFoundError:
         return failed(check, f"{LOG_STORE_JAR} is missing: run `make setup`, or install the package")
     except (OSError, zipfile.BadZipFile) as error:

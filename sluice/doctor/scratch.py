@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lock_manager.resources import canonical_table_uri
-from sluice.audit.log_folder import parse_s3, s3_client, s3_errors
+from sluice.audit.log_folder import parse_s3, s3_client, s3_errors, s3_response
 from sluice.errors import LogAccessError, ScratchObjectError
 
 # 412: the object exists; 409: a concurrent request writes it (ConditionalRequestConflict).
@@ -24,6 +24,8 @@ _NOT_FOUND = 404
 class ScratchObject(Protocol):
     """A scratch object that does not exist yet.
 
+    Methods raise ScratchObjectError if the store refuses for another reason than documented, or does not answer.
+
     Attributes:
         where: Its location, for people.
 
@@ -32,43 +34,22 @@ class ScratchObject(Protocol):
     where: str
 
     def put(self, content: bytes, ready: Callable[[], object] = lambda: None) -> bool:
-        """Create the object if it does not exist. Several threads may call this at the same time.
+        """Create the object if it does not exist. Return whether it was created.
 
-        Args:
-            content: Content of the object.
-            ready: Called right before the request is sent.
-
-        Returns:
-            Whether the object was created.
-
-        Raises:
-            ScratchObjectError: The store refuses for another reason, or does not answer.
-
+        Several threads may call this at the same time. ``ready`` is called right before the request is sent.
         """
 
     def read(self) -> bytes | None:
-        """Return the content; None if the object does not exist.
-
-        Raises:
-            ScratchObjectError: See :meth:`put`.
-
-        """
+        """Return the content; None if the object does not exist."""
 
     def remove(self) -> None:
-        """Delete the object if it exists.
-
-        Raises:
-            ScratchObjectError: See :meth:`put`.
-
-        """
+        """Delete the object if it exists."""
 
 
 def scratch_objects(location: str, options: Mapping[str, str]) -> Callable[[], ScratchObject]:
     """Return a function that returns another scratch object of a store at each call. It sends no request.
 
-    Args:
-        location: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path.
-        options: Options of ``deltalake``.
+    The location is ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path.
 
     Raises:
         LogAccessError: The store is of another kind.
@@ -115,7 +96,7 @@ class _S3Object:
         try:
             self._request(lambda **key: self._client.put(ready, **key, Body=content, IfNoneMatch="*"))
         except ScratchObjectError as error:
-            if _status(error) in _EXISTS:
+            if s3_response(error)[0] in _EXISTS:
                 return False
             raise
         return True
@@ -124,7 +105,7 @@ class _S3Object:
         try:
             content: bytes = self._request(lambda **key: self._client.boto.get_object(**key)["Body"].read())
         except ScratchObjectError as error:
-            if _status(error) == _NOT_FOUND:
+            if s3_response(error)[0] == _NOT_FOUND:
                 return None
             raise
         return content
@@ -137,12 +118,6 @@ class _S3Object:
             return operation(**self._object)
         except s3_errors() as error:
             raise ScratchObjectError(f"{error}") from error
-
-
-def _status(error: ScratchObjectError) -> int:
-    """Return the HTTP status of S3's response, 0 if there was none."""
-    response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
-    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 class _LocalObject:

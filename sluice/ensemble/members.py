@@ -18,7 +18,6 @@ _SRVR = re.compile(
     r".*?Zxid: 0x(?P<zxid>[0-9a-f]+).*?Mode: (?P<mode>\w+)",
     re.DOTALL,
 )
-_COUNTER_BITS = 32
 #: The problem of a server that answers, but does not report its state.
 NO_ANSWER_TO_SRVR = "answers, but not to srvr: it allows no four-letter words (4lw.commands.whitelist=srvr,mntr)"
 
@@ -53,7 +52,7 @@ class Server:
     @property
     def epoch(self) -> int | None:
         """The epoch of that transaction: the upper 32 bits of its id, which grow with each election."""
-        return None if self.zxid is None else self.zxid >> _COUNTER_BITS
+        return None if self.zxid is None else self.zxid >> 32
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""

@@ -22,7 +22,6 @@ from sluice.ensemble.members import NO_ANSWER_TO_SRVR, Server, ask_servers
 
 # Time for a session with one server, with all its requests.
 _SESSION_SECONDS = 10.0
-_POLL_SECONDS = 1.0
 _CONTENT = b"ready?"
 
 
@@ -58,7 +57,7 @@ def wait_until_ready(
     """Repeat the check until the ensemble is ready or the time is over. Return the last result.
 
     Args:
-        settings: Settings of the lock.
+        settings: They name the servers.
         expected: Number of servers. None for the number in the connection string; then a standalone server is a fault.
         seconds: Seconds to wait; 0 to check once.
         report: Called before each wait with the result and the seconds that are left.
@@ -70,7 +69,7 @@ def wait_until_ready(
         if readiness.ready or deadline.remaining() == 0:
             return readiness
         report(readiness, deadline.remaining())
-        time.sleep(min(_POLL_SECONDS, deadline.remaining()))
+        time.sleep(min(1.0, deadline.remaining()))
 
 
 def check_readiness(settings: LockSettings, expected: int | None) -> Readiness:
@@ -88,11 +87,7 @@ def check_readiness(settings: LockSettings, expected: int | None) -> Readiness:
 def server_faults(servers: Sequence[Server], expected: int, *, alone: bool) -> list[str]:
     """Return the faults of the servers' states, of each one and of all together.
 
-    Args:
-        servers: The servers of the connection string.
-        expected: Number of servers that the ensemble should have.
-        alone: Whether a standalone server is expected.
-
+    ``expected`` is the number of servers that the ensemble should have, and ``alone`` permits a standalone server.
     """
     faults = []
     if len(servers) != expected:

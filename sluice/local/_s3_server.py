@@ -13,12 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
-_HOST = "127.0.0.1"
 #: A WSGI application (PEP 3333): it takes the environment and ``start_response``, and returns the body.
 WsgiApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -33,36 +31,19 @@ class OneAtATimePerKey:
     def __init__(self, application: WsgiApplication) -> None:
         self._application = application
         self._guard = threading.Lock()
-        self._locks: dict[str, _PathLock] = {}  # by path; removed when no request holds or awaits the lock
+        # By path. A lock exists while a request holds or awaits it.
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         bucket, _, key = path.lstrip("/").partition("/")
         if not bucket or not key:
             return self._application(environ, start_response)
-        with self._exclusive(path):
+        with self._guard:
+            lock = self._locks.setdefault(path, threading.Lock())
+        with lock:
             # When the call returns, moto has read the body and completed the request.
             return self._application(environ, start_response)
-
-    @contextmanager
-    def _exclusive(self, path: str) -> Iterator[None]:
-        with self._guard:
-            path_lock = self._locks.setdefault(path, _PathLock())
-            path_lock.users += 1
-        try:
-            with path_lock.lock:
-                yield
-        finally:
-            with self._guard:
-                path_lock.users -= 1
-                if not path_lock.users:
-                    del self._locks[path]
-
-
-@dataclass
-class _PathLock:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    users: int = 0
 
 
 def moto_application() -> WsgiApplication:
@@ -81,7 +62,7 @@ def make_s3_server(application: WsgiApplication) -> Any:
     from moto.moto_server.werkzeug_app import MotoRequestHandler  # noqa: PLC0415
     from werkzeug.serving import make_server  # noqa: PLC0415
 
-    return make_server(_HOST, 0, application, threaded=True, request_handler=MotoRequestHandler)
+    return make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
 
 
 def main() -> None:

@@ -11,16 +11,16 @@ import sys
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from sluice.audit.log_folder import s3_client, s3_endpoint, s3_errors, uses_virtual_hosts
+from sluice.audit.log_folder import s3_client, s3_endpoint, s3_errors, s3_response, uses_virtual_hosts
 from sluice.errors import ChosenS3Error
 from sluice.local.s3 import THIS_MACHINE, no_proxy_variables
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _DEFAULT_REGION = "us-east-1"
+_CANNOT_LIST_VERSIONS = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_IMPLEMENTED)
 
 
 def is_endpoint(url: str) -> bool:
@@ -119,9 +119,7 @@ class ChosenS3:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             self.stop()
         except ChosenS3Error as stop_error:
@@ -135,7 +133,8 @@ class ChosenS3:
         try:
             page = self._request("list_object_versions", advice, **scope)
         except ChosenS3Error as error:
-            if not _cannot_list_versions(error):
+            status, code = s3_response(error)
+            if status not in _CANNOT_LIST_VERSIONS and code != "NotImplemented":
                 raise
             page = self._request("list_objects_v2", advice, **scope)
             return [{"Key": entry["Key"]} for entry in page.get("Contents", ())]
@@ -151,10 +150,3 @@ class ChosenS3:
             raise ChosenS3Error(f"{store} refused {operation} of s3://{self.root} ({error}); {advice}") from error
         finally:
             client.close()
-
-
-def _cannot_list_versions(error: ChosenS3Error) -> bool:
-    """Return whether the S3 refused to list object versions, or does not implement it."""
-    response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
-    status, code = response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
-    return status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_IMPLEMENTED) or code == "NotImplemented"

@@ -21,7 +21,6 @@ from xml.sax.saxutils import quoteattr
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.errors import JarsError
 
-_JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
 #: The jar of the guarded log store. `make setup` builds it from ``log_store/``; this package contains it.
 LOG_STORE_JAR = Path(str(files("sluice"))) / "sluice-log-store.jar"
 
@@ -62,7 +61,7 @@ def locked_jars() -> list[Jar]:
 
 def jars_folder() -> Path:
     """Return the folder of the jars: ``$SLUICE_JARS``, else ``share/sluice/jars`` of this Python environment."""
-    configured = os.environ.get(_JARS_ENVIRONMENT_VARIABLE)
+    configured = os.environ.get("SLUICE_JARS")
     return Path(configured) if configured else Path(sys.prefix) / "share" / "sluice" / "jars"
 
 

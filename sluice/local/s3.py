@@ -12,17 +12,13 @@ import selectors
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote, urlsplit
 
 from sluice.errors import LocalS3Error
 
-_SERVER = Path(__file__).with_name("_s3_server.py")
 _REGION = "us-east-1"
-_GRACE_SECONDS = 5.0
 #: Host names of this machine. No proxy may be used for them.
 THIS_MACHINE = ("127.0.0.1", "localhost")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
@@ -113,7 +109,7 @@ class LocalS3:
         with self._log.open("w+b") if self._log else tempfile.TemporaryFile() as log:
             self._process = subprocess.Popen(
                 # -P: do not import from the script's folder
-                [sys.executable, "-P", str(_SERVER)],
+                [sys.executable, "-P", str(Path(__file__).with_name("_s3_server.py"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -136,7 +132,7 @@ class LocalS3:
             if pipe is not None:
                 pipe.close()
         try:
-            process.wait(_GRACE_SECONDS)
+            process.wait(5)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -164,18 +160,15 @@ class LocalS3:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _read_port(self, timeout_seconds: float, log: IO[bytes]) -> int:
         assert self._process is not None  # noqa: S101 (start() sets it)
         assert self._process.stdout is not None  # noqa: S101 (it is a pipe)
-        deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+            if not selector.select(timeout_seconds):
                 raise LocalS3Error(f"the embedded S3 did not start within {timeout_seconds:g} s")
         line = self._process.stdout.readline()
         if line:

@@ -52,11 +52,7 @@ def start_spark(name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """Start a small driver with the jars of this installation for a block.
 
     Its standard error is shown only if it does not start. A signal is delayed until it has started, because a JVM whose
-    Python has ended would not end.
-
-    Args:
-        name: Name of the application.
-        conf: Spark's settings. They override ``spark-defaults.conf``.
+    Python has ended would not end. The settings override ``spark-defaults.conf``.
 
     Raises:
         JarsError: A jar is missing. The message names the command that downloads it.

@@ -45,10 +45,7 @@ def parse_token(text: str) -> int:
 def select_holders(locks: TableLocks, partition: str | None, token: int | None) -> list[QueueEntry]:
     """Return the holders to break, in the order in which they queued up.
 
-    Args:
-        locks: Holders and waiters of the table.
-        partition: Select the holders of this partition or of partitions within it. None selects every holder.
-        token: Select the holder with this fencing token. None selects every holder.
+    A partition selects its holders and those of partitions within it, and a fencing token selects one holder.
 
     Raises:
         BreakError: The table has holders, but none of them matches.

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from lock_manager.coordinator import Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
 from sluice.console import make_table, table_console
-
-if TYPE_CHECKING:
-    from rich.console import Console, Group
-    from rich.table import Table
 
 _COLUMNS = ("", "scope", "token", "since (UTC)", "for", "host", "pid", "application", "job")
 _NUMBERS = ("token", "for", "pid")
@@ -131,8 +132,6 @@ def display(console: Console) -> Iterator[Callable[[Status], None]]:
     if not console.is_terminal:
         yield lambda status: print_status(status, console)
         return
-    from rich.live import Live  # noqa: PLC0415 (only people need it)
-
     with Live(console=console, auto_refresh=False) as live:
         yield lambda status: live.update(_render(status), refresh=True)
 
@@ -144,9 +143,6 @@ def print_status(status: Status, console: Console) -> None:
 
 def _render(status: Status) -> Group:
     """Return a list for each table that is locked or awaited, and the number of the other tables."""
-    from rich.console import Group  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     busy = [table for table in status.tables if table.entries]
     parts: list[Table | Text] = [_table_of(status, table) for table in busy]
     if len(status.tables) == 1 and not busy:
@@ -160,8 +156,6 @@ def _render(status: Status) -> Group:
 
 
 def _table_of(status: Status, locks: TableLocks) -> Table:
-    from rich.text import Text  # noqa: PLC0415
-
     table = make_table(_COLUMNS, right=_NUMBERS, title=Text(printable(locks.name)))
     for entry in (*locks.holders, *locks.waiters):
         since = datetime.fromtimestamp(min(entry.since, status.at), UTC)

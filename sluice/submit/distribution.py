@@ -17,7 +17,6 @@ from pathlib import Path
 from sluice.errors import DistributionError
 from sluice.local.jars import jar_paths, jars_folder
 
-_ZIP_NAME = "sluice-py-files.zip"
 _PACKAGES = ("lock_manager", "writer_jobs", "kazoo")
 _IF_INSTALLED = ("puresasl", "delta")
 # Distributions whose licence must be in the zip, by package.
@@ -27,8 +26,6 @@ _EXCLUDED = frozenset({"__pycache__", "tests", "testing", "connect"})
 _SUFFIXES = frozenset({".py", ".typed"})
 # The oldest time of the zip format. A real time would change the bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
-_UNIX = 3
-_FILE_MODE = 0o100644 << 16
 
 
 def build_zip(path: str | Path) -> Path:
@@ -36,10 +33,8 @@ def build_zip(path: str | Path) -> Path:
 
     The same packages give the same bytes on every machine: names are sorted, times and modes are fixed, and the zip is
     not compressed, because the result of compression depends on the library. It contains no tests and no byte code, but
-    the licences of third-party packages.
-
-    Args:
-        path: Path of the zip. Missing folders are created. An existing file is replaced when the new one is complete.
+    the licences of third-party packages. Missing folders are created. An existing file is replaced when the new one is
+    complete.
 
     Raises:
         DistributionError: A package is not installed as files.
@@ -52,8 +47,8 @@ def build_zip(path: str | Path) -> Path:
     with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
         for name, file in contents:
             entry = zipfile.ZipInfo(name, _TIMESTAMP)
-            entry.create_system = _UNIX
-            entry.external_attr = _FILE_MODE
+            entry.create_system = 3  # Unix
+            entry.external_attr = 0o100644 << 16
             archive.writestr(entry, file.read_bytes())
     part.replace(target)
     return target
@@ -84,7 +79,7 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
 
     jars = [str(path.absolute()) for path in jar_paths()]
     log_stores = [("--conf", f"{key}={LOG_STORE}") for key in (LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS)]
-    archive = build_zip(jars_folder().parent / _ZIP_NAME) if zip_path is None else Path(zip_path).absolute()
+    archive = build_zip(jars_folder().parent / "sluice-py-files.zip") if zip_path is None else Path(zip_path).absolute()
     return [
         "--jars", ",".join(jars),
         "--py-files", str(archive),

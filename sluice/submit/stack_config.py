@@ -19,14 +19,9 @@ from lock_manager.security import SECRET
 from lock_manager.settings import ENVIRONMENT_PREFIX, LockSettings
 from sluice.errors import BadInputError, CommandError
 
-_DEFAULTS_NAME = "spark-defaults.conf"
-_ENVIRONMENT_NAME = "sluice.env"
-_S3A_REGION = "spark.hadoop.fs.s3a.endpoint.region"
 _OUTPUTS = "`pulumi stack output --json`"
 # Values that need no quotes in a shell, in systemd, in Docker and in java.util.Properties.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+")
-# Pulumi prints this in place of a secret output.
-_HIDDEN = "[secret]"
 
 
 @dataclass(frozen=True)
@@ -34,8 +29,6 @@ class StackConfig:
     """The outputs of a stack that jobs need.
 
     Attributes:
-        region: AWS region.
-        bucket: Name of the lake's bucket.
         hosts: Connection string of ZooKeeper.
         lock_root: The znode that is the parent of all locks.
         secret_arn: ARN of the secret with the role's settings for ZooKeeper; None if the stack has none.
@@ -78,7 +71,7 @@ class StackConfig:
         """Return the lines of ``spark-defaults.conf``."""
         from writer_jobs.delta.session import cluster_defaults  # noqa: PLC0415 (PySpark takes 0.4 s)
 
-        settings = {**cluster_defaults(), _S3A_REGION: self.region}
+        settings = {**cluster_defaults(), "spark.hadoop.fs.s3a.endpoint.region": self.region}
         return "".join(f"{key} {value}\n" for key, value in settings.items())
 
     def environment(self) -> str:
@@ -96,17 +89,15 @@ class StackConfig:
 def write_config(stack: StackConfig, folder: Path, *, force: bool) -> tuple[Path, Path]:
     """Write both files, and return their paths. If one cannot be written, neither is changed.
 
-    Args:
-        stack: The outputs of the stack.
-        folder: Target folder; created if it does not exist.
-        force: Whether to replace existing files.
+    The folder is created if it does not exist. ``force`` permits to replace existing files.
 
     Raises:
         BadInputError: A file exists, and ``force`` is false.
         CommandError: A file cannot be written.
 
     """
-    texts = {folder / _DEFAULTS_NAME: stack.spark_defaults(), folder / _ENVIRONMENT_NAME: stack.environment()}
+    defaults, environment = folder / "spark-defaults.conf", folder / "sluice.env"
+    texts = {defaults: stack.spark_defaults(), environment: stack.environment()}
     for path in texts:
         if path.exists() and not force:
             raise BadInputError(f"{path} exists already: choose another --output, or give --force to replace it")
@@ -126,7 +117,7 @@ def write_config(stack: StackConfig, folder: Path, *, force: bool) -> tuple[Path
             # It exists only after an error, which is reported.
             with suppress(OSError):
                 part.unlink()
-    return folder / _DEFAULTS_NAME, folder / _ENVIRONMENT_NAME
+    return defaults, environment
 
 
 def _output(outputs: Mapping[str, Any], name: str) -> str:
@@ -152,7 +143,7 @@ def _secret_arn(outputs: Mapping[str, Any], role: str) -> str | None:
 def _plain(value: object, name: str) -> str:
     if value in (None, ""):
         raise BadInputError(f"the output {name} is empty: check the configuration of the stack")
-    if value == _HIDDEN:
+    if value == "[secret]":  # Pulumi prints it in place of a secret output
         raise BadInputError(f"the output {name} is hidden: run `pulumi stack output --json --show-secrets`")
     if not isinstance(value, str) or not _PLAIN.fullmatch(value):
         raise BadInputError(f"the output {name} must be a text that needs no quotes in a shell")
