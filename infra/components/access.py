@@ -123,11 +123,8 @@ def operator_policy(
 def _list_bucket(resources: PolicyResources) -> list[dict[str, Any]]:
     listing = allow("ListTables", "s3:ListBucket", resources.bucket)
     if resources.prefixes:
-        listing["Condition"] = {
-            "StringLike": {
-                "s3:prefix": [pattern for prefix in resources.prefixes for pattern in (prefix, f"{prefix}/*")]
-            }
-        }
+        patterns = [pattern for prefix in resources.prefixes for pattern in (prefix, f"{prefix}/*")]
+        listing["Condition"] = {"StringLike": {"s3:prefix": patterns}}
     return [listing, allow("FindBucket", ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads"], resources.bucket)]
 
 
@@ -238,17 +235,13 @@ class Access(pulumi.ComponentResource):
 
     def _create_policy(self, role: str) -> aws.iam.Policy:
         inputs = pulumi.Output.all(
-            bucket=self._args.bucket_arn,
-            key=self._args.key_arn,
-            secret=self.secret_arns.get(role),
+            arns={"bucket": self._args.bucket_arn, "key": self._args.key_arn, "secret": self.secret_arns.get(role)},
             instance_ids=list(self._args.instance_ids),
             account=vars(self._args.account),
         )
 
         def policy_text(values: Mapping[str, Any]) -> str:
-            resources = PolicyResources(
-                values["bucket"], self._settings.table_prefixes, values["key"], values["secret"]
-            )
+            resources = PolicyResources(prefixes=self._settings.table_prefixes, **values["arns"])
             if role == "operator":
                 machines = "arn:{partition}:ec2:{region}:{id}:instance".format(**values["account"])
                 arns = [f"{machines}/{instance_id}" for instance_id in values["instance_ids"]]

@@ -25,7 +25,6 @@ def examine(
     Args:
         settings: Settings of the lock; None if no ensemble is given, which is a fault.
         store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to check its conditional PUT; None to omit that check.
-        storage_options: Those of :func:`open_log`.
         table: Location of a table, to check its adoption; None to omit that check.
 
     Raises:
