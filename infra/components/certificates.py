@@ -81,9 +81,8 @@ class Authority(pulumi.ComponentResource):
         That of a member also contains 127.0.0.1, so that an operator can verify it through a port forwarded by Session
         Manager.
         """
-        uses, addresses = ["client_auth"], None
-        if address is not None:
-            uses, addresses = ["server_auth", "client_auth"], [address, "127.0.0.1"]
+        uses = ["client_auth"] if address is None else ["server_auth", "client_auth"]
+        addresses = None if address is None else [address, "127.0.0.1"]
         # A new generation signs new keys, so that a stolen old key is useless with the new certificate.
         resource = f"{self._purpose}-{name}-{self._signing}"
         key = tls.PrivateKey(resource, algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
