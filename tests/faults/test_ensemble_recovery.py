@@ -1,7 +1,8 @@
 """Two of three members are lost with their data: the steps of docs/runbooks.md, on real servers.
 
 The survivor has missed an election and later transactions, so tables contain newer tokens than it knows. The tests
-follow the steps exactly; each control omits one of them.
+follow the steps exactly. One control omits a step (the new epoch); the other omits the setting
+``db.autocreate=false``.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ LATER_HOLDS = 20
 TABLE, WEATHER, PLANES = "s3://lake/flights", "s3://lake/weather", "s3://lake/planes"
 ANOTHER = "s3://lake/another"
 TRIO = (1, 2, 3)
-STRANGER_SECONDS = 6
-"""Longer than the members take to start: in the control the session must be restored before it expires."""
+KAZOO_SESSION_SECONDS = 6
+"""Session timeout of :class:`CutOffKazooClient`. The members start faster, so in the control the client reconnects
+before its session expires."""
 
 
 class CutOffWriter:
@@ -58,12 +60,12 @@ class CutOffWriter:
 
 
 class CutOffKazooClient:
-    """Another program, with a lock of kazoo alone, that is cut off. It relies on the ensemble only."""
+    """A program that locks with kazoo's recipe instead of Sluice, and is cut off. No guard checks its commits."""
 
     def __init__(self, hosts: str, table: str) -> None:
         self._link = Link(hosts)
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
-        self._client = KazooClient(self._link.hosts, timeout=STRANGER_SECONDS, connection_retry=retry)
+        self._client = KazooClient(self._link.hosts, timeout=KAZOO_SESSION_SECONDS, connection_retry=retry)
         self._client.start()
         self._lock = self._client.WriteLock(table_node("/locks/delta_tables", TableResource.of(table)))
         self._lock.acquire()
@@ -172,10 +174,10 @@ def ensemble(lost_ensemble: LostEnsemble) -> Iterator[LostEnsemble]:
 @pytest.mark.full
 def test_the_survivor_alone_grants_no_locks(ensemble: LostEnsemble) -> None:
     ensemble.members.start(ensemble.survivor, server_list=TRIO)
+    assert_no_leader(ensemble.members, [ensemble.survivor])
     with ZookeeperLockManager(ensemble.hosts, 2) as manager:
         with pytest.raises((EnsembleUnavailableError, LockTimeoutError)):
             manager.acquire(TABLE)
-    assert ensemble.members.leaders() == []
 
 
 @pytest.mark.full
@@ -191,7 +193,8 @@ def test_the_ensemble_recovers_from_the_survivor(ensemble: LostEnsemble) -> None
             assert hold.token > ensemble.last_token
             assert hold.token >> 32 == epoch
         with manager.acquire(TABLE) as hold:
-            # The lost members had settled this intent. It is restored, and the next holder settles it again.
+            # A holder cleared this intent on the lost members. The survivor still has it, so the next holder clears it
+            # again.
             assert hold.intents.unfinished == (ensemble.writer.hold.hold_id,)
             assert [intent.version for intent in hold.intents.read()] == [3]
             hold.intents.clear()
@@ -209,7 +212,7 @@ def test_negative_control_without_a_new_epoch_tokens_fall(
     ensemble.members.let_vote(ensemble.lost_members[0])
     ensemble.members.start(ensemble.survivor, ensemble.lost_members[0], server_list=TRIO)
     ensemble.members.wait_until_in_sync()
-    # The lost members had granted this lock to later holders, which may have committed.
+    # The lost members granted this lock to later holders, which may have committed.
     assert client.still_holds()
     with ZookeeperLockManager(ensemble.hosts, 0) as manager:
         with pytest.raises(LockTimeoutError):
@@ -224,13 +227,11 @@ def test_negative_control_without_a_new_epoch_tokens_fall(
 @pytest.mark.full
 def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble) -> None:
     ensemble.members.start(*ensemble.lost_members, server_list=TRIO)
-    assert_no_leader(ensemble, ensemble.lost_members)
+    assert_no_leader(ensemble.members, ensemble.lost_members)
     ensemble.members.start(ensemble.survivor, server_list=TRIO)
     # Only the survivor may vote. A second member must be allowed to vote.
-    assert_no_leader(ensemble, [ensemble.survivor])
-    ensemble.members.stop(ensemble.lost_members[0])
-    ensemble.members.let_vote(ensemble.lost_members[0])
-    ensemble.members.start(ensemble.lost_members[0], server_list=TRIO)
+    assert_no_leader(ensemble.members, [ensemble.survivor])
+    restart_as_voter(ensemble.members, ensemble.lost_members[0])
     assert ensemble.members.wait_until_in_sync() == ensemble.survivor
     assert {stored_uuid(ensemble, member) for member in TRIO} == {ensemble.uuid}
 
@@ -239,23 +240,30 @@ def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble
 def test_empty_members_wait_until_a_majority_may_vote(tmp_path: Path) -> None:
     with Members(tmp_path, TRIO) as members:
         members.start(*TRIO, server_list=TRIO)
-        for member in (1, 2):
-            assert members.leaders() == []
-            members.stop(member)
-            members.let_vote(member)
-            members.start(member, server_list=TRIO)
+        assert_no_leader(members, TRIO)
+        restart_as_voter(members, 1)
+        # Rounds get longer, so the rounds of the member that has just started are the shortest.
+        assert_no_leader(members, [1])
+        restart_as_voter(members, 2)
         members.wait_until_in_sync()
 
 
-def assert_no_leader(ensemble: LostEnsemble, members: Sequence[int]) -> None:
-    """Assert that these members elect no leader in several rounds; an election takes less than one round."""
-    rounds = {member: ensemble.members.election_timeouts(member) for member in members}
+def restart_as_voter(members: Members, member: int) -> None:
+    """Stop a member without data, let it vote, and start it."""
+    members.stop(member)
+    members.let_vote(member)
+    members.start(member, server_list=TRIO)
+
+
+def assert_no_leader(members: Members, ids: Sequence[int]) -> None:
+    """Assert that these running members elect no leader in several rounds; an election takes less than one round."""
+    rounds = {member: members.election_timeouts(member) for member in ids}
     eventually(
-        lambda: all(ensemble.members.election_timeouts(member) > rounds[member] + 3 for member in members),
+        lambda: all(members.election_timeouts(member) > rounds[member] + 3 for member in ids),
         SETTLED_SECONDS,
         "several rounds without a leader",
     )
-    assert ensemble.members.leaders() == []
+    assert members.leaders() == []
 
 
 @pytest.mark.full
