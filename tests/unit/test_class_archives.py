@@ -33,8 +33,10 @@ def test_a_missing_or_empty_archive_is_not_used(archive: Path) -> None:
 
 def test_a_jvm_uses_the_archive_of_an_earlier_jvm(archive: Path) -> None:
     assert run_java(*write_archive_options(archive)).returncode == 0
-    # With -Xshare:on a JVM does not start without the archive.
-    java = run_java(*archive_options(SPARK), "-Xshare:on")
+    options = archive_options(SPARK)
+    assert options, "no archive was written"
+    # With -Xshare:on a JVM fails if it cannot use the archive.
+    java = run_java(*options, "-Xshare:on")
     assert (java.returncode, java.stdout) == (0, "")
 
 
@@ -43,5 +45,5 @@ def test_an_invalid_archive_is_ignored_without_a_warning(archive: Path) -> None:
     java = run_java(*archive_options(SPARK))
     assert (java.returncode, java.stdout) == (0, "")
     assert "warning" not in java.stderr
-    # The control: the JVM reads the archive.
+    # The control: with -Xshare:on the JVM fails, so it does try to read this archive.
     assert run_java(*archive_options(SPARK), "-Xshare:on").returncode != 0
