@@ -88,7 +88,7 @@ class Settings:
         self._validate_ensemble()
         days = self.log_retention_days
         retentions = ", ".join(map(str, _RETENTION))
-        _require(days in _RETENTION, "logRetentionDays", days, f"what CloudWatch takes: {retentions}")
+        _require(days in _RETENTION, "logRetentionDays", days, f"a retention that CloudWatch supports: {retentions}")
 
     def _validate_network(self) -> None:
         try:
@@ -131,7 +131,8 @@ class Settings:
         _require(self.noncurrent_version_days >= 1, "noncurrentVersionDays", self.noncurrent_version_days, "1 or more")
 
     def _validate_ensemble(self) -> None:
-        _require(ZONES <= self.nodes <= MAX_NODES, "nodes", self.nodes, "3, 5 or 7 (4 and 6 on the way)")
+        node_counts = "3, 5 or 7 (4 or 6 only while the ensemble grows or shrinks)"
+        _require(ZONES <= self.nodes <= MAX_NODES, "nodes", self.nodes, node_counts)
         _require(0 <= self.replace_node <= self.nodes, "replaceNode", self.replace_node, f"0 to {self.nodes}")
         for key, size in (("dataVolumeGiB", self.data_volume_gib), ("logVolumeGiB", self.log_volume_gib)):
             _require(size >= 1, key, size, "1 or more")

@@ -24,7 +24,8 @@ class Mutation:
     Attributes:
         name: Description.
         file: Path below ``infra/``.
-        old, new: The first occurrence of the old text is replaced by the new text.
+        old: Text to replace; its first occurrence counts.
+        new: Replacement.
         catches: The rule of the policy pack, or the invariant, that must report it.
         config: Name of the configuration to use.
 
@@ -215,14 +216,14 @@ def test_a_stack_keeps_every_invariant(configuration: str, stacks: Mapping[str, 
 
 
 @pytest.fixture
-def stack_configuration() -> Iterator[None]:
-    """Remove the configuration that a test passes to the rules."""
+def reset_stack_configuration() -> Iterator[None]:
+    """Remove the configuration after the test."""
     yield
     pulumi.runtime.set_all_config({})
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("stack_configuration")
+@pytest.mark.usefixtures("reset_stack_configuration")
 def test_every_missing_protection_is_reported(tmp_path: Path) -> None:
     runs = {
         mutation.name: (_mutated(tmp_path / str(number), mutation), mutation.config)
@@ -234,7 +235,7 @@ def test_every_missing_protection_is_reported(tmp_path: Path) -> None:
         assert mutation.catches in reports, f"{mutation.name}: reported by {reports} only"
 
 
-def test_every_invariant_catches_a_mutation() -> None:
+def test_every_invariant_has_a_mutation() -> None:
     catching = {mutation.catches for mutation in MUTATIONS}
     assert set(INVARIANTS) <= catching <= {*INVARIANTS, *(rule.name for rule in RULES)}
 
@@ -261,7 +262,7 @@ def test_one_value_sets_the_number_of_nodes(stacks: Mapping[str, Graph]) -> None
     assert len(stack.outputs["zookeeper_connection_string"].split(",")) == 5
 
 
-def test_nat_replaces_paid_endpoints_by_one_gateway(stacks: Mapping[str, Graph]) -> None:
+def test_nat_replaces_interface_endpoints_by_a_nat_gateway(stacks: Mapping[str, Graph]) -> None:
     stack = stacks["NAT"]
     assert [endpoint.inputs["vpcEndpointType"] for endpoint in stack.all("VpcEndpoint")] == ["Gateway"]
     assert len(stack.all("NatGateway")) == 1
@@ -304,7 +305,7 @@ def test_only_the_replaced_node_takes_new_values(stacks: Mapping[str, Graph]) ->
     assert all(node.options["ignore_changes"] for node in stacks["defaults"].all("Instance"))
 
 
-def test_the_runbook_finds_the_rules_that_admit_clients(stacks: Mapping[str, Graph]) -> None:
+def test_the_runbook_names_the_description_of_client_rules(stacks: Mapping[str, Graph]) -> None:
     rules = stacks["existing network"].all("SecurityGroupIngressRule")
     descriptions = {rule.inputs["description"] for rule in rules if rule.inputs["fromPort"] == 2281}
     assert descriptions == {"Clients of ZooKeeper"}
@@ -320,7 +321,7 @@ def test_the_outputs_contain_the_settings_of_users(stacks: Mapping[str, Graph]) 
 
 
 INVALID_CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
-    ({"nodes": 2}, "configuration nodes=2: must be 3, 5 or 7 (4 and 6 on the way)"),
+    ({"nodes": 2}, "configuration nodes=2: must be 3, 5 or 7 (4 or 6 only while the ensemble grows or shrinks)"),
     ({"nodes": "many"}, "Configuration 'sluice:nodes' value 'many' is not a valid 'int'"),
     ({"egress": "vpn"}, "configuration egress='vpn': must be endpoints or nat"),
     ({"vpcCidr": "8.8.0.0/16"}, "configuration vpcCidr='8.8.0.0/16': must be a private IPv4 block"),
@@ -335,7 +336,7 @@ INVALID_CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
     ({"reachableBuckets": ["*"]}, "configuration reachableBuckets='*': must be names of buckets"),
     ({"replaceNode": 4}, "configuration replaceNode=4: must be 0 to 3"),
     ({"trustedAuthorities": [2]}, "configuration signingAuthority=1: must be one of trustedAuthorities"),
-    ({"logRetentionDays": 8}, "configuration logRetentionDays=8: must be what CloudWatch takes"),
+    ({"logRetentionDays": 8}, "configuration logRetentionDays=8: must be a retention that CloudWatch supports"),
     ({"alarmTopicArns": "x"}, "Configuration 'sluice:alarmTopicArns' value 'x' is not a valid 'JSON object'"),
     ({"alarmTopicArns": {"a": 1}}, "configuration alarmTopicArns={'a': 1}: must be a list"),
 ]
