@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.graph import Graph, Resource
-from tests.support.graph_invariants.registry import ELECTION, QUORUM, invariant, node_variable
+from tests.support.graph_invariants.registry import ELECTION_PORT, QUORUM_PORT, invariant, node_variable
 
 
 @invariant
@@ -32,7 +32,7 @@ def each_member_has_its_own_volumes_and_address(graph: Graph) -> Iterator[str]:
         if not interface.endswith(f"-{node}"):
             yield f"{instance}: {interface}"
         addresses = (settings.get(f"server.{node}"), settings["secureClientPortAddress"])
-        if addresses != (f"{address}:{QUORUM}:{ELECTION}", address):
+        if addresses != (f"{address}:{QUORUM_PORT}:{ELECTION_PORT}", address):
             yield f"{instance}: {addresses}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.support.graph import Graph
-from tests.support.graph_invariants.registry import CLIENT, ELECTION, QUORUM, invariant, node_variable
+from tests.support.graph_invariants.registry import CLIENT_PORT, ELECTION_PORT, QUORUM_PORT, invariant, node_variable
 
 _TARGETS = ("cidr", "referenced", "prefix")
 _MEMBERS_RULES = ("zookeeper-quorum", "zookeeper-election", "zookeeper-aws", "zookeeper-s3")
@@ -26,8 +26,9 @@ def other_groups_admit_only_https(graph: Graph) -> Iterator[str]:
 def nodes_reach_only_aws(graph: Graph) -> Iterator[str]:
     """The rules allow HTTPS to any address. With interface endpoints no egress rule may name an address."""
     endpoints = [item for item in graph.some("VpcEndpoint") if item.inputs["vpcEndpointType"] == "Interface"]
+    ports = {CLIENT_PORT, QUORUM_PORT, ELECTION_PORT, 443}
     for rule in graph.some("SecurityGroupEgressRule"):
-        if rule.inputs["fromPort"] not in {CLIENT, QUORUM, ELECTION, 443} or (endpoints and "cidrIpv4" in rule.inputs):
+        if rule.inputs["fromPort"] not in ports or (endpoints and "cidrIpv4" in rule.inputs):
             yield str(rule)
 
 
@@ -38,7 +39,7 @@ def writers_reach_zookeeper_and_aws(graph: Graph) -> Iterator[str]:
             rules = [rule.inputs for rule in graph.all("SecurityGroupEgressRule")]
             rules = [rule for rule in rules if rule["securityGroupId"] == f"{group.name}-id"]
             targets = {key for rule in rules if rule["fromPort"] == 443 for key in rule if key.startswith(_TARGETS)}
-            if CLIENT not in [rule["fromPort"] for rule in rules]:
+            if CLIENT_PORT not in [rule["fromPort"] for rule in rules]:
                 yield "ZooKeeper"
             if targets not in ({"cidrIpv4"}, {"referencedSecurityGroupId", "prefixListId"}):
                 yield f"AWS: {sorted(targets)}"

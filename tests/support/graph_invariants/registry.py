@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from tests.support.graph import Graph, Resource
 
 CHECKS: dict[str, Callable[[Graph], Iterator[str]]] = {}
-CLIENT, QUORUM, ELECTION = 2281, 2888, 3888
+CLIENT_PORT, QUORUM_PORT, ELECTION_PORT = 2281, 2888, 3888
 
 
 def invariant(check: Callable[[Graph], Iterator[str]]) -> Callable[[Graph], Iterator[str]]:
+    """Register a check; its name is the function's, with spaces."""
     CHECKS[check.__name__.replace("_", " ")] = check
     return check
 
