@@ -44,7 +44,7 @@ class Table:
         return TableResource.of(self.path).key
 
     def locked(self, *partitions: dict[str, Any]) -> AbstractContextManager[Any]:
-        """Lock partitions, by default the table."""
+        """Lock these partitions, or the whole table if none is given."""
         return locked(self.spark, self.path, partitions=list(partitions) or None, manager=self.manager)
 
     def sql(self, statement: str) -> None:
@@ -95,7 +95,8 @@ def test_a_commit_inside_its_partitions_is_stamped_with_them(table: Table) -> No
         ("INSERT INTO {} VALUES (10, 2013, 1), (11, 2014, 1)", "y=2014/m=1"),
         ("INSERT INTO {} VALUES (10, 2013, NULL)", "y=2013/m=__HIVE_DEFAULT_PARTITION__"),
         ("DELETE FROM {} WHERE id = 3", "y=2014/m=1"),
-        # The guard treats it as the first insertion. In test_writer_operations.py a writer is refused an UPDATE.
+        # To the guard this UPDATE equals the first INSERT above.
+        # test_writer_operations.py tests a refused UPDATE of a writer.
         pytest.param("UPDATE {} SET m = 2 WHERE y = 2013 AND m = 1", "y=2013/m=2", marks=pytest.mark.soak),
         ("ALTER TABLE {} SET TBLPROPERTIES ('a' = 'b')", "metaData"),
         pytest.param("ALTER TABLE {} ADD COLUMNS (more STRING)", "metaData", marks=pytest.mark.soak),
@@ -117,11 +118,11 @@ def test_disjoint_partitions_are_written_at_the_same_time(table: Table) -> None:
         with table.locked({"y": year}):
             holding.wait()  # Both threads hold their partition.
             for number in range(2):
-                table.sql(f"INSERT INTO {{}} VALUES ({year + number}, {year}, {number})")
+                table.sql(f"INSERT INTO {{}} VALUES ({10 * year + number}, {year}, {number})")
 
     for writing in [in_new_thread(write, year) for year in (2013, 2014)]:
         writing.result()
-    assert table.ids() == sorted([1, 2, 3, 4, *range(2013, 2015), *range(2014, 2016)])
+    assert table.ids() == [1, 2, 3, 4, 20130, 20131, 20140, 20141]
     assert verify_table(table.path).problems == ()
 
 
@@ -133,6 +134,9 @@ def test_a_nested_block_has_the_same_hold(table: Table, ensemble_client: KazooCl
         table.sql("INSERT INTO {} VALUES (11, 2014, 1)")
     assert table.ids() == [1, 2, 3, 4, 10, 11]
     assert LockZnodes(ensemble_client, table.path).intents() == {}
+
+
+def test_a_table_lock_inside_a_partition_lock_is_refused(table: Table) -> None:
     with table.locked({"y": 2013}), pytest.raises(LockOrderError, match="at once"):
         table.locked().__enter__()
 
@@ -174,13 +178,12 @@ def test_identity_columns_need_the_table_lock(new_table: Table) -> None:
 
 def test_the_writer_locks_the_partitions_of_its_rows(table: Table) -> None:
     writer = LockedDeltaWriter(table.spark, table.manager, table.path)
-    rows = table.spark.sql("select * from values (5, '2013', 1), (6, '2014', null) as rows (id, y, m)").coalesce(1)
-    typed_rows = rows.selectExpr("id", "CAST(y AS INT) AS y", "m")
-    writer.append(typed_rows, lock="partitions")
+    rows = table.spark.sql("select * from values (5, 2013, 1), (6, 2014, null) as rows (id, y, m)").coalesce(1)
+    writer.append(rows, lock="partitions")
     exclusive = {node["key"] for node in table.last_commit()["sluice"]["nodes"] if node["mode"] == "exclusive"}
     assert exclusive == {f"{table.key}/y=2013/m=1", f"{table.key}/y=2014/m=__HIVE_DEFAULT_PARTITION__"}
     with pytest.raises(LockNotHeldError, match="y=2014"):
-        writer.append(typed_rows, lock=[{"y": 2013}])
+        writer.append(rows, lock=[{"y": 2013}])
     assert table.ids() == [1, 2, 3, 4, 5, 6]
     with pytest.raises(ValueError, match="choose 'table'"):
         writer.append(rows, lock="rows")  # type: ignore[arg-type]
@@ -236,7 +239,7 @@ def test_partition_columns_are_read_again_after_a_late_put(
     commit_nothing = DeltaTableLog.commit_nothing
 
     def commit_after_a_late_put(log: DeltaTableLog) -> int:
-        # The late PUT arrives just before its version is filled.
+        # The late PUT arrives just before the empty commit takes its version.
         unguarded_sql(REPARTITION.format(f"delta.`{table.path}`"))
         return commit_nothing(log)
 
