@@ -16,7 +16,7 @@ _OUTCOMES = frozenset({"stored", "filled", "refused", "unknown"})
 def all_attempts_have_outcomes(evidence: Evidence) -> Iterator[Violation]:
     """I6: every attempt to commit a version gets an outcome, unless the writer is killed."""
     attempted: dict[tuple[int, str], Event] = {}
-    # A taken version is no outcome yet: the hold tries the next version, or reports that it gives up.
+    # `taken` is not an outcome: the hold tries the next version, or reports that it gives up.
     outrun: dict[tuple[int, int], Event] = {}
     dead: set[int] = set()
     for event in evidence.history:
@@ -41,7 +41,7 @@ def all_attempts_have_outcomes(evidence: Evidence) -> Iterator[Violation]:
 
 
 def waiters_follow_dead_holders(evidence: Evidence) -> Iterator[Violation]:
-    """I7: a waiter follows a dead holder within the session timeout, one tick and 2 s."""
+    """I7: a waiter follows a dead holder within the session timeout plus one tick plus 2 s."""
     bound = _longest_takeover(evidence)
     for death, successor in takeovers(evidence):
         if successor is None:
@@ -55,7 +55,8 @@ def waiters_follow_dead_holders(evidence: Evidence) -> Iterator[Violation]:
 def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
     """Yield each end of a holder with waiters, and the ``holding`` event of the next holder; None if there is none.
 
-    An end is left out if another fault strikes before the takeover, or if the history ends before the bound of I7.
+    An end is skipped if a fault is recorded for another writer before the takeover, or if the history ends before the
+    bound of I7.
     """
     bound = _longest_takeover(evidence)
     history = evidence.history
@@ -106,7 +107,10 @@ def all_writers_progress(evidence: Evidence) -> Iterator[Violation]:
 
 
 def managers_share_holds(evidence: Evidence) -> Iterator[Violation]:
-    """I10: a thread gets its own hold again through another lock manager; a request against the order is refused."""
+    """I10: if a thread requests a held table through another manager, it gets the same hold.
+
+    A request that breaks the lock order is refused.
+    """
     for event in evidence.history:
         # A lost hold cannot be acquired again.
         if event["event"] != "step" or event["kind"] != "two-managers" or event["lost"]:
@@ -122,11 +126,11 @@ def managers_share_holds(evidence: Evidence) -> Iterator[Violation]:
 
 
 def living_intents_remain(evidence: Evidence) -> Iterator[Violation]:
-    """I11: no hold removes the intent of another hold that stands, even if the intent looks unfinished."""
+    """I11: no hold removes the intent of another, valid hold, even if the intent looks unfinished."""
     for event in evidence.history:
         # If the hold was lost or the ensemble did not answer, ``stays`` is None: the intent's state is unknown.
         if event["event"] == "step" and event["kind"] == "stalled-listing" and event["stays"] is False:
-            sentence = f"{hold_of(event)} removed the intent of a hold that stands and had stored a newer version"
+            sentence = f"{hold_of(event)} removed the intent of a valid hold, although that hold stored a newer intent"
             yield Violation("I11", sentence, [event])
 
 

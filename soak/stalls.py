@@ -1,4 +1,4 @@
-"""A listing of queues that stalls, so that the intent of a hold that stands looks unfinished.
+"""A listing of queues that stalls, so that the intent of a valid hold looks unfinished.
 
 A request for a partition lists the queues first and the intents last (``Acquisition._send_listing``). If a holder of
 another partition comes in between and stores an intent, the first list lacks the holder, and the second list has the
@@ -122,7 +122,7 @@ def _has_first_intent(hold: Hold, timeout_seconds: float) -> bool:
         timeout_seconds: Seconds to wait for the answer.
 
     Raises:
-        LockLostError, LockNotHeldError: The hold does not stand.
+        LockLostError, LockNotHeldError: The hold is not valid.
         EnsembleUnavailableError, EnsembleRefusedError: See :meth:`HeldLock.check`.
 
     """

@@ -142,7 +142,7 @@ def _open_second_block(steps: Steps, context: StepContext) -> dict[str, Any]:
 
 
 def _stall_listing(steps: Steps, context: StepContext) -> dict[str, Any]:
-    """Read the intent of a hold that stands as unfinished, on a separate table."""
+    """Read the intent of a valid hold as unfinished, on a separate table."""
     table = f"{context.hold.resource}-partitions/{steps.name}"
     return stall_listing(steps.second_manager, table, lambda hold: clear_intents(steps.without, hold))
 
