@@ -19,11 +19,11 @@ from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.manager import ZookeeperLockManager
 
 _ANY_VERSION = -1
-_NEVER_MS = 1 << 50
+_ENDLESS_RETENTION_MS = 1 << 50
 
 
 def is_put_request(request: Mapping[str, Any]) -> bool:
-    """Return whether the log store asks to put a version, and not for its turn, nor reports an outcome."""
+    """Return whether the request asks to put a version (kind ``commit``, not ``turn`` or ``outcome``)."""
     return request.get("kind") == "commit"
 
 
@@ -51,7 +51,7 @@ class WatchedGuard(CommitGuard):
         return answer
 
     def hold_of(self, request: Mapping[str, Any]) -> str:
-        """Return the id of the hold of a commit, by its ticket or innermost block; empty if it has none."""
+        """Return the id of the hold that covers a commit, found by ticket or innermost block; "" if there is none."""
         if request.get("ticket"):
             ticket = self._tickets.get(str(request["ticket"]))
             block = None if ticket is None else ticket.block
@@ -73,7 +73,10 @@ class UnboundGuard(WatchedGuard):
 
 
 class InnermostBlockGuard(WatchedGuard):
-    """A guard that assigns each commit to the innermost block of the hold and to its operation."""
+    """A guard that binds each commit to the hold's innermost block and to that block's operation.
+
+    The thread of the commit does not count.
+    """
 
     def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
         bound = super()._covering_blocks(request)[-1]
@@ -84,7 +87,7 @@ class InnermostBlockGuard(WatchedGuard):
         if not is_put_request(request) or request.get("ticket"):
             return super()._check(request)
         attempts = self._covering_blocks(request)[-1]._attempts  # noqa: SLF001
-        return super()._check({**request, "write": next(iter(attempts), None), "retention_ms": _NEVER_MS})
+        return super()._check({**request, "write": next(iter(attempts), None), "retention_ms": _ENDLESS_RETENTION_MS})
 
 
 class SharedIdentityGuard(WatchedGuard):
@@ -123,7 +126,7 @@ class IsolatedManager(ZookeeperLockManager):
 
 
 def clear_changed_intents(hold: Hold) -> None:
-    """Clear the unfinished intents that a hold has read, also those that have changed since: their holds stand.
+    """Clear the unfinished intents that a hold has read, even intents that changed later and so belong to valid holds.
 
     :meth:`HoldIntents.clear` keeps intents that have changed.
 
