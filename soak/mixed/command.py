@@ -114,7 +114,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "vacuumed": sum(event["files_removed"] for event in vacuums),
         "kept_for_pins": max((event["kept_for_pins"] for event in vacuums), default=0),
         "kept_for_streams": max((event["kept_for_streams"] for event in vacuums), default=0),
-        "spared": None if outcome.retention is None else asdict(outcome.retention),
+        "retention_errors": None if outcome.retention is None else asdict(outcome.retention),
         "commits": sum(len(job.commits) for job in outcome.jobs),
         "killed": sum(job.killed for job in outcome.jobs),
         "failed": sum(len(job.failures) for job in outcome.jobs),
@@ -157,13 +157,13 @@ def _print(verdict: dict[str, dict[str, Any]], console: Console) -> None:
         table.add_column(name, justify="right")
     rows = {
         "rows fed": "rows",
-        "missing in the end": "missing",
-        "surplus in the end": "surplus",
+        "missing rows at the end": "missing",
+        "surplus rows at the end": "surplus",
         "all applied in time": "all_applied",
         "versions": "versions",
         "compactions of a partition": "compactions",
         "compactions given up": "compactions_given_up",
-        "files fewer after compactions": "compacted_files",
+        "files saved by compactions": "compacted_files",
         "longest lock of a compaction, s": "compaction_held_max_s",
         "files removed by VACUUM": "vacuumed",
         "files kept for the pin, at most": "kept_for_pins",
@@ -182,7 +182,7 @@ def _print(verdict: dict[str, dict[str, Any]], console: Console) -> None:
         "planted orphans that remain": "orphans",
     }
     for title, key in retention_rows.items():
-        table.add_row(title, *(_format((run["spared"] or {}).get(key)) for run in verdict.values()))
+        table.add_row(title, *(_format((run["retention_errors"] or {}).get(key)) for run in verdict.values()))
     console.print(table)
     for name, run in verdict.items():
         for job, counts in run["jobs"].items():
