@@ -146,7 +146,7 @@ def soak(
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")
     options = SoakOptions(
         engine=engine.value, writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
-        hold=hold.value, without=without.value if without else None, zookeeper=zookeeper,
+        lock_during=hold.value, without=without.value if without else None, zookeeper=zookeeper,
         zookeeper_image=zookeeper_image, table=table,
         session_seconds=session, gap=gap, output=output,
     )  # fmt: skip

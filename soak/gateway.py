@@ -21,12 +21,12 @@ _FAST_START = (
 )  # fmt: skip
 
 
-def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, str]:
+def start_jvm(mode: str, stderr_path: Path) -> tuple[subprocess.Popen[bytes], int, str]:
     """Start a JVM with Py4J's gateway; return its process, port and token.
 
     Args:
         mode: Mode of the commit guard, ``required`` or ``off``.
-        errors: Log file for the JVM's standard error.
+        stderr_path: Log file for the JVM's standard error.
 
     Raises:
         JvmError: The JVM did not start.
@@ -38,16 +38,16 @@ def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, st
         find_java(), *_FAST_START, *archive_options(STORE), f"-Dspark.sluice.guard={mode}", "-cp", classpath,
         "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0",
     ]  # fmt: skip
-    with errors.open("ab") as log:
+    with stderr_path.open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=tempfile.gettempdir()
         )
-    assert process.stdout is not None  # noqa: S101 (a pipe was asked for)
+    assert process.stdout is not None  # noqa: S101 (stdout=PIPE)
     port, token = (process.stdout.readline().decode().strip() for _ in range(2))
     if not port.isdigit() or not token:
         process.kill()
         process.wait()
-        raise JvmError(f"the JVM of the log store did not start; see {errors}")
+        raise JvmError(f"the JVM of the log store did not start; see {stderr_path}")
     return process, int(port), token
 
 

@@ -36,7 +36,7 @@ class StoreJvm:
         guard: Decides on every commit.
         mode: Mode of the commit guard, ``required`` or ``off``.
         conditional: Whether to write with the guarded store. If not, Delta's ``S3SingleDriverLogStore`` writes.
-        errors: Log file for the JVM's standard error.
+        stderr_path: Log file for the JVM's standard error.
 
     Attributes:
         pid: Process id of the JVM.
@@ -47,9 +47,9 @@ class StoreJvm:
     """
 
     def __init__(
-        self, *, hadoop: Mapping[str, str], guard: CommitDecider, mode: str, conditional: bool, errors: Path
+        self, *, hadoop: Mapping[str, str], guard: CommitDecider, mode: str, conditional: bool, stderr_path: Path
     ) -> None:
-        self._process, port, token = start_jvm(mode, errors)
+        self._process, port, token = start_jvm(mode, stderr_path)
         self.pid = self._process.pid
         self._gateway = connect(port, token)
         jvm: Any = self._gateway.jvm

@@ -17,7 +17,8 @@ class SoakOptions:
 
     Attributes:
         engine: ``store`` for JVMs with the log store but without Spark, ``spark`` for Spark drivers.
-        hold: For Spark drivers: ``commit`` to write through the gate, ``write`` to hold the lock over the whole write.
+        lock_during: When Spark drivers hold the lock: for the ``commit`` only (through the gate), or for the whole
+            ``write``.
         writers: Number of writer processes.
         commits: Number of acknowledged commits after which the run ends; None if ``minutes`` ends it.
         minutes: Minutes after which the run ends; None if ``commits`` ends it.
@@ -39,7 +40,7 @@ class SoakOptions:
     """
 
     engine: str = STORE.name
-    hold: str = "commit"
+    lock_during: str = "commit"
     writers: int = 4
     commits: int | None = 300
     minutes: float | None = None
@@ -64,7 +65,7 @@ class SoakOptions:
             raise SettingsError("give either --zookeeper or --zookeeper-image")
         if self.engine == SPARK.name and self.without == Protection.CONDITION:
             raise SettingsError("--without condition: only --engine store can leave out the condition")
-        if self.engine == SPARK.name and self.hold == "commit" and self.without == Protection.ATTEMPTS:
+        if self.engine == SPARK.name and self.lock_during == "commit" and self.without == Protection.ATTEMPTS:
             raise SettingsError("--without attempts: a write through the gate has only one block; add --hold write")
         if self.engine != SPARK.name and self.without in (Protection.IDENTITY, Protection.BLOCK):
             raise SettingsError(f"--without {self.without}: only --engine spark has operations with a write id")

@@ -59,11 +59,11 @@ class WriterProcess:
         self._events = events
         root = str(Path(lock_manager.__file__).parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        with Path(options.log).open("ab") as errors:
+        with Path(options.log).open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), sys.executable, "-m", ENGINES[options.engine].program,
                  options.argument()],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 env={**os.environ, "PYTHONPATH": path, **environment},
                 # The group can be killed as a whole, and a Ctrl-C at the terminal does not reach it.
                 start_new_session=True,

@@ -46,7 +46,7 @@ def summary(
     ]
     return {
         "engine": options.engine,
-        "hold": options.hold if options.engine == SPARK.name else None,
+        "hold": options.lock_during if options.engine == SPARK.name else None,
         "seed": options.seed,
         "writers": options.writers,
         "without": options.without,

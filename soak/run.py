@@ -297,7 +297,7 @@ class Soak:
             rows=self.options.rows,
             seed=self.options.seed,
             engine=self.options.engine,
-            hold=self.options.hold,
+            lock_during=self.options.lock_during,
             log=str(self.options.output / f"{name}.log"),
         )
         self._incarnations += 1

@@ -19,7 +19,7 @@ class SparkWriter(SparkWorker):
 
     def cycle(self, *, second: bool) -> None:
         """Acquire the lock once and commit, through the gate or with the lock over the whole write."""
-        at_the_gate = self.options.hold == "commit" and self.without is not Protection.GUARD and not second
+        at_the_gate = self.options.lock_during == "commit" and self.without is not Protection.GUARD and not second
         (GateCycle(self, self.table) if at_the_gate else SparkCycle(self, self.table, second=second)).run()
 
 

@@ -48,14 +48,14 @@ class WorkerOptions:
         name: Name of the writer, for example ``writer-3``.
         incarnation: Number of writers of the run that were started earlier. It makes the row ids unique.
         table: URI of the first table.
-        hosts: Connection string of ZooKeeper, through the writer's link.
+        hosts: Connection string of the TCP proxy between this writer and ZooKeeper.
         session_timeout_seconds: Session timeout that the writer requests, in seconds.
         hadoop: Hadoop's settings, without the prefix ``spark.hadoop.``.
         without: Protection to leave out, or None.
         rows: Rows per commit.
         seed: Seed of the writer's steps; see :mod:`soak.steps`.
         engine: ``store`` or ``spark``.
-        hold: For Spark drivers: ``commit`` or ``write``.
+        lock_during: When a Spark driver holds the lock: for the ``commit`` only, or for the whole ``write``.
         log: Path of the log file for the standard error of Python and the JVM.
 
     """
@@ -70,7 +70,7 @@ class WorkerOptions:
     rows: int
     seed: int = 1
     engine: str = "store"
-    hold: str = "commit"
+    lock_during: str = "commit"
     log: str
 
     def argument(self) -> str:
@@ -97,7 +97,7 @@ class Worker(ABC):
         self._stop_points: set[str] = set()
         self._stopped_at: str | None = None
         self._stop_lock = threading.Lock()
-        #: Whether a step commits to a separate table. The writer does not stop at points meanwhile.
+        #: Whether a step commits to a separate table. While it is true, the writer ignores ``stop-at``.
         self.in_step = False
         self._go = threading.Event()
         self._close = threading.Event()
@@ -186,7 +186,7 @@ class Worker(ABC):
                 self.record("gave-up", error=type(error).__name__, message=str(error))
                 time.sleep(_PAUSE_SECONDS)
             self._join_second()
-        # The session is open, so contenders that are in a queue now were left there.
+        # The session is still open, so ZooKeeper has removed no contender: any contender in a queue now is a leak.
         self.record("idle")
         self._close.wait()
         self.steps.close()
@@ -253,14 +253,15 @@ class StoreWorker(Worker):
         """Start the JVM; return its process id."""
         guarded = self.without is not Protection.GUARD
         if guarded:
-            # The only log store of this process asks the guard, so the stalled-listing step may lock partitions.
+            # Partition locks require a guard. The only log store of this process is guarded, so the stalled-listing
+            # step may lock partitions.
             declare_installed(lambda _: SCHEMA)
         self.jvm = StoreJvm(
             hadoop=self.options.hadoop,
             guard=self.guard,
             mode="required" if guarded else "off",
             conditional=self.without is not Protection.CONDITION,
-            errors=Path(self.options.log),
+            stderr_path=Path(self.options.log),
         )
         return self.jvm.pid
 
@@ -274,6 +275,6 @@ class StoreWorker(Worker):
 
 
 def silence_libraries() -> None:
-    """Log only errors of libraries, and none of ZooKeeper's client, because the soak causes them."""
+    """Log errors of libraries only, and only critical ones of kazoo: the soak provokes connection errors."""
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)

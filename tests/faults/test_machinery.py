@@ -47,7 +47,7 @@ def guard() -> RecordingGuard:
 def jvm(s3: FaultyS3, guard: RecordingGuard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
     errors = tmp_path_factory.mktemp("jvm") / "jvm.log"
     settings = hadoop_settings("writer-1", s3)
-    store = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, errors=errors)
+    store = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, stderr_path=errors)
     yield store
     store.close()
 
@@ -113,7 +113,7 @@ def test_java_exceptions_become_python_errors(jvm: StoreJvm, s3: FaultyS3) -> No
 
 def test_s3a_without_conditional_puts_commits_nothing(s3: FaultyS3, guard: RecordingGuard, tmp_path: Path) -> None:
     settings = {**hadoop_settings("writer-2", s3), "fs.s3a.create.conditional.enabled": "false"}
-    jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, errors=tmp_path / "jvm.log")
+    jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, stderr_path=tmp_path / "jvm.log")
     count = len(s3.gate.puts)
     try:
         with pytest.raises(WriteError, match="Conditional Writes Unavailable"):

@@ -95,7 +95,7 @@ def lists(s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lis
         settings = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
         settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.paging.maximum": str(PAGE)}
         errors = tmp_path_factory.mktemp("jvm") / "jvm.log"
-        jvm = StoreJvm(hadoop=settings, guard=UnusedGuard(), mode="required", conditional=True, errors=errors)
+        jvm = StoreJvm(hadoop=settings, guard=UnusedGuard(), mode="required", conditional=True, stderr_path=errors)
         yield Lists(jvm)
         jvm.close()
 

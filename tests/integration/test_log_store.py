@@ -78,7 +78,7 @@ def jvm(guard: PermissiveGuard, tmp_path_factory: pytest.TempPathFactory) -> Ite
     subprocess.run(command, check=True, capture_output=True, timeout=WAIT)
     hadoop = {f"fs.{scheme}.impl": f"Elsewhere${scheme.capitalize()}" for scheme in DELTA_LOG_STORES}
     hadoop["fs.AbstractFileSystem.hdfs.impl"] = "Elsewhere$HdfsContext"
-    jvm = StoreJvm(hadoop=hadoop, guard=guard, mode="required", conditional=True, errors=classes / "jvm.log")
+    jvm = StoreJvm(hadoop=hadoop, guard=guard, mode="required", conditional=True, stderr_path=classes / "jvm.log")
     urls = jvm._gateway.new_array(jvm._jvm.java.net.URL, 1)
     urls[0] = jvm._jvm.java.net.URL(f"file:{classes}/")
     jvm._conf.setClassLoader(jvm._jvm.java.net.URLClassLoader(urls, jvm._conf.getClassLoader()))

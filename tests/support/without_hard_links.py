@@ -107,9 +107,9 @@ class _PermissiveGuard:
 
 
 def main() -> None:
-    table, errors, error, *later = sys.argv[1:]
+    table, stderr_path, error, *later = sys.argv[1:]
     links, guard = Links(getattr(errno, error), later=bool(later)), _PermissiveGuard()
-    jvm = StoreJvm(hadoop={}, guard=guard, mode="required", conditional=True, errors=Path(errors))
+    jvm = StoreJvm(hadoop={}, guard=guard, mode="required", conditional=True, stderr_path=Path(stderr_path))
     report: dict[str, Any] = {}
     try:
         jvm.write(table, 0, ['{"commitInfo":{"txnId":"a"}}'], block="hold")
