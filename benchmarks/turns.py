@@ -41,8 +41,8 @@ def metrics_of(spark: SparkSession, table: str) -> dict[str, str]:
     return dict(row[0])
 
 
-def peak_mb(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Run a function; return its result, its seconds, and the peak resident size of a process during the run, in MB."""
+def peak_mib(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Run a function; return its result, its seconds, and the peak resident size of a process meanwhile, in MiB."""
     # Reset the peak size (proc(5), clear_refs).
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     began = time.monotonic()
@@ -63,14 +63,26 @@ def copy_table(table: str, to: str) -> None:
 def in_turns(
     spark: SparkSession, folder: Path, base: str, options: Any, contestants: dict[str, Callable[[str], dict[str, str]]]
 ) -> dict[str, list[tuple[float, float, dict[str, str]]]]:
-    """Run each contestant on copies of a table; return seconds, MB and Delta's metrics of each measured round."""
+    """Run contestants in turns, each on its own copy of a table.
+
+    Args:
+        spark: The session.
+        folder: Folder for the copy.
+        base: Table to copy before each run.
+        options: ``warm_up`` and ``rounds``, numbers of rounds.
+        contestants: Functions by name. Each writes to the table at a path and returns Delta's metrics.
+
+    Returns:
+        By contestant, (seconds, peak MiB, Delta's metrics) of each measured round.
+
+    """
     pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
     runs: dict[str, list[tuple[float, float, dict[str, str]]]] = {name: [] for name in contestants}
     table = str(folder / "copy")
     for number in range(-options.warm_up, options.rounds):
         for name, work in contestants.items():
             copy_table(base, table)
-            metrics, seconds, memory = peak_mb(pid, partial(work, table))
+            metrics, seconds, memory = peak_mib(pid, partial(work, table))
             if number >= 0:
                 runs[name].append((seconds, memory, metrics))
     return runs
@@ -84,8 +96,8 @@ def row(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int
         "seconds": seconds,
         "from": min(run[0] for run in runs),
         "to": max(run[0] for run in runs),
-        "a second": int(changes / seconds),
-        "peak MB": int(max(run[1] for run in runs)),
+        "changes per second": int(changes / seconds),
+        "peak MiB": int(max(run[1] for run in runs)),
         "files removed": metrics.get("numTargetFilesRemoved"),
         "files added": metrics.get("numTargetFilesAdded"),
         "updated": metrics.get("numTargetRowsUpdated"),
