@@ -47,7 +47,7 @@ class ExitCode:
 
     Attributes:
         code: The exit code.
-        repeat: Whether a scheduler may run the same command line again.
+        repeat: ``yes`` if a scheduler may run the same command line again, else ``no``; ``-`` for success.
         meaning: Meaning of the code, on one line.
 
     """
@@ -66,14 +66,18 @@ EXIT_CODES = (
         "no",
         "bad arguments: no such source, malformed host list, no Delta table, changed sources of a run",
     ),
-    ExitCode(_NO_LOCK, "yes", "lock not acquired in time, or ZooKeeper does not answer; not committed"),
+    ExitCode(
+        _NO_LOCK,
+        "yes",
+        "lock not acquired: timeout, no answer or a refusal of ZooKeeper, unknown lock format, table adopted elsewhere",
+    ),
     ExitCode(_LOCK_LOST, "yes", "lock lost, or not held at the commit; not committed"),
     ExitCode(
         _WRITE_FAILED,
         "no",
         "write failed: rows that do not fit the table, malformed records, a failing or unsafe store",
     ),
-    ExitCode(_UNKNOWN, "yes", "unknown: a commit was put and got no answer"),
+    ExitCode(_UNKNOWN, "yes", "unknown: the store did not answer the PUT of a commit, or a read of the log after it"),
     ExitCode(
         _UNPROVEN,
         "yes",
@@ -90,15 +94,16 @@ HELP = f"""\
 exit codes:
   code repeat  meaning
 {_ROWS}
-  repeat: whether a scheduler may run the same command again, with its --run-id, or a stream with its --checkpoint.
+  repeat: "yes" if a scheduler may run the same command again, provided that it has --run-id or --checkpoint.
   Without these options it may do so after 3 and 4 only, and only if the job printed no "commit" line.
   Some cluster managers change the exit code: --report writes it to a file.
-  Whether a failed commit is in the table: with 6 it may be, with 7 it is, with 2 to 5 and with 8 it is not.
+  After code 7 the failed commit is in the table, after 6 it may be, after 2 to 5 and 8 it is not.
   After 1, 130 or 143 look it up with `sluice log`.
-  Ctrl-C at a terminal ends the JVM of spark-submit at once, as if killed; SIGTERM to the Python process stops in order.
+  Ctrl-C at a terminal ends the JVM of spark-submit at once, as if killed.
+  SIGTERM to the Python process stops the job cleanly.
 """
 
-# The first class that matches.
+# The first matching class counts, so subclasses come first.
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (LockTimeoutError, _NO_LOCK),
     (LockCancelledError, _NO_LOCK),
