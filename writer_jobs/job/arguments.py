@@ -21,15 +21,15 @@ from lock_manager.column_names import split_column_names
 from lock_manager.metrics import Destination
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.exit_codes import HELP as EXIT_CODES
+from writer_jobs.job.exit_codes import HELP as EXIT_CODES_HELP
 
 #: Start of a location. The name of a table in a catalog has no scheme.
 NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HELP_END = f"""\
-standard error has one sentence if the job fails; the stack trace with --verbose.
+If the job fails, standard error has one sentence; with --verbose also the stack trace.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 
-{EXIT_CODES}"""
+{EXIT_CODES_HELP}"""
 _IDENTITY, _APPLIED = "identity", "applied"
 #: Metadata of a field that is also a parameter of the function that applies the job's rows.
 APPLIED = {_APPLIED: True}
@@ -38,7 +38,10 @@ APPLIED = {_APPLIED: True}
 def in_identity(
     name: str, to_json: Callable[[Any], Any] = lambda value: value, *, if_empty: bool = True
 ) -> dict[str, Any]:
-    """Return the metadata of a field that is recorded in a run's identity with this name, also if it is empty."""
+    """Return the metadata of a field that is recorded in a run's identity under this name.
+
+    If ``if_empty`` is false, an empty value is not recorded.
+    """
     return {_IDENTITY: (name, to_json, if_empty)}
 
 
@@ -114,7 +117,9 @@ class JobArguments:
         check_location(self.table)
 
     def check_local_sources(self, files: HadoopFiles) -> None:
-        """Check that sources on the driver's disk exist. Called before the session starts.
+        """Check that sources on the driver's disk exist, before the session starts.
+
+        This class has no sources and checks nothing; jobs with sources override it.
 
         Raises:
             SourceError: A source does not exist, or the sources of a job that is not a stream have no files.
@@ -177,7 +182,7 @@ class JobParser(argparse.ArgumentParser):
         """Add the option for the time to wait for the lock."""
         self.add_argument(
             "--lock-timeout", type=float, metavar="S",
-            help="seconds to wait for the lock, each time (300); 0: do not wait",
+            help=f"seconds to wait for each lock (default {LockSettings.timeout_seconds:g}); 0: do not wait",
         )  # fmt: skip
 
     def add_report(self) -> None:
@@ -186,8 +191,8 @@ class JobParser(argparse.ArgumentParser):
         add("--report", type=nonblank, metavar="URI", help="JSON file for the outcome, also written when the job fails")
         add(
             "--metrics", metavar="WHERE",
-            help="Prometheus metrics: PORT or HOST:PORT to serve them at (127.0.0.1), or FILE.prom to write; needs "
-            "prometheus-client on the driver",
+            help="Prometheus metrics: PORT or HOST:PORT to serve on (default HOST: 127.0.0.1), or FILE.prom to write; "
+            "needs prometheus-client on the driver",
         )  # fmt: skip
 
     def add_verbose(self) -> None:
@@ -226,7 +231,7 @@ positive = number(int, 1, math.inf, "a whole number of at least 1")
 def nonblank(argument: str) -> str:
     """Return a text that is not blank; a type for argparse."""
     if not argument.strip():
-        raise argparse.ArgumentTypeError("must not be empty")
+        raise argparse.ArgumentTypeError("must not be blank")
     return argument
 
 

@@ -19,7 +19,7 @@ from writer_jobs.job.inputs.source_files import SourceFiles, find_sources
 from writer_jobs.job.inputs.sources import SourceReader
 from writer_jobs.job.loads import Load, run_stream
 from writer_jobs.job.runner import Job, JobContext
-from writer_jobs.job.stream_arguments import HELP as STREAMS
+from writer_jobs.job.stream_arguments import HELP as STREAMS_HELP
 from writer_jobs.job.stream_arguments import StreamArguments, take_stream
 from writer_jobs.merge.apply import apply_changes
 from writer_jobs.merge.result import COUNTERS, ChangesResult
@@ -126,7 +126,7 @@ class UpsertArguments(ChangesJobArguments):
 
 def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
     """Parse the command line; see :class:`JobParser`. :meth:`UpsertArguments.check` checks the values."""
-    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END)
+    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS_HELP + _END)
     parser.add_table()
     add_source(parser)
     add = parser.add_argument

@@ -13,7 +13,7 @@ from writer_jobs.feeds.dead_letters import DeadLetterLimit
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, in_identity, nonblank
 from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, add_scd_type, text_in_identity
 from writer_jobs.job.inputs.file_arguments import add_source, add_topic, is_local, refuse_half_a_topic
-from writer_jobs.job.stream_arguments import HELP as STREAMS
+from writer_jobs.job.stream_arguments import HELP as STREAMS_HELP
 from writer_jobs.job.stream_arguments import take_stream
 
 #: Name of the job in its help and its messages.
@@ -125,7 +125,7 @@ class CdcArguments(ChangesJobArguments):
 
 def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     """Parse the command line; see :class:`JobParser`. :meth:`CdcArguments.check` checks the values."""
-    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END)
+    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS_HELP + _END)
     parser.add_table()
     add = parser.add_argument
     add("--decoder", required=True, choices=("hbase", "hbase-proxy", "debezium"), help="decoder of the messages")

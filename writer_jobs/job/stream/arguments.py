@@ -17,7 +17,7 @@ from writer_jobs.job.inputs.file_arguments import (
     add_topic,
     refuse_half_a_topic,
 )
-from writer_jobs.job.stream_arguments import HELP as STREAMS
+from writer_jobs.job.stream_arguments import HELP as STREAMS_HELP
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream, take_stream
 from writer_jobs.job.time_arguments import duration
 from writer_jobs.streaming.query import AVAILABLE_NOW
@@ -144,7 +144,7 @@ class StreamJobArguments(FileJobArguments):
 
 def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     """Parse the command line; see :class:`JobParser`. :meth:`StreamJobArguments.check` checks the values."""
-    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END)
+    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS_HELP + _END)
     parser.add_table()
     add_source(parser, required=False)
     add = parser.add_argument
