@@ -19,7 +19,7 @@ _TOPIC_COLUMNS = {"value", "topic", "partition", "offset"}
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages, or rows that are not messages.
+    """The input of a change-data job: messages, or the rows of Parquet files without message columns (``are_rows``).
 
     Attributes:
         rows: ``key`` and ``value`` (binary) and ``origin`` (string: topic/partition/offset, or a file). For Parquet
@@ -67,12 +67,16 @@ def messages_of_files(
     See :class:`SourceReader` for the arguments.
 
     Raises:
-        SourceError: The files have another format.
+        SourceError: The files have another format, a reader option would change values, or a message column has
+            another type.
 
     """
     file_format = file_format or sources.format
     if file_format not in ("json", "parquet"):
-        raise SourceError(f"messages come in json or parquet files, not in {file_format}")
+        raise SourceError(
+            f"messages come in json or parquet files, not in {file_format}; "
+            "convert the files, or give --format json or parquet"
+        )
     if file_format == "json":
         lines = SourceReader(spark, sources, "text", options, table).read(LINES)
         key, origin = F.lit(None).cast("binary").alias("key"), F.col("_metadata.file_path").alias("origin")
