@@ -22,18 +22,20 @@ class DecodedBatch:
     """The changes and the dead letters of a batch. Its data frames are materialized until :meth:`close`.
 
     Attributes:
-        changes: The row's columns, :data:`ORDER` and :data:`DELETES`.
+        changes: The columns of the source rows, plus :data:`ORDER` and :data:`DELETES`.
         keys: Columns that together identify a row; empty if there are no changes.
         count: Number of changes; 0 if there is nothing to apply.
         event_count: Number of events with a row. An update that changes a key is one event and two changes.
         dead: Messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
+        dead_count: Number of rows of :attr:`dead`.
         dead_reason: The most frequent reason; None without dead letters.
         filtered: Number of events of other source tables.
         source_tables: See :func:`~writer_jobs.feeds.debezium.envelopes.resolve_source_tables`.
         columns: Columns in the schemas of the messages.
         skipped: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``).
-        order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
         newest_source_time: Latest ``source.ts_ms`` of the changes, in seconds since the epoch; None without one.
+        order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
+        materialized: Local checkpoint that :meth:`close` releases.
 
     """
 

@@ -43,14 +43,15 @@ def undecodable_reason(columns: RowColumns, texts: Mapping[str, Column], order: 
     row, is_write = F.col("row"), F.col("op") != "d"
     placeholders = F.array(*map(F.lit, _placeholders(unavailable)))
     invalid = [number for number, group in enumerate(columns.groups) if group.is_invalid]
-    reason = F.when(F.col("group").isin(*invalid), "its schema is none of Connect's for a change event")
+    reason = F.when(F.col("group").isin(*invalid), "its schema is not a Kafka Connect schema of a change event")
     for name in columns.keys:
         has_key = texts[name].isNotNull() if name in texts else F.expr("false")
         reason = reason.when(~has_key, f"the key column {name} is missing")
     for name, text in texts.items():
         reason = reason.when(
             is_write & F.array_contains(placeholders, text),
-            f"the connector was not given the value of the column {name} (unavailable.value.placeholder)",
+            f"the connector did not receive the value of column {name} (unavailable.value.placeholder); for PostgreSQL "
+            "set REPLICA IDENTITY FULL",
         )
         is_misfit = text.isNotNull() & row.getField(name).isNull()
         data_type = columns.types[name].simpleString()
@@ -58,7 +59,7 @@ def undecodable_reason(columns: RowColumns, texts: Mapping[str, Column], order: 
     is_unordered = F.col(ORDER).isNull()
     if isinstance(order, StructType):
         is_unordered = reduce(or_, (F.col(ORDER).getField(name).isNull() for name in order.names), is_unordered)
-    return reason.when(is_unordered, "its place in the order is not known: a field is missing that it is made of")
+    return reason.when(is_unordered, "its position is unknown: a field of the sequence is missing or null")
 
 
 def _placeholders(unavailable: str) -> list[str]:
