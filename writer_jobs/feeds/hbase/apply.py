@@ -1,4 +1,4 @@
-"""``apply_cells``: merge cells of an HBase table into a Delta table, whose rows then equal what HBase shows."""
+"""``apply_cells``: merge HBase cells into a Delta table, so that its rows have the values that an HBase reader sees."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def apply_cells(
     metadata: Mapping[str, Any] | None = None,
     before_write: Callable[[Hold], None] | None = None,
 ) -> ChangesResult:
-    """Apply a batch of cells to a table. Each row of the table then has the values that HBase shows.
+    """Apply a batch of cells to a table. Each row of the table then has the values that an HBase reader sees.
 
     ::
 
@@ -58,15 +58,16 @@ def apply_cells(
         mapping: Mapping of the row key and of values. All feeds of a table use one mapping.
         partition_by: Partition columns of a new table; columns of the row key.
         max_dead_letters: The most dead letters of a batch; a batch with more is refused.
-        retention: The longest delay of a cell after a delete that hides it, and of a delete after a newer version.
+        retention: How long deletes and replaced versions are kept. A cell that arrives later than this after a delete
+            may reappear. A delete that arrives later than this after a newer version may uncover no older version.
         txn: Id and version of the batch's transaction. With it, the batch and its dead letters are applied once.
         lock_timeout_seconds: Seconds to wait for the lock; None for the lock manager's default.
         metadata: Metadata of the commits.
         before_write: Called under the lock, before the write.
 
     Raises:
-        ChangesError: Two cells have one timestamp, different values and no order; two columns of HBase have one column
-            in the table; the table has another feed; or too many cells cannot be decoded.
+        ChangesError: Two cells have one timestamp, different values and no order; two HBase columns map to one column
+            of the table; the table has another feed; or too many cells cannot be decoded.
         SourceError: The cells lack a column.
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
