@@ -122,7 +122,7 @@ class HBaseMapping:
         return cls(
             [_key_part(number, part, is_last=number == len(parts)) for number, part in enumerate(parts, 1)],
             {_column_name(name): _target(name, target) for name, target in columns.items()},
-            new_type=ValueType(_string("new_columns.type", new_columns["type"])),
+            new_type=_value_type("new_columns.type", new_columns["type"]),
             encoding=_choice("encoding", document.get("encoding", "utf-8"), ENCODINGS),
             table=None if document.get("table") is None else _string("table", document["table"]),
             proxy_deletes=_choice("proxy_deletes", document.get("proxy_deletes", "DeleteColumn"), PROXY_DELETES),
@@ -226,7 +226,15 @@ def _target(name: str, document: Any) -> Target | None:
         return None
     _check_keys(f"column {name}", document, {"column", "type"}, {"type"})
     column = _string(f"column {name}", document.get("column", name.replace(":", "_", 1)))
-    return Target(column, ValueType(_string(f"column {name}, type", document["type"])))
+    return Target(column, _value_type(f"column {name}, type", document["type"]))
+
+
+def _value_type(place: str, document: Any) -> ValueType:
+    name = _string(place, document)
+    try:
+        return ValueType(name)
+    except MappingError as error:
+        raise MappingError(f"{place}: {error}") from None
 
 
 def _column_name(name: str) -> str:
