@@ -98,7 +98,7 @@ def _table_reason(facts: Mapping[str, Any], operation: Operation) -> str | None:
     # Timestamps and identities of rows that are in the table already do not change.
     if operation.keeps_rows:
         return None
-    if facts["dated"]:
+    if facts["in_commit_timestamps"]:
         return "the table's commits have in-commit timestamps"
     return "the table counts identities" if facts["identity"] else None
 

@@ -25,7 +25,7 @@ public final class StagingFacts {
    * @param settings names of session settings, separated by commas
    * @return {@code guard} (the guard's mode), {@code settings} (for each session an object with the values by name),
    *     {@code version} (newest version of the table that this driver has loaded), {@code identity} (whether the table
-   *     has identity columns), {@code dated} (whether its commits have in-commit timestamps), {@code table_id} (Delta's
+   *     has identity columns), {@code in_commit_timestamps} (whether its commits have them), {@code table_id} (Delta's
    *     id of the table), {@code hooks} (see {@link PostCommitHooks#of(Snapshot)}), {@code reads} (see
    *     {@link PlanReads})
    */
@@ -41,7 +41,7 @@ public final class StagingFacts {
     Snapshot snapshot = DeltaLog.forTable(session, location).unsafeVolatileSnapshot();
     facts.put("version", snapshot.version());
     facts.put("identity", snapshot.version() >= 0 && snapshot.metadata().schemaString().contains(IDENTITY));
-    facts.put("dated", snapshot.version() >= 0 && hasInCommitTimestamps(snapshot));
+    facts.put("in_commit_timestamps", snapshot.version() >= 0 && hasInCommitTimestamps(snapshot));
     facts.put("table_id", snapshot.version() < 0 ? null : snapshot.metadata().id());
     facts.set("hooks", PostCommitHooks.of(snapshot));
     PlanReads plans = new PlanReads(rowSession == null ? session : rowSession, facts.putArray("reads"));
