@@ -23,10 +23,10 @@ _FIGURES: Mapping[str, tuple[str, Callable[[TableHealth], float | None]]] = {
     "log_bytes": ("Bytes of the log.", lambda health: health.log.total.size),
     "versions_since_checkpoint": ("Versions since the newest checkpoint.", lambda health: health.log.since_checkpoint),
     "growth_bytes_per_day": (
-        "Bytes by which the table grew per day, , mean of the last week.",
+        "Bytes by which the table grew per day, mean of the last week.",
         lambda health: health.growth_per_day,
     ),
-    "commits_per_day": ("Versions committed per day, , mean of the last week.", lambda health: health.commits_per_day),
+    "commits_per_day": ("Versions committed per day, mean of the last week.", lambda health: health.commits_per_day),
     "measured_timestamp_seconds": ("Time of the measurement.", lambda health: health.measured_at.timestamp()),
 }
 # Value of the label ``state``, and the files in that state.
