@@ -176,7 +176,7 @@ def test_the_page_shows_findings_and_work() -> None:
     ):
         assert part in text, part
     assert "4,900 more partitions" in page([report(many_partitions())])
-    assert "Nothing to mend." in page([MaintenanceReport(before=health(), findings=())])
+    assert "No findings." in page([MaintenanceReport(before=health(), findings=())])
 
 
 def layout_of(text: str, folder: Path, width: int = 1280) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _figures(health: TableHealth) -> str:
 
 def _findings(findings: Sequence[Finding]) -> str:
     if not findings:
-        return "<p>Nothing to mend.</p>"
+        return "<p>No findings.</p>"
     entries = []
     for finding in findings:
         command = "" if finding.action is None else f" (<code>maintain.py --{finding.action}</code>)"
