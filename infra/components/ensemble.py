@@ -38,7 +38,8 @@ class EnsembleArgs:
         subnet_ids: Private subnets, one in each zone. Members are assigned to them in turn.
         aws_egress: How the machines reach AWS services.
         artifacts: Bucket with ZooKeeper and the node scripts.
-        members, clients: Certificate authorities of members and of clients.
+        members: Certificate authority of the members.
+        clients: Certificate authority of the clients.
 
     """
 

@@ -21,7 +21,8 @@ class Break:
 
     Attributes:
         rule: The rule.
-        kind, name: The resource that the rule must name.
+        kind: Kind of the resource that the rule must name.
+        name: Name of this resource.
         inputs: Changed inputs of this resource. A function returns the new value for the old one; None removes an
             input.
         options: Changed options of this resource.
