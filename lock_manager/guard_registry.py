@@ -18,12 +18,7 @@ _installed: list[SchemaOf] = []
 
 
 def declare_installed(schema_of: SchemaOf | None) -> None:
-    """Declare that the commit guard checks every commit of this process, so that partitions can be locked.
-
-    Args:
-        schema_of: Returns the partition columns of the table at a location; None: the guard does not check commits.
-
-    """
+    """Declare that the commit guard checks every commit of this process; with None, that it does not."""
     _installed[:] = [] if schema_of is None else [schema_of]
 
 

@@ -42,7 +42,6 @@ from lock_manager.table_records.adoption import UNSET_PROPERTIES
 log = logging.getLogger(__name__)
 
 _MAX_REFUSALS = 256
-_MILLIS_PER_SECOND = 1000
 
 
 class CommitGuard:
@@ -58,7 +57,6 @@ class CommitGuard:
         self._blocks: dict[str, GuardedHold] = {}
         self._tickets: dict[str, Ticket] = {}
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
-        self._handlers = {"turn": self._answer_turn, "outcome": self._record_outcome, "commit": self._allow_commit}
         self.observed = 0
 
     def add(self, block: GuardedHold) -> None:
@@ -131,22 +129,20 @@ class CommitGuard:
         return json.dumps({"refused": type(refusal).__name__, "message": str(refusal)})
 
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        kind = request.get("kind")
-        if kind not in self._handlers:
-            raise LockLostError(
-                resource=str(request["table"]),
-                hold_id="",
-                reason=f"the commit guard got a request of the unknown kind {kind!r}; use the log store's jar and the "
-                "Python package of one release",
-            )
-        return self._handlers[kind](request)
-
-    def _answer_turn(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"turn": self._ticket(request).has_turn(request["staged"])}
-
-    def _record_outcome(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._ticket(request).record_outcome(request)
-        return {}
+        match request.get("kind"):
+            case "turn":
+                return {"turn": self._ticket(request).has_turn(request["staged"])}
+            case "outcome":
+                self._ticket(request).record_outcome(request)
+                return {}
+            case "commit":
+                return self._allow_commit(request)
+            case kind:
+                reason = (
+                    f"the commit guard got a request of the unknown kind {kind!r}; use the log store's jar and the "
+                    "Python package of one release"
+                )
+                raise LockLostError(resource=str(request["table"]), hold_id="", reason=reason)
 
     def _allow_commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         version, attempt, write_id = int(request["version"]), str(request["attempt"]), request.get("write")
@@ -154,7 +150,7 @@ class CommitGuard:
             *outer_blocks, block = self._covering_blocks(request)
             if block.refusal is not None:
                 raise block.refusal
-            block.check_write(write_id, request.get("retention_ms", 0) / _MILLIS_PER_SECOND)
+            block.check_write(write_id, request.get("retention_ms", 0) / 1000)
             # Nested blocks of one hold need one confirmation; the innermost block gets it.
             blocks_by_hold = {covering.hold.hold_id: covering for covering in (*outer_blocks, block)}
             for covering in blocks_by_hold.values():

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
 _KEY_BYTES = 32
-_KEY_LENGTH = 2 * _KEY_BYTES
 _KEY_SECONDS = 10
 """Seconds that a client may take to send its key."""
 _BACKLOG = 128
@@ -58,11 +57,9 @@ class GuardServer:
         self._thread.start()
 
     def install(self, jvm: Any, *, answer_seconds: float) -> None:
-        """Register this guard in a JVM.
+        """Register this guard in a JVM, whose class path has the guarded log store. ``jvm`` is Py4J's view of it.
 
-        Args:
-            jvm: Py4J's view of the JVM, with the guarded log store on its class path.
-            answer_seconds: Time that it waits for an answer; no answer is a refusal.
+        The JVM waits ``answer_seconds`` for an answer; no answer is a refusal.
 
         Raises:
             Py4JJavaError: The JVM cannot reach this process.
@@ -115,15 +112,12 @@ class _QuestionHandler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         with suppress(OSError):
-            self._handle()
-
-    def _handle(self) -> None:
-        # Read no more than a key before the client has authenticated.
-        key = self.rfile.read(_KEY_LENGTH + 1)
-        if not hmac.compare_digest(key, self.server.question_key + b"\n"):
-            log.warning("a program on this machine asked the commit guard without its key, and got no answer")
-            return
-        question = self.rfile.readline().decode().rstrip("\n")
-        # An empty question only tests the connection.
-        answer = self.server.guard.check(question) if question else ""
-        self.wfile.write(self.server.answer_key + b"\n" + answer.encode() + b"\n")
+            # Read no more than a key before the client has authenticated.
+            key = self.rfile.read(2 * _KEY_BYTES + 1)
+            if not hmac.compare_digest(key, self.server.question_key + b"\n"):
+                log.warning("a program on this machine asked the commit guard without its key, and got no answer")
+                return
+            question = self.rfile.readline().decode().rstrip("\n")
+            # An empty question only tests the connection.
+            answer = self.server.guard.check(question) if question else ""
+            self.wfile.write(self.server.answer_key + b"\n" + answer.encode() + b"\n")

@@ -20,24 +20,16 @@ PARTITIONS_SUFFIX = "*"
 #: Actions on the whole table that a lock on partitions allows. Row tracking stores the highest row id there, and Delta
 #: assigns the ids of a commit again after a conflict.
 ALLOWED_TABLE_ACTIONS = frozenset({"domainMetadata delta.rowTracking"})
-#: Outcomes of a put that can no longer change (``Attempts.java``).
-DEFINITE_OUTCOMES = frozenset({"committed", "taken", "rejected"})
 
 
 def is_definite(attempt: Mapping[str, Any]) -> bool:
-    """Return whether the outcome of an attempt, as the log store reports it (``Attempts.java``), is final."""
-    return attempt["outcome"] in DEFINITE_OUTCOMES
+    """Return whether the outcome of a put, as the log store reports it (``Attempts.java``), can no longer change."""
+    return attempt["outcome"] in ("committed", "taken", "rejected")
 
 
 @dataclass(frozen=True)
 class AllowedPut:
-    """A put that the guard allowed.
-
-    Attributes:
-        version: Version of the table.
-        write_id: Id of the operation attempt to which the commit belongs; None if it belongs to none.
-
-    """
+    """A put that the guard allowed; ``write_id`` is that of its operation attempt, None if it belongs to none."""
 
     version: int
     write_id: str | None
@@ -50,7 +42,6 @@ class GuardedHold:
     that it has entered, not to the hold.
 
     Args:
-        hold: The hold.
         metadata: Further fields of the stamp of each commit (JSON values).
         table: Canonical URI; by default the only table of the hold.
         schema: Partition columns of the table, if the hold locks partitions.
@@ -101,10 +92,7 @@ class GuardedHold:
     def executing(self, attempt: WriteAttempt, *, stamps_note: bool) -> Iterator[None]:
         """Allow the commit of an attempt while the block executes it.
 
-        Args:
-            attempt: The attempt.
-            stamps_note: Whether the stamp contains the attempt's note, because Delta has no ``userMetadata`` for it.
-
+        With ``stamps_note`` the stamp contains the attempt's note, because Delta has no ``userMetadata`` for it.
         """
         self._attempts[attempt.write_id] = (attempt, stamps_note)
         try:
@@ -118,15 +106,11 @@ class GuardedHold:
         return {name for name, put in list(self.allowed_puts.items()) if put.write_id == write_id}
 
     def check_write(self, write_id: str | None, retention_seconds: float) -> None:
-        """Raise unless a commit with this write id may be made now.
-
-        Args:
-            write_id: Write id from the log store; None for a statement that no writer executes.
-            retention_seconds: Age at which VACUUM deletes files that belong to no commit.
+        """Raise unless a commit may be made now. ``write_id`` is None for a statement that no writer executes.
 
         Raises:
             LockNotHeldError: The block does not execute that attempt.
-            NotStagedError: The files of the attempt are too old.
+            NotStagedError: The files of the attempt are too old, see :meth:`WriteAttempt.refuse_if_old`.
 
         """
         if write_id is None:
@@ -139,10 +123,7 @@ class GuardedHold:
         attempt.refuse_if_old(self.table, retention_seconds)
 
     def check_footprint(self, footprint: Mapping[str, Any]) -> None:
-        """Raise unless a commit touches only the locked partitions.
-
-        Args:
-            footprint: The actions and partitions of the commit, see ``CommitBody.java``.
+        """Raise unless a commit touches only the locked partitions; ``CommitBody.java`` has its footprint.
 
         Raises:
             LockNotHeldError: The commit touches other partitions or the whole table.
@@ -174,13 +155,9 @@ class GuardedHold:
             )
 
     def settle(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
-        """Record the final outcomes; return whether all attempts of the hold on the table have one.
+        """Record the final outcomes in a report (``Attempts.java``); return whether all attempts of the hold have one.
 
-        This includes the attempts of every block under the hold: an open attempt keeps the intent.
-
-        Args:
-            attempts: Attempts as the log store reports them (``Attempts.java``).
-
+        This includes the attempts of every block under the hold on the table: an open attempt keeps the intent.
         """
         intents = self.hold.intents_of(self.table)
         intents.settle(attempt["attempt"] for attempt in attempts if is_definite(attempt))
@@ -238,12 +215,7 @@ class GuardedHold:
         return True
 
     def stamp(self, write_id: str | None = None) -> dict[str, Any]:
-        """Return the stamp of a commit in this block (``commitInfo.sluice``).
-
-        Args:
-            write_id: Id of the operation attempt to which the commit belongs; None if it belongs to none.
-
-        """
+        """Return the stamp of a commit in this block (``commitInfo.sluice``)."""
         attempt, stamps_note = self._attempts.get(write_id or "", (None, False))
         note = attempt.note if attempt is not None and stamps_note else {}
         return stamp_of(self.hold, {**note, **self.metadata}, write_id=write_id, fills=self._fills)

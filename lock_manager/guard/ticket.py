@@ -17,12 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lock_manager.errors import LockNotHeldError, NotStagedError, SluiceError
-from lock_manager.guard.guarded_hold import (
-    ALLOWED_TABLE_ACTIONS,
-    DEFINITE_OUTCOMES,
-    PARTITIONS_SUFFIX,
-    GuardedHold,
-)
+from lock_manager.guard.guarded_hold import ALLOWED_TABLE_ACTIONS, PARTITIONS_SUFFIX, GuardedHold, is_definite
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION
 
@@ -74,12 +69,8 @@ class StagedCommit:
 def staging_obstacle(commit: StagedCommit, *, appends: bool) -> str | None:
     """Return why a commit cannot be made under a lock that was not held while it was prepared; None if it can.
 
-    Args:
-        commit: The commit.
-        appends: Whether it is an append. An append must not depend on the table's rows, because Delta lets other
-            appends pass before it. For all other operations Delta's conflict check decides whether their reads are
-            still valid.
-
+    An append must not depend on the table's rows, because Delta lets other appends pass before it. For all other
+    operations Delta's conflict check decides whether their reads are still valid.
     """
     # Every version 0 has these actions, so Delta detects the conflict with another writer's.
     new_table_actions = _NEW_TABLE_ACTIONS if commit.read_version == NO_VERSION else frozenset()
@@ -97,18 +88,15 @@ def staging_obstacle(commit: StagedCommit, *, appends: bool) -> str | None:
 
 
 class Ticket:
-    """The place of one commit in front of its lock.
+    """The place of one commit in front of its lock, on the table or (``of_partitions``) on partitions of it only.
 
-    Args:
-        table: Canonical URI.
-        attempt: Attempt to which the commit belongs.
-        on_change: Called in other threads when a commit arrives or a put is stored. It must return quickly.
-        of_partitions: Whether the lock will be on partitions only.
-        appends: Whether the write is an append; see :func:`staging_obstacle`.
+    ``on_change`` is called in other threads when a commit arrives or a put is stored. It must return quickly.
 
     Attributes:
         name: Name to which the writing thread is bound: the write id, with a suffix if the lock is on partitions.
+        table: Canonical URI.
         attempt: Attempt to which the commit belongs.
+        appends: Whether the write is an append; see :func:`staging_obstacle`.
         staged: The waiting commit as it first arrived; None before.
         block: The block under the hold; None until the ticket is granted.
         committed: ``version`` and ``metrics`` of the stored put, from the log store; None before.
@@ -156,9 +144,6 @@ class Ticket:
     def has_turn(self, description: Mapping[str, Any]) -> bool:
         """Record that a commit has arrived, wait briefly for its lock, and return whether the lock is held.
 
-        Args:
-            description: The log store's description of the commit, see :class:`StagedCommit`.
-
         Raises:
             NotStagedError: The commit needs the lock from its beginning.
             SluiceError: The lock was not acquired.
@@ -182,9 +167,6 @@ class Ticket:
     def granted_block(self, write_id: str | None) -> GuardedHold:
         """Return the granted block, for the only commit of this ticket.
 
-        Args:
-            write_id: Id of the attempt to which the commit belongs.
-
         Raises:
             LockNotHeldError: No block is granted, the only commit was made, or the commit is of another attempt.
             SluiceError: The ticket was refused.
@@ -200,15 +182,10 @@ class Ticket:
         return self.block
 
     def record_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Record the outcome of a put, also in the hold.
-
-        Args:
-            outcome: ``outcome``, ``attempt``, ``version`` and ``metrics`` from the log store.
-
-        """
+        """Record the log store's ``outcome``, ``attempt``, ``version`` and ``metrics`` of a put, also in the hold."""
         if self.block is None:
             return
-        if outcome["outcome"] in DEFINITE_OUTCOMES:
+        if is_definite(outcome):
             self.block.hold.intents_of(self.table).settle([str(outcome["attempt"])])
         if outcome["outcome"] == "committed":
             self.committed = {"version": int(outcome["version"]), "metrics": dict(outcome.get("metrics") or {})}

@@ -37,14 +37,10 @@ class WriteAttempt:
         return cls(note_of_write(metadata, write_id), write_id, time.time())
 
     def refuse_if_old(self, table: str, retention_seconds: float) -> None:
-        """Raise if VACUUM may delete files of this attempt soon.
-
-        Args:
-            table: Canonical URI, for the message.
-            retention_seconds: Age at which VACUUM deletes files that belong to no commit.
+        """Raise if VACUUM may soon delete files of this attempt. It deletes files without a commit after the retention.
 
         Raises:
-            NotStagedError: The attempt is older than half of that.
+            NotStagedError: The attempt is older than half of the retention.
 
         """
         age = time.time() - self.begun_at
