@@ -30,7 +30,6 @@ class Intent:
 
     Attributes:
         hold_id: Id of the hold; the znode's name begins with it.
-        version: Version of the table.
         txn: Delta's transaction id; None if it has none.
         attempt: Unique id of this attempt to put.
         token: Fencing token of the hold.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal, localcontext
 from functools import cached_property
@@ -112,10 +112,9 @@ class PartitionSchema:
 
     columns: tuple[PartitionColumn, ...]
     time_zone: str = "UTC"
-    _by_name: Mapping[str, PartitionColumn] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Index the columns by name, ignoring case as Spark does; refuse types that Delta does not write exactly.
+        """Refuse types that Delta does not write exactly.
 
         Raises:
             ResourceError: A column has such a type.
@@ -127,7 +126,6 @@ class PartitionSchema:
                     f"{column.name!r} is a {column.type} column, whose partitions cannot be locked one by one: "
                     "lock the table"
                 )
-        object.__setattr__(self, "_by_name", {column.name.lower(): column for column in self.columns})
 
     def partitions_as(self, other: PartitionSchema) -> bool:
         """Return whether both schemas have the same partitions; columns may have been renamed."""
@@ -147,10 +145,12 @@ class PartitionSchema:
                 type.
 
         """
+        # Names ignore case, as in Spark.
         by_name = {name.lower(): value for name, value in values.items()}
+        known_names = {column.name.lower() for column in self.columns}
         if len(by_name) < len(values):
             raise ResourceError(f"a column is named twice: {', '.join(values)}")
-        if unknown := [name for name in values if name.lower() not in self._by_name]:
+        if unknown := [name for name in values if name.lower() not in known_names]:
             names = ", ".join(column.name for column in self.columns)
             raise ResourceError(f"{unknown[0]!r} is not a partition column; those are {names or 'none'}")
         if not by_name:

@@ -20,7 +20,6 @@ class QueuedNode:
         path: Coordinator's key of the place; with ZooKeeper the path of the contender's znode.
         shared: Whether the request is shared, for this partition or for one below.
         is_ancestor: Whether the request is for a partition below, and not for this one.
-        token: Fencing token.
 
     """
 
@@ -109,10 +108,9 @@ class QueueEntry:
         after its first second.
         """
         stored = self.data.get("acquired_at" if self.holds else "requested_at")
-        is_time = (
-            isinstance(stored, int | float) and not isinstance(stored, bool) and math.isfinite(stored) and stored > 0
-        )
-        return float(stored) if is_time else self.created_at  # type: ignore[arg-type]
+        if isinstance(stored, int | float) and not isinstance(stored, bool) and math.isfinite(stored) and stored > 0:
+            return float(stored)
+        return self.created_at
 
 
 def _is_below(inner: QueuedNode, outer: QueuedNode) -> bool:

@@ -129,12 +129,7 @@ class TableResource:
 
     @classmethod
     def of(cls, table: str | os.PathLike[str] | TableResource) -> TableResource:
-        """Return the resource for any spelling of a table's location.
-
-        Raises:
-            ResourceError: The location is not usable.
-
-        """
+        """Return the resource for any spelling of a table's location."""
         return table if isinstance(table, TableResource) else cls(os.fspath(table))
 
     @cached_property

@@ -193,12 +193,7 @@ class Security:
         return [("digest", f"{self.username}:{self.password}")] if self.auth == "digest" else None
 
     def new_znodes(self) -> list[AclEntry] | None:
-        """Return the ACL of new znodes; None if they are open to all.
-
-        Raises:
-            SettingsError: ``acl`` is malformed.
-
-        """
+        """Return the ACL of new znodes; None if they are open to all."""
         if self.acl is not None:
             return list(_parse_acl(self.acl))
         return [_OWNER_ONLY] if self.auth or self.tls_certificate else None

@@ -66,12 +66,7 @@ class LockSettings:
 
     @classmethod
     def merged(cls, base: str | LockSettings, **overrides: Any) -> LockSettings:
-        """Return settings from a host list or from other settings, with overrides.
-
-        Raises:
-            SettingsError: A value is malformed or outside its range.
-
-        """
+        """Return settings from a host list or from other settings, with overrides."""
         return replace(base, **overrides) if isinstance(base, LockSettings) else cls(zk_hosts=base, **overrides)
 
     @classmethod

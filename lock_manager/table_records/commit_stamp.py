@@ -49,12 +49,10 @@ class CommitStamp:
 
     Attributes:
         commit_id: Unique id of the write, or of the attempt to commit if the write has none.
-        hold: Id of the hold.
         ensemble: UUID of the ensemble that granted the tokens. Tokens of different ensembles do not compare.
         tokens: Fencing tokens of the exclusive locks, by key of the locked node.
         shared_tokens: Fencing tokens of the shared locks, by key of the locked node.
         acquired_at: When the hold began, seconds since the epoch, by the writer's clock.
-        job: Name of the writer's job.
         fenced: Whether the commit guard confirmed the hold before it allowed the commit. Otherwise the stamp is the
             writer's claim (see :func:`commit_metadata`).
 
@@ -80,7 +78,6 @@ def stamp_of(
     """Return the stamp of a commit under this hold; :func:`parse_stamp` parses it.
 
     Args:
-        hold: Hold of the commit.
         metadata: Further fields, such as ``job``; JSON values.
         write_id: Id of the operation attempt to which the commit belongs; None if it belongs to none.
         fills: For an empty commit: ids of the holds whose unfinished intents it fills.
@@ -128,13 +125,7 @@ def note_of_write(metadata: Mapping[str, Any], commit_id: str) -> dict[str, Any]
 
 
 def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> str:
-    """Return a write's note as Delta's ``userMetadata``; :func:`note_of` parses it.
-
-    Args:
-        note: Note of the write; JSON values.
-        user: The caller's own ``userMetadata``, which is kept.
-
-    """
+    """Return a note, with the caller's own ``userMetadata``, as Delta's ``userMetadata``; :func:`note_of` parses it."""
     user_field = {} if user is None else {"user": user}
     return json.dumps({_STAMP: note, **user_field}, separators=(",", ":"))
 
@@ -147,12 +138,8 @@ def is_empty_commit(info: Mapping[str, Any]) -> bool:
 def is_commit_of(info: Mapping[str, Any], write_id: str, *, guarded: bool) -> bool:
     """Return whether a commit belongs to this attempt of an operation.
 
-    Args:
-        info: ``commitInfo`` of the commit.
-        write_id: Id of the attempt.
-        guarded: Whether the guard refuses every commit that it does not allow. Then the id in its stamp counts, else
-            that in the note.
-
+    ``guarded`` tells whether the guard refuses every commit that it does not allow. Then the id in its stamp counts,
+    else that in the note.
     """
     if is_empty_commit(info):
         return False
@@ -192,14 +179,9 @@ def maintenance_of(info: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def run_note(run_id: str, commit: int, commits: int, **more: Any) -> dict[str, Any]:
-    """Return the metadata of a commit of a run; :func:`run_of` reads it.
+    """Return the metadata of a commit of a run, with more fields (JSON values); :func:`run_of` reads it.
 
-    Args:
-        run_id: Id of the run.
-        commit: Number of the commit, from 1.
-        commits: Number of commits of the run.
-        more: Further fields; JSON values.
-
+    ``commit`` is the number of the commit, from 1, ``commits`` the number of commits of the run.
     """
     return {_RUN: {"id": run_id, "commit": commit, "commits": commits, **more}}
 

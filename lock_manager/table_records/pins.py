@@ -26,7 +26,6 @@ class PinnedTable:
         table: Canonical URI.
         location: Location as Spark reads it.
         table_id: Delta's table id. A table that is recreated at the same location gets a new one.
-        version: Pinned version.
         committed_at: When that version was committed, by the table's own clock. Retention counts from then on.
         passed_version: First version at which the watermarks of all streams had passed the pin's moment; None: unknown.
         event_time: Column with the event time of a row; None: all rows of the version count.
@@ -41,13 +40,9 @@ class PinnedTable:
     passed_version: int | None
     event_time: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; :meth:`from_json` parses them."""
-        return {**asdict(self), "committed_at": self.committed_at.isoformat()}
-
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> PinnedTable:
-        """Parse the output of :meth:`to_json`; a malformed record raises a builtin exception."""
+        """Parse a table of :meth:`Pin.to_json`; a malformed record raises a builtin exception."""
         return cls(**{**record, "committed_at": datetime.fromisoformat(record["committed_at"])})
 
 
@@ -59,7 +54,6 @@ class Pin:
         name: Name, unique within each of its tables.
         pin_id: Unique id. A pin that is created again under the same name gets a new one.
         at: Rows with an event time up to and including this one count; None: all rows of the versions.
-        created_at: When it was created.
         expires_at: Until when it is kept.
         tables: The tables, in the order of the request.
         job: Name of the job that created it.
@@ -109,21 +103,14 @@ class Pin:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; :meth:`from_text` parses their text."""
-        moments = {name: getattr(self, name) for name in ("at", "created_at", "expires_at")}
-        return {
-            "format": _FORMAT,
-            **asdict(self),
-            **{name: None if value is None else value.isoformat() for name, value in moments.items()},
-            "tables": [pinned.to_json() for pinned in self.tables],
-        }
+        record = {"format": _FORMAT, **asdict(self)}
+        for part in (record, *record["tables"]):
+            part.update({name: value.isoformat() for name, value in part.items() if isinstance(value, datetime)})
+        return record
 
     @classmethod
     def from_text(cls, text: str, path: str) -> Pin:
-        """Parse the text of a pin's file.
-
-        Args:
-            text: Text of the file.
-            path: Path of the file, for the message.
+        """Parse the text of the pin's file at ``path``.
 
         Raises:
             PinError: The file is damaged, or of a later release.
