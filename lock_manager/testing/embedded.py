@@ -24,7 +24,6 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from lock_manager.errors import LocalServerError
@@ -94,12 +93,8 @@ def find_server_jars() -> list[Path]:
 def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session_timeout_ms: int, members: str) -> str:
     """Return the lines of ``zoo.cfg`` that embedded servers and those in containers share.
 
-    Args:
-        data: Folder of the server's data.
-        tick_ms: Unit of ZooKeeper's timeouts, in milliseconds.
-        max_session_timeout_ms: Longest session timeout that the server grants, in milliseconds.
-        members: The ``server.N=`` lines of an ensemble; empty for one server.
-
+    ``members`` has the ``server.N=`` lines of an ensemble; empty for one server. :class:`EmbeddedZooKeeper` explains
+    the times.
     """
     return (
         f"tickTime={tick_ms}\ninitLimit=20\nsyncLimit=10\ndataDir={os.fspath(data)}\nmaxClientCnxns=0\n"
@@ -128,12 +123,9 @@ def small_jvm_options() -> list[str]:
 def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a server that ends with this process, also when it is killed; :func:`stop_supervised` ends it earlier.
 
-    Args:
-        command: Command of the server.
-        log: File to which the server's output is appended.
-
     Returns:
-        The supervisor of the server. Its first line on standard output is the server's pid.
+        The supervisor of the server, whose output is appended to ``log``. The supervisor's first line on standard
+        output is the server's pid.
 
     """
     with log.open("ab") as output:
@@ -215,25 +207,14 @@ class EmbeddedServer:
         if self._supervisor is not None:
             raise LocalServerError(f"server {self.server_id} is running already (pid {self.pid})")
         classpath = os.pathsep.join(map(str, find_server_jars()))
-        command = [
-            find_java(),
-            *small_jvm_options(),
-            "-Dorg.apache.logging.log4j.level=INFO",
-            *self._java_options,
-            "-cp",
-            classpath,
-            self._main,
-            str(self.folder / "zoo.cfg"),
-        ]
+        command = [find_java(), *small_jvm_options(), "-Dorg.apache.logging.log4j.level=INFO", *self._java_options]
+        command += ["-cp", classpath, self._main, str(self.folder / "zoo.cfg")]
         self._supervisor = start_supervised(command, self.folder / "server.log")
         self.end_reported = False
         self.pid = int(self.output.readline() or 0) or None
 
     def wait_until_serving(self, deadline: float) -> None:
-        """Wait until the server serves clients as a member of a quorum.
-
-        Args:
-            deadline: Time of ``time.monotonic`` at which the wait ends.
+        """Wait, until a time of ``time.monotonic``, for the server to serve clients as a member of a quorum.
 
         Raises:
             LocalServerError: The server ended, or did not serve before the deadline.
@@ -242,15 +223,13 @@ class EmbeddedServer:
         while True:
             if self.has_ended():
                 raise LocalServerError(f"the embedded ZooKeeper ended at once: {self.last_words()}")
-            if self._owns_port() and b"Mode: " in self.command(b"srvr"):
+            # Another program may serve at the port.
+            is_own = f"clientPortListenBacklog={self._listen_backlog}".encode() in self.command(b"conf").splitlines()
+            if is_own and b"Mode: " in self.command(b"srvr"):
                 return
             if time.monotonic() > deadline:
                 raise LocalServerError(f"the embedded ZooKeeper does not serve: {self.last_words()}")
             time.sleep(0.02)
-
-    def _owns_port(self) -> bool:
-        """Return whether this server, and not another program, serves at the port."""
-        return f"clientPortListenBacklog={self._listen_backlog}".encode() in self.command(b"conf").splitlines()
 
     def has_ended(self) -> bool:
         """Return whether the process does not run: it was never started, was stopped, or ended by itself."""
@@ -394,9 +373,7 @@ class EmbeddedZooKeeper:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _start_once(self, deadline: float) -> None:

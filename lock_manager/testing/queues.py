@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from kazoo.client import KazooClient
@@ -27,9 +26,7 @@ class LockQueues:
         self._client.start(_START_SECONDS)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._client.stop()
         self._client.close()
 
