@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 from lock_manager.intents import Intent
@@ -62,8 +62,7 @@ class Intents(Protocol):
 
     """
 
-    @property
-    def unfinished(self) -> tuple[str, ...]: ...
+    unfinished: tuple[str, ...]
 
     @property
     def open(self) -> Mapping[str, int]:
@@ -96,8 +95,10 @@ class Intents(Protocol):
         """
 
 
-class Hold(Protocol):
+class Hold(AbstractContextManager["Hold", None], Protocol):
     """A lock on one or several tables or on partitions of them, held by this process until it is released or lost.
+
+    As a context manager, it is released at the end of the block, unless the block did that.
 
     Attributes:
         hold_id: Unique id of this hold.
@@ -110,35 +111,25 @@ class Hold(Protocol):
         requested_at: When ``acquire`` was called, seconds since the epoch.
         acquired_at: When the lock was acquired, seconds since the epoch.
         waited_seconds: Time between these two, on the monotonic clock.
-        released_at: When ``release`` was called, seconds since the epoch; None before.
         thread: Thread that acquired it, for the rule on nested acquires.
 
     """
 
+    hold_id: str
+    resource: str
+    scope: Mapping[str, TableScope]
+    shared: bool
+    tokens: Mapping[str, int]
+    exclusive_keys: Collection[str]
+    ensemble_id: str
+    requested_at: float
+    acquired_at: float
+    waited_seconds: float
+    thread: threading.Thread
+
     @property
-    def hold_id(self) -> str: ...
-    @property
-    def resource(self) -> str: ...
-    @property
-    def scope(self) -> Mapping[str, TableScope]: ...
-    @property
-    def shared(self) -> bool: ...
-    @property
-    def tokens(self) -> Mapping[str, int]: ...
-    @property
-    def exclusive_keys(self) -> Collection[str]: ...
-    @property
-    def ensemble_id(self) -> str: ...
-    @property
-    def requested_at(self) -> float: ...
-    @property
-    def acquired_at(self) -> float: ...
-    @property
-    def waited_seconds(self) -> float: ...
-    @property
-    def released_at(self) -> float | None: ...
-    @property
-    def thread(self) -> threading.Thread: ...
+    def released_at(self) -> float | None:
+        """When ``release`` was called, seconds since the epoch; None before."""
 
     @property
     def token(self) -> int:
@@ -171,7 +162,7 @@ class Hold(Protocol):
         """Count one more acquire by its thread. Each acquire needs its own release.
 
         Returns:
-            False if the hold has ended.
+            False if the hold has ended by now: another thread may release it.
 
         """
 
@@ -213,19 +204,11 @@ class Hold(Protocol):
         """Release the lock; this takes some seconds at most, also in an outage.
 
         Raises:
-            LockLostError: The hold was lost.
+            LockLostError: The hold was lost, so it did not cover all of the work since its acquisition.
             LockNotHeldError: The hold was already released.
             ClosedError: The hold belongs to the parent of a fork.
 
         """
-
-    def __enter__(self) -> Self:
-        """Return the hold; the end of the block releases it."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release the hold, unless the block did."""
 
 
 class LockManager(Protocol):
@@ -236,8 +219,7 @@ class LockManager(Protocol):
 
     """
 
-    @property
-    def settings(self) -> LockSettings: ...
+    settings: LockSettings
 
     @property
     def session_timeout_seconds(self) -> float:
@@ -278,8 +260,8 @@ class LockManager(Protocol):
         """Cancel the waiting acquires and end every lock of this manager, in bounded time also in an outage."""
 
 
-class Inspector(Protocol):
-    """A view of the locks of all tables, which can also remove a holder; also a context manager.
+class Inspector(AbstractContextManager["Inspector", None], Protocol):
+    """A view of the locks of all tables, which can also remove a holder; a context manager that closes it.
 
     It acquires no lock. Every method raises EnsembleUnavailableError if the coordinator does not answer in time,
     EnsembleRefusedError if it refuses, and EnsembleFormatError if an unknown release wrote its data.
@@ -305,11 +287,3 @@ class Inspector(Protocol):
             False if it no longer holds the lock; nothing is removed then.
 
         """
-
-    def __enter__(self) -> Self:
-        """Return the inspector; the end of the block closes it."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release the resources of the inspector."""

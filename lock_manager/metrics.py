@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from lock_manager.errors import MetricsError, SettingsError
@@ -45,14 +45,7 @@ _BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
 @dataclass(frozen=True)
 class Destination:
-    """The address at which metrics are served, or the file to which they are written.
-
-    Attributes:
-        host: Host to serve at.
-        port: Port to serve at; 0 is any free port.
-        file: File for node_exporter's textfile collector; None to serve.
-
-    """
+    """A file for node_exporter's textfile collector, or an address to serve metrics at; port 0 is any free port."""
 
     host: str = _LOCALHOST
     port: int = 0
@@ -76,9 +69,6 @@ class Destination:
 
 class Metrics:
     """An observer (see :mod:`lock_manager.events`) that counts events in Prometheus metrics.
-
-    Args:
-        registry: Registry of the metrics.
 
     Raises:
         MetricsError: prometheus-client is not installed.
@@ -172,9 +162,7 @@ class MetricsExporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _serve(self, target: Destination) -> None:
@@ -218,12 +206,7 @@ class _ContinuedFile:
     contain.
 
     Two runs of a job may overlap. So each write reads the file again and adds only the counts since this process's
-    previous write.
-
-    Args:
-        path: File to continue, if it exists. A file that cannot be parsed is replaced, with a warning.
-        registry: Registry of this process.
-
+    previous write. A file that cannot be parsed is replaced, with a warning.
     """
 
     def __init__(self, path: Path, registry: CollectorRegistry) -> None:
@@ -292,14 +275,7 @@ def _read_counters(file: Path) -> dict[str, Metric]:
 
 
 def _sum_samples(stored: Metric, current: Metric, written: Metric | None) -> list[Sample]:
-    """Return the samples of the file, increased by the counts of this process since its previous write.
-
-    Args:
-        stored: Metric in the file.
-        current: Metric of this process.
-        written: Metric of this process at its previous write; None if there was none.
-
-    """
+    """Return the samples of the file, increased by the counts of this process since its previous write."""
     stored_bounds, current_bounds = (
         {sample.labels.get("le") for sample in metric.samples} for metric in (stored, current)
     )

@@ -31,7 +31,7 @@ _H = TypeVar("_H", bound=Hold)
 
 
 class HoldRegistry:
-    """The holds of each thread, in the order of their acquisition; thread-safe.
+    """The holds of all managers of this process, in the order of their acquisition; thread-safe.
 
     It keeps no hold alive: the threads of a manager do that while the hold stands.
     """
@@ -42,28 +42,23 @@ class HoldRegistry:
     def reset(self) -> None:
         """Forget everything: in a forked child, whose threads hold nothing."""
         self._lock = threading.Lock()
-        self._holds: weakref.WeakKeyDictionary[threading.Thread, tuple[weakref.ref[Hold], ...]]
-        self._holds = weakref.WeakKeyDictionary()
+        self._holds: weakref.WeakValueDictionary[str, Hold] = weakref.WeakValueDictionary()
 
     def add(self, hold: Hold) -> None:
         """Add a hold for ``hold.thread``."""
         with self._lock:
-            self._holds[hold.thread] = (*self._without(hold), weakref.ref(hold))
+            self._holds[hold.hold_id] = hold
 
     def remove(self, hold: Hold) -> None:
         """Remove a hold that was released, or whose manager was closed."""
         with self._lock:
-            self._holds[hold.thread] = self._without(hold)
+            self._holds.pop(hold.hold_id, None)
 
     def of(self, thread: threading.Thread) -> list[Hold]:
         """Return the holds of a thread in every ensemble, including lost ones that were not released."""
         with self._lock:
-            references = self._holds.get(thread, ())
-        return [hold for reference in references if (hold := reference()) is not None]
-
-    def _without(self, hold: Hold) -> tuple[weakref.ref[Hold], ...]:
-        references = self._holds.get(hold.thread, ())
-        return tuple(reference for reference in references if reference() not in (None, hold))
+            holds = [reference() for reference in self._holds.valuerefs()]
+        return [hold for hold in holds if hold is not None and hold.thread is thread]
 
 
 #: The holds of this process, of every manager.
@@ -72,11 +67,7 @@ os.register_at_fork(after_in_child=REGISTRY.reset)
 
 
 def find_covering_hold(holds: Sequence[_H], request: Mapping[str, TableScope]) -> _H | None:
-    """Return the hold that covers a request; None if a new hold is needed.
-
-    Args:
-        holds: Holds of the thread in one ensemble.
-        request: Requested scopes there, by canonical URI of the table.
+    """Return the hold of the thread that covers a request in one ensemble; None if a new hold is needed.
 
     Raises:
         LockOrderError: Waiting for the request could deadlock with a hold of the thread.
