@@ -65,7 +65,10 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
         if any(entry.id.scheme == "world" and _DELETING & set(entry.acl_list) for entry in entries)
     )
     open_node = next(open_nodes, None)
-    open_table = None if open_node is None else _read_table_uri(session, open_node, deadline)
+    open_table = None
+    if open_node is not None:
+        with suppress(*_UNREADABLE):
+            open_table = table_uri(session.wait(session.client.get_async(open_node), deadline)[0])
     return AclSurvey(len(keys), len(tables), len(partitions), open_node, open_table)
 
 
@@ -88,10 +91,3 @@ def _partitions(session: Session, tables: Iterable[str], deadline: Deadline) -> 
 def _children(session: Session, nodes: Iterable[str], deadline: Deadline) -> dict[str, list[str]]:
     results = {node: session.client.get_children_async(node) for node in nodes}
     return dict(wait_for_each(session, results, deadline, skip=_UNREADABLE))
-
-
-def _read_table_uri(session: Session, node: str, deadline: Deadline) -> str | None:
-    with suppress(*_UNREADABLE):
-        data, _ = session.wait(session.client.get_async(node), deadline)
-        return table_uri(data)
-    return None

@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SASLException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect
-from kazoo.security import ACL, Id, Permissions
+from kazoo.security import ACL, make_acl
 
 from lock_manager.errors import SettingsError
 from lock_manager.security import Security
@@ -31,13 +31,7 @@ _CREDENTIALS_REFUSED = (AuthFailedError, SessionClosedRequireSaslError, SASLExce
 _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 """TLS errors that the network may also cause."""
 
-_PERMISSIONS = {
-    "c": Permissions.CREATE,
-    "d": Permissions.DELETE,
-    "r": Permissions.READ,
-    "w": Permissions.WRITE,
-    "a": Permissions.ADMIN,
-}
+_PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -90,10 +84,8 @@ def _masked(argument: object) -> object:
 def acl_of(security: Security) -> list[ACL] | None:
     """Return kazoo's ACL for new znodes; None for kazoo's default, which is open to all."""
     entries = security.new_znodes()
-    if entries is None:
-        return None
-    return [
-        ACL(sum(_PERMISSIONS[letter] for letter in set(entry.permissions)), Id(entry.scheme, entry.id))
+    return entries and [
+        make_acl(entry.scheme, entry.id, **{_PERMISSIONS[letter]: True for letter in entry.permissions})
         for entry in entries
     ]
 
@@ -103,17 +95,12 @@ class Client(KazooClient):  # type: ignore[misc]
 
     * One unreachable server of several takes only a part of the session's time. The same applies to a server that
       accepts the connection and sends no response, as servers sometimes do to a returning session while they start.
-    * ``on_granted`` reports the session timeout that the server *granted*. Kazoo stores only the requested one.
+    * ``on_granted`` gets the session timeout in seconds that the server *granted*, before the state becomes CONNECTED.
+      Kazoo stores only the requested one.
     * A refusal of the credentials ends the client and sets :attr:`refusal`. So does, before the first session, a TLS
       handshake that fails with every server. Kazoo would try forever. The client tries a server again that closes the
       connection, also during a SASL exchange, where kazoo assumes a refusal.
     * New znodes have the configured ACL, also in transactions.
-
-    Args:
-        hosts: ``host:port,host:port[/chroot]``.
-        session_timeout_seconds: Session timeout to request from the server.
-        on_granted: Called with the granted timeout in seconds, before the state becomes CONNECTED.
-        security: Credentials, TLS and the ACL of new znodes.
 
     Attributes:
         problem: Error of the last connection attempt, None if it succeeded.

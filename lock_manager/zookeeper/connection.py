@@ -45,19 +45,18 @@ def connect_with_tls(
         raise
 
 
-def ask_four_letter_word(
-    address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None, seconds: float = WORD_SECONDS
-) -> bytes:
+def ask_four_letter_word(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the response, which may be empty.
 
     Raises:
         OSError: As :func:`connect_with_tls`; a ``TimeoutError`` if the server does not finish its response in time.
 
     """
-    deadline = Deadline(seconds)
-    connection = (
-        connect_with_tls(address, tls, seconds, address[0]) if tls else socket.create_connection(address, seconds)
-    )
+    deadline = Deadline(WORD_SECONDS)
+    if tls is None:
+        connection = socket.create_connection(address, WORD_SECONDS)
+    else:
+        connection = connect_with_tls(address, tls, WORD_SECONDS, address[0])
     response = bytearray()
     with connection:
         connection.sendall(word)
@@ -69,7 +68,7 @@ def ask_four_letter_word(
                 return bytes(response)
             response += chunk
             if deadline.remaining() == 0:
-                raise TimeoutError(f"the response does not end within {seconds:g} s")
+                raise TimeoutError(f"the response does not end within {WORD_SECONDS:g} s")
 
 
 def unreachable_reason(hosts: str, seconds: float) -> str | None:
@@ -77,12 +76,7 @@ def unreachable_reason(hosts: str, seconds: float) -> str | None:
 
     Only refused connections and unknown host names are certain. All servers are tried at the same moment, and again
     until the time is over, because a server that restarts may refuse at first. If all host names are unknown, the
-    function returns at once.
-
-    Args:
-        hosts: Connection string.
-        seconds: Time limit for each attempt, and for all attempts that are refused.
-
+    function returns at once. The time limit is that of each attempt, and of all attempts that are refused.
     """
     servers = members_of(hosts)
     deadline = Deadline(seconds)

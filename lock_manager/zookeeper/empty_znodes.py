@@ -24,18 +24,9 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError
+from lock_manager.zookeeper import znodes
 from lock_manager.zookeeper.responses import wait_for_each
 from lock_manager.zookeeper.session import UNANSWERED, Session, SessionState
-from lock_manager.zookeeper.znodes import (
-    PARTITIONS,
-    child_node,
-    is_partition_name,
-    is_partitions_node,
-    partition_queues,
-    partitions_node,
-    path_below_table,
-    table_of,
-)
 
 log = logging.getLogger(__name__)
 
@@ -73,18 +64,16 @@ class EmptyZnodes:
         self._walks: dict[str, float] = {}
 
     def record_use(self, nodes: Iterable[str]) -> bool:
-        """Record that queues were used just now. Queues of tables are ignored.
+        """Record that queues of partitions were used just now; return whether this is the first check to become due.
 
-        Returns:
-            Whether the first check became due, so that :meth:`seconds_until_due` has changed from None.
-
+        Then :meth:`seconds_until_due` has changed from None. Queues of tables are ignored.
         """
         now = time.monotonic()
         with self._lock:
             was_idle = not self._idle
-            for node in partition_queues(nodes):
+            for node in znodes.partition_queues(nodes):
                 self._schedule(node, None)
-                self._walks.setdefault(table_of(node), now + IDLE_SECONDS)
+                self._walks.setdefault(znodes.table_of(node), now + IDLE_SECONDS)
             return was_idle and bool(self._idle)
 
     def seconds_until_due(self) -> float | None:
@@ -173,14 +162,16 @@ class EmptyZnodes:
 
     def _remove(self, nodes: Iterable[str], deadline: Deadline) -> None:
         """Delete the empty znodes among these and their ancestors below the table, the deepest first."""
-        paths = sorted({path for node in nodes for path in path_below_table(node)}, key=lambda path: -path.count("/"))
+        paths = sorted(
+            {path for node in nodes for path in znodes.path_below_table(node)}, key=lambda path: -path.count("/")
+        )
         for result in [self._session.client.delete_async(path) for path in paths]:
             with suppress(NoNodeError, NotEmptyError):
                 self._session.wait(result, deadline)
 
     def _walk(self, table: str, deadline: Deadline) -> None:
         """Search some of a table's partitions for empty znodes and schedule their check."""
-        level, remaining = [partitions_node(table)], _MOST_WALKED
+        level, remaining = [znodes.partitions_node(table)], _MOST_WALKED
         while level and remaining > 0:
             results = {path: self._session.client.get_children_async(path) for path in level[:remaining]}
             remaining -= len(results)
@@ -188,8 +179,8 @@ class EmptyZnodes:
             for path, children in wait_for_each(self._session, results, deadline):
                 if not children:
                     self._schedule_if_new(path, None)
-                elif is_partitions_node(path):
-                    level += [child_node(path, name) for name in children if is_partition_name(name)]
-                elif PARTITIONS in children:
-                    level.append(partitions_node(path))
+                elif znodes.is_partitions_node(path):
+                    level += [znodes.child_node(path, name) for name in children if znodes.is_partition_name(name)]
+                elif znodes.PARTITIONS in children:
+                    level.append(znodes.partitions_node(path))
             random.shuffle(level)

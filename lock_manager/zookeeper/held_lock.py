@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -24,7 +24,7 @@ from lock_manager.zookeeper.keepalive import KeepAlive
 from lock_manager.zookeeper.request import AcquireResult, Request
 from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.signals import SignalIsolation
-from lock_manager.zookeeper.znodes import intents_node
+from lock_manager.zookeeper.znodes import Mode, intents_node
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,13 @@ class HeldLock:
     ) -> None:
         self.hold_id = acquired.hold_id
         self.resource = request.resource
-        self.scope = dict(request.scope)
+        self.scope: Mapping[str, TableScope] = dict(request.scope)
         self.shared = all(scope.shared for scope in self.scope.values())
         self._contenders = HoldContenders(session, acquired)
-        self.tokens = self._contenders.tokens
-        self.exclusive_keys = self._contenders.exclusive_keys
+        self.tokens: Mapping[str, int] = {entry.queue.key: entry.token for entry in acquired.entries}
+        self.exclusive_keys: Collection[str] = frozenset(
+            entry.queue.key for entry in acquired.entries if entry.queue.mode is Mode.EXCLUSIVE
+        )
         self.ensemble_id = session.ensemble_id or ""
         self.acquired_at = time.time()
         self.requested_at = self.acquired_at - waited_seconds
@@ -170,14 +172,8 @@ class HeldLock:
         The request is one ``multi`` of ``check`` on the contender. A plain read, even after ``sync``, may come from a
         server that does not know yet that the session has ended.
 
-        Args:
-            timeout_seconds: Seconds to wait for the response; at most 0.4 of the session timeout. A later response
-                would prove nothing.
-
-        Raises:
-            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: As
-                :meth:`lock_manager.coordinator.Hold.check`.
-
+        It waits at most 0.4 of the session timeout for the response. A later response would prove nothing. The errors
+        are those of :meth:`lock_manager.coordinator.Hold.check`.
         """
         self._hold_state.raise_if_known_over()
         if timeout_seconds is not None:
@@ -188,13 +184,8 @@ class HeldLock:
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
         """Check the hold as :meth:`check` does and, in the same request, write the intent to put ``version``.
 
-        Call ``intents.settle([attempt])`` when the attempt's outcome is known; see
-        :mod:`lock_manager.zookeeper.hold_intents`.
-
-        Raises:
-            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: As
-                :meth:`check`. The version must not be put then.
-
+        Call ``intents.settle([attempt])`` when the attempt's outcome is known. After an error of :meth:`check`, the
+        version must not be put.
         """
         self._hold_state.raise_if_known_over()
         intents = self.intents_of(self._table_or_only(table))
@@ -236,24 +227,12 @@ class HeldLock:
     # -- release and loss ----------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Release the lock. This takes at most some seconds, also in an outage.
-
-        Raises:
-            LockLostError: The lock was lost before, so it did not cover all of the work since its acquisition.
-            LockNotHeldError: The lock was released before.
-            ClosedError: This process is a forked child, and the hold is the parent's.
-
-        """
+        """Release the lock; see :meth:`lock_manager.coordinator.Hold.release`."""
         self._session.check_usable()
         self._services.isolation.run(self._release)
 
     def enter_again(self) -> bool:
-        """Count one more acquire by the hold's thread. A release must follow each of them.
-
-        Returns:
-            False if the hold has ended by now: another thread may release it.
-
-        """
+        """Count one more acquire by the hold's thread; see :meth:`lock_manager.coordinator.Hold.enter_again`."""
         with self._lock:
             over = self.over
             self._acquire_count += not over

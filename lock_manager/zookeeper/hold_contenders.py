@@ -13,7 +13,6 @@ from lock_manager.zookeeper.hold_intents import HoldIntents
 from lock_manager.zookeeper.request import AcquireResult, RequestedQueue, checking_transaction
 from lock_manager.zookeeper.responses import failure_in
 from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
-from lock_manager.zookeeper.znodes import Mode
 
 #: Value of :attr:`CheckResult.lost` when the ensemble has ended the session.
 SESSION_ENDED = "its session had ended"
@@ -51,25 +50,13 @@ class HoldContenders:
         """Znodes of the contenders' queues, in the order of the request."""
         return [entry.queue.path for entry in self._entries]
 
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Fencing token of each contender, by the key of its queue."""
-        return {entry.queue.key: entry.token for entry in self._entries}
-
-    @property
-    def exclusive_keys(self) -> frozenset[str]:
-        """Keys of the queues that the hold has exclusively."""
-        return frozenset(entry.queue.key for entry in self._entries if entry.queue.mode is Mode.EXCLUSIVE)
-
     def send_check(
         self, operation: Callable[[Any], None] | None = None, data: Callable[[RequestedQueue], bytes] | None = None
     ) -> Any:
         """Send a quorum request that checks whether all contenders exist; return kazoo's AsyncResult.
 
-        Args:
-            operation: Adds one operation to the transaction, which is executed if and only if all contenders exist.
-            data: Returns the new data of a contender; None leaves the data unchanged.
-
+        ``operation`` adds one operation to the transaction, which is executed if and only if all contenders exist.
+        ``data`` returns the new data of a contender; without it the data stays.
         """
         transaction = checking_transaction(self._session.client, self._entries)
         if operation is not None:
@@ -94,12 +81,9 @@ class HoldContenders:
         return CheckResult(refusal=type(failure.error).__name__)
 
     def delete(self, intents: Collection[HoldIntents], deadline: Deadline, *, was_proven: bool) -> CheckResult | None:
-        """Delete the contenders, together with the settled intents.
+        """Delete the contenders, together with the settled intents of the hold.
 
-        Args:
-            intents: Intents of the hold, one for each table.
-            deadline: Time limit for the response.
-            was_proven: Whether :attr:`HoldState.is_proven` was true when the release began.
+        ``was_proven`` is :attr:`HoldState.is_proven` at the beginning of the release.
 
         Returns:
             A result whose ``lost`` is set if the hold was lost before the deletion; None if the ensemble did not

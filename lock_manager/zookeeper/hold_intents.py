@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from operator import methodcaller
 from typing import Any, Protocol
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
@@ -50,7 +51,7 @@ class Confirm(Protocol):
 
 
 class HoldIntents:
-    """The intents of one hold on one table, and the unfinished intents of earlier holds.
+    """The intents of one hold on one table; implements :class:`lock_manager.coordinator.Intents`.
 
     ``node`` is the parent znode of the table's intents. ``unfinished`` contains the names of the unfinished intents
     that were found when the hold began.
@@ -110,13 +111,7 @@ class HoldIntents:
             creates = self._state is _IntentState.NONE
             if not creates:
                 self._state = _IntentState.OPEN
-
-            def write(transaction: Any, *, creates: bool = creates) -> None:
-                if creates:
-                    transaction.create(self._intent, data)
-                else:
-                    transaction.set_data(self._intent, data)
-
+            write = methodcaller("create" if creates else "set_data", self._intent, data)
             problem = self._confirm(deadline, "write an intent", write)
             if problem is None or isinstance(problem, NodeExistsError):
                 # The intent exists if an earlier request of this hold got no response.
@@ -135,10 +130,7 @@ class HoldIntents:
             self._session.wait_for_retry(deadline, "write an intent")
 
     def settle(self, attempts: Iterable[str]) -> None:
-        """Record that the outcome of these attempts is known: each was stored, or never will be.
-
-        The release deletes the hold's intent if no attempt is open by then.
-        """
+        """Record that the outcome of these attempts is known; if none is open, the release deletes the intent."""
         with self._lock:
             for attempt in attempts:
                 self._open.pop(attempt, None)
@@ -147,13 +139,15 @@ class HoldIntents:
 
     def read(self) -> list[Intent]:
         """Return the unfinished intents of earlier holds; raise the errors of :meth:`HeldLock.check`."""
-        return self._isolation.run(self._read_all)
+        deadline = self._deadline()
+        return self._isolation.run(
+            lambda: [intent for name in self.unfinished if (intent := self._read(name, deadline)) is not None]
+        )
 
     def clear(self) -> None:
-        """Delete the unfinished intents in the versions that were read: their table versions are filled now.
+        """Delete the unfinished intents in the versions that were read; see :meth:`Intents.clear`.
 
-        An intent that has changed since it was read belongs to a hold that is alive. It stays. After an error of
-        :meth:`HeldLock.check`, the next holder finds the intents that were not deleted.
+        After an error of :meth:`HeldLock.check`, the next holder finds the intents that were not deleted.
         """
         self._isolation.run(self._clear)
 
@@ -173,26 +167,17 @@ class HoldIntents:
     def _clear(self) -> None:
         deadline = self._deadline()
         for name, version in self._read_versions.items():
-
-            def delete(transaction: Any, *, path: str = child_node(self._node, name), version: int = version) -> None:
-                transaction.delete(path, version)
-
+            delete = methodcaller("delete", child_node(self._node, name), version)
             problem = self._confirm(deadline, "clear an intent", delete)
             if isinstance(problem, BadVersionError):
                 log.info("the intent %s has changed since it was read: its hold is alive, so the intent stays", name)
         self._read_versions.clear()
         self.unfinished = ()
 
-    def _read_all(self) -> list[Intent]:
-        deadline = self._deadline()
-        return [intent for name in self.unfinished if (intent := self._read(name, deadline)) is not None]
-
     def _read(self, name: str, deadline: Deadline) -> Intent | None:
-        def confirm_and_get() -> tuple[bytes, Any]:
+        def confirm_and_get() -> Any:
             self._confirm(deadline, "read an intent")
-            result = self._session.client.get_async(child_node(self._node, name))
-            data_and_stat: tuple[bytes, Any] = self._session.wait(result, deadline)
-            return data_and_stat
+            return self._session.wait(self._session.client.get_async(child_node(self._node, name)), deadline)
 
         try:
             data, stat = retry_unanswered(self._session, deadline, confirm_and_get, "read an intent")

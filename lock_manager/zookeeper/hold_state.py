@@ -24,14 +24,8 @@ ANNOUNCE_SECONDS = 1.0
 class HoldState:
     """Whether one hold stands. It stands until it is lost or ended.
 
-    Args:
-        session: Session for the requests.
-        contenders: Contenders of the hold.
-        session_id: Id of the session that created the contenders. They end with it.
-        request: Request of the hold.
-        acquired_at: Acquisition time, seconds since the epoch.
-        on_lost: Called once after a loss, in the thread that detected it.
-        end_error: Returns the error for a lost or released hold.
+    ``session_id`` is that of the session that created the contenders. They end with it. ``on_lost`` is called once
+    after a loss, in the thread that detected it. ``end_error`` returns the error for a lost or released hold.
 
     Attributes:
         lost: How the hold was lost; None as long as no loss is known.
@@ -133,10 +127,7 @@ class HoldState:
     ) -> Exception | None:
         """Check the hold, together with one more operation that is executed if and only if the hold stands.
 
-        Args:
-            deadline: Time limit for the response.
-            request_name: Description of the request for the message of EnsembleUnavailableError.
-            operation: Adds the operation to the transaction.
+        ``operation`` adds it to the transaction. The message of EnsembleUnavailableError contains ``request_name``.
 
         Returns:
             The operation's error (NodeExistsError, NoNodeError or BadVersionError); None if it was executed.
@@ -203,13 +194,7 @@ class HoldState:
         return is_first_end
 
     def lose(self, reason: str, *, ending: bool = False) -> None:
-        """Record the loss of the hold, unless it was lost or ended before.
-
-        Args:
-            reason: How the hold was lost.
-            ending: Whether the loss is detected while the hold ends.
-
-        """
+        """Record the loss of the hold, unless it was lost or, except for a loss during its end, ended before."""
         with self._end_lock:
             # KeepAlive may have sent a check just before a release, and finds the contenders deleted.
             if self.lost is not None or (self.ended_at is not None and not ending):

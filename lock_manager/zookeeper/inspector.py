@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, TypeVar
 
 from kazoo.exceptions import NoNodeError
@@ -28,7 +27,7 @@ ANSWER_SECONDS = 15.0
 class LockInspector:
     """Reads and breaks locks through a separate session.
 
-    Implements :class:`lock_manager.coordinator.Inspector`, which documents the errors of all methods.
+    Implements :class:`lock_manager.coordinator.Inspector`, which documents the methods and their errors.
 
     Args:
         settings: Ensemble and lock root.
@@ -45,9 +44,7 @@ class LockInspector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -70,17 +67,9 @@ class LockInspector:
         return self._run(lambda deadline: self._reader.table(resource.key, deadline, uri=resource.uri))
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
-        """Delete all contenders of a holder or none, so that it is fenced and the next one gets the lock.
+        """Delete all contenders of a holder or none; see :meth:`lock_manager.coordinator.Inspector.remove`.
 
         The holder's session stays alive. The next request of its guard or of its keepalive reports the loss.
-
-        Args:
-            table: The table, as :meth:`table` or :meth:`tables` returned it.
-            holder: One of its entries. It is removed only if its contenders have the same names and tokens as then.
-
-        Returns:
-            False if the entry does not hold the lock any more. Then nothing was removed.
-
         """
         unsure = False
 

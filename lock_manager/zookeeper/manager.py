@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from lock_manager.coordinator import Cancellation
@@ -60,15 +59,8 @@ class ZookeeperLockManager:
     session lives. See :meth:`HeldLock.check` and docs/concepts.md.
 
     Args:
-        zk_hosts: ``host:port,host:port[/chroot]``, or a :class:`LockSettings` with all settings.
-        timeout_seconds: Default total time limit of ``acquire``, in seconds.
-        session_timeout_seconds: Session timeout to request from the server. The lock of a dead holder is free after
-            it.
-        max_hold_seconds: Maximum duration of a hold, in seconds. A longer hold is lost, and its later commits are
-            refused.
-        lock_root: Parent znode of the tables.
-        job: Name of this job, for the jobs that wait behind it.
-        app_id: Spark application id, for the jobs that wait behind it.
+        zk_hosts: ``host:port,host:port[/chroot]``, or a :class:`LockSettings` with all settings. The other arguments
+            are settings with the same names.
 
     Raises:
         SettingsError: A value is malformed or outside its range.
@@ -174,9 +166,7 @@ class ZookeeperLockManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- locks ---------------------------------------------------------------------------------------------------
@@ -216,10 +206,8 @@ class ZookeeperLockManager:
             LockTimeoutError: Other contenders were still ahead at the deadline.
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
             LockOrderError: This thread holds a lock with which this request could cause a deadlock.
-            EnsembleUnavailableError: ZooKeeper did not respond before the deadline.
+            EnsembleUnavailableError, EnsembleFormatError, ClosedError: See :meth:`connect`.
             EnsembleRefusedError: ZooKeeper refused the request, most likely because of missing permissions.
-            EnsembleFormatError: An unknown release wrote the lock root.
-            ClosedError: The manager was closed, or belongs to the parent of a fork.
 
         """
         return self.acquire_all([TableScope.of(resource, partitions, shared=shared)], timeout_seconds=timeout_seconds)
@@ -257,18 +245,16 @@ class ZookeeperLockManager:
             return hold
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
-        deadline = Deadline(seconds)
         request = Request(scope, self.settings.lock_root, self._identity(), cancellation or Cancellation())
-        acquisition = Acquisition(self._session, request, deadline)
+        acquisition = Acquisition(self._session, request, Deadline(seconds))
         return self._isolation.run(
-            lambda: self._acquire_once(request, acquisition, deadline, thread),
+            lambda: self._acquire_once(acquisition, thread),
             interrupted=acquisition.cancel,
             undo=HeldLock.release,
         )
 
-    def _acquire_once(
-        self, request: Request, acquisition: Acquisition, deadline: Deadline, thread: threading.Thread
-    ) -> HeldLock:
+    def _acquire_once(self, acquisition: Acquisition, thread: threading.Thread) -> HeldLock:
+        request = acquisition.request
         with self._lock:
             self._acquisitions.append(acquisition)
         try:
@@ -280,7 +266,7 @@ class ZookeeperLockManager:
                     return hold
             if any(scope.partitions is not None for scope in request.scope.values()) and not guard_is_installed():
                 raise UnguardedError(resource=request.resource)
-            return self._queue_up(request, acquisition, deadline, thread)
+            return self._queue_up(acquisition, thread)
         except ClosedError:
             if request.cancellation.requested.is_set():
                 raise LockCancelledError(resource=request.resource) from None
@@ -289,9 +275,8 @@ class ZookeeperLockManager:
             with self._lock:
                 self._acquisitions.remove(acquisition)
 
-    def _queue_up(
-        self, request: Request, acquisition: Acquisition, deadline: Deadline, thread: threading.Thread
-    ) -> HeldLock:
+    def _queue_up(self, acquisition: Acquisition, thread: threading.Thread) -> HeldLock:
+        request, deadline = acquisition.request, acquisition.deadline
         for table in request.tables:
             emit(Event.QUEUED, table)
         try:
@@ -348,7 +333,7 @@ class ZookeeperLockManager:
 
         def cancel() -> int:
             with self._lock:
-                acquisitions = [acquisition for acquisition in self._acquisitions if uri in acquisition.tables]
+                acquisitions = [acquisition for acquisition in self._acquisitions if uri in acquisition.request.tables]
             for acquisition in acquisitions:
                 acquisition.cancel()
             return len(acquisitions)

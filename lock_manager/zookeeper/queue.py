@@ -1,8 +1,7 @@
 """The lock recipe: one fair queue for each znode, exclusive and shared.
 
-A contender is an ephemeral sequential child with kazoo's name, ``<uuid>__lock__<seq>`` (exclusive) or
-``<uuid>__rlock__<seq>`` (shared). So programs that use kazoo's ``WriteLock`` and ``ReadLock`` on the same path take
-part in the same queue. A contender holds the lock when no conflicting contender has a smaller sequence number.
+A contender is an ephemeral sequential child, named as :mod:`lock_manager.zookeeper.znodes` explains. It holds the lock
+when no conflicting contender has a smaller sequence number.
 
 Source: ZooKeeper's recipe page ("Shared Locks"). The page leaves these points open:
 
@@ -24,7 +23,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +39,7 @@ from lock_manager.errors import (
     LockTimeoutError,
     describe_queue,
 )
+from lock_manager.zookeeper import znodes
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
 from lock_manager.zookeeper.request import AcquireResult, JoinedQueue, Request, checking_transaction
 from lock_manager.zookeeper.responses import failure_in
@@ -51,18 +51,6 @@ from lock_manager.zookeeper.session import (
     UNANSWERED,
     Session,
     SessionState,
-)
-from lock_manager.zookeeper.znodes import (
-    Contender,
-    child_node,
-    conflicting_predecessors,
-    contender_at,
-    hold_of_intent,
-    intents_node,
-    is_contender_of,
-    new_contender,
-    parent_of,
-    parse_queue,
 )
 
 log = logging.getLogger(WAITING_LOGGER)
@@ -83,7 +71,8 @@ _Listing = tuple[dict[int, Any], dict[str, Any]]
 class Acquisition:
     """One attempt to reach the head of every queue of a request.
 
-    Call :meth:`run`, and :meth:`abandon` if anything fails afterwards.
+    Call :meth:`run`, and :meth:`abandon` if anything fails afterwards. Connecting and waiting raise LockCancelledError
+    if the acquire was cancelled, and EnsembleUnavailableError if the ensemble did not respond before the deadline.
 
     The attempt joins the queues in the request's order. A request never waits in one queue while it has an entry in a
     later one. So two requests never wait for each other. One transaction joins all remaining queues. If a conflicting
@@ -93,13 +82,14 @@ class Acquisition:
 
     def __init__(self, session: Session, request: Request, deadline: Deadline) -> None:
         self._session = session
-        self._request = request
-        self._deadline = deadline
+        self.request = request
+        self.deadline = deadline
         self._try_only = deadline.seconds == 0
         # A try-lock does not wait in the queue, but it needs time for the responses.
         self._response_deadline = Deadline(_TRY_SECONDS) if self._try_only else deadline
+        #: Makes the waiting thread read the queues again.
         self._wake = threading.Event()
-        request.cancellation.on_request(self.wake)
+        request.cancellation.on_request(self._wake.set)
         self._session_id = 0
         self._sent_at = 0.0
         self._hold_id = ""
@@ -109,29 +99,14 @@ class Acquisition:
         #: Whether the ensemble may have other entries of this request than ``_entries``.
         self._entries_unsure = False
 
-    @property
-    def tables(self) -> Collection[str]:
-        """Canonical URIs of the requested tables."""
-        return self._request.tables.keys()
-
     def cancel(self) -> None:
         """Make the waiting thread raise LockCancelledError."""
-        self._request.cancellation.request()
-
-    def wake(self) -> None:
-        """Make the waiting thread read the queues again."""
-        self._wake.set()
+        self.request.cancellation.request()
 
     def connect(self) -> int:
-        """Connect if necessary and return the session's id. :meth:`run` calls this method, too.
-
-        Raises:
-            LockCancelledError: The acquire was cancelled.
-            EnsembleUnavailableError: The ensemble did not respond before the deadline.
-
-        """
+        """Connect if necessary and return the session's id. :meth:`run` calls this method, too."""
         try:
-            return self._session.ensure_ready(self._response_deadline, self._request.cancellation.requested)
+            return self._session.ensure_ready(self._response_deadline, self.request.cancellation.requested)
         except EnsembleUnavailableError:
             self._raise_if_cancelled()
             raise
@@ -141,25 +116,23 @@ class Acquisition:
 
         Raises:
             LockTimeoutError: Other contenders were still ahead at the deadline.
-            LockCancelledError: The acquire was cancelled.
-            EnsembleUnavailableError: The ensemble did not respond before the deadline.
 
         """
-        self._session.add_waker(self.wake)
+        self._session.add_waker(self._wake.set)
         try:
             return self._run()
         finally:
-            self._session.remove_waker(self.wake)
+            self._session.remove_waker(self._wake.set)
 
     def abandon(self, cleanup: Cleanup) -> None:
         """Leave the queues, whether or not the state of the entries in them is certain.
 
         ``cleanup`` gets the entries before this method waits, so a second Ctrl-C does not prevent their deletion.
         """
-        paths = [queue.path for queue in self._request.queues]
+        paths = [queue.path for queue in self.request.queues]
         if self._hold_id and not cleanup.discard(paths, self._hold_id, ABANDON_SECONDS):
             log.warning(
-                "a contender on %s is not deleted yet: the deletion goes on in the background", self._request.resource
+                "a contender on %s is not deleted yet: the deletion goes on in the background", self.request.resource
             )
 
     def _run(self) -> AcquireResult:
@@ -187,14 +160,12 @@ class Acquisition:
     def _advance(self, session_id: int) -> AcquireResult | None:
         """Join the remaining queues or read them again, and wait if a conflicting contender is ahead.
 
-        Returns:
-            The acquired entries; None if the queues must be read again.
-
+        The result is None if the queues must be read again.
         """
         if self._session_id != session_id:
             if self._entries:
                 log.warning(
-                    "the session ended while queued for %s: back to the end of the queue", self._request.resource
+                    "the session ended while queued for %s: back to the end of the queue", self.request.resource
                 )
             self._reset()
             self._session_id = session_id
@@ -204,27 +175,28 @@ class Acquisition:
         queues, intents = self._wait_for_listing(self._join_queues() if joins else self._check_and_list())
         for index, entry in enumerate(self._entries[self._head_count :], self._head_count):
             if entry.contender not in queues[index]:
-                log.warning("our contender on %s was removed: back to the end of the queue", self._request.resource)
+                log.warning("our contender on %s was removed: back to the end of the queue", self.request.resource)
                 self._leave_queues(0)
                 self._reset()
                 return None
-            predecessors = conflicting_predecessors(queues[index], entry.contender)
+            predecessors = znodes.conflicting_predecessors(queues[index], entry.contender)
             if predecessors:
                 self._leave_queues(index + 1)
                 if self._try_only or not self._wait_behind(predecessors[-1], entry):
-                    raise self._timeout_error(entry)
+                    # The time beyond the deadline is well spent: the reader of the message wants to know who is ahead.
+                    raise self._timeout_error(*self._read_predecessors(entry))
                 return None
             self._head_count = index + 1
-        if self._head_count < len(self._request.queues):
+        if self._head_count < len(self.request.queues):
             return None
         return self._result(queues, intents)
 
-    def _result(self, queues: Mapping[int, list[Contender]], intents: Mapping[str, list[str]]) -> AcquireResult:
+    def _result(self, queues: Mapping[int, list[znodes.Contender]], intents: Mapping[str, list[str]]) -> AcquireResult:
         """Return the result; an intent is unfinished if its hold has no contender in its table's queue any more."""
         unfinished = {}
         for table, names in intents.items():
             hold_ids = {contender.hold_id for contender in queues[self._table_index(table)]}
-            unfinished[table] = tuple(name for name in names if hold_of_intent(name) not in hold_ids)
+            unfinished[table] = tuple(name for name in names if znodes.hold_of_intent(name) not in hold_ids)
         return AcquireResult(self._hold_id, tuple(self._entries), self._session_id, unfinished)
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -249,7 +221,7 @@ class Acquisition:
 
     def _table_index(self, table: str) -> int:
         """Return the index of a table's queue in the request."""
-        return next(index for index, queue in enumerate(self._request.queues) if queue.table == table)
+        return next(index for index, queue in enumerate(self.request.queues) if queue.table == table)
 
     def _send_listing(self, indices: Iterable[int]) -> _Listing:
         """Send requests that list these queues, the tables' queues and the intents.
@@ -259,14 +231,14 @@ class Acquisition:
         list of intents contains its intent, and the list of its table's queue lacks the hold, too: the intent is
         unfinished.
         """
-        client, tables = self._session.client, self._request.tables
+        client, tables = self._session.client, self.request.tables
         indices = {*indices, *map(self._table_index, tables)}
-        paths = {index: self._request.queues[index].path for index in sorted(indices, reverse=True)}
+        paths = {index: self.request.queues[index].path for index in sorted(indices, reverse=True)}
         queues = {index: client.get_children_async(path) for index, path in paths.items()}
-        return queues, {table: client.get_children_async(intents_node(path)) for table, path in tables.items()}
+        return queues, {table: client.get_children_async(znodes.intents_node(path)) for table, path in tables.items()}
 
-    def _wait_for_listing(self, listing: _Listing) -> tuple[dict[int, list[Contender]], dict[str, list[str]]]:
-        queues = {index: parse_queue(self._wait(result)) for index, result in listing[0].items()}
+    def _wait_for_listing(self, listing: _Listing) -> tuple[dict[int, list[znodes.Contender]], dict[str, list[str]]]:
+        queues = {index: znodes.parse_queue(self._wait(result)) for index, result in listing[0].items()}
         intents = {}
         for table, result in listing[1].items():
             try:
@@ -281,30 +253,30 @@ class Acquisition:
         client = self._session.client
         self._hold_id = self._hold_id or uuid.uuid4().hex
         entry_count = len(self._entries)
-        queues = self._request.queues[entry_count:]
-        paths = [new_contender(queue.path, self._hold_id, queue.mode) for queue in queues]
-        data = [self._request.contender_data(queue) for queue in queues]
+        queues = self.request.queues[entry_count:]
+        paths = [znodes.new_contender(queue.path, self._hold_id, queue.mode) for queue in queues]
+        data = [self.request.contender_data(queue) for queue in queues]
         sent_at = time.monotonic()
         if entry_count == 0 and len(queues) == 1:
             # The response to a single create contains the contender's stat, so a second request is not needed.
             created = client.create_async(paths[0], data[0], ephemeral=True, sequence=True, include_data=True)
             listing = self._send_listing([0])
             path, stat = self._wait(created)
-            self._entries.append(JoinedQueue(queues[0], path, contender_at(path), stat.czxid))
+            self._entries.append(JoinedQueue(queues[0], path, znodes.contender_at(path), stat.czxid))
             self._session.record_proof(sent_at, stat.ephemeralOwner)
             return listing
         transaction = checking_transaction(client, self._entries)
         for path, content in zip(paths, data, strict=True):
             transaction.create(path, content, ephemeral=True, sequence=True)
         committed = transaction.commit_async()
-        listing = self._send_listing(range(entry_count, len(self._request.queues)))
+        listing = self._send_listing(range(entry_count, len(self.request.queues)))
         created_paths = self._wait_for_transaction(committed)[entry_count:]
         # All znodes of one transaction have the same czxid.
         stat = self._wait(client.exists_async(created_paths[0]))
         if stat is None:
             raise NoNodeError
         for queue, path in zip(queues, created_paths, strict=True):
-            self._entries.append(JoinedQueue(queue, path, contender_at(path), stat.czxid))
+            self._entries.append(JoinedQueue(queue, path, znodes.contender_at(path), stat.czxid))
         self._session.record_proof(sent_at, self._session_id)
         return listing
 
@@ -340,17 +312,17 @@ class Acquisition:
         client = self._session.client
         entries: list[JoinedQueue] = []
         stray_paths: list[str] = []
-        self._wait(client.sync_async(self._request.queues[0].path))
-        for index, queue in enumerate(self._request.queues):
+        self._wait(client.sync_async(self.request.queues[0].path))
+        for index, queue in enumerate(self.request.queues):
             try:
-                contenders = parse_queue(self._wait(client.get_children_async(queue.path)))
+                contenders = znodes.parse_queue(self._wait(client.get_children_async(queue.path)))
             except NoNodeError:
                 # The queue was removed, so it was empty.
                 continue
             for contender in contenders:
-                if not is_contender_of(contender.name, self._hold_id):
+                if not znodes.is_contender_of(contender.name, self._hold_id):
                     continue
-                path = child_node(queue.path, contender.name)
+                path = znodes.child_node(queue.path, contender.name)
                 stat = self._wait(client.exists_async(path))
                 if stat is None or stat.ephemeralOwner != self._session_id:
                     continue
@@ -373,14 +345,14 @@ class Acquisition:
 
         An empty queue may be removed again before the request joins it, or meanwhile. Then this method runs again.
         """
-        client, tables = self._session.client, self._request.tables
-        znodes = []
+        client, tables = self._session.client, self.request.tables
+        nodes = []
         for table, path in tables.items():
-            znodes += [(path, json.dumps({"uri": table}).encode()), (intents_node(path), b"")]
-        for queue in self._request.queues:
+            nodes += [(path, json.dumps({"uri": table}).encode()), (znodes.intents_node(path), b"")]
+        for queue in self.request.queues:
             if queue.path not in tables.values():
-                znodes += [(parent_of(queue.path), b""), (queue.path, json.dumps(dict(queue.about)).encode())]
-        for path, result in [(path, client.create_async(path, data)) for path, data in znodes]:
+                nodes += [(znodes.parent_of(queue.path), b""), (queue.path, json.dumps(dict(queue.about)).encode())]
+        for path, result in [(path, client.create_async(path, data)) for path, data in nodes]:
             try:
                 self._wait(result)
             except NoNodeError:
@@ -391,12 +363,12 @@ class Acquisition:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _wait_behind(self, predecessor: Contender, entry: JoinedQueue) -> bool:
+    def _wait_behind(self, predecessor: znodes.Contender, entry: JoinedQueue) -> bool:
         """Wait for a reason to read the queues again; return False if the deadline passed first."""
-        path = child_node(entry.queue.path, predecessor.name)
+        path = znodes.child_node(entry.queue.path, predecessor.name)
         self._wake.clear()
         try:
-            self._wait(self._session.watch(path, self.wake))
+            self._wait(self._session.watch(path, self._wake.set))
             # An event between the listing and the watch may have woken no thread.
             self._raise_if_cancelled()
             if self._session.state is not SessionState.CONNECTED or self._session.session_id != self._session_id:
@@ -405,40 +377,35 @@ class Acquisition:
         except NoNodeError:
             return True
         finally:
-            self._session.unwatch(path, self.wake)
+            self._session.unwatch(path, self._wake.set)
 
     def _wait_and_report(self, entry: JoinedQueue) -> bool:
         """Wait until woken and log the contenders ahead from time to time; return False if the deadline passed."""
-        while not self._wake.wait(min(REPORT_SECONDS, self._deadline.remaining())):
-            if self._deadline.remaining() == 0:
+        while not self._wake.wait(min(REPORT_SECONDS, self.deadline.remaining())):
+            if self.deadline.remaining() == 0:
                 return False
             count, holder = self._read_predecessors(entry)
             if count is not None:
                 log.info(
                     "waiting for the lock on %s for %.0f s: %s",
-                    self._request.resource, self._deadline.elapsed(), describe_queue(count, holder),
+                    self.request.resource, self.deadline.elapsed(), describe_queue(count, holder),
                 )  # fmt: skip
         return True
 
     def _raise_if_cancelled(self) -> None:
-        if self._request.cancellation.requested.is_set():
-            raise LockCancelledError(resource=self._request.resource)
+        if self.request.cancellation.requested.is_set():
+            raise LockCancelledError(resource=self.request.resource)
 
     def _no_response_error(self) -> LockTimeoutError | EnsembleUnavailableError:
         if self._session.state is SessionState.CONNECTED and time.monotonic() - self._sent_at < _EXPLAIN_SECONDS:
             # The ensemble had too little time to respond.
-            return LockTimeoutError(
-                resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=None, holder=None
-            )
+            return self._timeout_error(None, None)
         hosts = self._session.settings.zk_hosts
         return EnsembleUnavailableError(hosts, self._response_deadline.elapsed(), "join the queue")
 
-    def _timeout_error(self, entry: JoinedQueue) -> LockTimeoutError:
-        # The time beyond the deadline is well spent: the reader of the message wants to know who is ahead.
-        count, holder = self._read_predecessors(entry)
-        return LockTimeoutError(
-            resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=count, holder=holder
-        )
+    def _timeout_error(self, ahead: int | None, holder: dict[str, Any] | None) -> LockTimeoutError:
+        resource, seconds = self.request.resource, self.deadline.seconds
+        return LockTimeoutError(resource=resource, timeout_seconds=seconds, ahead=ahead, holder=holder)
 
     def _read_predecessors(self, entry: JoinedQueue) -> tuple[int | None, dict[str, Any] | None]:
         """Return the number of contenders ahead and the data of the first one, each None if it cannot be read soon."""
@@ -447,10 +414,10 @@ class Acquisition:
         with suppress(*EXPECTED, EnsembleRefusedError, ValueError, IndexError):
             deadline = Deadline(_EXPLAIN_SECONDS)
             path, client = entry.queue.path, self._session.client
-            contenders = parse_queue(self._session.wait(client.get_children_async(path), deadline))
-            predecessors = conflicting_predecessors(contenders, entry.contender)
+            contenders = znodes.parse_queue(self._session.wait(client.get_children_async(path), deadline))
+            predecessors = znodes.conflicting_predecessors(contenders, entry.contender)
             count = len(predecessors)
-            data, _ = self._session.wait(client.get_async(child_node(path, predecessors[0].name)), deadline)
+            data, _ = self._session.wait(client.get_async(znodes.child_node(path, predecessors[0].name)), deadline)
             content = json.loads(data)
             holder = content if isinstance(content, dict) else None
         return count, holder

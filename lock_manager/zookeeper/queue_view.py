@@ -22,14 +22,7 @@ from lock_manager.zookeeper.znodes import Contender, Mode, child_node, conflicti
 
 @dataclass(frozen=True)
 class ContenderZnode:
-    """The content of a contender's znode.
-
-    Attributes:
-        data: Data of the znode.
-        token: Czxid of the znode.
-        created_at: Seconds since the epoch, by the ensemble's clock.
-
-    """
+    """Data and czxid of a contender's znode, and its creation, seconds since the epoch by the ensemble's clock."""
 
     data: bytes
     token: int
@@ -41,12 +34,9 @@ def entries_of(
 ) -> list[QueueEntry]:
     """Group the contenders of a table's queues into entries, in queue order.
 
-    Args:
-        queues: Names of the children of each queue's znode, by partition (``""`` for the table).
-        znodes: Contenders by path. An entry with a missing contender came or went while the queues were read. It is
-            left out, but its other contenders still block the entries behind them.
-        queue_nodes: Path of the queue's znode, by partition.
-
+    Queues, as lists of their children's names, and their znodes' paths are given by partition (``""`` for the table),
+    contenders by path. An entry with a missing contender came or went while the queues were read. It is left out, but
+    its other contenders still block the entries behind them.
     """
     contenders: dict[str, list[tuple[str, Contender, str]]] = defaultdict(list)
     blockers: dict[str, set[str]] = defaultdict(set)

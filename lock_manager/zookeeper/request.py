@@ -17,12 +17,10 @@ _ANY_VERSION = -1
 
 @dataclass(frozen=True)
 class RequestedQueue:
-    """A queue that a request joins.
+    """A queue that a request joins with a contender of this mode.
 
     Attributes:
         key: Key of the table or partition, for its fencing token.
-        path: Path of the queue's znode.
-        mode: Mode of the contender.
         table: Canonical URI of the queue's table.
         about: JSON values that the queue's znode contains for people.
 
@@ -37,14 +35,9 @@ class RequestedQueue:
 
 @dataclass(frozen=True)
 class JoinedQueue:
-    """A queue that a request has joined with a contender, which may be gone.
+    """A queue that a request has joined with the contender at this path, which may be gone.
 
-    Attributes:
-        queue: The requested queue.
-        path: Path of the contender's znode.
-        contender: The contender, as parsed from the znode's name.
-        token: Czxid of the contender, a number that only rises: the fencing token.
-
+    The fencing token is the czxid of the contender, a number that only rises.
     """
 
     queue: RequestedQueue

@@ -22,25 +22,14 @@ _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a transaction was not executed.
-
-    Attributes:
-        index: Index of the operation that failed, from 0.
-        error: Error of that operation. ZooKeeper rolled the other operations back because of it.
-
-    """
+    """Index (from 0) and error of the operation because of which ZooKeeper rolled a transaction back."""
 
     index: int
     error: Exception
 
 
 def failure_in(results: Iterable[object]) -> Failure | None:
-    """Return why a transaction was not executed; None if it was.
-
-    Args:
-        results: Kazoo's results of a transaction: one for each operation, in order.
-
-    """
+    """Return why a transaction was not executed, by kazoo's result of each operation; None if it was."""
     failures = [Failure(index, result) for index, result in enumerate(results) if isinstance(result, Exception)]
     reasons = (failure for failure in failures if not isinstance(failure.error, _ROLLED_BACK))
     # Servers always include the reason. Without one the transaction was still not executed.

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
@@ -21,13 +21,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ScratchNode:
-    """An existing scratch znode.
-
-    Attributes:
-        path: Path of the znode.
-        created: Creation time by the leader's clock, seconds since the epoch.
-
-    """
+    """An existing scratch znode, and its creation time by the leader's clock, seconds since the epoch."""
 
     path: str
     created: float
@@ -53,13 +47,7 @@ def nearest_node(session: Session, deadline: Deadline) -> str:
 
 
 def try_session(session: Session, deadline: Deadline, attempt: Callable[[], _T]) -> _T:
-    """Connect and return the result of ``attempt``, which may be called more than once; see :func:`retry_unanswered`.
-
-    Raises:
-        EnsembleRefusedError: TLS verification, credentials or permissions were refused.
-        EnsembleUnavailableError: The ensemble did not respond before the deadline.
-
-    """
+    """Connect and return the result of ``attempt``; see :func:`retry_unanswered`, also for the errors."""
     session.wait_for_connection(deadline)
     return retry_unanswered(session, deadline, attempt, "try a session")
 
@@ -74,11 +62,10 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
 
     """
     path = scratch_node_in(base, uuid.uuid4().hex)
-    created: tuple[Any, Any] = session.wait(
-        session.client.create_async(path, b"", ephemeral=True, include_data=True), deadline
-    )
+    creation = session.client.create_async(path, b"", ephemeral=True, include_data=True)
+    _, stat = session.wait(creation, deadline)
     try:
-        yield ScratchNode(path, created[1].ctime / 1000)
+        yield ScratchNode(path, stat.ctime / 1000)
         session.wait(session.client.delete_async(path), deadline)
     except NoNodeError as error:
         # No other client knows the name, so the znode ended with the session.
@@ -88,18 +75,14 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
 def read_after_sync(session: Session, path: str, deadline: Deadline) -> bytes | None:
     """Return the data of a znode with every earlier write applied; None if it does not exist.
 
-    Raises:
-        EnsembleRefusedError, EnsembleUnavailableError: As :func:`try_session`.
-
+    It raises the errors of :func:`try_session`.
     """
 
-    def sync_and_get() -> bytes:
-        # Without the sync, a follower may return data from before the write.
-        session.wait(session.client.sync_async(path), deadline)
-        data, _ = session.wait(session.client.get_async(path), deadline)
-        return bytes(data)
-
-    try:
-        return try_session(session, deadline, sync_and_get)
-    except NoNodeError:
+    def sync_and_get() -> bytes | None:
+        with suppress(NoNodeError):
+            # Without the sync, a follower may return data from before the write.
+            session.wait(session.client.sync_async(path), deadline)
+            return bytes(session.wait(session.client.get_async(path), deadline)[0])
         return None
+
+    return try_session(session, deadline, sync_and_get)

@@ -14,6 +14,7 @@ Kazoo implements the protocol. This module adds what a lock relies on:
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import os
 import queue
@@ -90,8 +91,7 @@ class SessionState(enum.Enum):
 class Session:
     """One kazoo client from its first use to :meth:`close`; thread-safe.
 
-    Args:
-        settings: Hosts, timeouts, and the protection of the connection.
+    Methods that connect or wait for a connection raise ClosedError, see :meth:`check_usable`.
 
     Attributes:
         session_id: Id of the current session, None before the first one.
@@ -162,12 +162,7 @@ class Session:
         return os.getpid() != self._pid
 
     def check_usable(self) -> None:
-        """Raise an error where a request would hang.
-
-        Raises:
-            ClosedError: The session was closed, or this process is a forked child.
-
-        """
+        """Raise ClosedError where a request would hang: the session was closed, or this process is a forked child."""
         if self.belongs_to_parent:
             raise ClosedError(
                 f"this lock manager belongs to process {self._pid} and was carried over by a fork into {os.getpid()}: "
@@ -181,14 +176,9 @@ class Session:
     def ensure_ready(self, deadline: Deadline, cancelled: threading.Event | None = None) -> int:
         """Connect if necessary, verify the lock root, and return the session's id.
 
-        Args:
-            deadline: Time limit for everything.
-            cancelled: Event with which another thread ends the wait early.
-
         Raises:
             EnsembleUnavailableError: The ensemble did not respond before the deadline, or the wait was cancelled.
             EnsembleRefusedError, EnsembleFormatError: The lock root cannot be used.
-            ClosedError: The session cannot be used, see :meth:`check_usable`.
 
         """
         # The cause of an earlier client's refusal may have been fixed since.
@@ -215,7 +205,6 @@ class Session:
         Raises:
             EnsembleUnavailableError: No host name has an address, before the first connection.
             EnsembleRefusedError: TLS verification or credentials were refused. The next call tries again.
-            ClosedError: The session cannot be used, see :meth:`check_usable`.
 
         """
         while True:
@@ -249,7 +238,6 @@ class Session:
 
         Raises:
             EnsembleUnavailableError: The deadline has passed. Its message contains ``request_name``.
-            ClosedError: The session cannot be used, see :meth:`check_usable`.
 
         """
         if deadline.remaining() == 0:
@@ -263,10 +251,7 @@ class Session:
     def renew(self, why: str, only: Client | None = None) -> None:
         """Give up the session with all of its holds and contenders; the next use starts a new one.
 
-        Args:
-            why: Reason for the log.
-            only: Client whose session ends. Another current client is left alone.
-
+        If ``only`` is given, another current client is left alone.
         """
         with self._lock:
             if self.closed or only not in (None, self._client):
@@ -315,13 +300,7 @@ class Session:
             raise ConnectionLoss(str(error)) from error
 
     def raise_response_error(self, error: KazooException) -> NoReturn:
-        """Raise an error from the results of a transaction as :meth:`wait` does for a single request.
-
-        Raises:
-            KazooException: An error of :data:`EXPECTED`.
-            EnsembleRefusedError: Any other error.
-
-        """
+        """Raise an error from the results of a transaction as :meth:`wait` does for a single request."""
         if isinstance(error, EXPECTED):
             raise error
         raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
@@ -369,14 +348,6 @@ class Session:
         with self._lock:
             self._listeners.append(listener)
 
-    def _notify(self, notice: Callable[[], None]) -> None:
-        """Run ``notice`` in the thread for listeners and log its exceptions."""
-        with self._lock:
-            if self._notifier is None:
-                self._notifier = threading.Thread(target=self._run_notices, name="sluice-notify", daemon=True)
-                self._notifier.start()
-        self._notices.put(notice)
-
     def _run_notices(self) -> None:
         while (notice := self._notices.get()) is not None:
             try:
@@ -402,11 +373,14 @@ class Session:
         with self._lock:
             self._changed.notify_all()
             wakers, listeners = list(self._wakers), list(self._listeners)
+            if listeners and self._notifier is None:
+                self._notifier = threading.Thread(target=self._run_notices, name="sluice-notify", daemon=True)
+                self._notifier.start()
         # Wakers run without the session's lock: each takes a lock whose owner may be waiting for the session's.
         for wake in wakers:
             wake()
         for listener in listeners:
-            self._notify(lambda listener=listener: listener(state))  # type: ignore[misc]
+            self._notices.put(functools.partial(listener, state))
 
     # -- close ---------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,6 @@ class SignalIsolation:
         """Return the result of ``work``, or raise its error.
 
         Args:
-            work: Function to call.
             interrupted: Called if a signal interrupts the main thread while it waits. It makes ``work`` end soon.
             undo: Called with the result of ``work`` if the main thread no longer waits for it.
 

@@ -147,7 +147,6 @@ class Contender:
 
     Attributes:
         sequence: Number that orders the queue, see :func:`parse_queue`.
-        name: Name of the znode.
         mode: How the contender locks the queue.
 
     """
@@ -221,14 +220,7 @@ def intents_node(table: str) -> str:
 
 
 def intent_node(intents: str, hold_id: str, cleared_count: int = 0) -> str:
-    """Return the znode of a hold's intent.
-
-    Args:
-        intents: Parent znode, see :func:`intents_node`.
-        hold_id: Id of the hold.
-        cleared_count: Number of intents of this hold that another client has cleared.
-
-    """
+    """Return the znode of a hold's intent below ``intents``, after other clients have cleared so many of the hold's."""
     return child_node(intents, f"{hold_id}-{cleared_count}" if cleared_count else hold_id)
 
 

@@ -101,7 +101,7 @@ def test_partitions_that_are_always_removed_exclude_as_before(
     make_queues = Acquisition._make_queues
 
     def count_creations(acquisition: Acquisition) -> None:
-        creations.update(queue.path for queue in acquisition._request.queues)
+        creations.update(queue.path for queue in acquisition.request.queues)
         make_queues(acquisition)
 
     monkeypatch.setattr(Acquisition, "_make_queues", count_creations)
@@ -121,7 +121,7 @@ def test_negative_control_queues_that_are_created_once_block_requests(
     make_queues, created = Acquisition._make_queues, set[str]()
 
     def create_once(acquisition: Acquisition) -> None:
-        paths = {queue.path for queue in acquisition._request.queues}
+        paths = {queue.path for queue in acquisition.request.queues}
         if not paths <= created:
             created.update(paths)
             make_queues(acquisition)
