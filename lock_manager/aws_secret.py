@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from lock_manager.errors import SettingsError
 
-_CONNECT_SECONDS = 5
-_READ_SECONDS = 10
 #: ARN of a secret; the group ``region`` is its AWS region.
 ARN = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):\d{12}:secret:\S+")
 
@@ -40,7 +38,7 @@ def fetch(arn: str) -> str:
         raise SettingsError(
             "SLUICE_ZK_SECRET needs the package boto3: pip install '.[aws]' in a clone of Sluice"
         ) from None
-    config = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS, retries={"total_max_attempts": 3})
+    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 3})
     try:
         client = boto3.client("secretsmanager", region_name=match["region"], config=config)
         with _response_not_logged():

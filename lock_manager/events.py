@@ -7,7 +7,6 @@ block, and must not use a lock manager. Its exceptions are logged and change not
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
@@ -41,27 +40,23 @@ class Observer(Protocol):
         """Handle an event on a table, given by its canonical URI."""
 
 
-_observers: tuple[Observer, ...] = ()
-_observers_lock = threading.Lock()
+_observers: dict[object, Observer] = {}
 
 
 def observe(observer: Observer) -> Callable[[], None]:
     """Add an observer of all later events; return a function that removes it."""
-    global _observers  # noqa: PLW0603 (an assignment, so that emit needs no lock)
-    with _observers_lock:
-        _observers = (*_observers, observer)
+    key = object()
+    _observers[key] = observer
 
     def remove() -> None:
-        global _observers  # noqa: PLW0603
-        with _observers_lock:
-            _observers = tuple(present for present in _observers if present is not observer)
+        _observers.pop(key, None)
 
     return remove
 
 
 def emit(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
     """Call every observer with an event."""
-    for observer in _observers:
+    for observer in list(_observers.values()):
         try:
             observer(event, table, seconds=seconds, error=error)
         except Exception:  # a failing observer must not end a hold

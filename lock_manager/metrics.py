@@ -37,7 +37,6 @@ _SUFFIX = ".prom"
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?(?P<port>\d{1,5})")
 _MAX_PORT = 65535
 _FILE_LABEL = "file"
-_CONTINUED_TYPES = ("counter", "histogram", "summary")
 _CREATED = "_created"
 # Seconds: from the milliseconds of a free lock to an hour behind slow writers.
 _BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
@@ -258,7 +257,7 @@ def _read_counters(file: Path) -> dict[str, Metric]:
     counters: dict[str, Metric] = {}
     try:
         for metric in text_string_to_metric_families(file.read_text(encoding="utf-8")):
-            if metric.type in _CONTINUED_TYPES:
+            if metric.type in ("counter", "histogram", "summary"):
                 counters[metric.name] = metric
             # In the text format the creation times of a counter follow it as a gauge.
             elif (base_name := metric.name.removesuffix(_CREATED)) in counters:

@@ -33,7 +33,6 @@ _SUPPORTED_TYPE = re.compile(
 # More digits than Spark's decimals have (38).
 _DECIMAL_PRECISION = 80
 _INTEGER = re.compile(r"[+-]?\d+")
-_BOOLEANS = {"true": "true", "false": "false"}
 # Characters that Hive escapes in a path component, or that ZooKeeper rejects or interprets.
 _ESCAPED_CHARACTERS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff\"#%'*/:=?\\\x7f{}\[\]^]"
@@ -234,7 +233,7 @@ def _string(value: object) -> str:
 
 
 def _boolean(value: object) -> str:
-    return _BOOLEANS[str(value).strip().lower()]
+    return {"true": "true", "false": "false"}[str(value).strip().lower()]
 
 
 def _local_timestamp(value: object) -> str:

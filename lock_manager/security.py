@@ -27,8 +27,6 @@ ENVIRONMENT_PREFIX = "SLUICE_ZK_"
 SECRET = "SLUICE_ZK_SECRET"  # noqa: S105 (the variable's name)
 _SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (the variable's name)
 _SEE_DOCS = "docs/security.md explains"
-_FILE_SETTINGS = ("password", "tls_key_password")
-_TLS_FIELDS = ("tls_ca", "tls_certificate", "tls_key", "tls_key_password")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 # An x509 id is a distinguished name, which contains commas: the entry ends after the permissions.
 _ACL_ENTRY = re.compile(r"(?P<scheme>[a-z][a-z0-9]*):(?P<id>.*?):(?P<permissions>[cdrwa]+)(?:,(?=[a-z][a-z0-9]*:)|$)")
@@ -97,7 +95,7 @@ class Security:
         if not isinstance(self.tls, bool):
             raise SettingsError(f"security setting tls={self.tls!r}: must be True or False")
         self._check_credentials()
-        if any(getattr(self, name) is not None for name in _TLS_FIELDS):
+        if any(value is not None for value in (self.tls_ca, self.tls_certificate, self.tls_key, self.tls_key_password)):
             object.__setattr__(self, "tls", True)
         if (self.tls_certificate is None) != (self.tls_key is None):
             missing = "tls_key" if self.tls_key is None else "tls_certificate"
@@ -138,7 +136,7 @@ class Security:
         variables = {setting.name: ENVIRONMENT_PREFIX + setting.name.upper() for setting in fields(cls)}
         settings = _read_document(environ)
         settings |= {name: environ[variable] for name, variable in variables.items() if variable in environ}
-        for name in _FILE_SETTINGS:
+        for name in ("password", "tls_key_password"):
             variable = f"{variables[name]}_FILE"
             if variable in environ:
                 if variables[name] in environ:

@@ -14,7 +14,6 @@ from lock_manager.security import Security
 
 #: Prefix of the environment variables for all settings.
 ENVIRONMENT_PREFIX = "SLUICE_"
-_URL_SCHEME = "zk"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535
 _MAX_SECONDS = 7 * 24 * 3600.0
@@ -113,7 +112,7 @@ class LockSettings:
         _refuse_credentials(parts.netloc)
         # Messages leave out the query, which may contain a password.
         base_url = url.partition("?")[0]
-        if parts.scheme != _URL_SCHEME:
+        if parts.scheme != "zk":
             raise SettingsError(
                 f"{base_url!r} is not a ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]"
             )

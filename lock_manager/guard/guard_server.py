@@ -22,11 +22,9 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
-_HOST = "127.0.0.1"
 _KEY_BYTES = 32
 _KEY_SECONDS = 10
 """Seconds that a client may take to send its key."""
-_BACKLOG = 128
 
 
 class CommitDecider(Protocol):
@@ -94,13 +92,13 @@ def _py4j_log_muted() -> Iterator[None]:
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
-    request_queue_size = _BACKLOG
+    request_queue_size = 128
 
     def __init__(self, guard: CommitDecider, question_key: str, answer_key: str) -> None:
         self.guard = guard
         self.question_key = question_key.encode()
         self.answer_key = answer_key.encode()
-        super().__init__((_HOST, 0), _QuestionHandler)
+        super().__init__(("127.0.0.1", 0), _QuestionHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base class's names)
         log.debug("a connection to the commit guard ended", exc_info=True)  # noqa: LOG014 (called in an except block)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from operator import methodcaller
-from typing import Any, Protocol
+from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 _MOST_SECONDS = 45.0
 """Maximum time limit for requests about an intent, in seconds: the log store waits a minute for the commit guard."""
 
+Confirm = Callable[[Deadline, str, Callable[[Any], None] | None], Exception | None]
+"""Type of :meth:`HoldState.confirm`."""
+
 
 class _IntentState(Enum):
     """State of the intent that the hold wrote last."""
@@ -39,15 +42,6 @@ class _IntentState(Enum):
     OPEN = "open"
     #: An intent exists, and the outcome of every attempt is known.
     SETTLED = "settled"
-
-
-class Confirm(Protocol):
-    """Checks whether the hold stands; see :meth:`HoldState.confirm`."""
-
-    def __call__(
-        self, deadline: Deadline, request_name: str, operation: Callable[[Any], None] | None = None
-    ) -> Exception | None:
-        """Send the check with one more operation, which is executed if and only if the hold stands."""
 
 
 class HoldIntents:
@@ -176,7 +170,7 @@ class HoldIntents:
 
     def _read(self, name: str, deadline: Deadline) -> Intent | None:
         def confirm_and_get() -> Any:
-            self._confirm(deadline, "read an intent")
+            self._confirm(deadline, "read an intent", None)
             return self._session.wait(self._session.client.get_async(child_node(self._node, name)), deadline)
 
         try:

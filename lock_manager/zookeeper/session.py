@@ -192,12 +192,15 @@ class Session:
             if session_id is None:
                 raise self._unavailable(deadline)
             try:
-                self._set_ensemble_id(lock_root.ensure_ensemble_id(self, deadline))
+                ensemble = lock_root.ensure_ensemble_id(self, deadline)
             except UNANSWERED:
                 if deadline.remaining() == 0:
                     raise self._unavailable(deadline) from None
             else:
-                self._root_checked_for = session_id
+                if self.ensemble_id not in (None, ensemble):
+                    hosts = self.settings.zk_hosts
+                    log.warning("the ensemble at %s was rebuilt: its id changed to %s", hosts, ensemble)
+                self.ensemble_id, self._root_checked_for = ensemble, session_id
 
     def wait_for_connection(self, deadline: Deadline, cancelled: threading.Event | None = None) -> None:
         """Return when connected, at the deadline, or when cancelled; start kazoo if it does not run.
@@ -273,11 +276,6 @@ class Session:
 
     def _on_granted(self, seconds: float) -> None:
         self._granted_seconds = seconds
-
-    def _set_ensemble_id(self, ensemble: str) -> None:
-        if self.ensemble_id not in (None, ensemble):
-            log.warning("the ensemble at %s was rebuilt: its id changed to %s", self.settings.zk_hosts, ensemble)
-        self.ensemble_id = ensemble
 
     def recheck_root(self) -> None:
         """Make the next :meth:`ensure_ready` verify the lock root again, because it was missing."""
