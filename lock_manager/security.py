@@ -34,14 +34,7 @@ _ACL_ENTRY = re.compile(r"(?P<scheme>[a-z][a-z0-9]*):(?P<id>.*?):(?P<permissions
 
 @dataclass(frozen=True)
 class AclEntry:
-    """The permissions of one identity on a znode.
-
-    Attributes:
-        scheme: Authentication scheme, such as ``x509``.
-        id: Identity in that scheme.
-        permissions: Letters of ``cdrwa``: create, delete, read, write, administer.
-
-    """
+    """The permissions of one identity on a znode, letters of ``cdrwa``: create, delete, read, write, administer."""
 
     scheme: str
     id: str

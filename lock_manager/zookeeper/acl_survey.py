@@ -57,8 +57,7 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
     tables = [child_node(root, key) for key in _sample(keys, _MOST_TABLES)]
     partitions = _partitions(session, tables, deadline)
     nodes = (root, *tables, *partitions, *map(intents_node, tables))
-    results = {node: session.client.get_acls_async(node) for node in nodes}
-    acls = dict(wait_for_each(session, results, deadline, skip=_UNREADABLE))
+    acls = dict(wait_for_each(session, session.client.get_acls_async, nodes, deadline, skip=_UNREADABLE))
     open_nodes = (
         node
         for node, (entries, _) in acls.items()
@@ -89,5 +88,4 @@ def _partitions(session: Session, tables: Iterable[str], deadline: Deadline) -> 
 
 
 def _children(session: Session, nodes: Iterable[str], deadline: Deadline) -> dict[str, list[str]]:
-    results = {node: session.client.get_children_async(node) for node in nodes}
-    return dict(wait_for_each(session, results, deadline, skip=_UNREADABLE))
+    return dict(wait_for_each(session, session.client.get_children_async, nodes, deadline, skip=_UNREADABLE))

@@ -173,10 +173,10 @@ class EmptyZnodes:
         """Search some of a table's partitions for empty znodes and schedule their check."""
         level, remaining = [znodes.partitions_node(table)], _MOST_WALKED
         while level and remaining > 0:
-            results = {path: self._session.client.get_children_async(path) for path in level[:remaining]}
-            remaining -= len(results)
-            level = []
-            for path, children in wait_for_each(self._session, results, deadline):
+            paths, level = level[:remaining], []
+            remaining -= len(paths)
+            list_children = self._session.client.get_children_async
+            for path, children in wait_for_each(self._session, list_children, paths, deadline):
                 if not children:
                     self._schedule_if_new(path, None)
                 elif znodes.is_partitions_node(path):

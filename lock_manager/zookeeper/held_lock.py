@@ -98,15 +98,9 @@ class HeldLock:
             on_lost=self._on_lost,
             end_error=self._end_error,
         )
+        confirm, isolation, unfinished = self._hold_state.confirm, services.isolation, acquired.unfinished
         self._intents = {
-            table: HoldIntents(
-                self.hold_id,
-                self._hold_state.confirm,
-                session,
-                services.isolation,
-                intents_node(node),
-                acquired.unfinished[table],
-            )
+            table: HoldIntents(self.hold_id, confirm, session, isolation, intents_node(node), unfinished[table])
             for table, node in request.tables.items()
         }
         for table in self.scope:

@@ -68,10 +68,8 @@ class QueueReader:
 
     def children(self, paths: Iterable[str], deadline: Deadline) -> dict[str, list[str]]:
         """List the children of several znodes at once, by path; leave out znodes that do not exist."""
-        results = {path: self._session.client.get_children_async(path) for path in paths}
-        return dict(wait_for_each(self._session, results, deadline))
+        return dict(wait_for_each(self._session, self._session.client.get_children_async, paths, deadline))
 
     def read_nodes(self, paths: Iterable[str], deadline: Deadline) -> dict[str, tuple[bytes, Any]]:
         """Read the data and stat of several znodes at once, by path; leave out znodes that do not exist."""
-        results = {path: self._session.client.get_async(path) for path in paths}
-        return dict(wait_for_each(self._session, results, deadline))
+        return dict(wait_for_each(self._session, self._session.client.get_async, paths, deadline))

@@ -5,7 +5,7 @@ A request without a response may or may not have been executed. A caller that re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -70,13 +70,17 @@ def response_or_session_end(session: Session, result: Any, deadline: Deadline) -
 
 
 def wait_for_each(
-    session: Session, results: Mapping[str, Any], deadline: Deadline, skip: tuple[type[Exception], ...] = (NoNodeError,)
+    session: Session,
+    request: Callable[[str], Any],
+    paths: Iterable[str],
+    deadline: Deadline,
+    skip: tuple[type[Exception], ...] = (NoNodeError,),
 ) -> Iterator[tuple[str, Any]]:
-    """Wait for kazoo's AsyncResult of each path; yield the path and the response.
+    """Send an asynchronous request of kazoo for each path at once; yield the path and the response.
 
     A path whose request fails with an error of ``skip`` is left out: by default, the path of a missing znode.
     """
-    for path, result in results.items():
+    for path, result in {path: request(path) for path in paths}.items():
         try:
             response = session.wait(result, deadline)
         except skip:

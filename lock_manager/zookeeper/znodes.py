@@ -143,13 +143,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Contender:
-    """One contender of a queue, as parsed from the name of its znode.
-
-    Attributes:
-        sequence: Number that orders the queue, see :func:`parse_queue`.
-        mode: How the contender locks the queue.
-
-    """
+    """One contender, as parsed from the name of its znode. The sequence orders the queue, see :func:`parse_queue`."""
 
     sequence: int
     name: str
