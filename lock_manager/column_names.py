@@ -8,13 +8,10 @@ _NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^`,]*))\s*(,|$)")
 
 
 def split_column_names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of column names; backticks quote a name that contains a comma.
+    """Split a comma-separated list of column names, for example ``year,`a,b```.
 
-    Args:
-        text: For example ``year,`a,b```. Two backticks within backticks stand for one.
-
-    Returns:
-        The names; an empty name where the list has nothing between two commas.
+    Backticks quote a name that contains a comma. Two backticks within backticks stand for one. A name is empty where
+    the list has nothing between two commas.
 
     Raises:
         ValueError: A backtick has no counterpart, or a quoted name has text next to it.

@@ -277,13 +277,8 @@ class Inspector(AbstractContextManager["Inspector", None], Protocol):
         """Return one table; it has no entries if it was never locked."""
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
-        """Remove a holder, so that it is fenced and the next contender gets the lock.
+        """Remove a holder of a table that this inspector returned; return False if it no longer holds the lock.
 
-        Args:
-            table: Table as returned by this inspector.
-            holder: One of its entries. It is removed only if its id and token are still the same.
-
-        Returns:
-            False if it no longer holds the lock; nothing is removed then.
-
+        It is removed only if its id and token are still the same. Then it is fenced, and the next contender gets the
+        lock.
         """

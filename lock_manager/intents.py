@@ -73,9 +73,6 @@ def version_to_fill(intents: Iterable[Intent], newest: int) -> int | None:
     That is always the next version. An intent may name a later one: it may be unreadable, or the table may have been
     dropped and created again under that hold. An empty commit costs little.
 
-    Args:
-        intents: Unfinished intents of earlier holds.
-        newest: Newest version of the table, which must exist: an empty commit creates no table.
-
+    ``newest`` is the newest version of the table, which must exist: an empty commit creates no table.
     """
     return newest + 1 if any(intent.version > newest for intent in intents) else None

@@ -35,10 +35,7 @@ class CommitDecider(Protocol):
 
 
 class GuardServer:
-    """Answers the questions of a JVM until it is closed or the process ends.
-
-    Args:
-        guard: Decides on commits. Each question has its own thread; several may run at once.
+    """Answers the questions of a JVM until it is closed or the process ends, each in its own thread.
 
     Attributes:
         name: Unique name. Threads of the JVM with this name in ``spark.sluice.guard.name`` ask this guard.

@@ -166,10 +166,8 @@ class GuardedHold:
     def unanswered(self, attempts: Iterable[Mapping[str, Any]], busy: Collection[str] = ()) -> list[Intent]:
         """Return the puts of earlier blocks under this hold that got no answer, as unfinished intents.
 
-        Args:
-            attempts: Attempts as the log store reports them. An attempt that it does not know may still reach it.
-            busy: Attempts of open blocks. Such an attempt counts only if the log store reports its outcome as unknown.
-
+        An attempt that the log store's report lacks may still reach it. An attempt of an open block (``busy``) counts
+        only if the log store reports its outcome as unknown.
         """
         reports = {report["attempt"]: report for report in attempts}
         intents = []

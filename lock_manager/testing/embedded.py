@@ -123,10 +123,8 @@ def small_jvm_options() -> list[str]:
 def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a server that ends with this process, also when it is killed; :func:`stop_supervised` ends it earlier.
 
-    Returns:
-        The supervisor of the server, whose output is appended to ``log``. The supervisor's first line on standard
-        output is the server's pid.
-
+    The server's output is appended to ``log``. The first line on the returned supervisor's standard output is the
+    server's pid.
     """
     with log.open("ab") as output:
         return subprocess.Popen(

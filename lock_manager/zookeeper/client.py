@@ -84,7 +84,9 @@ def _masked(argument: object) -> object:
 def acl_of(security: Security) -> list[ACL] | None:
     """Return kazoo's ACL for new znodes; None for kazoo's default, which is open to all."""
     entries = security.new_znodes()
-    return entries and [
+    if entries is None:
+        return None
+    return [
         make_acl(entry.scheme, entry.id, **{_PERMISSIONS[letter]: True for letter in entry.permissions})
         for entry in entries
     ]

@@ -194,7 +194,7 @@ class HoldState:
         return is_first_end
 
     def lose(self, reason: str, *, ending: bool = False) -> None:
-        """Record the loss of the hold, unless it was lost or, except for a loss during its end, ended before."""
+        """Record the loss, unless the hold was lost before. After its end, only a loss that the end detects counts."""
         with self._end_lock:
             # KeepAlive may have sent a check just before a release, and finds the contenders deleted.
             if self.lost is not None or (self.ended_at is not None and not ending):

@@ -214,7 +214,7 @@ def intents_node(table: str) -> str:
 
 
 def intent_node(intents: str, hold_id: str, cleared_count: int = 0) -> str:
-    """Return the znode of a hold's intent below ``intents``, after other clients have cleared so many of the hold's."""
+    """Return the znode of a hold's intent; other clients have cleared ``cleared_count`` of its earlier intents."""
     return child_node(intents, f"{hold_id}-{cleared_count}" if cleared_count else hold_id)
 
 
