@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from lock_manager.deadline import Deadline
@@ -259,9 +258,7 @@ class HeldLock:
         self._block_counts.append(self._acquire_count)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         count = self._block_counts.pop()
         try:
             self._leave_block(count)

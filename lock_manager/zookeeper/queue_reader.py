@@ -10,7 +10,7 @@ from lock_manager.queue_entry import WHOLE_TABLE, TableLocks
 from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
 from lock_manager.zookeeper.responses import wait_for_each
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import PARTITIONS, child_node, parse_queue, partitions_node
+from lock_manager.zookeeper.znodes import PARTITIONS, Contender, child_node, parse_queue, partitions_node
 
 
 class QueueReader:
@@ -26,8 +26,8 @@ class QueueReader:
         """
         node = child_node(self._session.settings.lock_root, key)
         newest_change = self._newest_change(node, deadline)
-        queue_nodes, queues = self._queues(node, deadline)
-        paths = [child_node(queue_nodes[partition], name) for partition, names in queues.items() for name in names]
+        queues = self._queues(node, deadline)
+        paths = [path for contenders in queues.values() for path in contenders]
         # The queues are listed one after the other. The first lists may lack contenders that came meanwhile, and the
         # last lists those that left. Both are left out.
         znodes = {
@@ -35,7 +35,7 @@ class QueueReader:
             for path, (data, stat) in self.read_nodes(paths, deadline).items()
             if stat.czxid <= newest_change
         }
-        return TableLocks(uri=uri, key=key, entries=tuple(entries_of(queues, znodes, queue_nodes)))
+        return TableLocks(uri=uri, key=key, entries=tuple(entries_of(queues, znodes)))
 
     def _newest_change(self, node: str, deadline: Deadline) -> int:
         """Return the zxid of a change; later lists contain every znode that was created before it."""
@@ -45,18 +45,17 @@ class QueueReader:
         self._session.wait(client.exists_async(node), deadline)
         return int(client.last_zxid)
 
-    def _queues(self, node: str, deadline: Deadline) -> tuple[dict[str, str], dict[str, list[str]]]:
-        """Return the znode and the contenders' names of each queue of a table and its partitions, by partition."""
-        queue_nodes: dict[str, str] = {}
-        queues: dict[str, list[str]] = {}
+    def _queues(self, node: str, deadline: Deadline) -> dict[str, dict[str, Contender]]:
+        """Return the contenders, by path and in queue order, of a table's queue and of each partition's queue."""
+        queues: dict[str, dict[str, Contender]] = {}
         level = {WHOLE_TABLE: node}
         while level:
             children = self.children(level.values(), deadline)
             folders = {}
             for partition, path in level.items():
                 if path in children:
-                    queue_nodes[partition] = path
-                    queues[partition] = [contender.name for contender in parse_queue(children[path])]
+                    contenders = parse_queue(children[path])
+                    queues[partition] = {child_node(path, contender.name): contender for contender in contenders}
                     if PARTITIONS in children[path]:
                         folders[partitions_node(path)] = partition
             level = {
@@ -64,7 +63,7 @@ class QueueReader:
                 for folder, names in self.children(folders, deadline).items()
                 for name in names
             }
-        return queue_nodes, queues
+        return queues
 
     def children(self, paths: Iterable[str], deadline: Deadline) -> dict[str, list[str]]:
         """List the children of several znodes at once, by path; leave out znodes that do not exist."""

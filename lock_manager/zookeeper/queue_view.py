@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lock_manager.queue_entry import QueuedNode, QueueEntry
-from lock_manager.zookeeper.znodes import Contender, Mode, child_node, conflicting_predecessors, parse_queue
+from lock_manager.zookeeper.znodes import Contender, Mode, conflicting_predecessors
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,19 @@ class ContenderZnode:
     created_at: float
 
 
-def entries_of(
-    queues: Mapping[str, list[str]], znodes: Mapping[str, ContenderZnode], queue_nodes: Mapping[str, str]
-) -> list[QueueEntry]:
+def entries_of(queues: Mapping[str, Mapping[str, Contender]], znodes: Mapping[str, ContenderZnode]) -> list[QueueEntry]:
     """Group the contenders of a table's queues into entries, in queue order.
 
-    Queues, as lists of their children's names, and their znodes' paths are given by partition (``""`` for the table),
-    contenders by path. An entry with a missing contender came or went while the queues were read. It is left out, but
-    its other contenders still block the entries behind them.
+    Queues are given by partition (``""`` for the table), their contenders by path and in order. An entry with a
+    contender that is not in ``znodes`` came or went while the queues were read. It is left out, but its other
+    contenders still block the entries behind them.
     """
     contenders: dict[str, list[tuple[str, Contender, str]]] = defaultdict(list)
     blockers: dict[str, set[str]] = defaultdict(set)
-    for partition, children in queues.items():
-        queue = parse_queue(children)
-        paths = {contender: child_node(queue_nodes[partition], contender.name) for contender in queue}
-        for contender in queue:
-            contenders[contender.hold_id].append((partition, contender, paths[contender]))
-        existing = [contender for contender in queue if paths[contender] in znodes]
+    for partition, queue in queues.items():
+        for path, contender in queue.items():
+            contenders[contender.hold_id].append((partition, contender, path))
+        existing = [contender for path, contender in queue.items() if path in znodes]
         for contender in existing:
             predecessors = conflicting_predecessors(existing, contender)
             blockers[contender.hold_id].update(predecessor.hold_id for predecessor in predecessors)

@@ -13,6 +13,7 @@ from lock_manager import TableResource
 from lock_manager.coordinator import Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
+from lock_manager.zookeeper.znodes import parse_queue
 from sluice.errors import BreakError, PartitionNameError, TokenError
 from sluice.locks.breaking import check_partition, parse_token, select_holders
 from sluice.locks.status import Status, describe, format_duration, read_status, scope_text
@@ -42,8 +43,11 @@ class Queues:
             self.znodes[f"/{partition}/{name}"] = ContenderZnode(content, self.transaction, float(self.transaction))
 
     def entries(self) -> list[QueueEntry]:
-        shuffled = {partition: sorted(names, reverse=True) for partition, names in self.queues.items()}
-        return entries_of(shuffled, self.znodes, {partition: f"/{partition}" for partition in self.queues})
+        queues = {
+            partition: {f"/{partition}/{contender.name}": contender for contender in parse_queue(names[::-1])}
+            for partition, names in self.queues.items()
+        }
+        return entries_of(queues, self.znodes)
 
     def entry(self) -> QueueEntry:
         (entry,) = self.entries()
