@@ -171,7 +171,7 @@ class HeldLock:
         self._hold_state.raise_if_known_over()
         if timeout_seconds is not None:
             check_seconds("timeout_seconds", timeout_seconds)
-        deadline = self._hold_state.deadline(timeout_seconds)
+        deadline = self._session.response_deadline(timeout_seconds)
         self._services.isolation.run(lambda: self._hold_state.confirm(deadline, "check a hold"))
 
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:

@@ -20,7 +20,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from lock_manager.deadline import Deadline
 from lock_manager.intents import UNREADABLE, Intent
 from lock_manager.zookeeper.responses import retry_unanswered
-from lock_manager.zookeeper.session import UNANSWERED, VALID_FRACTION, Session
+from lock_manager.zookeeper.session import UNANSWERED, Session
 from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import child_node, intent_node
 
@@ -100,7 +100,7 @@ class HoldIntents:
             raise
 
     def _write(self, data: bytes) -> None:
-        deadline = self._deadline()
+        deadline = self._session.response_deadline(_MOST_SECONDS)
         while True:
             creates = self._state is _IntentState.NONE
             if not creates:
@@ -133,7 +133,7 @@ class HoldIntents:
 
     def read(self) -> list[Intent]:
         """Return the unfinished intents of earlier holds; raise the errors of :meth:`HeldLock.check`."""
-        deadline = self._deadline()
+        deadline = self._session.response_deadline(_MOST_SECONDS)
         return self._isolation.run(
             lambda: [intent for name in self.unfinished if (intent := self._read(name, deadline)) is not None]
         )
@@ -159,7 +159,7 @@ class HoldIntents:
         self._state = _IntentState.NONE
 
     def _clear(self) -> None:
-        deadline = self._deadline()
+        deadline = self._session.response_deadline(_MOST_SECONDS)
         for name, version in self._read_versions.items():
             delete = methodcaller("delete", child_node(self._node, name), version)
             problem = self._confirm(deadline, "clear an intent", delete)
@@ -181,6 +181,3 @@ class HoldIntents:
             return None
         except ValueError:
             return Intent(hold_id=name, version=UNREADABLE, txn=None, attempt="", token=-1)
-
-    def _deadline(self) -> Deadline:
-        return Deadline(min(_MOST_SECONDS, VALID_FRACTION * self._session.granted_seconds))

@@ -13,7 +13,7 @@ from lock_manager.errors import EnsembleRefusedError
 from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, HoldContenders
 from lock_manager.zookeeper.request import Request
 from lock_manager.zookeeper.responses import response_or_session_end
-from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, VALID_FRACTION, Session, SessionState
+from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, Session, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -116,11 +116,6 @@ class HoldState:
         self._check_max_hold()
         if self.over:
             raise self._end_error()
-
-    def deadline(self, timeout_seconds: float | None = None) -> Deadline:
-        """Return the time limit for a response. A later response would prove nothing."""
-        bound = VALID_FRACTION * self._session.granted_seconds
-        return Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
 
     def confirm(
         self, deadline: Deadline, request_name: str, operation: Callable[[Any], None] | None = None

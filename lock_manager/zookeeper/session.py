@@ -150,6 +150,11 @@ class Session:
                 return float("-inf")
             return self.proven_at + VALID_FRACTION * self.granted_seconds
 
+    def response_deadline(self, seconds: float | None = None) -> Deadline:
+        """Return the time limit for a response that proves a hold. A later response would prove nothing."""
+        bound = VALID_FRACTION * self.granted_seconds
+        return Deadline(bound if seconds is None else min(seconds, bound))
+
     def record_proof(self, sent_at: float, session_id: int) -> None:
         """Record the response of ``session_id`` to a quorum request that was sent at ``sent_at`` (monotonic)."""
         with self._lock:
