@@ -51,7 +51,7 @@ class Writer:
         self.guard = CommitGuard()
         self.manager = stack.enter_context(ZookeeperLockManager(hosts, 600))
         log = folder / f"{number}.log"
-        self.jvm = StoreJvm(hadoop=hadoop, guard=self.guard, mode="required", conditional=True, errors=log)
+        self.jvm = StoreJvm(hadoop=hadoop, guard=self.guard, mode="required", conditional=True, stderr_path=log)
         stack.callback(self.jvm.close)
 
     def commit(self, table: str, scope: TableScope, work_seconds: float) -> int:

@@ -55,7 +55,7 @@ def commit_lines(files: int) -> list[str]:
 
 @contextmanager
 def store(mode: str, hadoop: dict[str, str], guard: CommitGuard, errors: Path) -> Iterator[StoreJvm]:
-    jvm = StoreJvm(hadoop=hadoop, guard=guard, mode=mode, conditional=True, errors=errors)
+    jvm = StoreJvm(hadoop=hadoop, guard=guard, mode=mode, conditional=True, stderr_path=errors)
     try:
         yield jvm
     finally:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Protocol, Self
 
 from lock_manager.intents import Intent
@@ -62,7 +62,8 @@ class Intents(Protocol):
 
     """
 
-    unfinished: tuple[str, ...]
+    @property
+    def unfinished(self) -> tuple[str, ...]: ...
 
     @property
     def open(self) -> Mapping[str, int]:
@@ -95,10 +96,8 @@ class Intents(Protocol):
         """
 
 
-class Hold(AbstractContextManager["Hold", None], Protocol):
+class Hold(Protocol):
     """A lock on one or several tables or on partitions of them, held by this process until it is released or lost.
-
-    As a context manager, it is released at the end of the block, unless the block did that.
 
     Attributes:
         hold_id: Unique id of this hold.
@@ -111,25 +110,35 @@ class Hold(AbstractContextManager["Hold", None], Protocol):
         requested_at: When ``acquire`` was called, seconds since the epoch.
         acquired_at: When the lock was acquired, seconds since the epoch.
         waited_seconds: Time between these two, on the monotonic clock.
+        released_at: When ``release`` was called, seconds since the epoch; None before.
         thread: Thread that acquired it, for the rule on nested acquires.
 
     """
 
-    hold_id: str
-    resource: str
-    scope: Mapping[str, TableScope]
-    shared: bool
-    tokens: Mapping[str, int]
-    exclusive_keys: Collection[str]
-    ensemble_id: str
-    requested_at: float
-    acquired_at: float
-    waited_seconds: float
-    thread: threading.Thread
-
     @property
-    def released_at(self) -> float | None:
-        """When ``release`` was called, seconds since the epoch; None before."""
+    def hold_id(self) -> str: ...
+    @property
+    def resource(self) -> str: ...
+    @property
+    def scope(self) -> Mapping[str, TableScope]: ...
+    @property
+    def shared(self) -> bool: ...
+    @property
+    def tokens(self) -> Mapping[str, int]: ...
+    @property
+    def exclusive_keys(self) -> Collection[str]: ...
+    @property
+    def ensemble_id(self) -> str: ...
+    @property
+    def requested_at(self) -> float: ...
+    @property
+    def acquired_at(self) -> float: ...
+    @property
+    def waited_seconds(self) -> float: ...
+    @property
+    def released_at(self) -> float | None: ...
+    @property
+    def thread(self) -> threading.Thread: ...
 
     @property
     def token(self) -> int:
@@ -162,7 +171,7 @@ class Hold(AbstractContextManager["Hold", None], Protocol):
         """Count one more acquire by its thread. Each acquire needs its own release.
 
         Returns:
-            False if the hold has ended by now: another thread may release it.
+            False if the hold has ended.
 
         """
 
@@ -204,11 +213,19 @@ class Hold(AbstractContextManager["Hold", None], Protocol):
         """Release the lock; this takes some seconds at most, also in an outage.
 
         Raises:
-            LockLostError: The hold was lost, so it did not cover all of the work since its acquisition.
+            LockLostError: The hold was lost.
             LockNotHeldError: The hold was already released.
             ClosedError: The hold belongs to the parent of a fork.
 
         """
+
+    def __enter__(self) -> Self:
+        """Return the hold; the end of the block releases it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the hold, unless the block did."""
 
 
 class LockManager(Protocol):
@@ -219,7 +236,8 @@ class LockManager(Protocol):
 
     """
 
-    settings: LockSettings
+    @property
+    def settings(self) -> LockSettings: ...
 
     @property
     def session_timeout_seconds(self) -> float:
@@ -260,8 +278,8 @@ class LockManager(Protocol):
         """Cancel the waiting acquires and end every lock of this manager, in bounded time also in an outage."""
 
 
-class Inspector(AbstractContextManager["Inspector", None], Protocol):
-    """A view of the locks of all tables, which can also remove a holder; a context manager that closes it.
+class Inspector(Protocol):
+    """A view of the locks of all tables, which can also remove a holder; also a context manager.
 
     It acquires no lock. Every method raises EnsembleUnavailableError if the coordinator does not answer in time,
     EnsembleRefusedError if it refuses, and EnsembleFormatError if an unknown release wrote its data.
@@ -277,8 +295,21 @@ class Inspector(AbstractContextManager["Inspector", None], Protocol):
         """Return one table; it has no entries if it was never locked."""
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
-        """Remove a holder of a table that this inspector returned; return False if it no longer holds the lock.
+        """Remove a holder, so that it is fenced and the next contender gets the lock.
 
-        It is removed only if its id and token are still the same. Then it is fenced, and the next contender gets the
-        lock.
+        Args:
+            table: Table as returned by this inspector.
+            holder: One of its entries. It is removed only if its id and token are still the same.
+
+        Returns:
+            False if it no longer holds the lock; nothing is removed then.
+
         """
+
+    def __enter__(self) -> Self:
+        """Return the inspector; the end of the block closes it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the resources of the inspector."""

@@ -96,7 +96,7 @@ def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
     try:
         jvm = StoreJvm(
             hadoop=hadoop_settings("archive", s3), guard=AllowAllGuard(), mode="required", conditional=True,
-            errors=folder / "jvm.log",
+            stderr_path=folder / "jvm.log",
         )  # fmt: skip
     finally:
         del os.environ["JDK_JAVA_OPTIONS"]

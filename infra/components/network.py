@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,7 +30,7 @@ class Account:
 
 
 def tcp_rule(
-    rule_type: type[pulumi.Resource],
+    rule_type: Callable[..., pulumi.Resource],
     name: str,
     group_id: pulumi.Input[str],
     description: str,
