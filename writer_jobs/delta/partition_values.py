@@ -60,7 +60,7 @@ def _is_text(stored_type: DataType, row_type: DataType) -> bool:
 
 
 def unstorable_value_reason(name: str, value: Column) -> Column:
-    """Return the text why Delta cannot store a partition value (string or bytes) unchanged; null if it can."""
+    """Return the reason (text) why Delta cannot store a partition value (string, bytes) unchanged; null if it can."""
     text = value.cast("string")
     return F.when(
         text.isin(*_STORED_AS_NULL),
