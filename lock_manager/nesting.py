@@ -33,14 +33,14 @@ _H = TypeVar("_H", bound=Hold)
 class HoldRegistry:
     """The holds of all managers of this process, in the order of their acquisition; thread-safe.
 
-    It keeps no hold alive: the threads of a manager do that while the hold stands.
+    It has weak references only. The manager that acquired a hold has the strong reference.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: in a forked child, whose threads hold nothing."""
+        """Remove all holds. A forked child calls this, because its threads hold no lock."""
         self._lock = threading.Lock()
         self._holds: weakref.WeakValueDictionary[str, Hold] = weakref.WeakValueDictionary()
 
@@ -67,7 +67,9 @@ os.register_at_fork(after_in_child=REGISTRY.reset)
 
 
 def find_covering_hold(holds: Sequence[_H], request: Mapping[str, TableScope]) -> _H | None:
-    """Return the hold of the thread that covers a request in one ensemble; None if a new hold is needed.
+    """Return the hold that covers a request; None if a new hold is needed.
+
+    ``holds`` are the holds of this thread in the ensemble of the request.
 
     Raises:
         LockOrderError: Waiting for the request could deadlock with a hold of the thread.

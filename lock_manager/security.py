@@ -50,8 +50,9 @@ class Security:
     """Credentials, TLS and the ACL of new znodes; none of them by default, as in ZooKeeper.
 
     Attributes:
-        auth: ``sasl`` (mechanism DIGEST-MD5: the server has a list of users) or ``digest`` (the server accepts any
-            name, which only ACLs use, and the password crosses the network unencrypted: use it with TLS).
+        auth: ``sasl`` (mechanism DIGEST-MD5: the server has a list of users) or ``digest`` (the server has no
+            list of users and accepts any name and password; only ACLs compare them. The password crosses the network
+            unencrypted: use it with TLS).
         username: User name for ``auth``.
         password: Password for ``auth``. Not in the repr.
         tls: Whether to encrypt, and to verify the server's certificate and its host name. The next four settings imply

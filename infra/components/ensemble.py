@@ -192,7 +192,7 @@ class Ensemble(pulumi.ComponentResource):
     def _profile(
         self, node: int, secret: aws.secretsmanager.Secret, parameter: aws.ssm.Parameter
     ) -> tuple[aws.iam.InstanceProfile, aws.iam.RolePolicy]:
-        """Create the role of a node, which allows its own secret and parameter only."""
+        """Create the role of a node. Of the nodes' secrets and zoo.cfg parameters it can read its own only."""
         args, name = self._args, f"{self._name}-{node}"
         role = aws.iam.Role(
             name,

@@ -1,4 +1,4 @@
-"""A block under a hold, for the commit guard: it allows the commits to one table that belong to the block."""
+"""A block under a hold: one ``locked`` block or one operation of a writer. The commit guard asks it about commits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class AllowedPut:
 
 
 class GuardedHold:
-    """A block under a hold. The guard allows its commits to one table while the hold stands.
+    """A block under a hold: one ``locked`` block or one operation of a writer.
+
+    The guard allows its commits to one table while the hold stands.
 
     Several blocks may be open under one hold: nested ones, and those of other threads. A thread is bound to the blocks
     that it has entered, not to the hold.
@@ -92,7 +94,8 @@ class GuardedHold:
     def executing(self, attempt: WriteAttempt, *, stamps_note: bool) -> Iterator[None]:
         """Allow the commit of an attempt while the block executes it.
 
-        With ``stamps_note`` the stamp contains the attempt's note, because Delta has no ``userMetadata`` for it.
+        With ``stamps_note`` the commit stamp contains the attempt's note. It is for operations whose commit cannot have
+        ``userMetadata``.
         """
         self._attempts[attempt.write_id] = (attempt, stamps_note)
         try:
@@ -123,7 +126,7 @@ class GuardedHold:
         attempt.refuse_if_old(self.table, retention_seconds)
 
     def check_footprint(self, footprint: Mapping[str, Any]) -> None:
-        """Raise unless a commit touches only the locked partitions; ``CommitBody.java`` has its footprint.
+        """Raise unless a commit touches only the locked partitions. ``CommitBody.java`` describes the footprint.
 
         Raises:
             LockNotHeldError: The commit touches other partitions or the whole table.
@@ -155,9 +158,9 @@ class GuardedHold:
             )
 
     def settle(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
-        """Record the final outcomes in a report (``Attempts.java``); return whether all attempts of the hold have one.
+        """Settle the attempts whose outcome is final according to the log store's report (``Attempts.java``).
 
-        This includes the attempts of every block under the hold on the table: an open attempt keeps the intent.
+        Return whether no attempt of the hold on this table, in any block, is open: an open attempt keeps the intent.
         """
         intents = self.hold.intents_of(self.table)
         intents.settle(attempt["attempt"] for attempt in attempts if is_definite(attempt))
@@ -166,8 +169,8 @@ class GuardedHold:
     def unanswered(self, attempts: Iterable[Mapping[str, Any]], busy: Collection[str] = ()) -> list[Intent]:
         """Return the puts of earlier blocks under this hold that got no answer, as unfinished intents.
 
-        An attempt that the log store's report lacks may still reach it. An attempt of an open block (``busy``) counts
-        only if the log store reports its outcome as unknown.
+        An attempt that is missing from the report may still reach the log store. An attempt of an open block (``busy``)
+        counts only if the log store reports its outcome as unknown.
         """
         reports = {report["attempt"]: report for report in attempts}
         intents = []
@@ -183,9 +186,9 @@ class GuardedHold:
     ) -> bool:
         """Make sure that no put from before this block can still succeed: the rule of docs/concepts.md.
 
-        Such a put is of an earlier hold that left its intent unfinished, or of this hold and got no answer. If its
-        version does not exist yet, the next version is filled with an empty commit, which records whose intent it
-        fills. Then the late put can only fail.
+        Such a put belongs to an earlier hold with an unfinished intent, or to an earlier block of this hold and got no
+        answer. If the version that it intends does not exist yet, an empty commit takes the table's next version and
+        records the ids of those holds. Then the late put can only fail.
 
         Args:
             unanswered: Intents that :meth:`unanswered` returns.
@@ -194,8 +197,9 @@ class GuardedHold:
                 not older: an empty commit, or the commit of a faster writer. Raises if there is none.
 
         Returns:
-            Whether anything was unfinished and is settled now. If the table does not exist, an intent stays: an empty
-            commit would be no table. The first commit and the late put are both version 0, so they exclude each other.
+            Whether there were unfinished intents or unanswered puts, and all are settled now. If the table does not
+            exist, the intents stay, because an empty commit cannot create a table. The first commit and the late put
+            are both version 0, so they exclude each other.
 
         """
         hold_intents = self.hold.intents_of(self.table)

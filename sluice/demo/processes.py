@@ -71,8 +71,9 @@ class WriterProcess:
     """A running ``spark-submit``. It ends with this process, even if this process is killed.
 
     Args:
-        number: Number of the writer, from 1. Its events have it.
-        environment: Variables that are added to those of this process.
+        number: Number of the writer, from 1. Each of its events in the queue is paired with it.
+        command: Command line to start.
+        environment: Variables in addition to those of this process, which lose ZooKeeper's credentials.
         folder: Folder for ``writer-N.out`` and ``writer-N.err``.
         events: Queue for the JSON objects that it prints, and for its exit.
 
@@ -92,7 +93,7 @@ class WriterProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**_environment(), **environment},
-                # Ctrl-C at the terminal must reach only this process. It ends each writer with its process group:
+                # Ctrl-C at the terminal must reach only this process, which then ends the process group of each writer:
                 # spark-submit's JVM and the JVM's Python.
                 start_new_session=True,
             )

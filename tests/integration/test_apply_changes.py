@@ -1,4 +1,4 @@
-"""``apply_changes``: the table equals a plain model of the other store, in any order of changes and batches."""
+"""``apply_changes``: the table equals a model of the source in plain Python, in any order of changes and batches."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def expected_history(changes: Iterable[Change]) -> list[HistoryRow]:
 
 
 def histories(seed: int, number: int) -> list[Change]:
-    """Return the changes of many short histories. Histories share no keys, and changes of a key no sequences."""
+    """Return the changes of many short histories with keys of their own. No changes of a key share a sequence."""
     chance = random.Random(seed)
     changes: list[Change] = []
     for history in range(number):
@@ -185,7 +185,7 @@ def test_changes_without_a_known_order_are_refused(feed: Feed) -> None:
         with pytest.raises(ChangesError, match=key):
             feed.apply([*changes, ("keep", 9, None)])
         assert not list(feed.batch_records.glob("*"))
-    # The next batch applies nothing of them.
+    # The next batch does not apply any refused change.
     feed.apply([("e", 1, "one")])
     assert feed.rows() == {"c": (5, "five"), "keep": (1, "one"), "e": (1, "one")}
 
@@ -193,7 +193,7 @@ def test_changes_without_a_known_order_are_refused(feed: Feed) -> None:
 @HISTORIES
 @pytest.mark.usefixtures("berlin")
 def test_histories_in_any_order_equal_the_model(feed: Feed, number: int) -> None:
-    """A batch is killed between the commits to the tombstones and to the table. Spark 56683 has no test of that."""
+    """A batch is killed between the commits to the tombstones and to the table. See SPARK-56683."""
     changes = histories(SEED, number)
     first_batch, killed_batch, third_batch = shuffled_batches(SEED, changes, 3)
     feed.apply(first_batch, nested=True)
@@ -203,7 +203,7 @@ def test_histories_in_any_order_equal_the_model(feed: Feed, number: int) -> None
     feed.apply_killed(killed_batch, nested=True)
     assert len(list(feed.batch_records.glob("*.json"))) == 2
     assert feed.rows() == expected_rows(first_batch)
-    # The batch of another feed undoes the whole killed batch.
+    # The next batch undoes the whole killed batch.
     feed.apply(third_batch, nested=True)
     assert feed.rows() == expected_rows([*first_batch, *third_batch])
     assert [record.name for record in feed.batch_records.glob("*.json")] == ["half.json"]
@@ -286,7 +286,7 @@ def test_missing_columns_come_from_the_previous_history_row(feed: Feed) -> None:
     colors = feed.spark.createDataFrame([("a", 1, "one", "red"), ("b", 1, "one", "blue")], f"{SCHEMA}, color string")
     options: dict[str, Any] = {"keys": ["key"], "sequence_by": "at", "apply_as_deletes": "value IS NULL"}
     apply_changes(feed.writer, colors, **options, **HISTORY)
-    # These changes have no color. A deleted row passes none on, and a late change is between two rows.
+    # These changes lack the column. The row after a delete gets no color, a late change that of the row before it.
     feed.apply([("a", 5, "five"), ("b", 2, None), ("b", 3, "three"), ("c", 1, "one")], **HISTORY)
     feed.apply([("a", 3, "three"), ("a", 5, "five")], **HISTORY)
     assert feed.columns("key", "__START_AT", "__END_AT", "value", "color") == [
@@ -332,7 +332,7 @@ def test_files_are_skipped_by_ranges_of_numbers_and_timestamps(feed: Feed, key: 
     init = ChangeBatch.__init__
     updates = rows.where("at IN (2, 4)").withColumn("at", F.lit(9))
     with pytest.MonkeyPatch.context() as patch:
-        # The ranges of the batch leave out the file in the middle.
+        # The batch has one range of keys for each change, so Delta does not read the file between them.
         patch.setattr(
             ChangeBatch, "__init__", lambda *args, **options: init(*args, **{**options, "range_column": "key"})
         )
@@ -386,7 +386,7 @@ def test_negative_control_with_separate_locks_keys_have_several_current_rows(
 ) -> None:
     """Each feed stages its rows before it merges. Delta retries the merge, but the staged rows are out of date."""
     feed.apply([("first", 0, "first")], **HISTORY)
-    # Without deletes: each feed would undo the tombstones of the others as those of a killed batch.
+    # Without deletes: a feed would take the tombstones of the others for those of a killed batch, and delete them.
     batches = [[change for change in batch if change[2] is not None] for batch in hot_batches(8)[:3]]
     merge, all_staged = RowHistory.merge, threading.Barrier(len(batches))
 

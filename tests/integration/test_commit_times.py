@@ -31,7 +31,7 @@ class Table(TableAtTheGate):
     """A table with a change feed and the rows 0 and 1, in two files."""
 
     def run(self, operation: str, lock_during: str = "commit") -> CommitResult:
-        """Insert the row 9, or compact."""
+        """Run an operation after which the table has the row 9. ``optimize`` only compacts."""
         options: dict[str, Any] = {"lock_during": lock_during, "before_write": self.record_files}
         row = self.spark.range(9, 10).coalesce(1)
         match operation:
@@ -52,7 +52,7 @@ class Table(TableAtTheGate):
         return int(commit_info(self.path, version)["inCommitTimestamp"])
 
     def inserted(self, after_ms: int, until_ms: int) -> list[int]:
-        """Return the rows that were inserted between two times according to the change feed."""
+        """Return the ids that the change feed reports as inserted or updated between two times."""
         session = self.spark.newSession()
         session.conf.set("spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled", "true")
         limits = {"startingTimestamp": after_ms, "endingTimestamp": until_ms}

@@ -161,7 +161,7 @@ def test_each_python_of_a_jvm_checks_its_own_commits(
         assert (error, "bound to no lock" in message) == ("LockNotHeldError", True)
         with pytest.raises(LockNotHeldError):
             append(spark, 7, 8, second_table)
-    # A thread that never attached, with a writer of another thread. The newest Python does not know the writer.
+    # A new thread, which never called attach, uses this thread's writer. The second Python attached last.
     writer = LockedDeltaWriter(spark, manager, table)
     for version, write in (
         (2, lambda: writer.append(spark.range(8, 9), lock_during="commit")),
@@ -171,7 +171,7 @@ def test_each_python_of_a_jvm_checks_its_own_commits(
     third = start_python()
     assert third.call("append", table=second_table, first=3, end=4) is None
     third.kill()
-    # The dead Python blocks no commit, with a lock or without.
+    # A dead Python changes nothing: a commit without the lock is refused, a commit with the lock succeeds.
     with pytest.raises(LockNotHeldError, match="bound to no lock"):
         append(spark, 7, 8, table)
     assert second.call("append", table=second_table, first=4, end=5) is None

@@ -80,7 +80,7 @@ def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
     """Return whether JSON has a number, outside its strings, that ``VARIANT`` stores as a different number.
 
     ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``. A number with an
-    exponent has at most ``digits`` significant digits.
+    exponent counts as different if it has more than ``digits`` significant digits, or becomes infinity or 0.
     """
     numbers = F.regexp_extract_all(text, F.lit(_NUMBERS), F.lit(1))
     is_long = F.exists(numbers, lambda number: _is_changed(number, digits))

@@ -48,7 +48,7 @@ KEY_TYPES = (
 
 
 class ValueType:
-    """The type of values in HBase with a name in the mapping, Spark's type of the column, and the decoder.
+    """A value type of the mapping: its name, the Spark type of the column, and the decoder of HBase's bytes.
 
     Raises:
         MappingError: The name is not one of :data:`TYPES`.
@@ -60,7 +60,10 @@ class ValueType:
         self.spark, self._decode = _type_of(name)
 
     def decode_key(self, value: Column) -> Column:
-        """Decode a part of a row key; null also for bytes such as ``007``, whose value has other bytes as well."""
+        """Decode a part of a row key; also null for a text that is not the only spelling of its value.
+
+        ``007`` for 7 is such a text: with it, two row keys would have one value.
+        """
         decoded = self._decode(value)
         if not self.name.startswith(_TEXT):
             return decoded

@@ -51,9 +51,9 @@ class HealthPublisher:
         self._tables: list[dict[str, Any]] = []
 
     def start(self) -> None:
-        """Write the report and a page without tables, to find out before the work whether they can be written.
+        """Write the report, and an empty page if there is no page: a location that is not writable fails at once.
 
-        An existing page stays until there is a table to show.
+        An existing page is neither tested nor replaced until a table is finished.
 
         Raises:
             StorageError: The report or the page cannot be written.
@@ -83,7 +83,11 @@ class HealthPublisher:
             self._output.event("finding", table=health.table, **fields)
 
     def publish_work(self, report: MaintenanceReport) -> None:
-        """Publish the last work on a table. The report is written now, because the job can be killed at any time."""
+        """Publish the newest action on a table.
+
+        The report is written before the table is finished, because the job can be killed at any time, but not more
+        often than ``_WRITE_SECONDS`` and ``_WRITE_RATIO`` allow.
+        """
         self._output.event("done", table=report.before.table, **report.done[-1].to_json())
         self._current = report
         if time.monotonic() >= self._next_write_at:
@@ -123,7 +127,10 @@ class HealthPublisher:
         self._try_to_write()
 
     def publish_failure(self, table: str, sentence: str, code: int, report: MaintenanceReport | None = None) -> None:
-        """Publish a table, by its name in the arguments, whose maintenance failed, with the report before that."""
+        """Publish that the maintenance of a table failed.
+
+        ``table`` is its name in the arguments. ``report`` has the actions before the failure, if there were any.
+        """
         self._current = None
         table = table if report is None else report.before.table
         self._failed[table] = sentence
@@ -138,7 +145,7 @@ class HealthPublisher:
         self._try_to_write()
 
     def finish(self) -> None:
-        """Write the report and the page if the last write failed.
+        """Write the report and the page if an earlier write failed and no complete write has followed.
 
         Raises:
             StorageError: The report or the page cannot be written.
