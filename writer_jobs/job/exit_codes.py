@@ -69,7 +69,7 @@ EXIT_CODES = (
     ExitCode(
         _NO_LOCK,
         "yes",
-        "lock not acquired: timeout, no answer or a refusal of ZooKeeper, unknown lock format, table adopted elsewhere",
+        "lock not acquired: timeout, ZooKeeper refuses or does not answer, unknown format, adopted elsewhere",
     ),
     ExitCode(_LOCK_LOST, "yes", "lock lost, or not held at the commit; not committed"),
     ExitCode(
