@@ -171,7 +171,7 @@ class Hold(Protocol):
         """Count one more acquire by its thread. Each acquire needs its own release.
 
         Returns:
-            False if the hold has ended.
+            False if the hold has ended by now: another thread may release it.
 
         """
 
@@ -213,7 +213,7 @@ class Hold(Protocol):
         """Release the lock; this takes some seconds at most, also in an outage.
 
         Raises:
-            LockLostError: The hold was lost.
+            LockLostError: The hold was lost, so it did not cover all of the work since its acquisition.
             LockNotHeldError: The hold was already released.
             ClosedError: The hold belongs to the parent of a fork.
 

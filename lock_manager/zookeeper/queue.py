@@ -183,7 +183,7 @@ class Acquisition:
             if predecessors:
                 self._leave_queues(index + 1)
                 if self._try_only or not self._wait_behind(predecessors[-1], entry):
-                    # The time beyond the deadline is well spent: the reader of the message wants to know who is ahead.
+                    # This takes some time beyond the deadline. In return the message names the holder.
                     raise self._timeout_error(*self._read_predecessors(entry))
                 return None
             self._head_count = index + 1

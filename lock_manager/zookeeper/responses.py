@@ -22,7 +22,7 @@ _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 
 @dataclass(frozen=True)
 class Failure:
-    """Index (from 0) and error of the operation because of which ZooKeeper rolled a transaction back."""
+    """Index (from 0) and error of the operation that made ZooKeeper roll a transaction back."""
 
     index: int
     error: Exception

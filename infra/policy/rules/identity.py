@@ -52,7 +52,7 @@ def actions_are_named(args: ResourceValidationArgs) -> Iterator[str]:
 
 @resource_rule(*DOCUMENTS)
 def nothing_by_omission(args: ResourceValidationArgs) -> Iterator[str]:
-    """No policy allows everything except what it names."""
+    """No policy allows everything but exceptions (NotAction, NotResource, NotPrincipal)."""
     for statement in _allowed(args):
         if statement.inverted:
             yield f"A statement allows everything except the elements that it names ({', '.join(statement.inverted)})."
