@@ -22,7 +22,7 @@ from tests.support.policy_breaks import BREAKS
 from tests.support.policy_pack import Violation, configure, urn_of, violations
 
 #: Rules about two resources in conflict, which may report either of them.
-RULES_ABOUT_PAIRS = ("members-have-ids", "members-have-interfaces", "members-are-spread", "one-role-removes-logs")
+RULES_ABOUT_PAIRS = ("members-have-ids", "members-have-interfaces", "members-are-spread", "one-role-deletes-logs")
 STACK_RULES = {rule.name for rule in RULES if isinstance(rule.policy, StackValidationPolicy)}
 STACKS: dict[str, dict[str, Any]] = {
     **CONFIGURATIONS,
@@ -31,7 +31,7 @@ STACKS: dict[str, dict[str, Any]] = {
     "without a commit policy": {"commitPolicy": "off"},
     "with a restore": {"exemptPrincipalArns": ["arn:aws:iam::123456789012:role/restore"]},
 }
-COMMIT_RULES = {"commits-are-conditional", "versions-are-kept"}
+COMMIT_RULES = {"commits-are-conditional", "only-maintenance-deletes-versions"}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_the_pack_has_all_rules_and_all_are_mandatory(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("disposable", {"protected", "buckets-are-not-emptied"}),
+        ("disposable", {"resources-are-protected", "buckets-are-not-emptied"}),
         ("replacing node 2", {"machines-are-replaced-on-purpose"}),
         ("KMS and prefixes", COMMIT_RULES),
         ("without a commit policy", COMMIT_RULES),

@@ -115,7 +115,7 @@ def test_the_pack_reports_every_rule_to_pulumi(pack: analyzer_pb2_grpc.AnalyzerS
 def test_a_resource_that_breaks_a_rule_is_refused(pack: analyzer_pb2_grpc.AnalyzerStub) -> None:
     broken = Resource("SecurityGroupIngressRule", RULE, "open", OPEN_TO_ALL, {})
     [diagnostic] = analyze(pack, broken)
-    assert (diagnostic.policyName, diagnostic.enforcementLevel) == ("ingress-from-inside", analyzer_pb2.MANDATORY)
+    assert (diagnostic.policyName, diagnostic.enforcementLevel) == ("no-public-ingress", analyzer_pb2.MANDATORY)
     assert "Ingress from 0.0.0.0/0 is allowed" in diagnostic.message
 
 
@@ -138,4 +138,4 @@ def test_the_pack_reads_the_configuration_of_the_stack(stack: Graph) -> None:
     unprotected = replace(lake, options=lake.options | {"protect": False})
     with served({"protect": "false"}) as permissive, served({"protect": "true"}) as strict:
         assert analyze(permissive, unprotected) == []
-        assert [diagnostic.policyName for diagnostic in analyze(strict, unprotected)] == ["protected"]
+        assert [diagnostic.policyName for diagnostic in analyze(strict, unprotected)] == ["resources-are-protected"]

@@ -29,7 +29,7 @@ def commits_are_conditional(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(POLICY)
-def versions_are_kept(args: ResourceValidationArgs) -> Iterator[str]:
+def only_maintenance_deletes_versions(args: ResourceValidationArgs) -> Iterator[str]:
     """Only the maintenance role may delete version files from a bucket of tables."""
     for file in _uncovered(args, ("s3:DeleteObject", "s3:DeleteObjectVersion"), _denies_except_maintenance):
         yield f"{file} can be deleted, and then written again, by principals other than the maintenance role."
@@ -97,7 +97,7 @@ def writers_commit_conditionally(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @stack_rule(ROLE_POLICY)
-def one_role_removes_logs(policy: PolicyResource, stack: Stack) -> Iterator[str]:
+def one_role_deletes_logs(policy: PolicyResource, stack: Stack) -> Iterator[str]:
     """At most one role, the maintenance role, may delete objects of table logs."""
     if _may_delete_logs(policy) and sum(map(_may_delete_logs, stack.of(ROLE_POLICY))) > 1:
         yield "More than one policy allows deleting objects of table logs. Only the maintenance policy may."

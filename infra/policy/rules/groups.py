@@ -18,7 +18,7 @@ _HTTPS = 443
 
 
 @resource_rule(*TYPES, controls=("EC2.13", "EC2.14", "EC2.18", "EC2.19", "EC2.53", "EC2.54"))
-def ingress_from_inside(args: ResourceValidationArgs) -> Iterator[str]:
+def no_public_ingress(args: ResourceValidationArgs) -> Iterator[str]:
     """Security groups allow ingress only from other security groups and private addresses."""
     for permission in permissions(args.resource_type, args.props):
         if permission.is_public:
@@ -36,7 +36,7 @@ def no_remote_shell_ports(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(EGRESS_RULE)
-def egress_by_one_port(args: ResourceValidationArgs) -> Iterator[str]:
+def egress_rules_open_one_port(args: ResourceValidationArgs) -> Iterator[str]:
     """An egress rule allows one port to another security group, or HTTPS."""
     open_ports = ports(args.props)
     if len(open_ports) != 1:

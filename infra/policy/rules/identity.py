@@ -51,7 +51,7 @@ def actions_are_named(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(*DOCUMENTS)
-def nothing_by_omission(args: ResourceValidationArgs) -> Iterator[str]:
+def no_inverted_elements(args: ResourceValidationArgs) -> Iterator[str]:
     """No policy allows everything but exceptions (NotAction, NotResource, NotPrincipal)."""
     for statement in _allowed(args):
         if statement.inverted:
@@ -68,7 +68,7 @@ def keys_are_named(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(*DOCUMENTS)
-def data_is_named(args: ResourceValidationArgs) -> Iterator[str]:
+def data_resources_are_named(args: ResourceValidationArgs) -> Iterator[str]:
     """Statements about data, keys and roles name them."""
     for statement in _allowed(args):
         for action in statement.actions:
@@ -89,7 +89,7 @@ def trust_is_named(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(ROLE, ATTACHMENT)
-def own_policies(args: ResourceValidationArgs) -> Iterator[str]:
+def no_aws_managed_policies(args: ResourceValidationArgs) -> Iterator[str]:
     """Roles have only policies of this stack."""
     for arn in (args.props.get("policyArn"), *(args.props.get("managedPolicyArns") or ())):
         if arn and ":iam::aws:policy/" in arn:

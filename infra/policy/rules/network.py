@@ -26,7 +26,7 @@ _ACCOUNT_KEYS = ("aws:principalaccount", "aws:principalorgid")
 
 
 @stack_rule(VPC, controls=("EC2.2",))
-def default_group_is_ours(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+def default_group_is_managed(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
     """The stack manages the default security group of each VPC."""
     if not stack.referring_to(vpc, "vpcId", "id", DEFAULT_GROUP):
         yield "The stack does not manage the default security group, whose default rules allow all egress."

@@ -15,7 +15,7 @@ from .storage import BUCKET
 
 
 @resource_rule(BUCKET, VOLUME, KEY, INTERFACE, controls=("KMS.3",))
-def protected(args: ResourceValidationArgs) -> Iterator[str]:
+def resources_are_protected(args: ResourceValidationArgs) -> Iterator[str]:
     """Pulumi refuses to delete buckets, volumes, keys and interfaces unless the stack has protect: false."""
     if stack_config.protected() and not args.opts.protect:
         yield "The resource is not protected, and the stack's configuration does not have protect: false."

@@ -43,7 +43,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 @resource_rule(SECRET)
-def secrets_come_back(args: ResourceValidationArgs) -> Iterator[str]:
+def deleted_secrets_are_recoverable(args: ResourceValidationArgs) -> Iterator[str]:
     """Deleted secrets can be restored for a week."""
     days = args.props.get("recoveryWindowInDays")
     if days is not None and days < _RECOVERY_DAYS:
@@ -51,7 +51,7 @@ def secrets_come_back(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(SECRET, SECRET_POLICY, KEY, controls=("KMS.5",))
-def secrets_are_for_somebody(args: ResourceValidationArgs) -> Iterator[str]:
+def policies_name_principals(args: ResourceValidationArgs) -> Iterator[str]:
     """No policy of a secret or key allows every principal."""
     if any(statement.is_for_everybody or statement.inverted for statement in allowed(args.props.get("policy"))):
         yield "The policy allows every principal."
@@ -65,7 +65,7 @@ def keys_are_rotated(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(KEY, controls=("KMS.3",))
-def keys_come_back(args: ResourceValidationArgs) -> Iterator[str]:
+def deleted_keys_are_recoverable(args: ResourceValidationArgs) -> Iterator[str]:
     """Deleted keys can be restored for a month."""
     days = args.props.get("deletionWindowInDays")
     if days is not None and days < _WINDOW_DAYS:
@@ -73,7 +73,7 @@ def keys_come_back(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(PARAMETER)
-def parameters_are_ours(args: ResourceValidationArgs) -> Iterator[str]:
+def parameter_names_belong_to_the_stack(args: ResourceValidationArgs) -> Iterator[str]:
     """Parameter names belong to the stack."""
     name = args.props.get("name")
     if not isinstance(name, str) or not _PARAMETER_NAME.fullmatch(name):

@@ -75,7 +75,7 @@ def buckets_are_encrypted(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(BUCKET, LIFECYCLE)
-def current_objects_stay(args: ResourceValidationArgs) -> Iterator[str]:
+def lifecycle_keeps_current_objects(args: ResourceValidationArgs) -> Iterator[str]:
     """Lifecycle rules neither delete nor move current objects."""
     for rule in args.props.get("rules") or args.props.get("lifecycleRules") or ():
         expiration = rule.get("expiration") or {}
@@ -84,7 +84,7 @@ def current_objects_stay(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(POLICY, controls=("S3.5",))
-def buckets_by_tls_only(args: ResourceValidationArgs) -> Iterator[str]:
+def buckets_require_tls(args: ResourceValidationArgs) -> Iterator[str]:
     """Buckets refuse plain HTTP."""
     bucket = args.props.get("bucket")
     for suffix in (f":::{bucket}", f":::{bucket}/*"):

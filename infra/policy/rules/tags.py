@@ -30,7 +30,7 @@ UNTAGGABLE = frozenset(
 
 
 @resource_rule(EVERYTHING)
-def tagged(args: ResourceValidationArgs) -> Iterator[str]:
+def resources_are_tagged(args: ResourceValidationArgs) -> Iterator[str]:
     """Resources name their project and stack in tags."""
     tags = args.props.get("tags") or {}
     missing = [tag for tag in NEEDED if not tags.get(tag)]

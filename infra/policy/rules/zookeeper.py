@@ -29,7 +29,7 @@ _ACLS = re.compile(r"^SLUICE_(?:LOCK_ROOT|PARENT)_ACL=(.*)$", re.MULTILINE)
 
 
 @resource_rule(PARAMETER)
-def members_speak_tls(args: ResourceValidationArgs) -> Iterator[str]:
+def members_require_tls(args: ResourceValidationArgs) -> Iterator[str]:
     """Members accept only TLS connections with a certificate, and write an audit log."""
     if not str(args.props.get("name")).endswith(_CONFIG):
         return
@@ -46,7 +46,7 @@ def members_speak_tls(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(PARAMETER)
-def empty_members_wait(args: ResourceValidationArgs) -> Iterator[str]:
+def members_without_data_wait(args: ResourceValidationArgs) -> Iterator[str]:
     """A member without data waits for a leader that has data."""
     if str(args.props.get("name")).endswith(_CONFIG) and _settings(args.props["value"]).get("db.autocreate") != "false":
         yield "A majority of members without data would serve an empty tree: set db.autocreate to false."
@@ -58,7 +58,7 @@ def _settings(text: str) -> dict[str, str]:
 
 
 @stack_rule(PARAMETER)
-def members_know_each_other(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
+def zoo_cfg_lists_all_members(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
     """The zoo.cfg of each member lists all members."""
     if not str(parameter.props.get("name")).endswith(_CONFIG):
         return
@@ -69,7 +69,7 @@ def members_know_each_other(parameter: PolicyResource, stack: Stack) -> Iterator
 
 
 @resource_rule(INSTANCE)
-def locks_are_for_ours(args: ResourceValidationArgs) -> Iterator[str]:
+def lock_root_needs_a_certificate(args: ResourceValidationArgs) -> Iterator[str]:
     """Only holders of certificates have rights on the lock root and its parents."""
     acls = _ACLS.findall(str(args.props.get("userData")))
     if not acls:
