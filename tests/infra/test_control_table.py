@@ -40,4 +40,4 @@ def test_verdicts_match_the_controls_that_rules_check() -> None:
 
 def test_a_control_not_met_by_default_has_an_explanation() -> None:
     unmet = [control for control in CONTROLS if control.verdict in (Verdict.NOT_MET, Verdict.SETTING)]
-    assert [control.id for control in unmet if not control.why] == []
+    assert [control.id for control in unmet if not control.comment] == []

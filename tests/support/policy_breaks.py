@@ -36,6 +36,7 @@ GROUPS = [
     Break("group-rules-are-resources", "X", "old", {"type": "egress"}, type=OLD_RULE),
     Break("default-group-has-no-rules", "DefaultSecurityGroup", "network-closed", {"egress": INLINE}),
     Break("default-group-gets-no-rules", IN, "zookeeper-writers", {"securityGroupId": "network-closed-id"}),
+    Break("default-group-gets-no-rules", OUT, "zookeeper-aws", {"securityGroupId": "network-closed-id"}),
     Break("ensemble-ports", IN, "zookeeper-quorum", {"referencedSecurityGroupId": "access-writers-id"}),
     Break("ensemble-ports", IN, "zookeeper-writers", {"fromPort": 3888, "toPort": 3888}),
     Break("ensemble-ports", IN, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "10.100.0.0/16"}),

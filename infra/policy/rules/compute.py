@@ -1,4 +1,4 @@
-"""Machines and volumes: login through Session Manager only, encrypted disks, no unintended replacement."""
+"""Machines and volumes: login only through Session Manager, encrypted disks, no unintended replacement."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def machines_are_deleted_before_replacement(args: ResourceValidationArgs) -> Ite
 def machines_are_replaced_on_purpose(instance: PolicyResource, stack: Stack) -> Iterator[str]:
     """Only the machine that replaceNode names may be replaced or stopped."""
     replaceable = [
-        machine for machine in stack.of(INSTANCE) if not set(machine.opts.ignore_changes) >= REPLACING_PROPERTIES
+        machine for machine in stack.of_type(INSTANCE) if not set(machine.opts.ignore_changes) >= REPLACING_PROPERTIES
     ]
     permitted = 1 if stack_config.replaced_node() else 0
     if instance in replaceable and len(replaceable) > permitted:

@@ -30,4 +30,4 @@ def missing_data_raises_alarms(args: ResourceValidationArgs) -> Iterator[str]:
 def alarm_actions_are_enabled(args: ResourceValidationArgs) -> Iterator[str]:
     """The actions of alarms are enabled."""
     if args.props.get("actionsEnabled") is False:
-        yield "The alarm's actions are disabled."
+        yield "The alarm's actions are disabled: set actionsEnabled to true."
