@@ -63,7 +63,7 @@ class GateCycle(SparkCycle):
         if self._log.head().version == NO_VERSION:
             return Operation("append", ids)
         deletable = worker.deletable[self._table]
-        operation = Operation.of(ids, worker.options.name, deletable[0] if deletable else ())
+        operation = Operation.choose(ids, worker.options.name, deletable[0] if deletable else ())
         if operation.deletes:
             # A batch is deleted only once, even if the outcome is unknown.
             deletable.popleft()

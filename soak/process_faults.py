@@ -88,13 +88,13 @@ def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
         return
     process = context.writers[writer]
     link = process.link
-    link.deafened.clear()
-    link.deaf = True
+    link.reply_discarded.clear()
+    link.discards_replies = True
     process.send("go")
-    yield from wait_until(_REPLY_SECONDS, link.deafened.is_set)
+    yield from wait_until(_REPLY_SECONDS, link.reply_discarded.is_set)
     link.drop()
-    link.deaf = False
-    if link.deafened.is_set():
+    link.discards_replies = False
+    if link.reply_discarded.is_set():
         context.record("fault", kind="lost-zookeeper-reply", worker=writer, point=point, **hold_fields(stop.event))
     yield from wait_for(60, is_from(writer, *OUTCOMES))
 

@@ -166,7 +166,7 @@ class Soak:
             self._record("chance", kind=fault.name, writer=pair.writer)
         return advance(pair.strike(self.context), None)
 
-    def play(self, incident: Incident, seconds: float = 120.0) -> None:
+    def run_fault(self, incident: Incident, seconds: float = 120.0) -> None:
         """Run one fault until it ends.
 
         Raises:
@@ -191,7 +191,7 @@ class Soak:
             self._replace(str(event["worker"]), int(event["incarnation"]))
         return event
 
-    def rest(self) -> None:
+    def wait_until_idle(self) -> None:
         """Let all writers end their transactions and wait idle, with their sessions open."""
         self._is_finishing = True
         for writer in self.writers.values():
@@ -202,7 +202,7 @@ class Soak:
     def finish(self) -> None:
         """Let all writers rest, record the contenders in the queues, and end the writers."""
         if not self._is_finishing:
-            self.rest()
+            self.wait_until_idle()
         self._record_queues()
         for writer in self.writers.values():
             writer.send("close")

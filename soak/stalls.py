@@ -32,7 +32,7 @@ _VERSION = 7
 _ANY_VERSION = -1
 
 
-def stall_listing(manager: LockManager, resource: str, clear: Callable[[Hold], None]) -> dict[str, Any]:
+def take_stalled_listing_step(manager: LockManager, resource: str, clear: Callable[[Hold], None]) -> dict[str, Any]:
     """Let one thread read the intent of another thread's hold as unfinished, and clear it after it has changed.
 
     Both holds are released.

@@ -14,7 +14,7 @@ from typing import Any
 
 from lock_manager import Hold, LockManager, SluiceError
 from soak.controls import Protection, begin_block, clear_intents
-from soak.stalls import stall_listing
+from soak.stalls import take_stalled_listing_step
 
 #: Moment at which a writer has just acquired the lock. A moment is named for the event that starts it.
 ACQUIRED = "holding"
@@ -144,7 +144,7 @@ def _open_second_block(steps: Steps, context: StepContext) -> dict[str, Any]:
 def _stall_listing(steps: Steps, context: StepContext) -> dict[str, Any]:
     """Read the intent of a valid hold as unfinished, on a separate table."""
     table = f"{context.hold.resource}-partitions/{steps.name}"
-    return stall_listing(steps.second_manager, table, lambda hold: clear_intents(steps.without, hold))
+    return take_stalled_listing_step(steps.second_manager, table, lambda hold: clear_intents(steps.without, hold))
 
 
 def _commit_in_two_threads(steps: Steps, context: StepContext) -> dict[str, Any]:

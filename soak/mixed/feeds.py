@@ -100,7 +100,7 @@ class Feed:
         self._sent: list[Message] = []
         folder.mkdir(parents=True, exist_ok=True)
 
-    def expected(self) -> list[Row]:
+    def expected_rows(self) -> list[Row]:
         """Return the rows that the table must have, sorted by their text."""
         newest = (message.row for message in self._rows.values() if message.operation != "d")
         return sorted([*self._appended, *newest], key=repr)

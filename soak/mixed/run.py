@@ -302,7 +302,7 @@ class MixedRun:
 
     def _difference(self) -> tuple[int, int]:
         """Return the number of missing and of surplus rows."""
-        expected = [row for feed in self._feeds.values() for row in feed.expected()]
+        expected = [row for feed in self._feeds.values() for row in feed.expected_rows()]
         rows = read_rows(self._workspace.table)
         return len(_subtract(expected, rows)), len(_subtract(rows, expected))
 
@@ -312,7 +312,7 @@ class MixedRun:
             jobs=tuple(self._jobs.values()),
             missing=missing,
             surplus=surplus,
-            rows=sum(len(feed.expected()) for feed in self._feeds.values()),
+            rows=sum(len(feed.expected_rows()) for feed in self._feeds.values()),
             versions=DeltaTable(str(self._workspace.table)).version(),
             lag=tuple(self._lag),
             drained=drained,

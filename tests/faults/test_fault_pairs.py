@@ -50,7 +50,7 @@ def strike(soak: Soak, second: str) -> None:
     while not STAMPED.intersection(operations):
         assert len(operations) < MAX_TRIES, operations
         start = len(soak.history)
-        soak.play(pair.strike(soak.context))
+        soak.run_fault(pair.strike(soak.context))
         operations.append(struck_operation(soak, start))
     soak.finish()
 

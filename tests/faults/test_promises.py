@@ -39,7 +39,7 @@ def strike(soak: Soak, name: str, point: str) -> list[dict[str, Any]]:
     if CLASSES[name].needs == "gate" or point == PUT:
         require_embedded_s3(f"{name} at {point}")
     start = len(soak.history)
-    soak.play(CLASSES[name].strike(soak.context, WRITER, point))
+    soak.run_fault(CLASSES[name].strike(soak.context, WRITER, point))
     history = soak.history[start:]
     assert [event["kind"] for event in history if event["event"] == "fault"] == [name]
     return history

@@ -79,7 +79,7 @@ def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callabl
     soak = make_soak()
     for name in PROCESS_FAULTS:
         for point in CLASSES[name].points:
-            soak.play(CLASSES[name].strike(soak.context, "writer-1", point), TIMEOUT_SECONDS)
+            soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", point), TIMEOUT_SECONDS)
     assert soak.progress.faults == {name: len(CLASSES[name].points) for name in PROCESS_FAULTS}
     soak.finish()
     assert [str(violation) for violation in judge(soak.evidence())] == []

@@ -129,7 +129,7 @@ def test_writers_continue_when_the_network_of_the_leader_is_cut(image: str, make
     name = "zookeeper-leader-cut"
     soak = make_soak(faults=(name,), session_seconds=3.0, zookeeper_image=image)
     acknowledged = soak.progress.counts["acknowledged"]
-    soak.play(CLASSES[name].strike(soak.context, "writer-1", "data"))
+    soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", "data"))
     assert soak.progress.counts["acknowledged"] > acknowledged
     assert soak.progress.faults == {name: 1}
     soak.finish()

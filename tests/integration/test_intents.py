@@ -187,10 +187,10 @@ def test_a_lost_reply_makes_one_intent(zookeeper, table, znodes, eventually):
         ZookeeperLockManager(proxy.hosts, 30) as manager,
         manager.acquire(table) as hold,
     ):
-        proxy.deaf = True
+        proxy.discards_replies = True
         intending = in_new_thread(hold.intend, 5, txn=None, attempt="a")
         eventually(lambda: hold.hold_id in znodes.intents())
-        proxy.deaf = False
+        proxy.discards_replies = False
         proxy.drop()
         intending.result(30)
         assert znodes.intents()[hold.hold_id].version == 5

@@ -174,10 +174,10 @@ def test_a_silent_server_is_soon_tried_again(proxy, caplog, eventually):
     """Kazoo would wait for all of the 30 s that the manager requests, though the server granted 4 s."""
     with ZookeeperLockManager(proxy.hosts, timeout_seconds=30, session_timeout_seconds=30) as manager:
         manager.connect()
-        proxy.deaf = True
+        proxy.discards_replies = True
         proxy.drop()
         eventually(lambda: "Connection time-out" in caplog.text, within=20)
-        proxy.deaf = False
+        proxy.discards_replies = False
         manager.acquire(TABLE).release()
 
 
@@ -225,14 +225,14 @@ def test_an_expired_waiter_joins_the_queue_again(server, rival, znodes, eventual
 
 def test_a_lost_reply_to_create_leaves_one_contender(manager, proxy, rival, znodes, eventually):
     rival.acquire(TABLE).release()
-    proxy.deaf = True
+    proxy.discards_replies = True
     acquiring = in_new_thread(manager.acquire, TABLE)
     eventually(lambda: len(znodes.contenders()) == 1)
     contenders = znodes.contenders()
     # A contender with the same prefix and an earlier number, but of another session.
     foreign = f"{contenders[0][:-10]}0000000000"
     znodes.client.create(foreign, ephemeral=True)
-    proxy.deaf = False
+    proxy.discards_replies = False
     proxy.drop()
     eventually(lambda: manager.state is SessionState.CONNECTED)
     znodes.client.delete(foreign)
@@ -246,10 +246,10 @@ def test_a_lost_reply_to_create_leaves_one_contender(manager, proxy, rival, znod
 
 def test_a_lost_reply_to_delete_is_a_release(manager, proxy, znodes, eventually):
     hold = manager.acquire(TABLE)
-    proxy.deaf = True
+    proxy.discards_replies = True
     releasing = in_new_thread(hold.release)
     eventually(lambda: znodes.contenders() == [])
-    proxy.deaf = False
+    proxy.discards_replies = False
     proxy.drop()
     assert releasing.result() is None
 
