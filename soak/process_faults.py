@@ -102,13 +102,13 @@ def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
 def cut_s3(context: FaultContext, writer: str, point: str) -> Incident:
     """Cut the network between a writer and S3 past the session timeout, while ZooKeeper answers.
 
-    Requests that were sent meanwhile arrive when the network is restored, also those that the writer has repeated.
+    Requests that were sent meanwhile arrive when the network is restored, even if the writer has repeated them.
     """
     stop = yield from strike_at(context, "cut-s3", writer, point)
     if stop is None:
         return
     process = context.writers[writer]
-    assert process.s3_link is not None  # noqa: S101 (the class needs it)
+    assert process.s3_link is not None  # noqa: S101 (the class needs the embedded S3)
     start, is_outcome = len(context.history), is_from_hold(stop.event, *OUTCOMES)
     process.s3_link.cut()
     process.send("go")

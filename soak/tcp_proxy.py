@@ -123,7 +123,7 @@ class Link:
                 if not self.discards_replies and not discarded:
                     client.sendall(data)
                 elif _answers_request(data):
-                    # A connection that loses a reply never delivers a later one.
+                    # A connection that has lost a reply must not deliver a later one.
                     discarded = True
                     self.reply_discarded.set()
         with suppress(OSError):
