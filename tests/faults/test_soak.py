@@ -60,7 +60,7 @@ def test_a_soak_of_spark_drivers_has_no_violation(hold: str, tmp_path: Path) -> 
     assert [effects for effects in verdict["pairs_by_effect"] if effects.startswith("unfinished intent, ")]
 
 
-def test_all_jobs_at_once_apply_their_feeds_only_with_the_lock(tmp_path: Path) -> None:
+def test_all_jobs_at_once_fail_only_without_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "soak", "--jobs", "mixed", "--minutes", "5", "--output", str(tmp_path)]
     process = subprocess.run(command, cwd=ROOT, timeout=TIMEOUT_SECONDS, check=False)
     assert process.returncode == 0

@@ -192,7 +192,7 @@ def test_a_hold_of_another_thread_does_not_replace_a_lost_hold(drivers: tuple[Dr
 
 
 @pytest.mark.full
-def test_negative_control_without_the_binding_it_replaces_it(drivers: tuple[Driver, Driver], table: str) -> None:
+def test_negative_control_without_the_binding_another_hold_suffices(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
     first.do("bind_to_any_hold")
     first.begin("merge_while_another_thread_gets_the_lock", table=table, first=10, end=12)
@@ -232,7 +232,9 @@ def test_a_cut_off_holder_is_refused_after_a_takeover(drivers: tuple[Driver, Dri
     assert rows(table) == [0, 1, 2, 20]
 
 
-def test_negative_control_without_the_guard_it_commits(drivers: tuple[Driver, Driver], table: str) -> None:
+def test_negative_control_without_the_guard_a_cut_off_holder_commits(
+    drivers: tuple[Driver, Driver], table: str
+) -> None:
     drivers[0].do("guard_off")
     assert commit_after_a_takeover(*drivers, table)["error"] == "LockLostError"
     # The error comes only after the commit.
@@ -324,7 +326,7 @@ def test_a_bucket_policy_refuses_an_unconditional_put(
     assert stored(s3, table) == {0: 1, 1: 1}
 
 
-def test_negative_control_without_that_policy_a_commit_is_lost(
+def test_negative_control_without_the_bucket_policy_a_commit_is_lost(
     drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
 ) -> None:
     assert "done" in commit_during_a_stock_put(drivers, stock, s3, table)

@@ -389,7 +389,7 @@ def test_a_writer_finds_its_commit_after_lost_reply_and_lock(
 
 
 @pytest.mark.full
-def test_negative_control_without_the_search_it_is_unknown(
+def test_negative_control_without_the_search_the_outcome_is_unknown(
     driver: Driver, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]]
 ) -> None:
     driver.do("find_no_commit")
@@ -400,7 +400,7 @@ def test_negative_control_without_the_search_it_is_unknown(
 
 @pytest.mark.full
 @pytest.mark.parametrize("operation", ["append", "statement"])
-def test_negative_control_the_version_of_a_rival_is_not_taken(
+def test_negative_control_the_version_of_a_rival_proves_nothing(
     s3: FaultyS3, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]], operation: str
 ) -> None:
     answer = lose_reply_and_lock(operation, "contender", rival=True)

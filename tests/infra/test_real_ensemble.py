@@ -137,7 +137,7 @@ def ensemble(addresses: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.full
-def test_one_member_leads_and_the_others_are_in_step(ensemble: Ensemble) -> None:
+def test_one_member_leads_and_the_others_follow(ensemble: Ensemble) -> None:
     assert sorted(str(member.mode) for member in ensemble.members.nodes) == ["follower", "follower", "leader"]
 
 
