@@ -82,7 +82,7 @@ def assert_partitions_are_free(soak: Soak) -> None:
 
 
 def test_a_contender_that_remains_in_the_queue_is_detected(make_soak: Callable[..., Soak]) -> None:
-    """It is the only violation, because with all protections the steps succeed."""
+    """The contender is the only violation, because with all protections the steps succeed."""
     soak = make_soak(seed=3, writers=1)
     wait_for_steps(soak)
     soak.wait_until_idle()

@@ -30,7 +30,7 @@ def test_writers_continue_and_every_promise_holds(make_soak: Callable[..., Soak]
     for name in names:
         acknowledged = soak.progress.counts["acknowledged"]
         soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", "data"))
-        assert soak.progress.counts["acknowledged"] > acknowledged, name
+        assert soak.progress.counts["acknowledged"] > acknowledged, f"{name}: no commit was acknowledged"
     assert soak.progress.faults == dict.fromkeys(names, 1)
     soak.finish()
     assert [str(violation) for violation in judge(soak.evidence())] == []

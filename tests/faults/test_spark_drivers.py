@@ -1,7 +1,7 @@
 """Spark drivers that are paused, cut off or lose their hold at a commit, with a second driver on the same S3 table.
 
-Of the pauses and S3 responses that take the same path through Spark, some run only with ``-m soak``. test_promises.py
-has more of them, with the log store alone.
+If several pauses or S3 responses take the same path through Spark, some run only with ``-m soak``. test_promises.py
+tests more of them, with the log store alone.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
         client.close()
     first.signal(signal.SIGSTOP, paused)
     if paused == "jvm":
-        # Its Python would get the lock and keep it.
+        # The driver's Python process would get the lock and keep it.
         first.link.cut()
     try:
         second.tell("go")
@@ -260,7 +260,7 @@ def test_responses_of_s3_neither_lose_nor_duplicate_a_commit(
     s3: FaultyS3,
     table: str,
     fault: S3Fault,
-    committed: bool,  # noqa: FBT001 (pytest gives it by name)
+    committed: bool,  # noqa: FBT001 (pytest passes it by name)
     error: str | None,
 ) -> None:
     first, second = drivers

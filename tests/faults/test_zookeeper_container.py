@@ -78,7 +78,7 @@ def test_a_paused_or_killed_server_serves_again_with_its_data(image: str) -> Non
     with ContainerZooKeeper(image) as zookeeper:
         client = KazooClient(zookeeper.hosts)
         client.start()
-        client.create("/kept", b"value")
+        client.create("/node", b"value")
         (server,) = zookeeper.servers
         server.pause()
         assert server.command(b"srvr") == b""
@@ -87,7 +87,7 @@ def test_a_paused_or_killed_server_serves_again_with_its_data(image: str) -> Non
         server.kill()
         assert server.command(b"srvr") == b""
         server.start()
-        assert client.retry(client.get, "/kept")[0] == b"value"
+        assert client.retry(client.get, "/node")[0] == b"value"
         client.stop()
         client.close()
 

@@ -26,7 +26,7 @@ RULES_ABOUT_PAIRS = ("members-have-ids", "members-have-interfaces", "members-are
 STACK_RULES = {rule.name for rule in RULES if isinstance(rule.policy, StackValidationPolicy)}
 STACKS: dict[str, dict[str, Any]] = {
     **CONFIGURATIONS,
-    # Some invariants do not hold for these.
+    # Some invariants of CONFIGURATIONS do not hold for the following stacks.
     "four nodes": {"nodes": 4},
     "without a commit policy": {"commitPolicy": "off"},
     "with a restore": {"exemptPrincipalArns": ["arn:aws:iam::123456789012:role/restore"]},
@@ -43,7 +43,7 @@ def stacks() -> dict[str, Graph]:
 
 
 @pytest.fixture(autouse=True)
-def _no_configuration_is_left() -> Iterator[None]:
+def _reset_stack_configuration() -> Iterator[None]:
     yield
     pulumi.runtime.set_all_config({})
 
