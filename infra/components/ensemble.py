@@ -25,7 +25,7 @@ from components.node_config import (
 )
 from components.settings import Settings
 
-#: Properties whose change replaces or stops a machine. Only the machine that ``replaceNode`` names takes it.
+#: Properties whose change replaces or stops a machine. Only the machine named by ``replaceNode`` takes such a change.
 REPLACING_PROPERTIES = ["ami", "instance_type", "user_data", "root_block_device"]
 _VOLUMES = {"data": "/dev/sdf", "log": "/dev/sdg"}
 

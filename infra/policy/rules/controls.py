@@ -156,8 +156,8 @@ CONTROLS: tuple[Control, ...] = (*_STANDARD, *_OTHER_STANDARDS)
 def table(rules: Iterable[Rule]) -> str:
     """Return two Markdown tables: the controls of the standard, and those that only other standards contain."""
     rule_list = list(rules)
-    standard, others = _rows(_STANDARD, rule_list), _rows(_OTHER_STANDARDS, rule_list)
-    return f"{standard}\n\nControls of other Security Hub standards:\n\n{others}"
+    standard, other_standards = _rows(_STANDARD, rule_list), _rows(_OTHER_STANDARDS, rule_list)
+    return f"{standard}\n\nControls of other Security Hub standards:\n\n{other_standards}"
 
 
 def _rows(controls: tuple[Control, ...], rules: list[Rule]) -> str:
