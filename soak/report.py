@@ -110,7 +110,7 @@ def print_verdict(verdict: Mapping[str, Any], violations: Sequence[Violation], c
     """Print the counts and, for each violated invariant, the shortest part of the history that shows it."""
     console.print(_counts_table(verdict))
     if unplanned := [name for name in verdict["did_not_strike"] if not verdict["fault_shares"][name]["chances"]]:
-        console.print(f"too few commits for a turn of these faults: {', '.join(unplanned)}", soft_wrap=True)
+        console.print(f"these faults had no turn in this run: {', '.join(unplanned)}", soft_wrap=True)
     for invariant, function in INVARIANTS.items():
         broken = [violation for violation in violations if violation.invariant == invariant]
         if not broken:
