@@ -80,8 +80,8 @@ class Pair:
 
     def strike(self, context: FaultContext) -> Incident:
         """Run both faults until they end, and record whether they met."""
-        meeting = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
-        met = yield from meeting(context, self)
+        run_meeting = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
+        met = yield from run_meeting(context, self)
         context.record("pair", **self.event_fields, met=met)
 
 

@@ -226,7 +226,6 @@ def evidence(soak: Soak) -> Evidence:
 @pytest.mark.parametrize("faults", [4, pytest.param(14, marks=pytest.mark.full)])
 def test_every_promise_holds_in_the_end(soak: Soak, evidence: Evidence, faults: int) -> None:
     assert [str(violation) for violation in judge(evidence)] == []
-    counts = soak.progress.counts
-    assert counts["acknowledged"] > 10
-    assert counts["fault"] == soak.progress.faults.total() >= faults
+    assert soak.progress.counts["acknowledged"] > 10
+    assert soak.progress.faults.total() >= faults
     assert bool(evidence.puts) == (soak.context.gate is not None)

@@ -23,6 +23,6 @@ def resources_are_protected(args: ResourceValidationArgs) -> Iterator[str]:
 
 @resource_rule(BUCKET)
 def buckets_are_not_emptied(args: ResourceValidationArgs) -> Iterator[str]:
-    """Pulumi does not empty a bucket before it deletes it, unless the stack has protect: false."""
+    """Pulumi empties no bucket in order to delete it, unless the stack has protect: false."""
     if stack_config.requires_protection() and args.props.get("forceDestroy"):
         yield "forceDestroy is set: a deletion would delete all objects of the bucket."
