@@ -90,17 +90,17 @@ def moto_in_this_process(gate: Callable[[WsgiApplication], WsgiApplication]) -> 
 
 
 def widen_window(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Hold the first PUT between moto's check and its write until a rival arrives, or for so many seconds."""
-    write = S3Backend.put_object
+    """Hold the first PUT between moto's check and its write until a rival arrives, at most for ``seconds``."""
+    put_object_of_moto = S3Backend.put_object
     first_put = threading.Lock()
-    rival = threading.Event()
+    rival_arrived = threading.Event()
 
     def put_object(self: Any, *args: Any, **kwargs: Any) -> Any:
         if first_put.acquire(blocking=False):
-            rival.wait(seconds)
+            rival_arrived.wait(seconds)
         else:
-            rival.set()
-        return write(self, *args, **kwargs)
+            rival_arrived.set()
+        return put_object_of_moto(self, *args, **kwargs)
 
     monkeypatch.setattr(S3Backend, "put_object", put_object)
 
