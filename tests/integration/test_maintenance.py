@@ -6,15 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from lock_manager import LockCancelledError, LockTimeoutError, TableResource, ZookeeperLockManager
-from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
 from tests.support.maintained import codes
@@ -33,15 +30,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def table(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    inspector: LockInspector,
-    copy_of: Callable[..., Path],
-    tmp_path: Path,
-) -> MaintainedTable:
+def table(request: pytest.FixtureRequest) -> MaintainedTable:
     """A location for a table; a test creates the table."""
-    return MaintainedTable(spark, manager, inspector, copy_of, tmp_path / "table")
+    return MaintainedTable.of(request)
 
 
 def place_of(result: UnitResult) -> Any:

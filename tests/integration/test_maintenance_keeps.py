@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockManager
-from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_folder import s3_client
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
@@ -39,15 +38,9 @@ MISSING_FILE = r"FILE_NOT_EXIST|FileNotFound|does not exist"
 
 
 @pytest.fixture
-def table(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    inspector: LockInspector,
-    copy_of: Callable[..., Path],
-    tmp_path: Path,
-) -> MaintainedTable:
+def table(request: pytest.FixtureRequest) -> MaintainedTable:
     """A location for a table; a test creates the table."""
-    return MaintainedTable(spark, manager, inspector, copy_of, tmp_path / "table")
+    return MaintainedTable.of(request)
 
 
 @pytest.fixture
