@@ -95,7 +95,8 @@ def test_a_stream_killed_at_random_inserts_each_flight_once(
         return submit(
             STREAM, "--table", table, "--partition-by", "month", "--source", landing, "--keys", "carrier,flight",
             "--event-time", "time_hour", "--sequence-by", "version",
-            "--allowed-lateness", f"{ALLOWED_LATENESS.days} days", "--watermark-delay", "1 day", "--trigger", trigger, "--max-files-per-batch", 1,
+            "--allowed-lateness", f"{ALLOWED_LATENESS.days} days", "--watermark-delay", "1 day",
+            "--trigger", trigger, "--max-files-per-batch", 1,
             "--checkpoint", tmp_path / "checkpoint", "--lock-timeout", 60,
         )  # fmt: skip
 
