@@ -21,7 +21,7 @@ from lock_manager import ZookeeperLockManager, guard_registry
 from sluice.local.jars import resolve_jars
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.submit.distribution import build_zip
-from tests.support.append_rows import EMPTY, HEADER, ROWS
+from tests.support.append_rows import HEADER, ROWS
 from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager
@@ -127,12 +127,6 @@ def copy_of(original: Callable[..., Path], tmp_path: Path) -> Callable[..., Path
 def table(tmp_path: Path) -> Path:
     """The path of a table that does not exist yet."""
     return tmp_path / "table"
-
-
-@pytest.fixture
-def existing(copy_of: Callable[..., Path]) -> Path:
-    """An empty table with the columns of ``ROWS``."""
-    return copy_of(EMPTY)
 
 
 @pytest.fixture
@@ -317,18 +311,6 @@ def inspector(manager: ZookeeperLockManager) -> Iterator[LockInspector]:
 
 
 @pytest.fixture
-def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
-    """Append rows with these keys as one file: ``put(range(3), "a")``."""
-
-    def append(keys: Any, place: str | None = "a") -> None:
-        rows = [(key, place, f"row {key}") for key in keys]
-        data = spark.createDataFrame(rows, "key long, place string, value string")
-        writer.append(data.coalesce(1), partition_by=["place"])
-
-    return append
-
-
-@pytest.fixture
 def maintain(
     spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
 ) -> Callable[..., MaintenanceReport]:
@@ -360,14 +342,3 @@ def sql(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Call
             spark.sql(statement.format(table=f"delta.`{table}`"))
 
     return run
-
-
-@pytest.fixture
-def properties(sql: Callable[[str], None]) -> Callable[..., None]:
-    """Set properties: ``properties(delta__checkpointInterval="1000")``."""
-
-    def alter(**settings: str) -> None:
-        text = ", ".join(f"'{name.replace('__', '.')}' = '{value}'" for name, value in settings.items())
-        sql(f"ALTER TABLE {{table}} SET TBLPROPERTIES ({text})")
-
-    return alter

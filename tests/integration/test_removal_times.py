@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from lock_manager import ZookeeperLockManager
 from tests.support.maintained import age_all_files, set_file_age
-from writer_jobs import LockedDeltaWriter, vacuum
+from tests.support.maintained_table import MaintainedTable
 from writer_jobs.delta.table_log import DeltaTableLog
 
 pytestmark = pytest.mark.spark
@@ -24,16 +18,8 @@ DAY_MS = 24 * 3600 * 1000
 REMOVAL_VERSION, NEWEST_VERSION = 2, 3
 
 
-@dataclass
-class AgedTable:
+class AgedTable(MaintainedTable):
     """A table of four versions, all of them eight days old. Version 2 removed a file and wrote change data."""
-
-    spark: SparkSession
-    path: Path
-    manager: ZookeeperLockManager
-
-    def version_file(self, version: int) -> Path:
-        return self.path / "_delta_log" / f"{version:020}.json"
 
     def set_statement_time(self, days_ago: float) -> None:
         """Set the time of the removal's statement to ``days_ago``, as if its commit had waited since then."""
@@ -54,25 +40,18 @@ class AgedTable:
 
     def removable_file_count(self, retain_days: float) -> int:
         """Return the number of files that VACUUM would remove."""
-        retain = timedelta(days=retain_days)
-        return vacuum(self.spark, str(self.path), retain=retain, streams=[], manager=self.manager, dry_run=True).files
+        return self.vacuum(retain=timedelta(days=retain_days), streams=[], dry_run=True).files
 
 
 @pytest.fixture
-def aged_table(
-    writer: LockedDeltaWriter,
-    table: Path,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-) -> AgedTable:
-    put(range(3))
-    properties(delta__enableChangeDataFeed="true")
-    assert writer.delete("key = 1", lock_during="commit").version == REMOVAL_VERSION
-    put([5])
+def aged_table(request: pytest.FixtureRequest) -> AgedTable:
+    table = AgedTable.of(request)
+    table.append(*range(3))
+    table.set_properties(delta__enableChangeDataFeed="true")
+    assert table.writer.delete("key = 1", lock_during="commit").version == REMOVAL_VERSION
+    table.append(5)
     # Delta has not loaded the log of this copy.
-    return AgedTable(spark, Path(shutil.copytree(table, table.with_name("aged"))), manager)
+    return table.copy_to(table.path.with_name("aged"))
 
 
 @pytest.mark.full

@@ -155,7 +155,7 @@ class MaintainedTable:
     def waiters(self) -> tuple[QueueEntry, ...]:
         return tuple(self.inspector.table(TableResource.of(self.writer.table)).waiters)
 
-    def copy_to(self, path: Path) -> MaintainedTable:
+    def copy_to(self, path: Path) -> Self:
         """Copy the table's folder."""
         shutil.copytree(self.path, path)
         return replace(self, path=path)
