@@ -179,12 +179,12 @@ def test_a_missing_table_does_not_stop_the_report_of_others(
 def test_missing_tables_and_unwritable_pages_are_reported(
     health: Callable[..., Result], small_files: Path, tmp_path: Path
 ) -> None:
-    missing, page = tmp_path / "missing", tmp_path / "no folder" / "health.html"
-    result = health(missing, "--page", tmp_path / "health.html")
+    missing_table, page = tmp_path / "missing", tmp_path / "no folder" / "health.html"
+    result = health(missing_table, "--page", tmp_path / "health.html")
     assert (result.exit_code, result.stdout) == (2, "")
     (error,) = result.stderr.splitlines()
-    assert error.startswith(f"sluice: there is no Delta table at {canonical_table_uri(str(missing))}")
-    assert not missing.exists()
+    assert error.startswith(f"sluice: there is no Delta table at {canonical_table_uri(str(missing_table))}")
+    assert not missing_table.exists()
     assert not (tmp_path / "health.html").exists()
     result = health(small_files, "--page", page)
     assert (result.exit_code, figures_in(result.stdout)["version"]) == (1, "1")

@@ -154,14 +154,14 @@ def test_the_upsert_page(clone: Clone, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.full
 def test_the_cdc_page(clone: Clone) -> None:
-    (counts,) = blocks("cdc.md", "json")
+    (counts_block,) = blocks("cdc.md", "json")
     write_files, (apply_cells, follow_table) = clone.commands_of("cdc.md")
     for write_file in write_files:
         write_file()
     for number in (1, 2):
         job = clone.run(apply_cells, {"cells/1.json": f"cells/{number}.json"})
         if number == 1:
-            expected = fields_in(counts)
+            expected = fields_in(counts_block)
             assert fields_of(job.lines[-1], expected) == expected
             assert clone.rows("customers", "country", "id", "name", "age") == [("no", 17, "Ada!", 36)]
     assert clone.rows("customers", "country", "id", "name", "age", "m_visits") == [("no", 17, "Ada", 36, "3")]
@@ -182,13 +182,13 @@ def test_the_cdc_page(clone: Clone) -> None:
 
 @pytest.mark.full
 def test_the_stream_page(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
-    (counts,) = blocks("stream.md", "json")
+    (counts_block,) = blocks("stream.md", "json")
     write_files, (command,) = clone.commands_of("stream.md")
     landing = clone.folder / "landing" / "departures"
     for number, write_file in enumerate(write_files, start=1):
         write_file()
         os.utime(landing / f"{number}.json", (1_700_000_000 + number,) * 2)
-    expected = fields_in(counts)
+    expected = fields_in(counts_block)
     assert fields_of(clone.run(command).lines[-1], expected) == expected
     rows = [("AA1141", 1), ("DL461", 2), ("UA1545", 1)]
     assert clone.rows("departures", "flight", "version") == rows
@@ -229,12 +229,12 @@ def test_the_pins_page(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.full
 def test_the_overwrite_page(clone: Clone) -> None:
-    (repetition,) = blocks("overwrite.md", "json")
+    (repetition_block,) = blocks("overwrite.md", "json")
     write_files, (load, replace, replace_dynamically, replace_all) = clone.commands_of("overwrite.md")
     for write_file in write_files:
         write_file()
     new_rows, other_rows = [("B6725", -1), ("DL461", -4)], [("AA1141", 33), ("UA1545", 2)]
-    expected = fields_in(repetition)
+    expected = fields_in(repetition_block)
     clone.run(load)
     for command in (replace, replace, replace_dynamically):
         job = clone.run(command)
@@ -251,7 +251,7 @@ def test_the_maintain_page(clone: Clone) -> None:
     (cron_line,), (dag, *_) = blocks("maintain.md", "crontab"), blocks("maintain.md", "python")
     _, (load, measure, maintain) = clone.commands_of("maintain.md")
     _, health_command, *_ = blocks("maintain.md", "sh")
-    measured, result = blocks("maintain.md", "json")
+    measured_block, result_block = blocks("maintain.md", "json")
     (policy,) = blocks("maintain.md", "sql")
     table, table_list, health = clone.table("flights"), clone.folder / "tables.txt", clone.table("health")
     replacements = {
@@ -263,7 +263,7 @@ def test_the_maintain_page(clone: Clone) -> None:
     table_list.write_text(f"{table}\n", encoding="utf-8")
     assert shlex.split(health_command)[:3] == ["sluice", "health", "lake/flights"]
     clone.run(load, replacements)
-    for command, block, event in ((measure, measured, "measured"), (maintain, result, "done")):
+    for command, block, event in ((measure, measured_block, "measured"), (maintain, result_block, "done")):
         (line,) = [line for line in clone.run(command, replacements).lines if line["event"] == event]
         expected = fields_in(block)
         assert fields_of(line, expected) == expected

@@ -30,7 +30,7 @@ from lock_manager.zookeeper.znodes import table_node
 
 ROOT = "/locks/delta_tables"
 REPOSITORY = Path(__file__).parents[2]
-CLIENT = REPOSITORY / "tests/support/CuratorMutex.java"
+CLIENT_SOURCE = REPOSITORY / "tests/support/CuratorMutex.java"
 JAVA_BLOCK = re.compile(r"^```java\n(.*?class (\w+).*?)^```$", re.MULTILINE | re.DOTALL)
 PARTITIONS = {"partitions": [{"year": 2013}]}
 
@@ -65,9 +65,9 @@ class Queue:
     def is_free_for_kazoo(self, recipe: str, **options: Any) -> bool:
         """Return whether kazoo's lock is acquired at once, and release it."""
         lock = self.lock_of(recipe, **options)
-        if acquired := lock.acquire(blocking=False):
+        if is_acquired := lock.acquire(blocking=False):
             lock.release()
-        return bool(acquired)
+        return bool(is_acquired)
 
     def length(self) -> int:
         return len(self.manager.queue(self.table))
@@ -192,7 +192,7 @@ def compiled_client(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str
     source, name = block
     (folder / f"{name}.java").write_text(source, encoding="utf-8")
     javac = str(Path(find_java()).with_name("javac"))
-    sources = [str(CLIENT), str(folder / f"{name}.java")]
+    sources = [str(CLIENT_SOURCE), str(folder / f"{name}.java")]
     subprocess.run([javac, "-cp", f"{find_spark_jars()}/*", "-d", str(folder), *sources], check=True)
     return folder, name
 

@@ -59,8 +59,8 @@ def race(
             names = [f"rival {index} of {path}" for index in range(RIVALS)]
             answers = dict(zip(names, pool.map(put, names), strict=True))
             assert set(answers.values()) <= statuses
-            stored = request(endpoint, "GET", path)[1].decode()
-            results.append(([name for name, status in answers.items() if status == 200], stored))
+            stored_content = request(endpoint, "GET", path)[1].decode()
+            results.append(([name for name, status in answers.items() if status == 200], stored_content))
     return results
 
 
@@ -73,7 +73,7 @@ def s3() -> Iterator[LocalS3]:
 
 def test_a_conditional_put_has_one_winner_whose_content_stays(s3: LocalS3) -> None:
     results = race(s3.endpoint, keys=40)
-    assert [winners for winners, _ in results] == [[stored] for _, stored in results]
+    assert [winners for winners, _ in results] == [[stored_content] for _, stored_content in results]
 
 
 @contextmanager
@@ -119,8 +119,8 @@ def test_with_the_gate_a_wider_window_has_one_winner(monkeypatch: pytest.MonkeyP
     widen_window(monkeypatch, seconds=1)
     with moto_in_this_process(OneAtATimePerKey) as endpoint:
         request(endpoint, "PUT", "/gated")
-        ((winners, stored),) = race(endpoint, bucket="gated")
-    assert winners == [stored]
+        ((winners, stored_content),) = race(endpoint, bucket="gated")
+    assert winners == [stored_content]
 
 
 def test_the_server_ends_when_its_parent_is_killed() -> None:

@@ -180,10 +180,10 @@ def test_an_invalid_deadline_is_refused(make_manager, table, seconds):
 def test_a_timeout_names_the_holder(make_manager, make_rival, table):
     waiter = make_manager()
     waiter.connect()
-    with make_rival(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as raised:
+    with make_rival(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as error:
         waiter.acquire(table, timeout_seconds=3)
-    assert raised.value.holder["pid"] == os.getpid()
-    assert isinstance(raised.value, TimeoutError)
+    assert error.value.holder["pid"] == os.getpid()
+    assert isinstance(error.value, TimeoutError)
 
 
 def test_200_failed_acquires_leave_no_contender(make_manager, make_rival, table, znodes, zookeeper, eventually):
@@ -192,22 +192,21 @@ def test_200_failed_acquires_leave_no_contender(make_manager, make_rival, table,
     holder = make_rival().acquire(table)
     manager = make_manager()
     manager.connect()
-    errors: list[type] = []
+    cancellation_errors: list[type] = []
 
     for _ in range(70):
         with pytest.raises(LockTimeoutError):
             manager.acquire(table, timeout_seconds=random_moments.choice([0, 0.001, 0.005, 0.02]))
-        errors.append(LockTimeoutError)
     for _ in range(60):
         waiting_request = in_new_thread(manager.acquire, table)
         cancel_at = time.monotonic() + random_moments.random() * 0.02
         while time.monotonic() < cancel_at or not manager.cancel(table):
             pass
-        errors.append(type(waiting_request.exception()))
-    assert set(errors) == {LockTimeoutError, LockCancelledError}
+        cancellation_errors.append(type(waiting_request.exception()))
+    assert set(cancellation_errors) == {LockCancelledError}
 
     interrupted_process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), zookeeper.hosts, table],
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED_PROGRAM), zookeeper.hosts, table],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -222,7 +221,7 @@ def test_200_failed_acquires_leave_no_contender(make_manager, make_rival, table,
     assert znodes.contenders() == []
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
     import random, signal, sys
     from lock_manager import ZookeeperLockManager
 
@@ -247,7 +246,9 @@ INTERRUPTED = """
 
 
 def test_the_lock_of_a_killed_holder_is_free_after_its_session(make_manager, table, zookeeper):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, zookeeper.hosts, table], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER_PROGRAM, zookeeper.hosts, table], stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline().strip() == "held"
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
@@ -258,7 +259,7 @@ def test_the_lock_of_a_killed_holder_is_free_after_its_session(make_manager, tab
         assert time.monotonic() - killed_at < 20
 
 
-HOLDER = """
+HOLDER_PROGRAM = """
 import sys, time
 from lock_manager import ZookeeperLockManager
 hold = ZookeeperLockManager(sys.argv[1], session_timeout_seconds=4).acquire(sys.argv[2])
@@ -325,13 +326,17 @@ def test_a_closed_manager_raises_and_frees_its_locks(make_manager, table):
 
 def test_a_forked_child_raises_and_spares_its_parent(zookeeper, table):
     process = subprocess.run(
-        [sys.executable, "-c", FORK, zookeeper.hosts, table], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FORKING_PROGRAM, zookeeper.hosts, table],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     expected = ["ClosedError"] * 6 + ["child False CLOSED", "parent True CONNECTED"]
     assert process.stdout.splitlines() == expected, process.stderr
 
 
-FORK = """
+FORKING_PROGRAM = """
 import os, sys
 from lock_manager import SluiceError, ZookeeperLockManager
 manager, table = ZookeeperLockManager(sys.argv[1]), sys.argv[2]
@@ -358,9 +363,9 @@ manager.close()
 def test_an_unreachable_ensemble_is_reported_in_time():
     with ZookeeperLockManager("127.0.0.1:1", timeout_seconds=0.5) as manager:
         started = time.monotonic()
-        with pytest.raises(EnsembleUnavailableError, match=r"127\.0\.0\.1:1") as raised:
+        with pytest.raises(EnsembleUnavailableError, match=r"127\.0\.0\.1:1") as error:
             manager.acquire("s3://lake/t")
-        assert isinstance(raised.value, ConnectionError)
+        assert isinstance(error.value, ConnectionError)
         manager.close()
         assert time.monotonic() - started < 10
 
@@ -393,10 +398,10 @@ def test_a_queue_that_kazoo_created_is_used(make_manager, table, ensemble_client
 
 def test_a_lost_hold_masks_no_error_of_the_block(make_manager, table, znodes):
     manager = make_manager()
-    with pytest.raises(ZeroDivisionError) as raised, manager.acquire(table):
+    with pytest.raises(ZeroDivisionError) as error, manager.acquire(table):
         znodes.delete_contenders()
         1 / 0  # noqa: B018
-    assert "was lost" in raised.value.__notes__[0]
+    assert "was lost" in error.value.__notes__[0]
     with pytest.raises(LockLostError, match="version 3, 4") as error, manager.acquire(table) as hold:
         hold.record_commit(3)
         hold.record_commit(4)
@@ -465,8 +470,8 @@ def test_no_watchers_or_threads_remain(make_manager, make_rival, table, eventual
         assert sum(len(watchers) for watchers in manager._session.client._child_watchers.values()) <= 1
     threads = threading.active_count()
     for _ in range(5):
-        with make_manager() as short_lived:
-            short_lived.acquire(table).release()
+        with make_manager() as short_lived_manager:
+            short_lived_manager.acquire(table).release()
     eventually(lambda: threading.active_count() <= threads, label="the end of the threads of closed managers")
 
 

@@ -59,18 +59,18 @@ EVENTS = (
     "granted", "waited behind another", "acquired again", "acquired again through another manager", "refused at once",
     "timed out while waiting", "holders expired", "holders killed", "waiters killed",
 )  # fmt: skip
-Parts = frozenset[tuple[int, ...]] | None
-Claim = tuple[int, Parts, bool]
+Partitions = frozenset[tuple[int, ...]] | None
+Claim = tuple[int, Partitions, bool]
 """Number of a table, its partitions or None for the whole table, and whether the lock is shared."""
 
-parts_strategy = st.one_of(
+partitions_strategy = st.one_of(
     st.none(),
     st.frozensets(
         st.one_of(st.tuples(st.integers(0, 1)), st.tuples(st.integers(0, 1), st.integers(0, 1))), min_size=1, max_size=3
     ),
 )
 claims_strategy = st.lists(
-    st.tuples(st.integers(0, TABLES - 1), parts_strategy, st.booleans()),
+    st.tuples(st.integers(0, TABLES - 1), partitions_strategy, st.booleans()),
     min_size=1,
     max_size=3,
     unique_by=lambda claim: claim[0],
@@ -80,10 +80,15 @@ client_strategy = st.integers(0, CLIENTS - 1)
 index_strategy = st.integers(0, 11)
 
 
-def overlap(parts: Parts, rival_parts: Parts) -> bool:
-    if parts is None or rival_parts is None:
+def overlap(partitions: Partitions, rival_partitions: Partitions) -> bool:
+    if partitions is None or rival_partitions is None:
         return True
-    return any(a[: len(b)] == b or b[: len(a)] == a for a in parts for b in rival_parts)
+    # The values of a year are a prefix of those of its months.
+    return any(
+        values[: len(rival_values)] == rival_values or rival_values[: len(values)] == values
+        for values in partitions
+        for rival_values in rival_partitions
+    )
 
 
 @dataclass(eq=False)
@@ -113,7 +118,11 @@ class Request:
 
     def excludes(self, rival: Request) -> bool:
         """Return whether the two requests must not hold their locks at the same time."""
-        return any(a == b and overlap(p, q) and not (s and t) for a, p, s in self.claims for b, q, t in rival.claims)
+        return any(
+            table == rival_table and overlap(partitions, rival_partitions) and not (shared and rival_shared)
+            for table, partitions, shared in self.claims
+            for rival_table, rival_partitions, rival_shared in rival.claims
+        )
 
     def is_served_before(self, rival: Request) -> bool:
         """Return whether the two exclude each other in the queue of the table that both enter first.
@@ -121,11 +130,12 @@ class Request:
         Other queues serve requests in the order of their entries. A request that waits in its first queue enters them
         later.
         """
-        (a, p, s), (b, q, t) = min(self.claims, key=self._order), min(rival.claims, key=self._order)
-        either_is_whole = p is None or q is None
-        return a == b and either_is_whole and not (s and t)
+        table, partitions, shared = min(self.claims, key=self._sort_key)
+        rival_table, rival_partitions, rival_shared = min(rival.claims, key=self._sort_key)
+        one_locks_the_table = partitions is None or rival_partitions is None
+        return table == rival_table and one_locks_the_table and not (shared and rival_shared)
 
-    def _order(self, claim: Claim) -> str:
+    def _sort_key(self, claim: Claim) -> str:
         return TableResource.of(self.uri_of(claim[0])).uri
 
 
@@ -161,8 +171,8 @@ class LockMachine(RuleBasedStateMachine):
                 self.acquire_claims(request, WAIT_SECONDS * 10)
                 self.check_the_order(request)
                 for number in range(repetitions if self.acquires_again else 0):
-                    table, parts, shared = request.claims[number % len(request.claims)]
-                    self.acquire_claims_again(request, self.scopes((table, parts, shared or number > 0)))
+                    table, partitions, shared = request.claims[number % len(request.claims)]
+                    self.acquire_claims_again(request, self.scopes((table, partitions, shared or number > 0)))
             except (LockCancelledError, LockTimeoutError, LockLostError, ClosedError) as error:
                 request.error = error
             except AssertionError as error:
@@ -193,9 +203,9 @@ class LockMachine(RuleBasedStateMachine):
             self.acquire_claims(request, seconds)
         except LockTimeoutError as error:
             self.counts["timed out while waiting" if seconds else "refused at once"] += 1
-            # An error without a number of contenders ahead had no time to get an answer.
-            answered = error.ahead is not None
-            assert not answered or any(request.excludes(rival) for rival in rivals), (request.claims, error)  # noqa: PT017
+            # An error that contains no number of contenders ahead had no time to get an answer.
+            has_answer = error.ahead is not None
+            assert not has_answer or any(request.excludes(rival) for rival in rivals), (request.claims, error)  # noqa: PT017
         except EnsembleUnavailableError:
             assert seconds > 0, "a request that does not wait got no answer"
         else:
@@ -272,8 +282,8 @@ class LockMachine(RuleBasedStateMachine):
         holders = [request for request in granted_requests if not any(hold.lost for hold in request.holds)]
         for request, rival in combinations(holders, 2):
             # A client whose session ends while it gets the lock learns of the loss a moment later, unless it checks.
-            overlapping = request.excludes(rival) and self.is_valid(request) and self.is_valid(rival)
-            assert not overlapping, (request.claims, rival.claims)
+            both_hold = request.excludes(rival) and self.is_valid(request) and self.is_valid(rival)
+            assert not both_hold, (request.claims, rival.claims)
 
     @invariant()
     def no_request_is_overtaken(self) -> None:
@@ -325,7 +335,7 @@ class LockMachine(RuleBasedStateMachine):
 
     def acquire_claims_again(self, request: Request, scopes: list[TableScope]) -> None:
         """Acquire held scopes again, through the client's manager and the second manager."""
-        if self.second_manager_gives_the_hold(request, scopes):
+        if self.second_manager_returns_the_hold(request, scopes):
             request.nested_acquires += 1
             self.counts["acquired again through another manager"] += 1
         hold = request.manager.acquire_all(scopes, timeout_seconds=WAIT_SECONDS * 10)
@@ -336,7 +346,7 @@ class LockMachine(RuleBasedStateMachine):
             assert request.holds[0].lost, "a thread that holds the lock got another hold"
             request.holds.append(hold)
 
-    def second_manager_gives_the_hold(self, request: Request, scopes: list[TableScope]) -> bool:
+    def second_manager_returns_the_hold(self, request: Request, scopes: list[TableScope]) -> bool:
         """Acquire held scopes at once through the second manager; return whether it gave the same hold."""
         try:
             hold = self.second_manager.acquire_all(scopes, timeout_seconds=0)
@@ -378,11 +388,13 @@ class LockMachine(RuleBasedStateMachine):
 
     def scopes(self, *claims: Claim) -> list[TableScope]:
         scopes = []
-        for table, parts, shared in claims:
-            partitions = (
-                None if parts is None else [SCHEMA.partition(dict(zip("ym", part, strict=False))) for part in parts]
+        for table, partitions, shared in claims:
+            partitions_by_schema = (
+                None
+                if partitions is None
+                else [SCHEMA.partition(dict(zip("ym", values, strict=False))) for values in partitions]
             )
-            scopes.append(TableScope.of(TableResource.of(self.uri(table)), partitions, shared=shared))
+            scopes.append(TableScope.of(TableResource.of(self.uri(table)), partitions_by_schema, shared=shared))
         return scopes
 
     def release_all(self, request: Request) -> None:

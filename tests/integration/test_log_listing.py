@@ -19,7 +19,7 @@ from soak.jvm import StoreJvm
 from tests.support.gateway import Gateway, serve_gateway
 
 VERSIONS = 30
-PAGE = 10
+PAGE_SIZE = 10
 """Objects in one response of S3, which sends up to 1,000."""
 NAMES = [f"{version:020d}.{kind}" for version in range(VERSIONS) for kind in ("crc", "json")] + [
     f"{20:020d}.checkpoint.parquet",
@@ -96,7 +96,7 @@ class LogLister:
 def lister(s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLister]:
     with serve_gateway(CountingGateway, s3.endpoint) as endpoint:
         settings = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
-        settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.paging.maximum": str(PAGE)}
+        settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.paging.maximum": str(PAGE_SIZE)}
         errors = tmp_path_factory.mktemp("jvm") / "jvm.log"
         jvm = StoreJvm(hadoop=settings, guard=UnusedGuard(), mode="required", conditional=True, stderr_path=errors)
         yield LogLister(jvm)
@@ -122,7 +122,7 @@ def test_earlier_pages_of_a_list_are_not_requested(lister: LogLister) -> None:
     assert len(CountingGateway.list_requests) == 1
     # The negative control: Delta's own store requests all pages.
     lister.delta(uri)
-    assert len(CountingGateway.list_requests) > 1 + len(NAMES) // PAGE
+    assert len(CountingGateway.list_requests) > 1 + len(NAMES) // PAGE_SIZE
 
 
 def test_a_store_with_the_old_list_api_is_listed_with_it(lister: LogLister, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,11 +183,11 @@ def test_another_process_on_the_port_of_a_guard_allows_nothing(
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n", "S3A", "file", *DELTA_LOG_STORES])
 def test_the_service_decides_whether_partial_writes_are_visible(jvm: StoreJvm, scheme: str) -> None:
     path = jvm._path(f"{scheme}://elsewhere/table/_delta_log/{0:020d}.json")
-    visible = scheme == "file"
+    is_visible = scheme == "file"
     if scheme in DELTA_LOG_STORES:
         delta_store: Any = getattr(jvm._jvm.io.delta.storage, DELTA_LOG_STORES[scheme])(jvm._conf)
-        visible = delta_store.isPartialWriteVisible(path, jvm._conf)
-    assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is visible
+        is_visible = delta_store.isPartialWriteVisible(path, jvm._conf)
+    assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is is_visible
 
 
 NEEDS_SYSTEM_CALLS = pytest.mark.skipif(

@@ -91,18 +91,20 @@ def test_without_an_action_a_table_is_only_measured(lake: Lake) -> None:
 
 @pytest.mark.full
 def test_a_table_that_fails_does_not_stop_the_other_tables(lake: Lake, manager: ZookeeperLockManager) -> None:
-    first, second, busy = lake.create("first", 6), lake.create("second", 7), lake.create("busy", 5)
-    missing = f"{lake.folder}/nothing/here"
-    table_list = lake.write_list(f"# the lake\n{first}\n{missing}  # gone\n\n{second}\n{busy}\n")
-    with exclusive_run(manager, canonical_table_uri(str(busy)), 30):
+    first_table, second_table, busy_table = lake.create("first", 6), lake.create("second", 7), lake.create("busy", 5)
+    missing_table = f"{lake.folder}/nothing/here"
+    table_list = lake.write_list(
+        f"# the lake\n{first_table}\n{missing_table}  # gone\n\n{second_table}\n{busy_table}\n"
+    )
+    with exclusive_run(manager, canonical_table_uri(str(busy_table)), 30):
         job = lake.maintain("--tables-in", table_list, "--auto", "--report", lake.report, "--lock-timeout", "0")
     assert job.code == 2
     assert "no Delta table" in job.error
-    assert file_counts(first, second, busy) == [1, 1, 5]
+    assert file_counts(first_table, second_table, busy_table) == [1, 1, 5]
     failures = events(job, "failed")
-    assert [(line["table"], line["exit_code"]) for line in failures] == [(missing, 2), (str(busy), 3)]
+    assert [(line["table"], line["exit_code"]) for line in failures] == [(missing_table, 2), (str(busy_table), 3)]
     table_events = {line["table"]: line for line in events(job, "table")}
-    assert table_events[canonical_table_uri(str(first))]["files_saved"] == 5
+    assert table_events[canonical_table_uri(str(first_table))]["files_saved"] == 5
     assert json.loads(lake.report.read_text())["exit_code"] == 2
     reported_tables = lake.reported_tables()
     assert [("error" in table) for table in reported_tables] == [False, True, False, True]
@@ -115,21 +117,23 @@ def test_a_table_that_fails_does_not_stop_the_other_tables(lake: Lake, manager: 
 
 @pytest.mark.full
 def test_with_a_budget_the_table_with_the_largest_gain_is_first(lake: Lake) -> None:
-    few, many, clean = lake.create("few", 5), lake.create("many", 12), lake.create("clean", 1)
-    tables = [argument for table in (few, clean, many) for argument in ("--table", table)]
+    small_table, large_table, clean_table = lake.create("few", 5), lake.create("many", 12), lake.create("clean", 1)
+    tables = [argument for table in (small_table, clean_table, large_table) for argument in ("--table", table)]
     job = lake.maintain(*tables, "--auto", "--budget", "600")
     assert job.code == 0
-    assert [line["table"] for line in events(job, "table")] == uris_of(many, few, clean)
-    assert file_counts(few, many) == [1, 1]
+    assert [line["table"] for line in events(job, "table")] == uris_of(large_table, small_table, clean_table)
+    assert file_counts(small_table, large_table) == [1, 1]
 
 
 def test_after_the_budget_tables_are_skipped(lake: Lake) -> None:
-    first, second = lake.create("first", 5), lake.create("second", 6)
-    job = lake.maintain("--table", first, "--table", second, "--auto", "--budget", "0", "--report", lake.report)
+    first_table, second_table = lake.create("first", 5), lake.create("second", 6)
+    job = lake.maintain(
+        "--table", first_table, "--table", second_table, "--auto", "--budget", "0", "--report", lake.report
+    )
     assert job.code == 0
     assert [line["event"] for line in job.lines] == ["skipped", "skipped"]
     assert [table["skipped"] for table in lake.reported_tables()] == ["the budget was over"] * 2
-    assert file_counts(first, second) == [5, 6]
+    assert file_counts(first_table, second_table) == [5, 6]
 
 
 @pytest.mark.full
@@ -159,18 +163,18 @@ def test_the_report_has_the_work_before_a_failure_of_the_store(lake: Lake, monke
 def test_an_unexpected_error_does_not_stop_the_other_tables(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     from writer_jobs.job.maintain import run
 
-    bad, good = lake.create("bad", 6), lake.create("good", 6)
+    bad_table, good_table = lake.create("bad", 6), lake.create("good", 6)
     executor_class = run.UnitExecutor
 
     def make_executor(*arguments: Any, **options: Any) -> Any:
-        if str(bad) in arguments:
+        if str(bad_table) in arguments:
             raise RuntimeError("a defect")
         return executor_class(*arguments, **options)
 
     monkeypatch.setattr(run, "UnitExecutor", make_executor)
-    job = lake.maintain("--table", bad, "--table", good, "--auto")
+    job = lake.maintain("--table", bad_table, "--table", good_table, "--auto")
     assert (job.code, "unexpected RuntimeError: a defect" in job.error) == (1, True)
-    assert file_counts(bad, good) == [6, 1]
+    assert file_counts(bad_table, good_table) == [6, 1]
 
 
 def test_a_table_list_may_have_a_byte_order_mark_and_duplicates(lake: Lake) -> None:

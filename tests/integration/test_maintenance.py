@@ -342,15 +342,15 @@ def test_commits_of_a_run_that_is_cancelled_are_reported(
     table: MaintainedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.create({"a": 4, "b": 3, "c": 2})
-    both_running, cancelled = threading.Barrier(2), threading.Event()
+    both_running, a_is_cancelled = threading.Barrier(2), threading.Event()
 
     @contextmanager
     def cancel_a(place: str) -> Iterator[None]:
         both_running.wait(60)
         if place == "a":
-            cancelled.set()
+            a_is_cancelled.set()
             raise LockCancelledError(resource=table.writer.table)
-        cancelled.wait(60)
+        a_is_cancelled.wait(60)
         yield
 
     wrap_compactions(monkeypatch, cancel_a)

@@ -431,7 +431,7 @@ def test_a_stop_and_waiters_of_this_process_cause_no_wait(
     table: MaintainedTable, eventually: Callable[..., None]
 ) -> None:
     uri, manager = table.writer.table, table.manager
-    stopped = threading.Event()
+    stop = threading.Event()
 
     def wait_for_lock() -> None:
         with suppress(LockCancelledError), manager.acquire(uri, timeout_seconds=60):
@@ -442,8 +442,8 @@ def test_a_stop_and_waiters_of_this_process_cause_no_wait(
         waiter.start()
         eventually(table.waiters, label="a waiting writer")
         assert give_way(table.inspector, uri, 30, is_own=belongs_to_this_process) < 15
-        stopped.set()
-        assert give_way(table.inspector, uri, 30, stopped=stopped) < 15
+        stop.set()
+        assert give_way(table.inspector, uri, 30, stopped=stop) < 15
         manager.cancel(uri)
         waiter.join(20)
 

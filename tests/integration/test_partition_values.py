@@ -207,7 +207,7 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     assert seconds_and_ids(spark, table) == [(0, 1), (3600, 2)]
 
 
-GENERATED = """
+GENERATED_COLUMN_TABLE = """
     CREATE TABLE {t} (event TIMESTAMP, at TIMESTAMP GENERATED ALWAYS AS (date_trunc('HOUR', event)), id LONG)
     USING delta PARTITIONED BY (at)
 """
@@ -216,7 +216,7 @@ GENERATED = """
 def test_generated_timestamp_partitions_need_a_fixed_zone(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED)))
+    writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED_COLUMN_TABLE)))
     rows = timestamp_rows(spark, (FIRST, 1)).selectExpr("at event", "id")
     with session_time_zone(spark), pytest.raises(SchemaMismatchError, match="at is a partition column with timestamps"):
         writer.append(rows)

@@ -38,7 +38,7 @@ WRONG_PASSWORD = "the-wrong-one-1c9e"  # noqa: S105
 USER = Security(auth="sasl", username="etl", password=PASSWORD)
 SECOND_USER = Security(auth="sasl", username="ops", password=WRONG_PASSWORD)
 SASL = ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG_PASSWORD}, schemes=("sasl",))
-REFUSED_WITHIN = 12.0
+REFUSAL_SECONDS = 12.0
 TIMEOUT_SECONDS = 60.0
 
 
@@ -86,10 +86,10 @@ def refusal(server: EmbeddedZooKeeper | str, security: Security, **options: Any)
     """Return the message of the refusal. It must come in a fraction of the timeout."""
     with manager_of(server, security, **options) as manager:
         started = time.monotonic()
-        with pytest.raises(EnsembleRefusedError) as raised:
+        with pytest.raises(EnsembleRefusedError) as error:
             manager.acquire(TABLE)
-        assert time.monotonic() - started < REFUSED_WITHIN
-    return str(raised.value)
+        assert time.monotonic() - started < REFUSAL_SECONDS
+    return str(error.value)
 
 
 def acquire_and_check(server: EmbeddedZooKeeper | str, security: Security, **options: Any) -> None:
@@ -236,7 +236,7 @@ def test_plain_text_to_a_tls_port_reports_that_it_demands_tls(tls_server):
         started = time.monotonic()
         with pytest.raises(EnsembleUnavailableError, match="demands TLS"):
             manager.connect(timeout_seconds=2)
-        assert time.monotonic() - started < REFUSED_WITHIN
+        assert time.monotonic() - started < REFUSAL_SECONDS
 
 
 def test_tls_to_a_plain_port_never_falls_back_to_plain_text(open_server, authority):

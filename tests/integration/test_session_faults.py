@@ -133,7 +133,7 @@ def test_a_holder_is_invalid_before_the_next_one_holds(manager, proxy, rival, ev
 @pytest.mark.full
 def test_a_paused_holder_is_invalid_when_it_resumes(server, rival):
     """The process is stopped for longer than its session timeout. Its clock goes on."""
-    holder = start_program(PAUSED_HOLDER, server.hosts, TABLE)
+    holder = start_program(PAUSED_PROGRAM, server.hosts, TABLE)
     assert holder.stdout.readline().strip() == "held"
     os.kill(holder.pid, signal.SIGSTOP)
     rival.acquire(TABLE).release()
@@ -143,7 +143,7 @@ def test_a_paused_holder_is_invalid_when_it_resumes(server, rival):
     assert output.split() == ["False", "LockLostError", "LockLostError"]
 
 
-PAUSED_HOLDER = """
+PAUSED_PROGRAM = """
 import sys
 from lock_manager import SluiceError, ZookeeperLockManager
 hold = ZookeeperLockManager(sys.argv[1], session_timeout_seconds=2).acquire(sys.argv[2])
@@ -300,7 +300,7 @@ def test_cancel_ends_an_acquire_without_a_connection(manager, proxy, eventually)
 
 def test_two_interrupts_in_an_outage_leave_no_contender(proxy, znodes, eventually):
     """The second interrupt comes while the first one's cleanup waits for the network."""
-    program = start_program(INTERRUPTED_TWICE, proxy.hosts, TABLE)
+    program = start_program(TWICE_INTERRUPTED_PROGRAM, proxy.hosts, TABLE)
     assert program.stdout.readline().strip() == "connected"
     proxy.refused = True
     proxy.drop()
@@ -318,7 +318,7 @@ def test_two_interrupts_in_an_outage_leave_no_contender(proxy, znodes, eventuall
     eventually(lambda: znodes.contenders() == [])
 
 
-INTERRUPTED_TWICE = """
+TWICE_INTERRUPTED_PROGRAM = """
 import signal, sys, time
 from lock_manager import ZookeeperLockManager
 
@@ -433,7 +433,7 @@ def test_a_hold_survives_the_leader_of_three_servers(eventually):
 
 
 def test_embedded_servers_end_with_their_parent(eventually):
-    parent = start_program(PARENT_OF_SERVER)
+    parent = start_program(PARENT_PROGRAM)
     pid = int(parent.stdout.readline())
     assert is_running(pid)
     parent.kill()
@@ -441,7 +441,7 @@ def test_embedded_servers_end_with_their_parent(eventually):
     eventually(lambda: not is_running(pid), within=15)
 
 
-PARENT_OF_SERVER = """
+PARENT_PROGRAM = """
 import time
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 print(EmbeddedZooKeeper().start().servers[0].pid, flush=True)

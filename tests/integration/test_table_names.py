@@ -143,8 +143,8 @@ class NamedTable:
         return state.adoption
 
     def version(self) -> int:
-        on_s3 = self.location.startswith("s3a:")
-        return self._log().head().version if on_s3 else DeltaTable(self.location).version()
+        is_on_s3 = self.location.startswith("s3a:")
+        return self._log().head().version if is_on_s3 else DeltaTable(self.location).version()
 
     def set_adopted_name(self, name: str | None) -> None:
         """Replace the name in the adoption of version 1. None removes it: earlier releases stored no name."""

@@ -308,11 +308,11 @@ def run_program(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_ctrl_c_while_a_manager_connects_changes_nothing(zookeeper: Any, table: str) -> None:
-    process = run_program(INTERRUPTED, zookeeper.hosts, NOWHERE, table)
+    process = run_program(INTERRUPTED_PROGRAM, zookeeper.hosts, NOWHERE, table)
     assert process.stdout.split() == ["interrupted", "stands", "again"], process.stderr
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
 import signal, sys, threading, time
 from lock_manager import ZookeeperLockManager
 def interrupt(number, frame):
@@ -351,11 +351,11 @@ def test_a_thread_gets_its_hold_again_in_an_outage(table: str) -> None:
 
 
 def test_a_forked_child_holds_no_lock_of_its_parent(zookeeper: Any, table: str) -> None:
-    process = run_program(FORK, zookeeper.hosts, table)
+    process = run_program(FORKING_PROGRAM, zookeeper.hosts, table)
     assert process.stdout.split() == ["waits", "other", "stands"], process.stderr
 
 
-FORK = """
+FORKING_PROGRAM = """
 import os, sys
 from lock_manager import LockTimeoutError, ZookeeperLockManager
 manager, table = ZookeeperLockManager(sys.argv[1]), sys.argv[2]
@@ -383,8 +383,8 @@ def test_ended_holds_and_threads_are_garbage_collected(
 
     def acquire_and_end(number: int) -> None:
         references.append(weakref.ref(threading.current_thread()))
-        with make_manager() as short_lived:
-            hold = short_lived.acquire(f"{table}/{number}")
+        with make_manager() as short_lived_manager:
+            hold = short_lived_manager.acquire(f"{table}/{number}")
             references.append(weakref.ref(hold))
             with manager.acquire(f"{table}/{number}"):
                 pass

@@ -129,8 +129,8 @@ def test_wrong_types_and_missing_files_write_nothing(
     earlier_versions = versions(table)
     wrong_type = csv_file("wrong.csv", HEADER, [("no", "one", "Ada", 2, "u")])
     new_column = csv_file("more.csv", HEADER + ",age", [("no", 1, "Ada", 2, "u", 7)])
-    unreachable = "hdfs://127.0.0.1:1/changes"
-    outcomes = [upsert(source) for source in (wrong_type, "/nowhere", new_column, unreachable)]
+    unreachable_source = "hdfs://127.0.0.1:1/changes"
+    outcomes = [upsert(source) for source in (wrong_type, "/nowhere", new_column, unreachable_source)]
     assert [(outcome.code, bool(error_line(outcome))) for outcome in outcomes] == [
         (5, True), (2, True), (5, True), (2, True),
     ]  # fmt: skip
