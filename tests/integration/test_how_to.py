@@ -51,7 +51,7 @@ def expand(word: str) -> list[str]:
 
 @dataclass
 class Clone:
-    """A folder in which the commands of a page run, and the jobs that they start."""
+    """Runs the commands of a page and their jobs in one folder."""
 
     run_job: Callable[..., Any]
     rows_of: Callable[..., list[tuple[Any, ...]]]

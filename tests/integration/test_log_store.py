@@ -197,7 +197,7 @@ NEEDS_SYSTEM_CALLS = pytest.mark.skipif(
 
 
 def write_with_link_error(folder: Path, error: str, *options: str) -> dict[str, Any]:
-    """Write version 0 in a process in which each hard link fails with this error.
+    """Write version 0 in a process whose hard links fail with this error.
 
     With the option ``later`` the first link is created after its error.
     """

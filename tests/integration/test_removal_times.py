@@ -50,7 +50,7 @@ def aged_table(request: pytest.FixtureRequest) -> AgedTable:
     table.set_properties(delta__enableChangeDataFeed="true")
     assert table.writer.delete("key = 1", lock_during="commit").version == REMOVAL_VERSION
     table.append(5)
-    # Delta has not loaded the log of this copy.
+    # Delta has no snapshot of this copy in memory.
     return table.copy_to(table.path.with_name("aged"))
 
 
