@@ -31,7 +31,7 @@ COMMAND = [sys.executable, "-m", "sluice", "health"]
 
 @pytest.fixture
 def small_files(copy_of: Callable[..., Path]) -> Path:
-    """A table of five small files in one partition. The file of another partition is removed."""
+    """A table of five small files in one partition. A DELETE has removed the file of another partition."""
     rows = "SELECT id, IF(id < 10, 'a', 'b') AS place FROM range(0, 12, 1, 6)"
     return copy_of(
         f"CREATE TABLE {{t}} USING delta PARTITIONED BY (place) AS {rows}", "DELETE FROM {t} WHERE place = 'b'"

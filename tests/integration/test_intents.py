@@ -138,7 +138,7 @@ def test_clear_spares_an_intent_of_a_newer_version(stalled_holds: tuple[HeldLock
 def test_clear_spares_an_intent_stored_under_a_new_name(stalled_holds: tuple[HeldLock, HeldLock], znodes: LockZnodes):
     first_hold, second_hold = stalled_holds
     second_hold.intents.read()
-    # As if a third holder had treated the intent as unfinished: it is deleted, and the first hold stores its next one.
+    # A third holder that treats the intent as unfinished would delete it. Then the first hold stores its next intent.
     znodes.client.delete(f"{znodes.intents_path}/{first_hold.hold_id}")
     first_hold.intend(8, txn="t", attempt="b")
     second_hold.intents.clear()

@@ -76,7 +76,8 @@ claims_strategy = st.lists(
     unique_by=lambda claim: claim[0],
 )
 client_strategy = st.integers(0, CLIENTS - 1)
-# An index modulo the number of candidates: timing decides which requests are granted, and must not change the choice.
+# Rules use this index modulo the number of candidates. Timing decides which requests are candidates, and must not
+# change the values that Hypothesis chooses.
 index_strategy = st.integers(0, 11)
 
 
@@ -124,8 +125,8 @@ class Request:
             for rival_table, rival_partitions, rival_shared in rival.claims
         )
 
-    def is_served_before(self, rival: Request) -> bool:
-        """Return whether the two exclude each other in the queue of the table that both enter first.
+    def conflicts_in_first_queue(self, rival: Request) -> bool:
+        """Return whether the two requests exclude each other in the queue of the table that both enter first.
 
         Other queues serve requests in the order of their entries. A request that waits in its first queue enters them
         later.
@@ -162,7 +163,7 @@ class LockMachine(RuleBasedStateMachine):
 
     @rule(client=client_strategy, claims=claims_strategy, repetitions=st.integers(0, 2))
     def acquire(self, client: int, claims: list[Claim], repetitions: int) -> None:
-        """Request locks without a limit; acquire them again, or a part of them, in the same thread."""
+        """Request locks without a short timeout; acquire all or some of them again in the same thread."""
         request = self.new_request(client, claims)
         earlier_acquisitions = list(request.manager._acquisitions)
 
@@ -185,7 +186,7 @@ class LockMachine(RuleBasedStateMachine):
             lambda: not request.waiting or self.is_queued(request, earlier_acquisitions), "the request is queued"
         )
         self.counts["waited behind another"] += any(
-            earlier.waiting and earlier.is_served_before(request) for earlier in self.requests[:-1]
+            earlier.waiting and earlier.conflicts_in_first_queue(request) for earlier in self.requests[:-1]
         )
         request.queued_in = request.manager._session.session_id
 
@@ -203,7 +204,7 @@ class LockMachine(RuleBasedStateMachine):
             self.acquire_claims(request, seconds)
         except LockTimeoutError as error:
             self.counts["timed out while waiting" if seconds else "refused at once"] += 1
-            # An error that contains no number of contenders ahead had no time to get an answer.
+            # Without a number of contenders ahead, the request has timed out before it got an answer.
             has_answer = error.ahead is not None
             assert not has_answer or any(request.excludes(rival) for rival in rivals), (request.claims, error)  # noqa: PT017
         except EnsembleUnavailableError:
@@ -317,7 +318,9 @@ class LockMachine(RuleBasedStateMachine):
                 self.release_all(request)
         self.no_request_is_overtaken()
         self.counts[STUCK] += len(stuck_requests)
-        assert not stuck_requests, f"wait for each other: {[request.claims for request in stuck_requests]}"
+        assert not stuck_requests, (
+            f"these requests wait for each other: {[request.claims for request in stuck_requests]}"
+        )
         znodes = [LockZnodes(self.observer, self.uri(table)) for table in range(TABLES)]
         self.eventually(lambda: not any(table.all_contenders() for table in znodes), "no contender remains")
 
@@ -347,7 +350,7 @@ class LockMachine(RuleBasedStateMachine):
             request.holds.append(hold)
 
     def second_manager_returns_the_hold(self, request: Request, scopes: list[TableScope]) -> bool:
-        """Acquire held scopes at once through the second manager; return whether it gave the same hold."""
+        """Acquire held scopes at once through the second manager; return whether it returned the same hold."""
         try:
             hold = self.second_manager.acquire_all(scopes, timeout_seconds=0)
         except LockTimeoutError:
@@ -369,7 +372,7 @@ class LockMachine(RuleBasedStateMachine):
             if earlier is request:
                 break
             in_queue = earlier.queued_in is not None and earlier.queued_in == earlier.manager._session.session_id
-            if in_queue and earlier.waiting and not earlier.holds and earlier.is_served_before(request):
+            if in_queue and earlier.waiting and not earlier.holds and earlier.conflicts_in_first_queue(request):
                 self.faults.append(f"{earlier.claims} was overtaken by {request.claims}")
 
     @staticmethod

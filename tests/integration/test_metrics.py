@@ -1,6 +1,6 @@
 """Metrics count the events of each table's lock. They are served over HTTP or written to a file.
 
-Their package is optional.
+The package ``prometheus_client`` is optional.
 """
 
 from __future__ import annotations

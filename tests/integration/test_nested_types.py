@@ -1,4 +1,4 @@
-"""Values inside structs, arrays and maps: stored, refused, or stored in a new field of the table."""
+"""Values inside structs, arrays and maps are stored, refused, or stored in a new field of the table."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Operators:
         return CliRunner().invoke(app, [command, *arguments, *self.options()], input=answer)
 
     def tables(self, *arguments: str) -> dict[str, Any]:
-        """Return the tables of ``status --json`` by their name."""
+        """Return the tables of ``status --json`` by name."""
         result = self.run("status", "--json", *arguments)
         assert result.exit_code == 0, result.output
         return {table["table"]: table for table in json.loads(result.stdout)["tables"]}

@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def replace_addresses(code: str, replacements: dict[str, str]) -> str:
-    """Replace addresses of the README in its code."""
+    """Replace addresses in code of the README."""
     for address, replacement in replacements.items():
         assert address in code, f"the README does not contain {address}"
         code = code.replace(address, replacement)

@@ -34,7 +34,7 @@ class Client:
         return int(match[1])
 
     def cost_of(self, acquire: Callable[[], HeldLock]) -> int:
-        """Return the number of requests of one acquire and release, of a lock whose queues exist."""
+        """Return the number of requests that one acquire and its release take. The queues of the lock exist already."""
         acquire().release()
         costs = []
         for _ in range(CYCLES):

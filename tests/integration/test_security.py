@@ -168,7 +168,7 @@ def test_a_refused_manager_works_once_the_server_knows_it(tmp_path):
 
 
 def test_a_sasl_exchange_is_repeated_after_a_lost_connection(sasl_server):
-    """Kazoo would treat it as a refusal, and end the session with all its holds."""
+    """Kazoo would treat the lost connection as a refusal, and end the session with all its holds."""
     with Link(sasl_server.hosts) as proxy, manager_of(proxy.hosts, USER, session_timeout_seconds=20) as manager:
         hold = manager.acquire(TABLE)
         client = manager._session.client

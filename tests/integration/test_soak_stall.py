@@ -1,4 +1,4 @@
-"""The stalled listing of the soak on a real ensemble: its result with a living hold and with a lost hold."""
+"""The result of the soak's stalled listing on a real ensemble, with a living hold and with a lost hold."""
 
 from __future__ import annotations
 

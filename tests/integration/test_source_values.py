@@ -100,7 +100,7 @@ def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-#: Format, content, columns, options, and the rows or a part of the error.
+#: Format, content, columns, options, and the expected rows or a part of the expected error.
 SOURCE_CASES: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("json", '{"x":19.999}', "x decimal(10,2)", {}, "column x: the value '19.999' is not exactly a value of type dec"),
     ("json", '{"x":"19.99"}\n\t\n{"x":1e1}', "x decimal(10,2)", {}, [(Decimal("19.99"),), (Decimal("10.00"),)]),

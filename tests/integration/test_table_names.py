@@ -183,7 +183,7 @@ def another_ensemble() -> Iterator[str]:
 def adopted_path(
     spark: SparkSession, original: Callable[..., Path], zookeeper: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A local table of three rows, version 0, which version 1 adopts."""
+    """A local table of three rows. Version 0 creates the table, and version 1 adopts it."""
     path = tmp_path_factory.mktemp("adopted") / "the 'source'"
     shutil.copytree(original(THREE_ROWS), path)
     settings = LockSettings(zk_hosts=zookeeper.hosts, timeout_seconds=60)

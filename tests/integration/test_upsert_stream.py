@@ -198,7 +198,7 @@ def test_a_missing_planned_file_is_an_error_or_is_skipped(stream: UpsertStream, 
     moved_file.rename(file)
     assert stream.run(*ONE_FILE).code == 0
     assert stream.rows("id", "name") == [(1, "Ada")]
-    # One of two files of a batch is missing, then the only file of a batch.
+    # First, one of two files of a batch is missing; then the only file of a batch.
     for names in (("2.csv", "3.csv"), ("4.csv",)):
         files = [stream.put(name, [(number, "Bo", number, "c")]) for number, name in enumerate(names, start=2)]
         stream.run_killed(*AVAILABLE_NOW)

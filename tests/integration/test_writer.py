@@ -67,7 +67,7 @@ class Table(TableAtTheGate):
         self.manager.acquire(self.writer.table, timeout_seconds=0).release()
 
     def user_metadata(self, version: int) -> dict[str, Any]:
-        """Return the caller's metadata of a version."""
+        """Return the ``userMetadata`` of a version."""
         user_metadata: dict[str, Any] = json.loads(commit_info(self.path, version)["userMetadata"])
         return user_metadata
 
