@@ -163,7 +163,7 @@ class LockMachine(RuleBasedStateMachine):
 
     @rule(client=client_strategy, claims=claims_strategy, repetitions=st.integers(0, 2))
     def acquire(self, client: int, claims: list[Claim], repetitions: int) -> None:
-        """Request locks without a short timeout; acquire all or some of them again in the same thread."""
+        """Request locks with a long timeout; acquire all or some of them again in the same thread."""
         request = self.new_request(client, claims)
         earlier_acquisitions = list(request.manager._acquisitions)
 
