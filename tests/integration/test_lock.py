@@ -398,16 +398,16 @@ def test_a_queue_that_kazoo_created_is_used(make_manager, table, ensemble_client
 
 def test_a_lost_hold_masks_no_error_of_the_block(make_manager, table, znodes):
     manager = make_manager()
-    with pytest.raises(ZeroDivisionError) as error, manager.acquire(table):
+    with pytest.raises(ZeroDivisionError) as block_error, manager.acquire(table):
         znodes.delete_contenders()
         1 / 0  # noqa: B018
-    assert "was lost" in error.value.__notes__[0]
-    with pytest.raises(LockLostError, match="version 3, 4") as error, manager.acquire(table) as hold:
+    assert "was lost" in block_error.value.__notes__[0]
+    with pytest.raises(LockLostError, match="version 3, 4") as lost_error, manager.acquire(table) as hold:
         hold.record_commit(3)
         hold.record_commit(4)
         znodes.delete_contenders()
-    assert error.value.commits == {hold.resource: (3, 4)}
-    assert error.value.hold_id == hold.hold_id
+    assert lost_error.value.commits == {hold.resource: (3, 4)}
+    assert lost_error.value.hold_id == hold.hold_id
 
 
 def test_check_writes_nothing_and_detects_a_lost_contender(make_manager, table, znodes):

@@ -102,8 +102,8 @@ def test_a_pin_with_a_missing_file_is_a_problem(s3: S3) -> None:
     problem_of_late_pin = f"pin late is broken: 1 of the 2 data files of version 1 are missing, such as {file}"
     assert [(state.pin.name, state.has_expired, state.problem) for state in pins] == [
         ("early", False, None),
-        ("late", False, problem_of_late_pin),
         ("expired", True, None),
+        ("late", False, problem_of_late_pin),
     ]
     assert problem_of_late_pin in verify_table(uri, storage_options=s3.environment).problems
 
