@@ -54,7 +54,7 @@ def is_excluded(manager: RivalManager, table: str, **scope) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("held", "requested", "conflict"),
+    ("held_partitions", "requested_partitions", "conflict"),
     [
         ([part(2013, 1)], [part(2013, 2)], False),
         ([part(2013, 1)], [part(2013, 1)], True),
@@ -78,7 +78,7 @@ def test_a_partition_excludes_its_ancestors_and_descendants(
 
 
 @pytest.mark.parametrize(
-    ("held", "requested", "conflict"),
+    ("held_scope", "requested_scope", "conflict"),
     [
         ({"shared": True}, {"partitions": [part(2013)]}, True),
         ({"partitions": [part(2013)]}, {"shared": True}, True),
