@@ -22,10 +22,10 @@ from tests.support.another_thread import in_another_thread
 from tests.support.maintained import age_all_files, codes, set_file_age
 from tests.support.maintained_table import MaintainedTable, TableStream
 from writer_jobs import LockedDeltaWriter, TableError, locked, pinned_rows, take_pin
+from writer_jobs.delta.data_files import DataFiles
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.table_log import DeltaTableLog
-from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.maintenance.exclusive_run import belongs_to_this_process, give_way
 from writer_jobs.maintenance.pins_and_streams import PinsAndStreams
 from writer_jobs.maintenance.policy import Action

@@ -44,8 +44,8 @@ from writer_jobs import (
     take_pin,
     vacuum,
 )
+from writer_jobs.delta.data_files import DataFiles
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.maintenance.vacuum import VacuumResult
 from writer_jobs.pins import take
 from writer_jobs.pins.pin_files import PinFiles

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.delta.data_files import local_paths
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.listings import list_log, session_for_many_files
 from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE
-from writer_jobs.delta.version_files import local_paths
 
 _VECTOR = "deletionVector struct<storageType: string, pathOrInlineDv: string>"
 _ACTIONS = (

@@ -68,7 +68,7 @@ class Snapshot:
 
     Attributes:
         version: Number of the version; -1 if there is no table.
-        loaded: Delta's snapshot, for :mod:`writer_jobs.delta.version_files`.
+        loaded: Delta's snapshot, for :mod:`writer_jobs.delta.data_files`.
 
     """
 

@@ -12,13 +12,13 @@ from enum import StrEnum
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.delta.data_files import DataFiles
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.listings import list_files, table_folder_names
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.source_streams import SourceStream
 from writer_jobs.delta.table_log import LOG_FOLDER
-from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.pins_and_streams import KeepReason, PinsAndStreams, pinned_versions, stream_version
 from writer_jobs.pins.retention import seconds_without_pins

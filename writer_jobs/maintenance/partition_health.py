@@ -10,11 +10,11 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager.table_records.commit_stamp import MAINTENANCE, maintenance_of
+from writer_jobs.delta.data_files import data_file_rows
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.listings import session_for_many_files
 from writer_jobs.delta.snapshot import PHYSICAL_NAME, Snapshot, TableState
 from writer_jobs.delta.table_log import LOG_FOLDER, parse_commit_info
-from writer_jobs.delta.version_files import data_file_rows
 from writer_jobs.maintenance.health import SIZE_BOUNDS, FileTotals, PartitionHealth
 from writer_jobs.maintenance.policy import Policy
 

@@ -13,13 +13,13 @@ from pyspark.sql.types import DateType, StructType, TimestampType
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
+from writer_jobs.delta.data_files import DataFiles
 from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog
-from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.merge.merge_sql import comparable
 

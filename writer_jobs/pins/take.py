@@ -15,10 +15,10 @@ from lock_manager import LockManager, SluiceError, canonical_table_uri
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable, check_name
 from writer_jobs.commit.driver_guard import attach_unless_off
+from writer_jobs.delta.data_files import DataFiles
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.table_log import DeltaTableLog
-from writer_jobs.delta.version_files import DataFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.locking import locked_all
 from writer_jobs.pins.pin_files import PinFiles, is_complete
