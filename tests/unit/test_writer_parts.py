@@ -29,7 +29,7 @@ from lock_manager.table_records.commit_stamp import (
     parse_stamp,
     watermark_of,
 )
-from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escaped
+from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escape_glob
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import RunError, SourceError
 from writer_jobs.job.append.runs import Run, RunRecords, check_same_basis
@@ -150,7 +150,7 @@ def test_names_without_a_common_format_are_refused(names: list[str]) -> None:
 
 
 def test_glob_characters_in_paths_are_escaped() -> None:
-    assert escaped("s3a://b/a[1]{x}*?.csv") == "s3a://b/a\\[1\\]\\{x\\}\\*\\?.csv"
+    assert escape_glob("s3a://b/a[1]{x}*?.csv") == "s3a://b/a\\[1\\]\\{x\\}\\*\\?.csv"
 
 
 def test_each_run_id_has_its_own_folder_of_records() -> None:

@@ -222,6 +222,6 @@ def is_glob(source: str) -> bool:
     return any(character in source for character in _GLOB_CHARACTERS)
 
 
-def escaped(path: str) -> str:
+def escape_glob(path: str) -> str:
     """Escape the characters of a path that Spark's readers would take for a pattern."""
     return "".join("\\" + character if character in _GLOB_CHARACTERS else character for character in path)

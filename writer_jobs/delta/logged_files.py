@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.data_files import local_paths
-from writer_jobs.delta.hadoop_files import escaped
+from writer_jobs.delta.hadoop_files import escape_glob
 from writer_jobs.delta.listings import list_log, session_for_many_files
 from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE
 
@@ -68,7 +68,7 @@ class LoggedFiles:
         the time at which the statement ran. Its commit may have waited for the lock after that.
         """
         reader = session_for_many_files(self._spark).read.schema(_ACTIONS).options(**_ALL_OR_NOTHING)
-        lines = reader.json(f"{escaped(self._location)}/{LOG_FOLDER}/{'[0-9]' * _DIGITS}.json")
+        lines = reader.json(f"{escape_glob(self._location)}/{LOG_FOLDER}/{'[0-9]' * _DIGITS}.json")
         path = F.coalesce("add.path", "remove.path", "cdc.path")
         vector = "coalesce(add.deletionVector, remove.deletionVector)"
         committed_ms = F.unix_millis("_metadata.file_modification_time")

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.data_files import DataFiles
-from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
+from writer_jobs.delta.hadoop_files import HadoopFiles, escape_glob
 from writer_jobs.delta.listings import list_files, table_folder_names
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot
@@ -173,7 +173,7 @@ def _table_files(spark: SparkSession, snapshot: Snapshot, live: DataFiles) -> Da
         if not names[depth - 1].startswith(tuple(own_prefixes))
     }
     files = HadoopFiles.of(spark)
-    if _ICEBERG in ancestors and files.glob(f"{escaped(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
+    if _ICEBERG in ancestors and files.glob(f"{escape_glob(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
         listed = _without_folder(listed, _ICEBERG)
     for path in sorted(ancestors):
         if files.status(f"{snapshot.location}/{path}/{LOG_FOLDER}") is not None:

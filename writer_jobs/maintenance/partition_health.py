@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager.table_records.commit_stamp import MAINTENANCE, maintenance_of
 from writer_jobs.delta.data_files import data_file_rows
-from writer_jobs.delta.hadoop_files import escaped
+from writer_jobs.delta.hadoop_files import escape_glob
 from writer_jobs.delta.listings import session_for_many_files
 from writer_jobs.delta.snapshot import PHYSICAL_NAME, Snapshot, TableState
 from writer_jobs.delta.table_log import LOG_FOLDER, parse_commit_info
@@ -127,6 +127,6 @@ def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, 
 
 
 def _maintenance_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
-    lines = session_for_many_files(spark).read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
+    lines = session_for_many_files(spark).read.text(escape_glob(f"{location}/{LOG_FOLDER}") + "/*.json")
     commits = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains(MAINTENANCE))
     return [parse_commit_info(row[0]) for row in commits.select("value").collect()]

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager.errors import PinError
 from lock_manager.table_records.commit_stamp import WATERMARK, watermark_of
-from writer_jobs.delta.hadoop_files import escaped
+from writer_jobs.delta.hadoop_files import escape_glob
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, parse_commit_info
 from writer_jobs.errors import StorageError
@@ -101,7 +101,7 @@ class Watermarks:
 
 def _relevant_commits(spark: SparkSession, location: str) -> list[tuple[int, str]]:
     """Return the ``commitInfo`` lines with a watermark or RESTORE, by version; Spark reads the many version files."""
-    lines = spark.read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
+    lines = spark.read.text(escape_glob(f"{location}/{LOG_FOLDER}") + "/*.json")
     value = F.col("value")
     is_relevant = value.contains(WATERMARK) | value.contains(f'"{_RESTORE}"')
     commits = lines.where(value.startswith('{"commitInfo"') & is_relevant)

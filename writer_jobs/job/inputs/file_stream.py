@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 
-from writer_jobs.delta.hadoop_files import HadoopFiles, escaped, is_glob
+from writer_jobs.delta.hadoop_files import HadoopFiles, escape_glob, is_glob
 from writer_jobs.errors import CheckpointError, SourceError
 from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.stream_arguments import StreamArguments
@@ -48,7 +48,7 @@ class FileBatches:
             raise SourceError(f"source {source} is a file: a stream reads a folder, or a glob in quotes")
         self._folder = None if folder is None else folder.path
         #: The source as Spark's reader takes it.
-        self.path = source if folder is None else escaped(folder.path)
+        self.path = source if folder is None else escape_glob(folder.path)
 
     def frame(self, most_files: int | None) -> DataFrame:
         """Return the paths of the files as a stream, with at most so many in a micro-batch, or all that exist."""

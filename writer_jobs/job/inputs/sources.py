@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from writer_jobs.delta.hadoop_files import escaped
+from writer_jobs.delta.hadoop_files import escape_glob
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason, has_condition
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
@@ -85,7 +85,7 @@ class SourceReader:
         self._folder_columns = set(sources.folder_columns)
         self._values = SourceValues(spark, file_format, self._user_options, self._folder_columns)
         self._spark = spark
-        self._paths = [escaped(file.path) for file in sources.files]
+        self._paths = [escape_glob(file.path) for file in sources.files]
         self._table = table
         self._is_case_sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
