@@ -16,7 +16,7 @@ from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockMana
 from tests.support.deliveries import Killed, kill_process
 from writer_jobs import LockedDeltaWriter, RowsResult, apply_rows
 from writer_jobs.errors import ChangesError
-from writer_jobs.late_rows.apply import RowApplication
+from writer_jobs.late_rows.apply import RowBatchApplier
 
 pytestmark = pytest.mark.spark
 
@@ -65,7 +65,7 @@ def test_late_rows_are_written_once_after_their_batch(
     late_rows = [*STORED_ROWS, (2, 1, 0, "older"), (2, 1, 2, "newer"), (1, 1, 1, "other"), (3, 1, 1, "new")]
     row_in_time = (4, 95, 1, "in time")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RowApplication, "_append_too_late", kill_process)
+        patch.setattr(RowBatchApplier, "_append_too_late", kill_process)
         apply(*late_rows, row_in_time, txn=("s", 1))
     assert not late_table.exists()
     expected = [(1, 1, "other"), (2, 2, "newer"), (3, 1, "new")]

@@ -87,10 +87,10 @@ def apply_rows(
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
-    return RowApplication(writer, rows, with_defaults(options), newest_before, txn, before_write).run()
+    return RowBatchApplier(writer, rows, with_defaults(options), newest_before, txn, before_write).run()
 
 
-class RowApplication:
+class RowBatchApplier:
     """Applies one batch of rows. The arguments are those of :func:`writer_jobs.apply_rows`, with all options set."""
 
     def __init__(
