@@ -101,7 +101,7 @@ class StagedWrite:
         if target.schema is not None:
             refuse_other_partitioning(context.log.snapshot(), target.schema)
         # The transaction began with the newest version, and the driver has read no older one since.
-        if not context.log.known().has_same_partitioning(self._snapshot):
+        if not context.log.known_snapshot().has_same_partitioning(self._snapshot):
             raise NotStagedError(f"{context.table} has other partition columns by now")
         requested_at = time.monotonic()
         try:

@@ -55,7 +55,7 @@ class LockedOperation:
                 # The last try locks the table, which contains all partitions.
                 is_last = number == _TRIES - 1
                 target = self._find_target(execution, "table" if is_last and lock == "partitions" else lock)
-                snapshot = context.log.known()
+                snapshot = context.log.known_snapshot()
                 execution.operation = self.operation_for(target, snapshot.state)
                 if context.is_cancelled():
                     raise LockCancelledError(resource=context.table)
@@ -68,7 +68,7 @@ class LockedOperation:
                             raise self._conflict(staged, error) from error
                         log.info("writing again: %s", error)
                         lock_seconds = max(0.0, lock_seconds - staged.waited_seconds)
-                        if snapshot.state is None and number == 0 and context.log.known().state is not None:
+                        if snapshot.state is None and number == 0 and context.log.known_snapshot().state is not None:
                             # Another writer created the table. A commit to it can wait at the gate.
                             continue
                         lock_during = "write"

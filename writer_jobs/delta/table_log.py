@@ -95,7 +95,7 @@ class DeltaTableLog:
         # False: not in the background, even if spark.databricks.delta.stalenessLimit allows that to readers.
         return self._loaded(lambda log: log.update(False, self._none, self._none))  # noqa: FBT003 (stalenessAcceptable)
 
-    def known(self) -> Snapshot:
+    def known_snapshot(self) -> Snapshot:
         """Return the newest version that this driver has loaded, without a request; if there is none, list the log."""
         snapshot = self._loaded(lambda log: log.unsafeVolatileSnapshot())
         return snapshot if snapshot.version != NO_VERSION else self.snapshot()

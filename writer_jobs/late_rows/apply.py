@@ -249,7 +249,7 @@ class RowBatchApplier:
 
         def check_again(hold: Hold) -> None:
             # The write has loaded the table under the lock before it calls this function.
-            self._shape.check_again(writer.log.known().state, row)
+            self._shape.check_again(writer.log.known_snapshot().state, row)
             if (before_write := options.get("before_write")) is not None:
                 before_write(hold)
 

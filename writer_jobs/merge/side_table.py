@@ -95,7 +95,7 @@ class SideTable:
 
         There is none if it does already, by the version that this driver read last.
         """
-        text = self.writer.log.known().property_of(FORGET_AFTER)
+        text = self.writer.log.known_snapshot().property_of(FORGET_AFTER)
         with suppress(ValueError):
             if text is not None and float(text) >= days:
                 return []
