@@ -48,7 +48,7 @@ class FileStatus:
         return self.path.rpartition("/")[2]
 
     @property
-    def hidden(self) -> bool:
+    def is_hidden(self) -> bool:
         """Whether Spark and Delta ignore it."""
         return self.name.startswith(("_", "."))
 

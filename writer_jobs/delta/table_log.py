@@ -310,7 +310,7 @@ class DeltaTableLog:
         if folder is not None and not folder.is_folder:
             raise TableError(f"{self.location} is not a Delta table but a file")
         entries = self._files.children(self.location)
-        if any(not entry.hidden for entry in entries) and all(entry.name != LOG_FOLDER for entry in entries):
+        if any(not entry.is_hidden for entry in entries) and all(entry.name != LOG_FOLDER for entry in entries):
             raise TableError(f"{self.location} is not a Delta table: it has files, but no {LOG_FOLDER}")
 
     def _refuse_unread(self, error: BaseException) -> None:

@@ -100,13 +100,13 @@ def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
     # The literal name takes precedence over the glob: brackets are legal in names.
     literal = files.status(source)
     if literal is not None:
-        if literal.hidden and not literal.is_folder:
+        if literal.is_hidden and not literal.is_folder:
             raise SourceError(f"source {source}: Spark skips files whose names begin with _ or .: rename it")
         return [literal]
     if not is_glob(source):
         return []
     # Spark skips hidden files too, so the recorded files are those that Spark reads.
-    return [match for match in files.glob(source) if match.is_folder or not match.hidden]
+    return [match for match in files.glob(source) if match.is_folder or not match.is_hidden]
 
 
 def _files_below(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], bool]:
@@ -114,7 +114,7 @@ def _files_below(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatu
     files_below: list[FileStatus] = []
     has_columns = False
     for entry in files.children(folder.path):
-        if entry.hidden:
+        if entry.is_hidden:
             continue
         if not entry.is_folder:
             files_below.append(entry)
