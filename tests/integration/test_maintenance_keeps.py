@@ -266,7 +266,7 @@ def forget_removals(table: MaintainedTable) -> None:
     table.set_properties_without_spark(**{FILE_RETENTION: "interval 1 second", LOG_RETENTION: "interval 30 days"})
     log, deadline = DeltaTableLog(table.spark, f"file:{table.path}"), time.monotonic() + 60
     number = 0
-    while not DataFiles(table.spark, log.snapshot()).removed().isEmpty():
+    while not DataFiles(table.spark, log.snapshot()).removed_files().isEmpty():
         assert time.monotonic() < deadline, "the snapshot still contains removed files after 60 s"
         # Delta decides once for each version which removals have expired.
         number += 1

@@ -66,7 +66,7 @@ class DataFiles:
         """
         return self._files.select(local_paths(F.col("path"), "deletionVector").alias("path"))
 
-    def removed(self) -> DataFrame:
+    def removed_files(self) -> DataFrame:
         """Return the removed files that the snapshot still has.
 
         The columns are ``path`` as in :meth:`paths`, and ``deletionTimestamp`` in milliseconds since the epoch. A file

@@ -38,21 +38,21 @@ class LoggedFiles:
         self._location = location
 
     @functools.cached_property
-    def listed(self) -> Sequence[Row]:
+    def log_files(self) -> Sequence[Row]:
         """Files of the log at the first access; see :func:`.listings.list_log`."""
         rows: list[Row] = list_log(self._spark, self._location).collect()
         return rows
 
     @functools.cached_property
-    def versions(self) -> Mapping[int, int]:
+    def version_times(self) -> Mapping[int, int]:
         """Time at which each version's file was written, in milliseconds since the epoch."""
-        files = ((VERSION_FILE.fullmatch(row["name"]), row["modified_ms"]) for row in self.listed)
+        files = ((VERSION_FILE.fullmatch(row["name"]), row["modified_ms"]) for row in self.log_files)
         return {int(match[1]): modified_ms for match, modified_ms in files if match is not None}
 
     @property
-    def oldest(self) -> tuple[int, int]:
+    def oldest_version(self) -> tuple[int, int]:
         """Oldest version in the log, and the time at which its file was written, in milliseconds since the epoch."""
-        return min(self.versions.items(), default=(0, 0))
+        return min(self.version_times.items(), default=(0, 0))
 
     @functools.cached_property
     def paths(self) -> DataFrame:

@@ -84,11 +84,11 @@ def classify_files(
     orphan_age_ms = max(retention_ms, snapshot.file_retention_seconds * _MS, MIN_ORPHAN_AGE.total_seconds() * _MS)
     version_files = DataFiles(spark, snapshot)
     logged = logged or LoggedFiles(spark, snapshot.location)
-    oldest_version, log_start_ms = logged.oldest
+    oldest_version, log_start_ms = logged.oldest_version
     # A removal whose version file is gone was committed before the oldest version of the log. No earlier time is
     # certain: a tombstone in the checkpoint has the time at which the statement ran, before the wait for the lock.
     committed_ms = F.greatest("deletionTimestamp", F.lit(log_start_ms))
-    tombstones = version_files.removed().select("path", committed_ms.alias("removed_ms"))
+    tombstones = version_files.removed_files().select("path", committed_ms.alias("removed_ms"))
     stream_paths = _stream_paths(spark, snapshot, pins_and_streams.streams, logged)
     pinned = pinned_versions(spark, snapshot.location, pins_and_streams.pins)
     facts = [

@@ -32,11 +32,11 @@ class LogMeasurement:
         self._snapshot = snapshot
         self._clean_up_retention_seconds = clean_up_retention_seconds
         self._now = datetime.now(UTC)
-        self._total = FileTotals(len(logged.listed), sum(row["length"] for row in logged.listed))
+        self._total = FileTotals(len(logged.log_files), sum(row["length"] for row in logged.log_files))
         # Modification times, in seconds since the epoch, by version.
-        self._version_times = {version: modified_ms / 1000 for version, modified_ms in logged.versions.items()}
+        self._version_times = {version: modified_ms / 1000 for version, modified_ms in logged.version_times.items()}
         self._checkpoint_times: dict[int, float] = {}
-        for row in logged.listed:
+        for row in logged.log_files:
             if (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
                 self._checkpoint_times[int(match[1])] = row["modified_ms"] / 1000
 
