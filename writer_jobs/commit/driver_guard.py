@@ -66,7 +66,7 @@ def attach(spark: SparkSession) -> None:
         gateway: Any = context._gateway  # noqa: SLF001
         if not _is_attached(context):
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
-    ask_for_this_thread(context)
+    guard_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
 
     def schema_of(location: str) -> PartitionSchema:
@@ -115,7 +115,7 @@ def attach_once(spark: SparkSession) -> None:
         attach(spark)
 
 
-def ask_for_this_thread(context: SparkContext) -> None:
+def guard_this_thread(context: SparkContext) -> None:
     """Make the log store ask this process about every commit of this thread, with a lock or without one."""
     gateway: Any = context._gateway  # noqa: SLF001
     context.setLocalProperty(_GUARD_PROPERTY, gateway._sluice_guard.name)  # noqa: SLF001

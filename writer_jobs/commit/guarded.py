@@ -111,7 +111,7 @@ def guarded(
 def waiting_with(spark: SparkSession, ticket: Ticket) -> Iterator[None]:
     """Make commits of this ticket wait, in the block, until it is granted or refused."""
     # Threads that begin in the block inherit the property. Another Python process of this JVM may have attached later.
-    driver_guard.ask_for_this_thread(spark.sparkContext)
+    driver_guard.guard_this_thread(spark.sparkContext)
     driver_guard.GUARD.open(ticket)
     try:
         yield
@@ -203,7 +203,7 @@ def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     outer_blocks = context.getLocalProperty(_BLOCKS_PROPERTY)
     try:
         context.setLocalProperty(_BLOCKS_PROPERTY, ",".join(filter(None, [outer_blocks, bound.name])))
-        driver_guard.ask_for_this_thread(context)
+        driver_guard.guard_this_thread(context)
         track_transactions(spark)
         yield
     finally:
@@ -243,7 +243,7 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
             yield
         finally:
             with _only_logged(hold):
-                for put in attempts(spark, bound):
+                for put in recorded_puts(spark, bound):
                     if put["outcome"] == "committed" and put["attempt"] in bound.allowed_puts.keys() - earlier_attempts:
                         hold.record_commit(put["version"], bound.table)
     except LockLostError as error:
@@ -268,7 +268,7 @@ def _only_logged(hold: Hold) -> Iterator[None]:
         log.warning("the outcome of the commits to %s is not known: %s", hold.resource, error)
 
 
-def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = None) -> list[dict[str, Any]]:
+def recorded_puts(spark: SparkSession, bound: GuardedHold, write_id: str | None = None) -> list[dict[str, Any]]:
     """Return the puts of a block, or of one operation attempt, with the outcomes that the log store recorded.
 
     These are objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is
@@ -276,10 +276,10 @@ def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = Non
     ``pending``.
     """
     names = bound.allowed_puts.keys() if write_id is None else bound.puts_of(write_id)
-    return [put for put in _attempts_under(spark, bound.hold) if put["attempt"] in names] if names else []
+    return [put for put in _puts_under(spark, bound.hold) if put["attempt"] in names] if names else []
 
 
-def _attempts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
+def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
     puts: list[dict[str, Any]] = json.loads(log_store(spark, "Attempts").of(hold.hold_id))
     return puts
 
@@ -291,7 +291,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
     """
     hold, other_blocks = bound.hold, driver_guard.GUARD.sibling_blocks(bound)
     intents = hold.intents_of(bound.table)
-    if intents.open and not bound.settle(_attempts_under(spark, hold)):
+    if intents.open and not bound.settle(_puts_under(spark, hold)):
         if all(block.table != bound.table for block in other_blocks):
             log.warning("the outcome of a commit to %s is not known: the next holder settles it", hold.resource)
         return
@@ -307,7 +307,7 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
     """
     intents = bound.hold.intents_of(bound.table)
     busy = {attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)}
-    unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if intents.open else []
+    unanswered = bound.unanswered(_puts_under(spark, bound.hold), busy) if intents.open else []
     if (intents.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
         log.warning(
             "a writer of %s left an unfinished intent: its commit may come later than this read", bound.hold.resource

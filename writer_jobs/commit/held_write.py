@@ -127,7 +127,7 @@ class HeldWrite:
 
         Delta's hooks run after the put, and a hook that is cancelled may leave a manifest without the commit's files.
         """
-        self._was_cut_off = self._was_cut_off or not (self._deadline.remaining() or self._outcome.is_put())
+        self._was_cut_off = self._was_cut_off or not (self._deadline.remaining() or self._outcome.put_was_sent())
         return self._hold.lost is not None or self._was_cut_off
 
     def _error_of(self, failure: BaseException) -> WriteFailedError:

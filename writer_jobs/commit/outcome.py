@@ -14,7 +14,7 @@ from lock_manager.guard.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.execution import Execution
-from writer_jobs.commit.guarded import attempts
+from writer_jobs.commit.guarded import recorded_puts
 from writer_jobs.commit.operation import Operation
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, is_caused_by
 from writer_jobs.delta.partition_values import long_folder_reason
@@ -115,7 +115,7 @@ class Outcome:
             return True
         return any(put["outcome"] == "committed" for put in self._puts())
 
-    def is_put(self) -> bool:
+    def put_was_sent(self) -> bool:
         """Return whether a put of the newest attempt was sent and not refused by the store."""
         with suppress(*JVM_ERRORS):
             return any(put["outcome"] not in ("taken", "rejected") for put in self._puts())
@@ -140,7 +140,9 @@ class Outcome:
 
     def _puts(self) -> list[dict[str, Any]]:
         """Return the puts of the newest attempt, with the outcomes that the log store recorded."""
-        return attempts(self._context.spark, self._bound, self._execution.write_id) if self._bound is not None else []
+        return (
+            recorded_puts(self._context.spark, self._bound, self._execution.write_id) if self._bound is not None else []
+        )
 
 
 def failed_write(execution: Execution, failure: BaseException) -> WriteFailedError:
