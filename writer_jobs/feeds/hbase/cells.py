@@ -93,14 +93,14 @@ class CellRows(TableModel):
             raise self._spec.misfit(f"the batch has more than {_MOST_COLUMNS} columns: qualifiers seem to be data")
         fields = {name.lower(): batch.rows.schema[name] for name in self._spec.keys}
         for target in self._mapping.targets:
-            fields[target.column.lower()] = StructField(target.column, target.type.spark)
+            fields[target.column.lower()] = StructField(target.column, target.type.spark_type)
         cell_columns: dict[str, str] = {}
         for row in sorted(row for row in qualifiers if row[_COLUMN] is not None):
             name, cell = row[_COLUMN], f"{row[FAMILY]}:{row[QUALIFIER]}"
             key = name.lower()
             if cell_columns.setdefault(key, cell) != cell or (key in fields and cell not in self._mapping.columns):
                 raise self._duplicate_column(cell, name)
-            fields[key] = StructField(name, self._mapping.type_of(name).spark, metadata={"comment": cell})
+            fields[key] = StructField(name, self._mapping.type_of(name).spark_type, metadata={"comment": cell})
         return StructType(list(fields.values()))
 
     def _duplicate_column(self, cell: str, column: str) -> ChangesError:
@@ -176,7 +176,7 @@ class CellRows(TableModel):
         value_type = self._mapping.type_of(name)
         decoded_value = value_type.decode(value)
         message = with_keys(f"a stored value of {name} does not fit the mapping's type: ", self._spec.keys)
-        failure = F.raise_error(message).cast(value_type.spark)
+        failure = F.raise_error(message).cast(value_type.spark_type)
         return F.when(value.isNotNull() & decoded_value.isNull(), failure).otherwise(decoded_value)
 
 

@@ -151,7 +151,7 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
         *(F.when(key.isNull(), f"the row key does not fit the mapping: {name}") for name, key in keys.items()),
         *(unstorable_value_reason(name, key) for name, key in keys.items() if name.lower() in partitions),
         F.when(
-            is_put & mapping.undecodable(column, F.col("value")),
+            is_put & mapping.is_undecodable(column, F.col("value")),
             F.concat(F.lit("the value does not fit the type of "), column),
         ),
         *(

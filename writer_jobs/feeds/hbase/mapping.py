@@ -178,7 +178,7 @@ class HBaseMapping:
         ]
         return F.when(name.isin(*self.columns), F.create_map(*targets)[name]).otherwise(column)
 
-    def undecodable(self, column: Column, value: Column) -> Column:
+    def is_undecodable(self, column: Column, value: Column) -> Column:
         """Return whether a value cannot be decoded for its column of the table."""
         is_undecodable = F.expr("false")
         for target in self.targets:

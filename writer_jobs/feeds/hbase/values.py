@@ -57,7 +57,7 @@ class ValueType:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.spark, self._decode = _type_of(name)
+        self.spark_type, self._decode = _type_of(name)
 
     def decode_key(self, value: Column) -> Column:
         """Decode a part of a row key; also null for a text that is not the only spelling of its value.
