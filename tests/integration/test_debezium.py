@@ -108,7 +108,7 @@ def types(batch: DecodedBatch) -> dict[str, str]:
 
 def reasons(batch: DecodedBatch) -> dict[str, str]:
     """Return the reason of each dead letter, by origin."""
-    letters = {row["origin"]: row["reason"] for row in batch.dead.collect()}
+    letters = {row["origin"]: row["reason"] for row in batch.dead_letters.collect()}
     assert len(letters) == batch.dead_count
     return letters
 
@@ -188,7 +188,7 @@ class Feed:
 
     def apply(self, messages: Iterable[Message], **options: Any) -> ChangesResult:
         with decode(frame(self.spark, messages), table=self.writer.log.state()) as batch:
-            dead = {row["origin"]: row["reason"] for row in batch.dead.collect()}
+            dead = {row["origin"]: row["reason"] for row in batch.dead_letters.collect()}
             assert {origin: reason for origin, reason in dead.items() if not origin.startswith(BAD)} == {}
             self.dead |= dead.keys()
             return apply_changes(self.writer, batch.changes, **batch.apply_options, schema_evolution=True, **options)
@@ -506,7 +506,7 @@ def test_operations_are_decoded_and_other_messages_skipped(decoded: Decode) -> N
         1: ("read", False), 2: (None, True), 3: (None, True), 4: (None, True), 5: ("x", False), 6: (None, True),
         7: (None, False),
     }  # fmt: skip
-    assert (batch.keys, batch.count, batch.skipped) == (("id",), 7, 5)
+    assert (batch.keys, batch.count, batch.skipped_count) == (("id",), 7, 5)
     assert batch.newest_source_time == 1_700_000_000.009
 
 
@@ -567,7 +567,7 @@ def test_undecodable_messages_become_dead_letters(decoded: Decode) -> None:
         if not all(part in reason_of.get(str(at), "") for part in expected.split("…"))
     ] == []
     assert {row["id"] for row in rows(batch)} == {2, 3}
-    letters = {row["origin"]: (row["key"], row["value"]) for row in batch.dead.collect()}
+    letters = {row["origin"]: (row["key"], row["value"]) for row in batch.dead_letters.collect()}
     assert {origin: (key and bytes(key), value and bytes(value)) for origin, (key, value) in letters.items()} == {
         origin: (key, value) for key, value, origin in messages
     }
@@ -730,7 +730,7 @@ def test_events_of_other_source_tables_are_filtered(decoded: Decode) -> None:
     bad = message({"id": 1}, b"{", "bad")
     batch = decoded([*orders, *filtered, bad], source_tables=["public.orders_1", "orders_2", "orders_3"])
     assert [(row["of"], row[DELETES]) for row in rows(batch)] == [("orders_1", False), (None, True)]
-    assert (batch.filtered, list(reasons(batch))) == (5, ["bad"])
+    assert (batch.filtered_count, list(reasons(batch))) == (5, ["bad"])
     assert batch.source_tables == ("orders_3", "shop.public.orders_1", "shop.public.orders_2")
     assert decoded(orders[:1]).source_tables == ("shop.public.orders_1",)
     assert decoded([message({"id": 1}, event("c", 1, after={"id": 1}))]).source_tables is None
@@ -795,5 +795,5 @@ def test_negative_control_by_lsn_alone_an_old_snapshot_row_wins(
 
 def test_a_batch_without_changes_is_empty(decoded: Decode) -> None:
     batch = decoded([message({"id": 1}, None), message({"id": 1}, b"{", "bad")])
-    assert (batch.count, batch.dead_count, batch.skipped, batch.newest_source_time) == (0, 1, 1, None)
+    assert (batch.count, batch.dead_count, batch.skipped_count, batch.newest_source_time) == (0, 1, 1, None)
     assert decoded([]).count == 0

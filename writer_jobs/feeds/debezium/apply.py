@@ -102,11 +102,13 @@ def apply_events(
             result = replace(result, newest_at=batch.newest_source_time)
         if batch.dead_count:
             options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata)
-            write_dead_letters(writer, batch.dead, txn, options_of_next_write(options, writer.manager, result.commit))
+            write_dead_letters(
+                writer, batch.dead_letters, txn, options_of_next_write(options, writer.manager, result.commit)
+            )
         return replace(
             result,
             dead_letters=batch.dead_count,
             dead_reason=batch.dead_reason,
-            skipped=batch.skipped,
-            filtered=batch.filtered,
+            skipped=batch.skipped_count,
+            filtered=batch.filtered_count,
         )

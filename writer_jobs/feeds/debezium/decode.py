@@ -116,8 +116,8 @@ class _Batch:
     ) -> None:
         self._envelopes, self._sequence_by = envelopes, sequence_by
         summaries = summarize_schemas(envelopes)
-        self._skipped = sum(summary["skipped"] for summary in summaries)
-        self._filtered = sum(summary["filtered"] for summary in summaries)
+        self._skipped_count = sum(summary["skipped"] for summary in summaries)
+        self._filtered_count = sum(summary["filtered"] for summary in summaries)
         summaries = [summary for summary in summaries if summary["rows"] or summary["truncate"]]
         self._connectors = sorted({name for summary in summaries for name in summary["connectors"]})
         self._source_tables = resolve_source_tables(
@@ -196,13 +196,13 @@ class _Batch:
             keys=columns.keys,
             count=totals["count"] + totals["replaced"],
             event_count=totals["count"],
-            dead=rows.where(~is_good).select("key", "value", "origin", "reason"),
+            dead_letters=rows.where(~is_good).select("key", "value", "origin", "reason"),
             dead_count=totals["dead"],
             dead_reason=totals["reason"],
-            filtered=self._filtered,
+            filtered_count=self._filtered_count,
             source_tables=self._source_tables,
             columns=tuple(columns.types),
-            skipped=self._skipped,
+            skipped_count=self._skipped_count,
             newest_source_time=None if newest is None else newest / 1000,
             order=self._sequence_by or POSITION,
             materialized=materialized,

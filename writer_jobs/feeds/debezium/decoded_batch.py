@@ -26,13 +26,13 @@ class DecodedBatch:
         keys: Columns that together identify a row; empty if there are no changes.
         count: Number of changes; 0 if there is nothing to apply.
         event_count: Number of events with a row. An update that changes a key is one event and two changes.
-        dead: Messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
-        dead_count: Number of rows of :attr:`dead`.
+        dead_letters: Messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
+        dead_count: Number of rows of :attr:`dead_letters`.
         dead_reason: The most frequent reason; None without dead letters.
-        filtered: Number of events of other source tables.
+        filtered_count: Number of events of other source tables.
         source_tables: See :func:`~writer_jobs.feeds.debezium.envelopes.resolve_source_tables`.
         columns: Columns in the schemas of the messages.
-        skipped: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``).
+        skipped_count: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``).
         newest_source_time: Latest ``source.ts_ms`` of the changes, in seconds since the epoch; None without one.
         order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
         materialized: Local checkpoint that :meth:`close` releases.
@@ -43,13 +43,13 @@ class DecodedBatch:
     keys: tuple[str, ...]
     count: int
     event_count: int
-    dead: DataFrame
+    dead_letters: DataFrame
     dead_count: int
     dead_reason: str | None
-    filtered: int
+    filtered_count: int
     source_tables: tuple[str, ...] | None
     columns: tuple[str, ...]
-    skipped: int
+    skipped_count: int
     newest_source_time: float | None
     order: str
     materialized: MaterializedRows = field(repr=False)
