@@ -12,7 +12,7 @@
     ├── TableError (ValueError)                    no Delta table, or one that cannot be written under a lock
     ├── MappingError (ValueError)                  a mapping of cells to columns that is not valid
     ├── SourceError (ValueError)                   source files that are missing or cannot be read
-    ├── FeedError (ValueError)                     messages of a feed that are not changes of rows
+    ├── FeedError (ValueError)                     messages of a feed that cannot be applied as a whole
     ├── RunError (ValueError)                      a run id that was used for other sources, or by another load
     ├── CheckpointError (ValueError)               a stream's checkpoint of another query, or without all its files
     ├── PinError                                   (lock_manager.errors)
@@ -20,7 +20,7 @@
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
     │   │   └── NothingAppliedError                no message of a load or a stream could be applied
-    │   ├── WriteConflictError                     another writer was faster, and the caller forbids a repetition
+    │   ├── WriteConflictError                     another writer was faster, and the write must not be repeated
     │   ├── HeldTooLongError (TimeoutError)        not done in the time that the lock may be held
     │   ├── StreamError                            a stream failed outside of its batches
     │   ├── MaintenanceError                       the store failed during the maintenance of a table
@@ -72,7 +72,7 @@ class SourceError(SluiceError, ValueError):
 
 
 class FeedError(SluiceError, ValueError):
-    """All messages of a feed are refused, because they are not changes of rows: no keys, no order, a truncate."""
+    """The messages of a feed are refused as a whole: they have no keys or no known order, or truncate the table."""
 
 
 class RunError(SluiceError, ValueError):
@@ -146,7 +146,7 @@ class HeldTooLongError(WriteFailedError, TimeoutError):
 
     Attributes:
         waited_seconds: Seconds that the write waited for the lock.
-        held_seconds: Seconds that it held the lock until then.
+        held_seconds: Seconds that the write held the lock before it was cancelled.
 
     """
 
@@ -160,9 +160,9 @@ class CommitUnknownError(WriteFailedError):
     """A write ended, and it is not known whether it was committed.
 
     Attributes:
-        commit_id: Id of the commit in the table's log. For a write of the writer it is ``sluice.commit_id`` in the
-            ``commitInfo`` or the ``userMetadata``, for any other commit ``sluice.attempt`` in the ``commitInfo``.
-            ``sluice log --json`` prints all of them.
+        commit_id: Id of the commit in the table's log. For a write of ``LockedDeltaWriter`` it is
+            ``sluice.commit_id`` in the ``commitInfo`` or the ``userMetadata``, for any other commit ``sluice.attempt``
+            in the ``commitInfo``. ``sluice log --json`` prints all of them.
 
     """
 
@@ -180,7 +180,7 @@ class UnprovenCommitError(LockLostError):
     """A write was committed, but the lock could not be confirmed afterwards.
 
     Attributes:
-        version: Version of the table that the write made.
+        version: Version of the table that the write committed.
         commit_id: Id of the commit.
 
     """

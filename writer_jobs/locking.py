@@ -42,21 +42,21 @@ def locked(
     LockLostError or LockNotHeldError, and that commit is not made. A statement that makes several commits may have made
     earlier ones.
 
-    Inside the block this thread gets the same hold again, by ``locked`` or from a :class:`LockedDeltaWriter`, with any
-    manager of the same ensemble.
+    Inside the block, ``locked`` and the writes of a :class:`LockedDeltaWriter` in this thread use the same hold, with
+    any manager of the same ensemble.
 
-    DROP makes version names free again, so a late commit to the dropped table may land in the next table at the same
-    location. Replace the table instead, or see docs/operate.md ("DROP and CREATE at one place").
+    After a DROP, version files have the same names again. So a late commit to the dropped table may land in the next
+    table at the same location. Replace the table instead, or see docs/operate.md ("DROP and CREATE at one place").
 
     Args:
         spark: A session with the guarded log store, see :func:`attach`.
         table: Location, or name in the catalog; resolved once, before the lock is requested. It need not exist yet.
         partitions: Values of the table's first partition columns by name, such as ``[{"year": 2013, "month": 1}]``.
             Only these partitions are locked, and a commit that touches anything else is refused. The table must exist.
-        manager: Lock manager. By default one for this process, from ``spark.sluice.zookeeper`` or
-            ``SLUICE_ZK_HOSTS`` and so on.
+        manager: Lock manager. By default one that this process shares, with the settings in
+            ``spark.sluice.zookeeper`` and the environment variables ``SLUICE_ZK_HOSTS`` and so on.
         timeout_seconds: Total seconds to wait for the lock; 0 takes the lock only if it is free now. By default the
-            manager's.
+            manager's ``timeout_seconds``.
 
     Raises:
         GuardMissingError, UnsupportedSessionError: See :func:`attach`.
@@ -106,8 +106,8 @@ def locked_all(
             yield hold
         except Exception as error:
             if is_conflict(error):
-                # Another writer has committed: one without the lock, or the next holder of a lock that is lost. Raises
-                # LockLostError in the second case.
+                # Another writer has committed: one without the lock, or the next holder of a lock that is lost. In the
+                # second case check() raises LockLostError.
                 hold.check()
             raise
     write_due_checkpoints(spark, manager)

@@ -39,10 +39,10 @@ from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog
 
-_BATCHES = "spark.databricks.delta.optimize.batchSize"
-_SMALL = "spark.databricks.delta.optimize.minFileSize"
-_TARGET = "spark.databricks.delta.optimize.maxFileSize"
-_REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
+_BATCH_SIZE_SETTING = "spark.databricks.delta.optimize.batchSize"
+_MIN_FILE_SIZE_SETTING = "spark.databricks.delta.optimize.minFileSize"
+_MAX_FILE_SIZE_SETTING = "spark.databricks.delta.optimize.maxFileSize"
+_REPARTITION_SETTING = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 
 
 class LockedDeltaWriter:
@@ -56,9 +56,9 @@ class LockedDeltaWriter:
             writer.delete("year < 2010", lock="partitions")
             writer.merge(news, "t.day = s.day AND t.id = s.id", alias="t").whenMatchedUpdateAll().execute()
 
-    A write that returns is in the table: the commit guard allowed its commit while the lock stood. Appends and rewrites
-    hold the lock for their commit alone (docs/gate.md), other operations over the whole write. If a writer without the
-    lock is faster, the write is repeated, with at most three attempts.
+    A write that returns is in the table: the commit guard allowed its commit while the lock stood. By default, appends
+    and rewrites hold the lock for their commit alone (docs/gate.md), other operations over the whole write. If a writer
+    without the lock is faster, the write is repeated, with at most three attempts.
 
     :class:`~writer_jobs.WriteOptions` documents the keyword arguments that all operations share, and :meth:`append` the
     errors. With ``lock="partitions"`` an operation reads its rows once more to find the partitions that it touches.
@@ -70,11 +70,12 @@ class LockedDeltaWriter:
         spark: A classic session with Delta; :func:`writer_jobs.build_session` builds one.
         manager: Lock manager; the writer does not close it.
         table: Location (URI or path; the first append creates the table if there is nothing), or name in the catalog,
-            which is resolved once, now.
+            which is resolved once, when the writer is created.
 
     Raises:
         UnsupportedSessionError: The session is of Spark Connect.
-        GuardMissingError: The session has no guarded log store; see :func:`attach`. An UnsupportedSessionError.
+        GuardMissingError: The session has no guarded log store; see :func:`attach`. A subclass of
+            UnsupportedSessionError.
         TableError: The location has files but no Delta table, or a catalog decides the table's commits.
         StorageError: The location cannot be read.
 
@@ -90,7 +91,7 @@ class LockedDeltaWriter:
         #: Canonical URI, under which the table is locked.
         self.table = canonical_table_uri(self.log.location)
         self._cancelled = threading.Event()
-        self._changed = threading.Condition()
+        self._state_changed = threading.Condition()
         self._executions: list[Execution] = []
         self._side_writers: dict[str, LockedDeltaWriter] = {}
 
@@ -118,7 +119,7 @@ class LockedDeltaWriter:
         Args:
             df: The rows. A plan that reads the table itself runs under the lock too, so it sees the newest version;
                 with a lock on partitions, the newest rows of these partitions only.
-            partition_by: Partition columns of a new table. For an existing table: its own, or none.
+            partition_by: Partition columns of a new table. For an existing table, the table's own or none.
             options: Options of Delta's writer, such as ``mergeSchema``. The commit keeps the caller's ``userMetadata``
                 under ``user``.
             txn: ``(txnAppId, txnVersion)``. If the version is not above the last one of that application, nothing is
@@ -128,18 +129,18 @@ class LockedDeltaWriter:
         Raises:
             LockTimeoutError, LockCancelledError, EnsembleUnavailableError, ClosedError: The lock was not acquired;
                 nothing was written.
-            LockLostError: The lock was lost before the write or during it, which ended its Spark jobs; nothing was
-                written.
+            LockLostError: The lock was lost before the write or during it. The write's Spark jobs were cancelled, and
+                nothing was written.
             LockNotHeldError: The write touched partitions that are not locked; nothing was written.
-            UnguardedError: ``lock`` is partitions, and the commits of this session are not guarded.
+            UnguardedError: ``lock`` requests partitions, and the commits of this session are not guarded.
             UnprovenCommitError: The write was committed, but the lock could not be confirmed afterwards. A
-                LockLostError.
+                subclass of LockLostError.
             WriteFailedError: Nothing was written; SchemaMismatchError if the rows do not fit the table.
-            CommitUnknownError: It is not known whether the write was committed. A WriteFailedError.
+            CommitUnknownError: It is not known whether the write was committed. A subclass of WriteFailedError.
             TableError: The table's log is damaged, or a catalog decides its commits; nothing was written.
             StorageError: The table's log cannot be read; nothing was written.
             ResourceError: ``lock`` has a partition column or a value that the table cannot have.
-            ValueError: ``options`` has an option that is an argument of this method, or an argument is not valid.
+            ValueError: ``options`` has an option for which this method has an argument, or an argument is not valid.
             TypeError: A keyword argument does not exist.
 
         An interrupt (Ctrl-C) cancels the Spark jobs and is raised after the write has ended in the JVM: the lock is
@@ -177,20 +178,20 @@ class LockedDeltaWriter:
             partition_by: Partition columns of a new table.
             options: Options of Delta's writer, such as ``overwriteSchema``, which needs the lock on the table.
             txn: See :meth:`append`.
-            write_options: See :class:`~writer_jobs.WriteOptions`. The whole table is overwritten with ``lock="table"``
-                only.
+            write_options: See :class:`~writer_jobs.WriteOptions`. Overwriting the whole table needs ``lock="table"``.
 
         Raises:
-            ValueError: Both ``replace_where`` and ``dynamic`` are given, or neither, and ``lock`` is not ``"table"``.
+            ValueError: Both ``replace_where`` and ``dynamic`` are given; or neither is given, and ``lock`` is not
+                ``"table"``.
             SluiceError: See :meth:`append`.
 
         """
         if replace_where is not None and dynamic:
             raise ValueError("replace_where and dynamic exclude each other: leave one out")
         if replace_where is None and not dynamic and write_options.get("lock", "table") != "table":
-            raise ValueError("the whole table is overwritten with lock='table' only")
+            raise ValueError("overwriting the whole table needs lock='table': set it, or pass replace_where or dynamic")
 
-        # With it, the table gets the partition columns and types of the write.
+        # With overwriteSchema, the table gets the partition columns and types of the write.
         overwrites_schema = has_option(options, OVERWRITE_SCHEMA)
 
         def operation(target: LockTarget, state: TableState | None) -> Operation:
@@ -246,7 +247,7 @@ class LockedDeltaWriter:
         """Change the rows that match a condition.
 
         Args:
-            assignments: New values by column, as SQL or columns. If a row gets into a partition that is not locked, the
+            assignments: New values by column, as SQL or columns. If a row moves to a partition that is not locked, the
                 write is refused: changing a partition column needs the lock on the table, or on both partitions.
             condition, write_options: See :meth:`delete`.
 
@@ -265,7 +266,7 @@ class LockedDeltaWriter:
         return self._run_where(condition, operation, check_options("update", write_options, lock_during="write"))
 
     def merge(self, source: DataFrame, condition: str | Column, *, alias: str = "target") -> LockedMerge:
-        """Return a builder with the methods of Delta's own, which merges a source into the table under the lock.
+        """Return a builder like Delta's own, with which a source is merged into the table under the lock.
 
         ::
 
@@ -298,7 +299,7 @@ class LockedDeltaWriter:
             settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
             if state is not None and any("." in name for name in state.partition_columns):
                 # Delta repartitions by the names without quotes (MergeIntoCommandBase.writeFiles, v4.4.0).
-                settings[_REPARTITION] = "false"
+                settings[_REPARTITION_SETTING] = "false"
             session = session_with(self._spark, settings) if settings else self._spark
             return Operation(
                 lambda location, _: plan.run(session, location, target.predicate(plan.alias)), txn=txn, reads=plan.reads
@@ -319,10 +320,10 @@ class LockedDeltaWriter:
         Args:
             where: SQL predicate on partition columns; the whole table by default.
             zorder_by: Columns to order the rows by, in Z-order.
-            target_size: Bytes of a compacted file; files below half of that are compacted. By default by Delta's
-                settings, 1 GiB.
+            target_size: Size of a compacted file in bytes; files smaller than half of it are compacted. By default both
+                sizes are those of Delta's settings, 1 GiB.
             rewrite_options: See :class:`~writer_jobs.RewriteOptions`. With a lock on partitions, files of other
-                partitions stay. ``lock_during`` is ``"commit"`` by default.
+                partitions stay unchanged. ``lock_during`` is ``"commit"`` by default.
 
         Raises:
             GuardMissingError: The commits of this session are not guarded.
@@ -352,11 +353,11 @@ class LockedDeltaWriter:
         target_size: int | None = None,
         **rewrite_options: Unpack[RewriteOptions],
     ) -> CommitResult:
-        """Rewrite files that have deleted rows or dropped columns without these rows and columns.
+        """Remove deleted rows and dropped columns from data files, by rewriting the files that have any.
 
         Args:
             where: SQL predicate on partition columns; the whole table by default.
-            target_size: Largest size of a new file in bytes. By default by Delta's settings, 1 GiB.
+            target_size: Largest size of a new file in bytes. By default the size of Delta's settings, 1 GiB.
             rewrite_options: See :meth:`optimize`.
 
         Raises:
@@ -381,7 +382,7 @@ class LockedDeltaWriter:
         meanwhile are no conflict, and stay. If a writer removes one of the files meanwhile, that is a conflict.
 
         Args:
-            keep: Returns the rows to keep, given all rows, with the same columns. It may be called again.
+            keep: Function that gets all rows and returns those to keep, with the same columns. It may be called again.
             rewrite_options: See :meth:`optimize`. ``lock`` must be ``"table"``.
 
         Raises:
@@ -390,7 +391,7 @@ class LockedDeltaWriter:
 
         """
         if rewrite_options.get("lock", "table") != "table":
-            raise ValueError("all rows of the table are rewritten with lock='table' only")
+            raise ValueError("rewrite reads and replaces all rows of the table: use lock='table'")
 
         def rewrite(location: str, _: str | None) -> None:
             # The read and the write are in one transaction, so Delta reads the version that the write replaces.
@@ -402,11 +403,13 @@ class LockedDeltaWriter:
         return self._rewrite(rewrite, None, options)
 
     def _optimizing_session(self, target_size: int | None) -> SparkSession:
-        if self._spark.conf.get(_BATCHES, None) is not None:
-            raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
+        if self._spark.conf.get(_BATCH_SIZE_SETTING, None) is not None:
+            raise ValueError(f"with {_BATCH_SIZE_SETTING} one OPTIMIZE makes several commits: unset it")
         if target_size is None:
             return self._spark
-        return session_with(self._spark, {_SMALL: str(target_size // 2), _TARGET: str(target_size)})
+        return session_with(
+            self._spark, {_MIN_FILE_SIZE_SETTING: str(target_size // 2), _MAX_FILE_SIZE_SETTING: str(target_size)}
+        )
 
     def _rewrite(
         self, rewrite: Callable[[str, str | None], None], where: str | None, options: RewriteOptions
@@ -421,7 +424,10 @@ class LockedDeltaWriter:
     def _run_where(
         self, condition: str | None, operation_on: Callable[[str | None], Operation], options: RewriteOptions
     ) -> CommitResult:
-        """Run an operation on the rows of the lock target that match a condition, given the predicate of these rows."""
+        """Run an operation on the rows of the lock target that match a condition.
+
+        ``operation_on`` returns the operation for the predicate of these rows.
+        """
 
         def operation(target: LockTarget, state: TableState | None) -> Operation:
             self._refuse_clock_changes(state)
@@ -430,9 +436,9 @@ class LockedDeltaWriter:
         return self._run(operation, lambda state: self._partitions_of(condition, state), options, reads_table=True)
 
     def side_writer(self, suffix: str) -> LockedDeltaWriter:
-        """Return the writer of a side table, whose location is this table's with a suffix.
+        """Return the writer of the side table whose location is this table's location with a suffix.
 
-        :meth:`give_up` and :meth:`cancel` of this writer also end the side table's writes.
+        :meth:`give_up` and :meth:`cancel` of this writer also apply to the side table's writes.
 
         Args:
             suffix: Suffix of the side table's location.
@@ -441,11 +447,11 @@ class LockedDeltaWriter:
             TableError, StorageError: See :class:`LockedDeltaWriter`.
 
         """
-        with self._changed:
+        with self._state_changed:
             if (writer := self._side_writers.get(suffix)) is not None:
                 return writer
         writer = LockedDeltaWriter(self._spark, self._manager, self.location.rstrip("/") + suffix)
-        with self._changed:
+        with self._state_changed:
             writer = self._side_writers.setdefault(suffix, writer)
         if self._cancelled.is_set():
             writer.cancel()
@@ -463,39 +469,41 @@ class LockedDeltaWriter:
         A write that waits for the lock raises LockCancelledError, as does any other request for this table's lock
         through the same manager. A write that holds the lock raises WriteFailedError, unless its commit was faster. Do
         not call this in a signal handler, but in a thread that the handler starts: the interrupted thread may hold a
-        lock that is needed here.
+        mutex that this method needs.
         """
         self._cancelled.set()
         for writer in self._all_side_writers():
             writer.cancel()
         while True:
             self._manager.cancel(self.table)
-            with self._changed:
+            with self._state_changed:
                 for execution in self._executions:
                     execution.cancel_jobs()
-                if not self._changed.wait_for(lambda: not self._executions, CANCEL_AGAIN_SECONDS):
+                if not self._state_changed.wait_for(lambda: not self._executions, CANCEL_AGAIN_SECONDS):
                     continue
             return
 
     def _all_side_writers(self) -> list[LockedDeltaWriter]:
-        with self._changed:
+        with self._state_changed:
             return list(self._side_writers.values())
 
     @contextmanager
     def _cancellable(self, execution: Execution) -> Iterator[None]:
-        """Let :meth:`cancel` cancel a write; after it, without its lock, write the checkpoint that it made due."""
-        with self._changed:
+        """Let :meth:`cancel` cancel a write. After the write, without its lock, write the checkpoints that are due."""
+        with self._state_changed:
             self._executions.append(execution)
         try:
             yield
         finally:
-            with self._changed:
+            with self._state_changed:
                 self._executions.remove(execution)
-                self._changed.notify_all()
+                self._state_changed.notify_all()
         try:
             write_due_checkpoints(self._spark, self._manager)
         except BaseException as interrupt:
-            interrupt.add_note(f"the write to {self.table} has ended: look for {execution.write_id}")
+            interrupt.add_note(
+                f"the write to {self.table} has ended: look for the commit id {execution.write_id} in `sluice log`"
+            )
             raise
 
     def _run(
@@ -506,7 +514,7 @@ class LockedDeltaWriter:
         *,
         reads_table: bool = False,
     ) -> CommitResult:
-        # Made for each write: a test may have replaced the writer's log.
+        # Created for each write: a test may have replaced the writer's log.
         context = WriterContext(
             spark=self._spark,
             manager=self._manager,
@@ -518,9 +526,9 @@ class LockedDeltaWriter:
         return LockedOperation(context, operation_for, find_partitions, options, reads_table).run()
 
     def _storable(self, df: DataFrame, state: TableState | None, partition_by: Sequence[str]) -> DataFrame:
-        """Return rows that fail the write if Delta would not store their partition values as they are."""
+        """Return the rows with a check: the write fails if Delta would store another partition value than a row has."""
         partitions = partition_types(state, partition_by, df.schema)
-        # Delta generates columns that the rows lack.
+        # The rows may lack partition columns that Delta generates.
         table_partitions = {} if state is None else state.partition_types
         refuse_clock_changes(df.sparkSession, self.table, {**table_partitions, **partitions})
         return with_storable_values(df, partitions)
@@ -536,6 +544,6 @@ class LockedDeltaWriter:
 
 
 def _and(predicate: str | None, condition: str | None) -> str | None:
-    """Join an SQL predicate and a user's condition with AND; each of them may be missing."""
+    """Join an SQL predicate and a user's condition with AND; either may be None."""
     # The user's condition may end with a comment.
     return f"{predicate} AND ({condition}\n)" if predicate and condition else predicate or condition

@@ -30,7 +30,7 @@ WITH_CHANGES = (
     "TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
 )
 FIRST_ROW = "INSERT INTO {t} VALUES (0, 0)"
-READS_THE_TABLE = "it reads the table itself"
+READS_THE_TABLE = "the write reads the table itself"
 
 
 @dataclass(kw_only=True)

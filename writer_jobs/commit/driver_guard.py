@@ -53,7 +53,7 @@ def attach(spark: SparkSession) -> None:
     if not isinstance(context._gateway, ClientServer):  # noqa: SLF001
         raise GuardMissingError(
             "a lock is bound to the thread that has it, and with PYSPARK_PIN_THREAD=false Java does not know Python's "
-            "threads: leave that variable out"
+            "threads: unset that variable"
         )
     if isinstance(jvm.io.deltasluice.storage.Guard, JavaPackage):
         raise GuardMissingError(
@@ -78,11 +78,12 @@ def attach(spark: SparkSession) -> None:
         spark.conf.set(COMMIT_LOCK, "false")
     auto_compact = spark.conf.get(AUTO_COMPACT, None)
     if auto_compact is None:
-        # A table's own property would turn it on: it commits again inside the first commit, and hides its errors.
+        # Otherwise a table property can turn it on. Auto-compaction commits a second time inside the first commit, and
+        # hides its errors.
         spark.conf.set(AUTO_COMPACT, "false")
     elif auto_compact.strip().lower() != "false":
         log.warning(
-            "%s=%s: a compaction that the guard refuses is not reported; leave it out, and compact under a lock",
+            "%s=%s: a compaction that the guard refuses is not reported; remove this setting, and compact under a lock",
             AUTO_COMPACT,
             auto_compact,
         )
@@ -136,11 +137,11 @@ def guard_mode(spark: SparkSession) -> str:
 def _guard_kernel(context: SparkContext) -> None:
     """Make Delta Kernel commit through the guarded log store, too; it has one setting for each URI scheme."""
     jvm: Any = context._jvm  # noqa: SLF001
-    unguarded = jvm.io.deltasluice.storage.KernelLogStores.guard(context._jsc.hadoopConfiguration())  # noqa: SLF001
-    if unguarded:
+    unguarded_settings = jvm.io.deltasluice.storage.KernelLogStores.guard(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    if unguarded_settings:
         raise GuardMissingError(
-            f"this session has Delta Kernel commit past the guarded log store (set: {', '.join(unguarded)}): leave "
-            f"these settings out, or set each to {LOG_STORE}"
+            f"Delta Kernel bypasses the guarded log store because of {', '.join(unguarded_settings)}: remove these "
+            f"settings, or set each to {LOG_STORE}"
         )
 
 

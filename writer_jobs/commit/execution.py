@@ -32,9 +32,9 @@ _TICKET_PROPERTY, _WRITE_PROPERTY = "spark.sluice.ticket", "spark.sluice.write"
 class WriteThread:
     """The thread of one write, whose caller waits until it has ended.
 
-    An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and waited
-    for, so that nothing is committed after the lock is released. Whether the write runs is known at every time, also
-    when the start of the thread is interrupted.
+    An interrupt ends a call into the JVM in Python, but not in the JVM. In a thread of its own the write can be
+    cancelled and waited for, so that nothing is committed after the lock is released. Whether the write runs is known
+    at every time, also when the start of the thread is interrupted.
 
     Attributes:
         has_ended: Whether the write has ended, or will never begin.
@@ -50,7 +50,7 @@ class WriteThread:
         self._write = write
         self._cancel = cancel
         self._begun = False
-        # No Condition, which an exception of a signal handler can leave half taken.
+        # Not a Condition: an exception in a signal handler can leave a Condition half acquired.
         self._begin_lock = _thread.allocate_lock()
         self._events: SimpleQueue[None] = SimpleQueue()
         # Inherits the caller's Spark properties.
@@ -77,7 +77,8 @@ class WriteThread:
         """Wait until the write has ended, or a condition is true.
 
         Args:
-            is_reached: The condition. It is called after each :meth:`wake`, and every ``CANCEL_AGAIN_SECONDS``.
+            is_reached: Returns whether the condition is true. It is called after each :meth:`wake`, and every
+                ``CANCEL_AGAIN_SECONDS``.
             should_cancel: Called as often. Once it returns true, or after an interrupt, the Spark jobs are cancelled.
 
         """
@@ -179,7 +180,7 @@ class Execution:
             finally:
                 on_end()
 
-        # Before the thread begins: its first commit may wake it.
+        # Set before the thread begins, because its first commit may call wake().
         self._thread = WriteThread(write, f"sluice-write-{self.write_id}", self.cancel_jobs)
         self._thread.begin()
         return self._thread

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class StagedWrite:
     """One write through the gate, in a session whose guard is in ``required`` mode.
 
-    ``snapshot`` is the table as the operation was planned for it.
+    ``snapshot`` is the snapshot of the table for which the operation was planned.
 
     Attributes:
         waited_seconds: Seconds that the write waited for the lock, whether it was acquired or not.
@@ -100,7 +100,7 @@ class StagedWrite:
         # Checked before the lock: a writer that changes the partitioning from now on is in conflict with this commit.
         if target.schema is not None:
             refuse_other_partitioning(context.log.snapshot(), target.schema)
-        # The transaction began with the newest version, and the driver has read no older one since.
+        # The transaction began with the newest version, so the driver has loaded that version or a newer one.
         if not context.log.known_snapshot().has_same_partitioning(self._snapshot):
             raise NotStagedError(f"{context.table} has other partition columns by now")
         requested_at = time.monotonic()
@@ -121,7 +121,7 @@ class StagedWrite:
             if ticket.committed is None:
                 raise
             # The commit passed while the hold stood. The next holder comes after it, even if the hold is lost now.
-            log.warning("after the commit: %s", error)
+            log.warning("the commit to %s is stored, but its lock failed afterwards: %s", context.table, error)
 
     def _grant(self, bound: GuardedHold, thread: WriteThread) -> None:
         """Grant the ticket, and wait for the outcome of the put."""
@@ -131,7 +131,7 @@ class StagedWrite:
             try:
                 ticket.grant(bound)
             finally:
-                # Also after an interrupt: the lock is not released while this may commit.
+                # Also after an interrupt: the lock is not released while the write may commit.
                 thread.wait(lambda: ticket.committed is not None)
             if ticket.committed is not None:
                 bound.hold.record_commit(ticket.committed["version"], self._context.table)
@@ -162,7 +162,9 @@ class StagedWrite:
         if committed is not None:
             commit = Commit.of(committed["version"], committed["metrics"])
             if failure is not None:
-                log.warning("version %d of %s is committed; after that: %s", commit.version, table, failure)
+                log.warning(
+                    "version %d of %s is committed, but Delta failed afterwards: %s", commit.version, table, failure
+                )
             interrupt = interrupt or (problem if not isinstance(problem, SluiceError) else None)
             if interrupt is not None:
                 interrupt.add_note(f"the write to {table} had been committed, as version {commit.version}")

@@ -64,7 +64,7 @@ def _read_facts(spark: SparkSession, location: str, operation: Operation) -> Map
     # Delta takes the settings of the rows' session.
     rows_session = None if operation.session in (None, spark) else operation.session._jsparkSession  # noqa: SLF001
     # Delta refuses a value of another type.
-    reads = [_in_jvm(read) for read in operation.reads if isinstance(read, str | DataFrame | Column)]
+    reads = [_java_object(read) for read in operation.reads if isinstance(read, str | DataFrame | Column)]
     jvm_facts = log_store(spark, "StagingFacts")
     # A driver whose guard is off may lack our log store.
     with suppress(Py4JError, *JVM_ERRORS):
@@ -74,7 +74,7 @@ def _read_facts(spark: SparkSession, location: str, operation: Operation) -> Map
     return None
 
 
-def _in_jvm(read: Read) -> Any:
+def _java_object(read: Read) -> Any:
     if isinstance(read, str):
         return read
     return read._jdf if isinstance(read, DataFrame) else read._jc  # noqa: SLF001
@@ -89,18 +89,18 @@ def _settings_reason(settings: Mapping[str, str | None]) -> str | None:
 
 
 def _options_reason(operation: Operation) -> str | None:
-    return "it may change the schema" if has_option(operation.options, MERGE_SCHEMA, OVERWRITE_SCHEMA) else None
+    return "the write may change the schema" if has_option(operation.options, MERGE_SCHEMA, OVERWRITE_SCHEMA) else None
 
 
 def _table_reason(facts: Mapping[str, Any], operation: Operation) -> str | None:
     if facts["hooks"]:
-        return f"Delta runs after each commit to it: {', '.join(facts['hooks'])}"
+        return f"Delta runs hooks after each commit to the table: {', '.join(facts['hooks'])}"
     # Timestamps and identities of rows that are in the table already do not change.
     if operation.keeps_rows:
         return None
     if facts["in_commit_timestamps"]:
         return "the table's commits have in-commit timestamps"
-    return "the table counts identities" if facts["identity"] else None
+    return "the table has an identity column" if facts["identity"] else None
 
 
 def _reads_reason(facts: Mapping[str, Any], location: str) -> str | None:
@@ -108,11 +108,11 @@ def _reads_reason(facts: Mapping[str, Any], location: str) -> str | None:
     table = canonical_table_uri(location)
     for read in facts["reads"]:
         if "unknown" in read:
-            return f"it may read the table: {read['unknown']}"
+            return f"the write may read the table: {read['unknown']}"
         # The table's id recognizes names of the table that paths do not, such as an alias of a bucket.
         is_table = facts["table_id"] is not None and read.get("table_id") == facts["table_id"]
         if is_table or any(_overlaps(root, table) for root in read["roots"]):
-            return "it reads the table itself"
+            return "the write reads the table itself"
     return None
 
 

@@ -65,7 +65,8 @@ def guarded(
         hold: Exclusive hold of the table.
         metadata: JSON values that every commit records in addition to the hold.
         schema: Partition columns of the table, if the hold locks partitions.
-        any_ensemble: Whether to skip the check of the table's adoption against the hold, to move the table.
+        any_ensemble: Whether to skip the check of the table's adoption against the hold; needed to move the table to
+            another ensemble.
 
     Raises:
         AdoptionMismatchError: The table is adopted by another ensemble or under another name than the hold's;
@@ -92,8 +93,9 @@ def guarded(
         refuse_other_partitioning(snapshot, schema)
         return snapshot, adoption
 
-    # Checked before any intent is settled: if the hold does not count for this table, another writer may be at work. A
-    # thread of a block gets checksums that other writers have not stored yet; without them Delta reads the whole state.
+    # Checked before any intent is settled: if the hold does not count for this table, another writer may be at work.
+    # The log store derives missing checksums for a thread that is bound to a block; without them Delta computes the
+    # state.
     with _bound_thread(spark, bound):
         snapshot, adoption = load()
     with _bound(spark, bound):
@@ -132,13 +134,13 @@ def guarded_commit(
 ) -> Iterator[GuardedHold]:
     """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
 
-    The adoption that the transaction has read counts. If it has changed since, the table's metadata has changed, which
-    is a conflict for every transaction of Delta; and a second transaction has no turn with the same ticket.
+    The adoption that the transaction has read is checked. If the adoption has changed since then, the table's metadata
+    has changed, so Delta's commit fails with a conflict. A ticket lets no second transaction commit.
 
     Args:
         metadata, schema: See :func:`guarded`.
-        hold: Exclusive hold of the table, acquired after the commit came to the gate.
-        ticket: Ticket of the commit; to be granted in the block.
+        hold: Exclusive hold of the table, acquired after the commit reached the gate.
+        ticket: Ticket of the commit. The caller grants it in the block.
         before_commit: Called first, in this thread, whose statements the guard allows as in :func:`guarded`.
 
     Raises:
@@ -158,8 +160,8 @@ def guarded_commit(
         refuse_other_partitioning(snapshot, schema)
         return refuse_other_ensemble(hold, snapshot)
 
-    # The staged commit itself meets Delta's conflict if the table was moved to another ensemble since it was staged.
-    # Other commits of this block do not.
+    # The staged commit itself fails with Delta's conflict if the table was moved to another ensemble since it was
+    # staged. Other commits of this block do not.
     if before_commit is not None or hold.intents_of(bound.table).unfinished:
         adoption = load_adoption()
         if _settle_unfinished_intents(spark, table_log, bound):
@@ -261,7 +263,7 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
 
 @contextmanager
 def _only_logged(hold: Hold) -> Iterator[None]:
-    """Log an error where the JVM may be gone, or Spark was stopped: the body's own error reports that."""
+    """Log errors instead of raising them: if the JVM is gone or Spark was stopped, the body's error reports that."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 (any error)
@@ -275,8 +277,8 @@ def recorded_puts(spark: SparkSession, bound: GuardedHold, write_id: str | None 
     another transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
     ``pending``.
     """
-    names = bound.allowed_puts.keys() if write_id is None else bound.puts_of(write_id)
-    return [put for put in _puts_under(spark, bound.hold) if put["attempt"] in names] if names else []
+    attempt_names = bound.allowed_puts.keys() if write_id is None else bound.puts_of(write_id)
+    return [put for put in _puts_under(spark, bound.hold) if put["attempt"] in attempt_names] if attempt_names else []
 
 
 def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
@@ -287,7 +289,8 @@ def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
 def _settle(spark: SparkSession, bound: GuardedHold) -> None:
     """Record which attempts under the hold have an outcome, and make the log store forget them when all have one.
 
-    An attempt belongs to the hold and the table, not to this block: one that an earlier block left open stays open.
+    An attempt belongs to the hold and the table, not to this block. An attempt that an earlier block left open stays
+    open.
     """
     hold, other_blocks = bound.hold, driver_guard.GUARD.sibling_blocks(bound)
     intents = hold.intents_of(bound.table)
@@ -303,7 +306,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
 def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
     """Make sure that no put of an earlier block can still succeed; return whether any intent is settled now.
 
-    Such a put is of an earlier hold that left its intent unfinished, or is of this very hold and got no answer.
+    Such a put belongs to an earlier hold that left its intent unfinished, or belongs to this hold and got no answer.
     """
     intents = bound.hold.intents_of(bound.table)
     busy = {attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)}

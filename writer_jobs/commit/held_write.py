@@ -18,6 +18,7 @@ from writer_jobs.commit.outcome import Outcome, failed_write
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.adoption import refuse_other_ensemble
 from writer_jobs.delta.jvm_errors import error_reason, is_conflict
+from writer_jobs.delta.session import GUARD_MODE
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import GuardMissingError, HeldTooLongError, UnprovenCommitError, WriteFailedError
@@ -32,8 +33,8 @@ class HeldWrite:
 
     Args:
         bound: The block of the write under the hold; None if the commit guard does not guard this session.
-        at_most_seconds: Seconds that the hold may last before the write is cancelled; None: no limit. A commit that is
-            being made by then is made.
+        at_most_seconds: Seconds that the hold may last before the write is cancelled; None: no limit. A commit whose
+            put was sent by then is completed.
 
     """
 
@@ -64,7 +65,7 @@ class HeldWrite:
         table, txn = self._context.table, self._operation.txn
         if txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]:
             return CommitResult.of(self._execution, self._hold, None)
-        # A hold that was lost while the write waited for it, or during before_write, writes nothing.
+        # Nothing is written if the hold was lost while the write waited for it, or during before_write.
         self._hold.check()
         if self._context.is_cancelled():
             raise LockCancelledError(resource=table)
@@ -94,15 +95,16 @@ class HeldWrite:
             raise self._held_too_long("no time was left to begin it")
         if not self._operation.takes_metadata and (self._bound is None or guard_mode(self._context.spark) != REQUIRED):
             raise GuardMissingError(
-                f"nothing was done to {self._context.table}: the commit of this operation is found by what the commit "
-                "guard records in it, and the guard is off or only observes in this session; use append or overwrite, "
-                "or required mode"
+                f"nothing was done to {self._context.table}: the commit of this operation can be found only by the id "
+                f"that the commit guard records in it, and {GUARD_MODE} is {guard_mode(self._context.spark)}: set it to "
+                f"{REQUIRED}, or use append or overwrite"
             )
 
     def _write(self) -> tuple[BaseException | None, BaseException | None]:
         """Write, and repeat the write after a conflict with another writer, as long as this hold stands.
 
-        The exception that ended the write is returned, and the exception that interrupted the wait for it.
+        Return the exception that ended the write, and the exception that interrupted the wait for it; None if there is
+        none.
         """
         for attempt_number in range(1, _ATTEMPTS + 1):
             attempt, stamps_note = self._execution.new_attempt(), not self._operation.takes_metadata
@@ -115,7 +117,7 @@ class HeldWrite:
                 break
             log.warning("another writer has changed %s meanwhile: writing again", self._context.table)
             if self._bound is not None:
-                # Its commit may have bound the table to another ensemble, whose lock counts from now on.
+                # The other writer's commit may have bound the table to another ensemble, whose lock counts from now on.
                 refuse_other_ensemble(self._hold, self._context.log.snapshot())
         if isinstance(failure, NotStagedError):
             # The lock was held throughout, so the write cannot be repeated in a safer way.
@@ -123,7 +125,7 @@ class HeldWrite:
         return failure, interrupt
 
     def _should_cancel(self) -> bool:
-        """Return whether to cancel the running write: not for its duration, once its put was sent.
+        """Return whether to cancel the running write. Once its put was sent, its duration is no reason to cancel it.
 
         Delta's hooks run after the put, and a hook that is cancelled may leave a manifest without the commit's files.
         """

@@ -23,7 +23,7 @@ from writer_jobs.delta.table_log import DeltaTableLog
 
 _log = logging.getLogger(__name__)
 
-# SQL's names of types that Delta's schema names otherwise.
+# SQL's name of each type that has another name in Delta's schema.
 _SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
 _WHOLE_NUMBER = re.compile(r"-?\d+")
 # How quotes and backslashes are read depends on the session. Spark substitutes ${…} before it parses.
@@ -33,10 +33,11 @@ Lock = Literal["table", "partitions"] | Collection[Mapping[str, object]]
 """The caller's choice: lock the whole table, the partitions that the write touches, or these partitions."""
 
 Partitions = Collection[Mapping[str, object]]
-"""Partitions by column."""
+"""Partitions, each a mapping of column names to values."""
 
 PartitionFinder = Callable[[TableState], Partitions | None]
-"""Returns the partitions that a write touches, at most one more than can be locked one by one; None: any."""
+"""Returns the partitions that a write touches, at most one more than can be locked one by one; None if it may
+touch any."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class LockTarget:
     def predicate(self, alias: str | None = None) -> str | None:
         """Return the SQL predicate of the rows in the target's partitions; None for the whole table.
 
-        It consists of literals only, so that Delta sees that a commit to other partitions is no conflict.
+        It compares columns with literals only, so that Delta sees that a commit to other partitions is no conflict.
         """
         if self.partitions is None or self.schema is None:
             return None
@@ -110,7 +111,7 @@ def find_lock_target(log: DeltaTableLog, lock: Lock, find_partitions: PartitionF
 
     Raises:
         TableError, ResourceError: The table has no such partitions.
-        ValueError: ``lock`` is another word.
+        ValueError: ``lock`` is a string other than ``"table"`` and ``"partitions"``.
 
     """
     if not isinstance(lock, str):
@@ -132,7 +133,7 @@ def find_lock_target(log: DeltaTableLog, lock: Lock, find_partitions: PartitionF
     try:
         return LockTarget.of(log, partitions, snapshot)
     except ResourceError as error:
-        _log.warning("locking the whole table: %s", error)
+        _log.warning("locking the whole table %s: %s", log.location, error)
         return LockTarget.of(log, None)
 
 
@@ -143,7 +144,7 @@ def rows_within(spark: SparkSession, target: LockTarget, bounds: Column) -> Data
 
 
 def partitions_of_rows(
-    df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None
+    df: DataFrame, state: TableState, column_expressions: Mapping[str, Column] | None = None
 ) -> Partitions | None:
     """Return the distinct partitions of rows, at most one more than can be locked; None if they cannot be known.
 
@@ -151,17 +152,17 @@ def partitions_of_rows(
     their text is ambiguous where clocks are put back.
 
     Args:
-        names: Expression on the rows for each partition column; by default the rows' column of that name.
+        column_expressions: Expression on the rows for each partition column; by default the rows' column of that name.
 
     """
     row_columns = {name.lower() for name in df.columns}
-    if names is None and any(name.lower() not in row_columns for name in state.partition_columns):
+    if column_expressions is None and any(name.lower() not in row_columns for name in state.partition_columns):
         # Delta computes missing columns (generated columns), or refuses the rows.
         return None
-    expressions = names or {name: col(quoted(name)) for name in state.partition_columns}
+    expressions = column_expressions or {name: col(quoted(name)) for name in state.partition_columns}
     types = {name: state.schema[name].dataType for name in state.partition_columns if name in expressions}
-    moments = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
-    values = {name: expressions[name].cast(kind) for name, kind in types.items()}
+    moments = [name for name, data_type in types.items() if isinstance(data_type, TimestampType)]
+    values = {name: expressions[name].cast(data_type) for name, data_type in types.items()}
     columns = [
         (unix_micros(value) if name in moments else value).cast("string").alias(name) for name, value in values.items()
     ]

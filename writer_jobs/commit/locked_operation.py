@@ -51,9 +51,9 @@ class LockedOperation:
         lock_seconds = lock_deadline(options, context.manager).seconds
         execution = Execution(context, options.get("metadata") or {})
         with context.cancellable(execution):
-            for number in range(_TRIES):
+            for try_index in range(_TRIES):
                 # The last try locks the table, which contains all partitions.
-                is_last = number == _TRIES - 1
+                is_last = try_index == _TRIES - 1
                 target = self._find_target(execution, "table" if is_last and lock == "partitions" else lock)
                 snapshot = context.log.known_snapshot()
                 execution.operation = self.operation_for(target, snapshot.state)
@@ -68,7 +68,7 @@ class LockedOperation:
                             raise self._conflict(staged, error) from error
                         log.info("writing again: %s", error)
                         lock_seconds = max(0.0, lock_seconds - staged.waited_seconds)
-                        if snapshot.state is None and number == 0 and context.log.known_snapshot().state is not None:
+                        if snapshot.state is None and try_index == 0 and context.log.known_snapshot().state is not None:
                             # Another writer created the table. A commit to it can wait at the gate.
                             continue
                         lock_during = "write"
@@ -77,7 +77,9 @@ class LockedOperation:
                 except _OtherPartitionsError as error:
                     log.info("locking %s again: %s", context.table, error)
                     lock_seconds = max(0.0, lock_seconds - error.waited_seconds)
-            raise AssertionError("the lock on the table contains all partitions")
+            raise AssertionError(
+                "the last try locks the whole table, but the partitions of the write were not in the lock"
+            )
 
     @property
     def _checks_partitions(self) -> bool:
@@ -126,7 +128,7 @@ class LockedOperation:
                         raise _OtherPartitionsError(hold.waited_seconds)
                 if (before_write := self.options.get("before_write")) is not None:
                     before_write(hold)
-                    # It may have committed.
+                    # before_write may have committed.
                     snapshot = context.log.snapshot()
                 if not snapshot.has_same_partitioning(planned_snapshot):
                     execution.operation = self.operation_for(target, snapshot.state)
@@ -136,7 +138,7 @@ class LockedOperation:
             if result is None:
                 raise
             # The release came too late, but the commit was confirmed while the hold stood.
-            log.warning("after the write: %s", error)
+            log.warning("the write to %s has ended, but its lock failed afterwards: %s", context.table, error)
         return result
 
 

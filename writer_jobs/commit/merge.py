@@ -19,7 +19,7 @@ from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import TableError
 
 # Types between which Spark's implicit casts keep every value distinct.
-_EXACT = {"byte", "short", "integer", "long", "decimal"}
+_EXACT_TYPES = {"byte", "short", "integer", "long", "decimal"}
 
 Assignments = Mapping[str, str | Column]
 """Values by column, as SQL or as columns."""
@@ -66,7 +66,7 @@ class MergePlan:
     def refuse_clauses_on_all_rows(self) -> None:
         """Raise ValueError if a clause changes rows of the table that the source does not match."""
         if any("BySource" in clause for clause, _ in self._clauses):
-            raise ValueError("whenNotMatchedBySource is about all rows of the table: merge with lock='table'")
+            raise ValueError("whenNotMatchedBySource can change rows of any partition: merge with lock='table'")
 
     def partitions(self, spark: SparkSession, location: str, state: TableState) -> Partitions | None:
         """Return the partitions that the source can match, by the condition's equalities of partition columns.
@@ -147,7 +147,7 @@ class LockedMerge:
         return self._with("withSchemaEvolution")
 
     def with_repeatable_source(self) -> Self:
-        """Make Delta read the source twice without copying it before: every read of the source has the same rows."""
+        """Make Delta read the source twice instead of copying it. Each read must return the same rows."""
         self._plan.settings["spark.databricks.delta.merge.materializeSource"] = "none"
         return self
 
@@ -179,10 +179,10 @@ def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
     terms = [condition.get()] if condition.isDefined() else []
     while terms:
         term = terms.pop()
-        kind = term.getClass().getSimpleName()
-        if kind == "And":
+        class_name = term.getClass().getSimpleName()
+        if class_name == "And":
             terms += [term.left(), term.right()]
-        elif kind in ("EqualTo", "EqualNullSafe"):
+        elif class_name in ("EqualTo", "EqualNullSafe"):
             for column, value in ((term.left(), term.right()), (term.right(), term.left())):
                 name = _column(jvm, column, target)
                 if name is not None and value.deterministic() and value.references().subsetOf(source):
@@ -192,14 +192,14 @@ def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
 def _column(jvm: Any, expression: Any, table: Any) -> str | None:
     """Return the table's column that an expression consists of, apart from casts that keep values distinct; or None.
 
-    Some implicit casts of Spark do not: two long integers may become one floating-point number, and two moments one
-    text.
+    Some implicit casts of Spark do not keep them distinct: two long integers may become one floating-point number, and
+    two moments one text.
     """
     while expression.getClass().getSimpleName() == "Cast":
         inner = expression.child()
         cast = jvm.org.apache.spark.sql.catalyst.expressions.Cast
         types = {str(term.dataType().typeName()).partition("(")[0] for term in (inner, expression)}
-        if not (types <= _EXACT and cast.canUpCast(inner.dataType(), expression.dataType())):
+        if not (types <= _EXACT_TYPES and cast.canUpCast(inner.dataType(), expression.dataType())):
             return None
         expression = inner
     is_column = expression.getClass().getSimpleName() == "AttributeReference" and table.contains(expression)

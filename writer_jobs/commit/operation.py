@@ -19,9 +19,9 @@ _OVERWRITE_MODE = "partitionOverwriteMode"
 _REPLACE_WHERE = "replaceWhere"
 #: Options of Delta's writer that change the schema of a table.
 MERGE_SCHEMA, OVERWRITE_SCHEMA = "mergeSchema", "overwriteSchema"
-_CONDITIONS = frozenset({_REPLACE_WHERE.lower(), "replaceon"})
-# Arguments of the operations that replace an option of Delta's writer.
-_ARGUMENTS = {
+_CONDITION_OPTIONS = frozenset({_REPLACE_WHERE.lower(), "replaceon"})
+# The argument to use instead, by the option of Delta's writer in lower case.
+_ARGUMENT_OF_OPTION = {
     "txnappid": "txn",
     "txnversion": "txn",
     "path": "table",
@@ -48,6 +48,7 @@ class Operation:
         keeps_rows: Whether the operation only puts rows of the table into other files.
         rows: Rows that the operation appends; None for any other operation.
         reads: Plans, columns and SQL conditions of the caller. The gate examines them.
+        options: Options of Delta's writer.
         session: Session of the rows, whose settings count when they are written; None if it is the writer's.
 
     """
@@ -108,7 +109,7 @@ def write_rows(
     writer_options = dict(options or {})
     user_metadata: str | None = spark.conf.get(_SESSION_METADATA, None)
     for name in list(writer_options):
-        if (argument := _ARGUMENTS.get(name.lower())) is not None:
+        if (argument := _ARGUMENT_OF_OPTION.get(name.lower())) is not None:
             raise ValueError(f"option {name!r} cannot be given: use the argument {argument}")
         if name.lower() == "usermetadata":
             user_metadata = writer_options.pop(name)
@@ -133,7 +134,7 @@ def write_rows(
         user_metadata,
         takes_metadata=True,
         rows=df if mode == "append" else None,
-        reads=(df, *(value for name, value in writer_options.items() if name.lower() in _CONDITIONS)),
+        reads=(df, *(value for name, value in writer_options.items() if name.lower() in _CONDITION_OPTIONS)),
         options=writer_options,
         session=df.sparkSession,
     )

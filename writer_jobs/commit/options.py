@@ -68,7 +68,7 @@ def check_options(
 ) -> RewriteOptions:
     """Return the options of an operation with its default of ``lock_during``.
 
-    To be called by the operation itself, so that the deprecation warning points to the operation's caller.
+    The operation itself must call this, so that the deprecation warning points to the operation's caller.
 
     Args:
         allowed: Type whose keys the operation takes.

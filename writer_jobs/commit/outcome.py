@@ -68,7 +68,7 @@ class Outcome:
         try:
             is_guarded = guard_mode(self._context.spark) == REQUIRED
             commit, newest = self._context.log.find_commit(write_id, after=version, guarded=is_guarded)
-            skipped = (
+            is_skipped = (
                 commit is None
                 and failure is None
                 and txn is not None
@@ -79,19 +79,24 @@ class Outcome:
             raise CommitUnknownError(table=self._table, reason=reason, commit_id=write_id) from failure or error
         if commit is not None:
             if failure is not None:
-                log.warning("version %d of %s is committed; after that: %s", commit.version, self._table, failure)
+                log.warning(
+                    "version %d of %s is committed, but Delta failed afterwards: %s",
+                    commit.version,
+                    self._table,
+                    failure,
+                )
             return commit
         if failure is not None:
             self._raise_error_of(failure, error_of)
-        if skipped:
+        if is_skipped:
             return None
-        if txn is None and (newest == version or self._asked_for_no_commit()):
+        if txn is None and (newest == version or self._has_no_put()):
             # Nothing changed, or a setting makes Delta skip empty commits (skipRecordingEmptyCommits).
             return Commit(NO_VERSION, 0)
         raise CommitUnknownError(
             table=self._table,
-            reason=f"Delta reported success, but none of the versions {version + 1} to {newest} is it, so another "
-            "program writes this table without the lock",
+            reason=f"Delta reported success, but none of the versions {version + 1} to {newest} is this write, so "
+            "another program writes this table without the lock",
             commit_id=write_id,
         )
 
@@ -99,7 +104,7 @@ class Outcome:
         self, failure: BaseException, error_of: Callable[[BaseException], WriteFailedError]
     ) -> NoReturn:
         if self._may_still_be_put(failure):
-            # Also if the JVM answers again by now, as the log could be read: the put may still be running.
+            # The put may still be running, even if the JVM answers again and the log could be read.
             reason, write_id = error_reason(failure), self._execution.write_id
             raise CommitUnknownError(table=self._table, reason=reason, commit_id=write_id) from failure
         if isinstance(failure, SluiceError):
@@ -110,7 +115,7 @@ class Outcome:
         raise error_of(failure) from failure
 
     def may_be_stored(self, failure: BaseException) -> bool:
-        """Return whether a failed write is in the table, or may be later: Delta does more after a commit."""
+        """Return whether a failed write is in the table, or may be later. Delta may fail after a commit."""
         if self._may_still_be_put(failure):
             return True
         return any(put["outcome"] == "committed" for put in self._puts())
@@ -121,7 +126,7 @@ class Outcome:
             return any(put["outcome"] not in ("taken", "rejected") for put in self._puts())
         return False
 
-    def _asked_for_no_commit(self) -> bool:
+    def _has_no_put(self) -> bool:
         return self._bound is not None and not self._bound.puts_of(self._execution.write_id)
 
     def _may_still_be_put(self, failure: BaseException) -> bool:
@@ -129,10 +134,12 @@ class Outcome:
         if isinstance(failure, LOST_CONTACT):
             return True
         if self._bound is None:
-            # With the guard off, the log store may not be ours. It reports an unknown outcome by no more than an
-            # IOException.
-            foreign = self._context.spark.sparkContext.getConf().get(LOG_STORE_SETTING, "") != LOG_STORE
-            return isinstance(failure, CommitUnknownError) or (foreign and is_caused_by(failure, "java.io.IOException"))
+            # With the guard off, the log store may not be ours. Such a store raises a plain IOException if the outcome
+            # is unknown.
+            is_foreign_store = self._context.spark.sparkContext.getConf().get(LOG_STORE_SETTING, "") != LOG_STORE
+            return isinstance(failure, CommitUnknownError) or (
+                is_foreign_store and is_caused_by(failure, "java.io.IOException")
+            )
         try:
             return not all(map(is_definite, self._puts()))
         except JVM_ERRORS:

@@ -22,20 +22,21 @@ from writer_jobs.delta.jvm_errors import LOST_CONTACT, java_layers
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, TableError, UnsafeStoreError
 
 _PACKAGE = "io.deltasluice.storage."
-_MARK = "_sluice_guard"
+_GUARD_ATTRIBUTE = "_sluice_guard"
 
 
 def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
     """Make every call into the JVM that fails for a refused commit raise the guard's error; idempotent."""
     convert: Callable[[Any], Exception] = captured.convert_exception
-    if getattr(convert, _MARK, None) is guard:
+    if getattr(convert, _GUARD_ATTRIBUTE, None) is guard:
         return
 
     @functools.wraps(convert)
     def convert_exception(exception: Any) -> Exception:
         gateway: Any = SparkContext._gateway  # noqa: SLF001
         if gateway is not None and exception._gateway_client is not gateway._gateway_client:  # noqa: SLF001
-            # PySpark would ask its own JVM about an object of another one. With this the caller gets Py4J's own error.
+            # PySpark would ask its own JVM about an object of another one. For this
+            # exception it raises Py4J's own error instead.
             foreign: Exception = captured.UnknownException(desc="an error of another JVM", stackTrace="")
             return foreign
         refusal = None
@@ -43,7 +44,7 @@ def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
             refusal = _refusal(exception, guard)
         return refusal or convert(exception)
 
-    setattr(convert_exception, _MARK, guard)
+    setattr(convert_exception, _GUARD_ATTRIBUTE, guard)
     captured.convert_exception = convert_exception
 
 

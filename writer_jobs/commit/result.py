@@ -18,7 +18,7 @@ class CommitResult:
 
     Attributes:
         table: Canonical URI under which the table was locked.
-        version: Version of the table that this write made; None if it made none, because nothing changed or
+        version: Version of the table that this write made; None if nothing changed, or if the result is
             ``already_committed``.
         rows: Number of rows written; None if Delta does not count them, or the rows were written before.
         metrics: ``operationMetrics`` of the commit, as Delta records them: ``numDeletedRows`` and so on.
