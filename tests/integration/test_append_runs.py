@@ -408,7 +408,7 @@ def test_a_record_on_s3_is_created_by_a_conditional_put(
     text.write_rival = lambda: client.put_object(Bucket=bucket, Key=name, Body=b"theirs")
     if not conditional:
         monkeypatch.setattr("writer_jobs.delta.hadoop_files._IF_ABSENT", "fs.option.create.no.such.option")
-    with pytest.raises(StorageError, match="exists already with another text") if conditional else nullcontext():
+    with pytest.raises(StorageError, match="already exists with different content") if conditional else nullcontext():
         HadoopFiles.of(spark).create_text(f"s3a://{bucket}/{name}", text)
     stored = client.get_object(Bucket=bucket, Key=name)["Body"].read()
     assert stored == (b"theirs" if conditional else b"ours")
@@ -420,7 +420,7 @@ def test_a_record_is_never_overwritten(spark: SparkSession, s3: Any, tmp_path: P
     files, path = HadoopFiles.of(spark), f"{store.format(s3=s3, folder=tmp_path)}/new/folder/r.json"
     for _ in range(2):
         files.create_text(path, "one")
-    with pytest.raises(StorageError, match="exists already with another text, and is not replaced"):
+    with pytest.raises(StorageError, match="already exists with different content"):
         files.create_text(path, "another")
     assert files.read_text(path) == "one"
 

@@ -412,7 +412,7 @@ def test_a_broken_stream_stops_only_the_removal_of_files(table: MaintainedTable,
     orphan = table.write_file("place=a/part-orphan.parquet")
     age_all_files(table.path)
     report = table.maintain()
-    assert "nowhere is not there" in str(report.before.folder.problem)
+    assert "nowhere does not exist" in str(report.before.folder.problem)
     finding_codes = [finding.code for finding in report.findings]
     assert "broken-retention" in finding_codes
     assert "orphans" not in finding_codes
@@ -421,7 +421,7 @@ def test_a_broken_stream_stops_only_the_removal_of_files(table: MaintainedTable,
         (Action.COMPACT, True),
         (Action.VACUUM, False),
     ]
-    assert "nowhere is not there" in str(report.failure)
+    assert "nowhere does not exist" in str(report.failure)
     report = table.maintain(Action.VACUUM, Action.CLEAN_LOG)
     assert [result.failure is None for result in report.done] == [False, False]
     assert orphan.exists()

@@ -408,7 +408,7 @@ def test_a_late_run_neither_replaces_nor_removes_a_pin(table: PinnableTable) -> 
     table.create()
     pin = table.pin()
     pins, late_pin = PinFiles(HadoopFiles.of(table.spark), pin.tables[0].location), replace(pin, pin_id="late")
-    with pytest.raises(StorageError, match="exists already with another text"):
+    with pytest.raises(StorageError, match="already exists with different content"):
         pins.create(late_pin)
     pins.remove(late_pin)
     assert table.pins() == [pin]

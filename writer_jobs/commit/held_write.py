@@ -96,7 +96,7 @@ class HeldWrite:
         if not self._operation.takes_metadata and (self._bound is None or guard_mode(self._context.spark) != REQUIRED):
             raise GuardMissingError(
                 f"nothing was done to {self._context.table}: the commit of this operation can be found only by the id "
-                f"that the commit guard records in it, and {GUARD_MODE} is {guard_mode(self._context.spark)}: set it to "
+                f"that the guard records in it, and {GUARD_MODE} is {guard_mode(self._context.spark)}: set it to "
                 f"{REQUIRED}, or use append or overwrite"
             )
 

@@ -14,14 +14,14 @@ from writer_jobs.delta.snapshot import Snapshot
 # Fields of ``add`` that identify a file and its deleted rows.
 _IDENTITY = ("path", "deletionVector.storageType", "deletionVector.pathOrInlineDv", "deletionVector.offset")
 # Digits of Z85, and the number of digits of the UUID in a deletion vector's name.
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_Z85_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_DIGITS = 20
 # Five digits of Z85 are a word of 32 bits, which has eight hexadecimal digits.
 _WORD_DIGITS, _WORD_HEX_DIGITS = 5, 8
 
 
 class DataFiles:
-    """Data files of one version of a table: all, or those of some rows of ``add``."""
+    """Data files of one version of a table: all of them, or those in a data frame of ``add`` actions."""
 
     def __init__(self, spark: SparkSession, snapshot: Snapshot, files: DataFrame | None = None) -> None:
         self._spark = spark
@@ -31,20 +31,20 @@ class DataFiles:
         self._files = data_file_rows(spark, snapshot) if files is None else files
 
     def within(self, condition: Column) -> DataFiles:
-        """Return the files that can have rows which match a condition, by their statistics and partition values.
+        """Return the files that can have rows that match a condition, by their statistics and partition values.
 
         The condition needs literals of its columns' types. A condition that needs a cast excludes no file.
         """
         rows = self._spark.read.format("delta").option("versionAsOf", self._snapshot.version)
         plan: Any = rows.load(self._snapshot.location).where(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001
-        filters = self._scala(self._jvm.java.util.Collections.singletonList(plan.condition()))
+        filters = self._scala_seq(self._jvm.java.util.Collections.singletonList(plan.condition()))
         scan = self._loaded.filesForScan(filters, False)  # noqa: FBT003 (keepNumRecords)
         files = self._spark._jsparkSession.createDataset(scan.files(), self._encoder())  # noqa: SLF001
         return DataFiles(self._spark, self._snapshot, DataFrame(files.toDF(), self._spark))
 
-    def without(self, version_files: DataFiles) -> DataFiles:
-        """Return the files that other version files do not have with the same deleted rows."""
-        files, other_files = self._files.alias("files"), version_files._files.alias("other_files")
+    def without(self, other: DataFiles) -> DataFiles:
+        """Return the files that ``other`` does not have, or has with other deleted rows."""
+        files, other_files = self._files.alias("files"), other._files.alias("other_files")
         is_same = [F.col(f"files.{name}").eqNullSafe(F.col(f"other_files.{name}")) for name in _IDENTITY]
         return DataFiles(self._spark, self._snapshot, files.join(other_files, is_same, "left_anti"))
 
@@ -55,7 +55,7 @@ class DataFiles:
 
     def rows(self) -> DataFrame:
         """Return the rows of the files, with the version's columns."""
-        files, none = self._scala(self._collected), self._jvm.scala.Option.empty()
+        files, none = self._scala_seq(self._collected), self._jvm.scala.Option.empty()
         return DataFrame(self._loaded.deltaLog().createDataFrame(self._loaded, files, False, none), self._spark)  # noqa: FBT003 (isStreaming)
 
     def paths(self) -> DataFrame:
@@ -76,7 +76,7 @@ class DataFiles:
         return tombstones.select(decode_path(F.col("path")).alias("path"), "deletionTimestamp")
 
     def has_files_elsewhere(self) -> bool:
-        """Return whether files are outside the table's location: the table is a shallow clone."""
+        """Return whether the version has files outside the table's location, as a shallow clone has."""
         return not self._files.where(is_elsewhere(F.col("path"))).isEmpty()
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class DataFiles:
     def _encoder(self) -> Any:
         return self._loaded.allFiles().encoder()
 
-    def _scala(self, java_list: Any) -> Any:
+    def _scala_seq(self, java_list: Any) -> Any:
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_list).toSeq()
 
 
@@ -131,15 +131,15 @@ def deletion_vector_path(encoded: str) -> str:
 
     Source: Delta's protocol, "Deletion Vectors": a prefix that may be empty, then a UUID in Z85.
     """
-    last = f"[{re.escape(_DIGITS)}]{{{_UUID_DIGITS}}}$"
+    uuid_pattern = f"[{re.escape(_Z85_DIGITS)}]{{{_UUID_DIGITS}}}$"
     # A name that cannot be decoded must not become the path of another file.
-    unknown = f"raise_error(concat('not the name of a deletion vector: ', {encoded}))"
-    name = f"if({encoded} RLIKE r'{last}', right({encoded}, {_UUID_DIGITS}), {unknown})"
+    failure = f"raise_error(concat('not the name of a deletion vector: ', {encoded}))"
+    name = f"if({encoded} RLIKE r'{uuid_pattern}', right({encoded}, {_UUID_DIGITS}), {failure})"
     words = []
     for start in range(1, _UUID_DIGITS + 1, _WORD_DIGITS):
         value = "0L"
         for position in range(start, start + _WORD_DIGITS):
-            value = f"(({value}) * {len(_DIGITS)} + position(substring(name, {position}, 1), '{_DIGITS}') - 1)"
+            value = f"(({value}) * {len(_Z85_DIGITS)} + position(substring(name, {position}, 1), '{_Z85_DIGITS}') - 1)"
         words.append(f"lpad(hex({value}), {_WORD_HEX_DIGITS}, '0')")
     # The lambda gives the expression a name, which would otherwise be repeated twenty times.
     digits = f"element_at(transform(array({name}), name -> lower(concat({', '.join(words)}))), 1)"

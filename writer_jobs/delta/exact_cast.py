@@ -37,7 +37,7 @@ def exact_cast(text: Column, target: T.DataType) -> Column:
 
     Blanks and newlines around a value are not removed. A timestamp without a time zone is in the session's time zone.
     It has no value in an hour that a clock change leaves out or repeats. A floating-point value is the nearest to the
-    text. A whole number that the type cannot hold exactly has no value, unless the type prints its own value with the
+    text. A whole number that the type cannot hold exactly has no value, unless the nearest value is printed with the
     digits of the text (``1e23``). A number other than zero whose nearest value is zero has no value.
     A type that :func:`has_exact_cast` does not accept raises TypeError.
     """
@@ -52,24 +52,27 @@ def has_exact_cast(target: T.DataType) -> bool:
     return any(isinstance(target, types) for types, _ in _CASTS)
 
 
-def _boolean(text: Column, target: T.DataType) -> Column:
+def _cast_boolean(text: Column, target: T.DataType) -> Column:
     return F.when(F.lower(text).isin("true", "false"), text.try_cast(target))
 
 
-def _whole(text: Column, target: T.DataType) -> Column:
+def _cast_whole(text: Column, target: T.DataType) -> Column:
     digits = F.regexp_replace(text, r"\.0*\z", "")
     return F.when(digits.rlike(_WHOLE), digits.try_cast(target))
 
 
-def _decimal(text: Column, target: T.DataType) -> Column:
+def _cast_decimal(text: Column, target: T.DataType) -> Column:
     assert isinstance(target, T.DecimalType)  # noqa: S101 (_CASTS uses it for decimals only)
     value = text.try_cast(target)
     # A plain number needs one short expression. The other expressions take ten times as long.
-    plain = _plain(max(1, target.precision - target.scale), target.scale)
-    return F.when(text.rlike(plain), value).when(text.rlike(_NUMBER) & (_decimal_places(text) <= target.scale), value)
+    plain_number = _plain_number(max(1, target.precision - target.scale), target.scale)
+    return F.when(text.rlike(plain_number), value).when(
+        text.rlike(_NUMBER) & (_decimal_places(text) <= target.scale), value
+    )
 
 
-def _plain(digits: int, decimal_places: int) -> str:
+def _plain_number(digits: int, decimal_places: int) -> str:
+    """Return the pattern of a number without an exponent, with at most so many digits before and after the point."""
     fraction = rf"(\.\d{{1,{decimal_places}}})?" if decimal_places else ""
     return rf"^-?\d{{1,{digits}}}{fraction}\z"
 
@@ -81,11 +84,11 @@ def _decimal_places(number: Column) -> Column:
     return fraction - exponent
 
 
-def _floating(text: Column, target: T.DataType) -> Column:
+def _cast_floating(text: Column, target: T.DataType) -> Column:
     value = text.try_cast(target)
     # Spark casts a floating-point number to a decimal through its shortest text, and casts 2**63 to 2**63 - 1.
     integer = F.when(F.abs(value) < _LONG_LIMIT, value.try_cast("bigint"))
-    finite = ~value.isin(*(F.lit(name).cast(target) for name in ("Infinity", "-Infinity")))
+    is_finite = ~value.isin(*(F.lit(name).cast(target) for name in ("Infinity", "-Infinity")))
     digits = _significant_digits(text)
     is_zero = (value == F.lit(0).cast(target)) & (digits != "")
     is_exact = (
@@ -93,9 +96,11 @@ def _floating(text: Column, target: T.DataType) -> Column:
         | (digits == _significant_digits(value.cast("string")))
         | F.coalesce(text.try_cast(T.DecimalType(MOST_DIGITS, 0)) == integer, F.expr("false"))
     )
-    number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | is_exact)
+    is_number = text.rlike(_NUMBER) & is_finite & ~is_zero & ((_decimal_places(text) > 0) | is_exact)
     half = EXACT_DIGITS[type(target)] // 2
-    return F.when(text.rlike(_plain(half, half)), value).when(number | F.lower(text).isin(*_NOT_FINITE), value)
+    return F.when(text.rlike(_plain_number(half, half)), value).when(
+        is_number | F.lower(text).isin(*_NOT_FINITE), value
+    )
 
 
 def _significant_digits(number: Column) -> Column:
@@ -104,15 +109,15 @@ def _significant_digits(number: Column) -> Column:
     return F.regexp_replace(F.regexp_replace(significand, "[+.-]", ""), r"^0+|0+\z", "")
 
 
-def _date(text: Column, target: T.DataType) -> Column:
+def _cast_date(text: Column, target: T.DataType) -> Column:
     return F.when(text.rlike(_DATE), F.regexp_extract(text, rf"^({_DAY})", 1).try_cast(target))
 
 
-def _local(text: Column, target: T.DataType) -> Column:
+def _cast_local(text: Column, target: T.DataType) -> Column:
     return F.when(text.rlike(_LOCAL), text.try_cast(target))
 
 
-def _timestamp(text: Column, target: T.DataType) -> Column:
+def _cast_timestamp(text: Column, target: T.DataType) -> Column:
     value = text.try_cast(target)
     is_unambiguous = is_one_moment(value, text.try_cast(T.TimestampNTZType()))
     return F.when(text.rlike(_ZONED) | (text.rlike(_LOCAL) & is_unambiguous), value)
@@ -127,7 +132,7 @@ def is_one_moment(value: Column, local: Column) -> Column:
 
     """
     micros, next_day = F.unix_micros(value), F.timestamp_micros(F.try_add(F.unix_micros(value), F.lit(_DAY_MICROS)))
-    # If clocks are set back within a day, the only other moment with this local time is that much later.
+    # If clocks are set back within a day, the only other moment with this local time is later by the setback.
     setback = _offset(value) - _offset(next_day)
     later = F.timestamp_micros(F.try_add(micros, setback)).cast(T.TimestampNTZType())
     is_repeated = F.coalesce((setback > 0) & (later == local), F.expr("false"))
@@ -141,11 +146,11 @@ def _offset(moment: Column) -> Column:
 
 _CASTS: tuple[tuple[tuple[type[T.DataType], ...], Callable[[Column, T.DataType], Column]], ...] = (
     ((T.StringType,), lambda text, _: text),
-    ((T.BooleanType,), _boolean),
-    ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _whole),
-    ((T.DecimalType,), _decimal),
-    ((T.FloatType, T.DoubleType), _floating),
-    ((T.DateType,), _date),
-    ((T.TimestampNTZType,), _local),
-    ((T.TimestampType,), _timestamp),
+    ((T.BooleanType,), _cast_boolean),
+    ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _cast_whole),
+    ((T.DecimalType,), _cast_decimal),
+    ((T.FloatType, T.DoubleType), _cast_floating),
+    ((T.DateType,), _cast_date),
+    ((T.TimestampNTZType,), _cast_local),
+    ((T.TimestampType,), _cast_timestamp),
 )

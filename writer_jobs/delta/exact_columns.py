@@ -29,36 +29,40 @@ _LONGEST_VALUE = 80
 TextCast = Callable[[Column, T.DataType, str], Column]
 
 
-def as_text(target: T.DataType, texts: tuple[type[T.DataType], ...]) -> T.DataType:
-    """Return a type in which ``string`` replaces some types, at every depth."""
+def as_text(target: T.DataType, text_types: tuple[type[T.DataType], ...]) -> T.DataType:
+    """Return the type with ``string`` in place of ``text_types``, at every depth."""
     if isinstance(target, T.StructType):
-        types = ((field, as_text(field.dataType, texts)) for field in target)
-        return T.StructType([T.StructField(field.name, kind, field.nullable, field.metadata) for field, kind in types])
+        fields = ((field, as_text(field.dataType, text_types)) for field in target)
+        return T.StructType(
+            [T.StructField(field.name, new_type, field.nullable, field.metadata) for field, new_type in fields]
+        )
     if isinstance(target, T.ArrayType):
-        return T.ArrayType(as_text(target.elementType, texts), target.containsNull)
+        return T.ArrayType(as_text(target.elementType, text_types), target.containsNull)
     if isinstance(target, T.MapType):
-        return T.MapType(target.keyType, as_text(target.valueType, texts), target.valueContainsNull)
-    return T.StringType() if isinstance(target, texts) else target
+        return T.MapType(target.keyType, as_text(target.valueType, text_types), target.valueContainsNull)
+    return T.StringType() if isinstance(target, text_types) else target
 
 
 def from_text(
-    value: Column, target: T.DataType, texts: tuple[type[T.DataType], ...], cast: TextCast, path: str
+    value: Column, target: T.DataType, text_types: tuple[type[T.DataType], ...], cast: TextCast, path: str
 ) -> Column:
-    """Return a column of the target type; ``value`` has the type that :func:`as_text` returns for ``texts``."""
-    if not contains_type(target, texts):
+    """Return a column of the target type; ``value`` has the type that :func:`as_text` returns for it."""
+    if not contains_type(target, text_types):
         return value
     if isinstance(target, T.StructType):
         fields = [
-            from_text(value.getField(field.name), field.dataType, texts, cast, f"{path}.{field.name}").alias(field.name)
+            from_text(value.getField(field.name), field.dataType, text_types, cast, f"{path}.{field.name}").alias(
+                field.name
+            )
             for field in target
         ]
         return F.when(value.isNotNull(), F.struct(*fields))
     if isinstance(target, T.ArrayType):
         element_type = target.elementType
-        return F.transform(value, lambda item: from_text(item, element_type, texts, cast, f"{path}[]"))
+        return F.transform(value, lambda item: from_text(item, element_type, text_types, cast, f"{path}[]"))
     if isinstance(target, T.MapType):
         value_type = target.valueType
-        return F.transform_values(value, lambda _, item: from_text(item, value_type, texts, cast, f"{path}[]"))
+        return F.transform_values(value, lambda _, item: from_text(item, value_type, text_types, cast, f"{path}[]"))
     return cast(value, target, path)
 
 

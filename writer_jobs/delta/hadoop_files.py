@@ -49,7 +49,7 @@ class FileStatus:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether Spark and Delta ignore it."""
+        """Whether Spark and Delta ignore the file or folder, by its name."""
         return self.name.startswith(("_", "."))
 
 
@@ -65,12 +65,12 @@ class HadoopFiles:
 
     @classmethod
     def of(cls, spark: SparkSession) -> HadoopFiles:
-        """Use a session's Hadoop configuration."""
+        """Return the file systems of a session's Hadoop configuration."""
         return cls(spark._jvm, spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
 
     @classmethod
     def without_session(cls, conf: SparkConf) -> HadoopFiles:
-        """Use a driver's configuration (:func:`.session.driver_conf`) before a session is started."""
+        """Return the file systems of a driver's configuration (:func:`.session.driver_conf`), without a session."""
         jvm = SparkContext._jvm  # noqa: SLF001
         assert jvm is not None  # noqa: S101 (driver_conf has connected)
         hadoop = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()
@@ -122,8 +122,8 @@ class HadoopFiles:
     def write_text(self, path: str, text: str) -> None:
         """Write a small file, or replace it.
 
-        If the process is killed meanwhile, a disk or an object store has the old file or the new one, because an object
-        store shows a file only after it is closed. HDFS may have a part of the new file.
+        If the process is killed meanwhile, a disk or an object store has the old file or the new one. An object store
+        shows a file only after it is closed. HDFS may have a part of the new file.
         """
 
         def write(system: Any, location: Any) -> None:
@@ -138,7 +138,7 @@ class HadoopFiles:
             raise StorageError(f"{path}: {error.strerror}") from error
 
     def create_text(self, path: str, text: str) -> None:
-        """Write a small file, unless the file with this text exists already; raise an error if it has another text.
+        """Write a small file. The file may exist already with the same text; another text raises StorageError.
 
         If two processes write at once, S3A (Hadoop 3.4.2), HDFS, ABFS and GCS refuse one of them. On a disk and on an
         older S3A the check and the write are two steps: use different names for different texts.
@@ -157,7 +157,9 @@ class HadoopFiles:
             if stored_text is None:
                 raise
             if stored_text != text:
-                raise StorageError(f"{path} exists already with another text, and is not replaced") from None
+                raise StorageError(
+                    f"{path} already exists with different content: remove it, or use another name"
+                ) from None
 
     def remove(self, path: str) -> None:
         """Remove a file, if it exists."""
@@ -175,7 +177,7 @@ class HadoopFiles:
     def _call(self, path: str, operation: Callable[[Any, Any], _T], **absent: _T) -> _T:
         """Call an operation with the Hadoop ``FileSystem`` and ``Path`` of a path or pattern.
 
-        If the path does not exist, return the keyword ``absent``; without the keyword that is an error.
+        If the path does not exist, return the value of the keyword ``absent``; without the keyword raise StorageError.
         """
         try:
             location = self._jvm.org.apache.hadoop.fs.Path(path)
@@ -223,5 +225,5 @@ def is_glob(source: str) -> bool:
 
 
 def escape_glob(path: str) -> str:
-    """Escape the characters of a path that Spark's readers would take for a pattern."""
+    """Escape the characters of a path that Spark's readers would read as a pattern."""
     return "".join("\\" + character if character in _GLOB_CHARACTERS else character for character in path)

@@ -16,7 +16,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 LOST_CONTACT = (Py4JNetworkError, BrokenPipeError, ConnectionAbortedError, ConnectionRefusedError, ConnectionResetError)
 #: Errors that py4j and PySpark raise when a call failed in the JVM, or when the JVM is gone.
 JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
-#: The same, and errors that PySpark raises itself.
+#: :data:`JVM_ERRORS`, and errors that PySpark raises itself.
 SPARK_ERRORS = (*JVM_ERRORS, PySparkException)
 
 #: Spark's error condition of ``raise_error``.
@@ -35,11 +35,11 @@ _NOISE = (
 )
 _CONFLICT = re.compile(r"(io\.)?delta\.exceptions\..*(Concurrent\w+|MetadataChanged|ProtocolChanged)Exception")
 # Delta's error condition if the columns changed between the analysis of a statement and its transaction.
-_CHANGED_SINCE = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
+_SCHEMA_CHANGED = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
 # Delta's list of refused names. Delta's advice does not name the table property.
 _REFUSED_NAMES = re.compile(r"Invalid column names: (.+?)\.\s+Please use other characters", re.DOTALL)
-_CAUSES = 20
-_LONGEST = 300
+_MOST_CAUSES = 20
+_LONGEST_GIST = 300
 
 
 def is_caused_by(error: BaseException, class_name: str) -> bool:
@@ -55,7 +55,7 @@ def is_conflict(error: BaseException | None) -> bool:
     # Delta's Python module converts some Java exceptions to Python exceptions that do not refer to the Java one.
     names = [f"{python_class.__module__}.{python_class.__name__}" for python_class in type(error).__mro__]
     names += [str(layer.getClass().getName()) for layer in _layers(error)]
-    return any(_CONFLICT.fullmatch(name) for name in names) or has_condition(error, _CHANGED_SINCE)
+    return any(_CONFLICT.fullmatch(name) for name in names) or has_condition(error, _SCHEMA_CHANGED)
 
 
 def has_condition(error: BaseException, *prefixes: str) -> bool:
@@ -70,10 +70,10 @@ def error_reason(error: BaseException) -> str:
     """Return in one line why a call into the JVM failed: messages of the outermost and of the two innermost causes."""
     if isinstance(error, LOST_CONTACT):
         return f"the driver's JVM is gone or does not answer ({_innermost(error)})"
-    if refused := _REFUSED_NAMES.search(str(error)):
+    if refused_names := _REFUSED_NAMES.search(str(error)):
         return (
-            f"Delta stores the column names {refused[1]} only with column mapping: pass --column-mapping to create the "
-            "table with it, set the property delta.columnMapping.mode to name on an existing table, or rename them"
+            f"Delta stores the column names {refused_names[1]} only with column mapping: pass --column-mapping to create "
+            "the table with it, set the property delta.columnMapping.mode to name on an existing table, or rename them"
         )
     messages: list[str] = []
     for layer in _layers(error):
@@ -84,7 +84,8 @@ def error_reason(error: BaseException) -> str:
             messages.append(message)
     if not messages:
         return _gist(str(error)) or type(error).__name__
-    # The outermost message names the file or the command, the innermost ones the reason. The others repeat these.
+    # The outermost message names the file or the command, the innermost ones the reason. The messages between them
+    # repeat these.
     return ": ".join(message.rstrip(".:") for message in [messages[0], *messages[1:][-2:]])
 
 
@@ -109,7 +110,7 @@ def _layers(error: BaseException) -> Iterator[JavaObject]:
 def java_layers(exception: JavaObject | None) -> Iterator[JavaObject]:
     """Yield a Java exception and its causes."""
     layer = exception
-    for _ in range(_CAUSES):
+    for _ in range(_MOST_CAUSES):
         if layer is None:
             return
         yield layer
@@ -124,5 +125,5 @@ def _gist(message: str) -> str:
     lines = [line.strip(" -\t") for line in text.splitlines()]
     lines = [line for line in lines if line and not _WRAPPERS.match(line)]
     joined = " ".join(lines)
-    gist = joined if len(joined) <= _LONGEST else lines[0]
-    return gist if len(gist) <= _LONGEST else gist[: _LONGEST - 1] + "…"
+    gist = joined if len(joined) <= _LONGEST_GIST else lines[0]
+    return gist if len(gist) <= _LONGEST_GIST else gist[: _LONGEST_GIST - 1] + "…"

@@ -22,7 +22,7 @@ _A_TASK_FOR_EACH_CORE = {"spark.sql.files.maxPartitionBytes": str(1 << 60)}
 def list_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     """Return all current files below a table's location that Delta's VACUUM considers.
 
-    The store is listed. No request is made for a single file. The columns are ``path`` below the location, not
+    The store is listed, without a request for each file. The columns are ``path`` below the location, not
     percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
     """
     return _listed(spark, snapshot.location, table_folder_names(snapshot))

@@ -1,4 +1,4 @@
-"""Locate tables."""
+"""Find the location of a table, given by URI, path or catalog name."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
     Args:
         spark: Spark session.
         table: Location or catalog name.
-        new: If the session catalog does not have the name, return the location where ``saveAsTable`` would create the
-            table.
+        new: Whether the table may be new: if the session catalog does not have the name, return the location where
+            ``saveAsTable`` would create the table.
 
     Raises:
         TableError: The catalog does not have the table, it is a view or has another format, the text is neither a
             location nor a name, or its file system does not exist.
 
     """
-    by_path = _PATH_IDENTIFIER.fullmatch(table.strip())
-    location = by_path["path"] if by_path else table
+    path_match = _PATH_IDENTIFIER.fullmatch(table.strip())
+    location = path_match["path"] if path_match else table
     if "/" not in location and ":" not in location:
         location = _catalog_location(spark, location, new=new)
     try:

@@ -23,11 +23,11 @@ from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import parsed_expression, quoted
 from writer_jobs.errors import SchemaMismatchError
 
-_ZONE = "spark.sql.session.timeZone"
-_TEXTS = (StringType, CharType, VarcharType, BinaryType)
+_TIME_ZONE_SETTING = "spark.sql.session.timeZone"
+_TEXT_TYPES = (StringType, CharType, VarcharType, BinaryType)
 _STORED_AS_NULL = ("", HIVE_NULL)
 _EQUALITIES = ("EqualTo", "EqualNullSafe", "In")
-_MOST_BYTES = 255
+_MAX_NAME_BYTES = 255
 _FOLDER_FAILED = re.compile(r"Mkdirs failed to create (.+?)(?: \(exists=|$)|^(/.+): File name too long", re.MULTILINE)
 
 
@@ -56,7 +56,7 @@ def unstorable_row_reason(rows: StructType, partitions: Mapping[str, DataType], 
 
 def _is_text(stored_type: DataType, row_type: DataType) -> bool:
     """Return whether Delta stores a partition value as a text that may stand for another value."""
-    return isinstance(stored_type, _TEXTS) and isinstance(row_type, _TEXTS)
+    return isinstance(stored_type, _TEXT_TYPES) and isinstance(row_type, _TEXT_TYPES)
 
 
 def unstorable_value_reason(name: str, value: Column) -> Column:
@@ -94,26 +94,26 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
         if not _is_text(stored_type, rows.schema[name].dataType) or names.count(name.lower()) > 1:
             continue
         reason = unstorable_value_reason(name, F.col(quoted(name)))
-        fails = reason.isNotNull() if where is None else reason.isNotNull() & where
+        is_unstorable = reason.isNotNull() if where is None else reason.isNotNull() & where
         field = rows.schema[name]
-        value = F.when(fails, F.raise_error(reason).cast(field.dataType)).otherwise(F.col(quoted(name)))
+        value = F.when(is_unstorable, F.raise_error(reason).cast(field.dataType)).otherwise(F.col(quoted(name)))
         checked = checked.withColumn(name, value.alias(name, metadata=field.metadata or {}))
     return checked
 
 
 def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[str, DataType]) -> None:
-    """Raise SchemaMismatchError if a partition column is a TIMESTAMP and the session's clocks have ever changed."""
+    """Raise SchemaMismatchError if a partition column is a TIMESTAMP and the session's time zone has clock changes."""
     timestamps = [name for name, stored_type in partitions.items() if isinstance(stored_type, TimestampType)]
     if not timestamps:
         return
     jvm: Any = spark._jvm  # noqa: SLF001
-    zone = str(spark.conf.get(_ZONE))
+    zone = str(spark.conf.get(_TIME_ZONE_SETTING))
     if not jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(zone).getRules().isFixedOffset():
         raise SchemaMismatchError(
             table=table,
             reason=f"{timestamps[0]} is a partition column with timestamps, and the clocks of the session's time zone "
-            f"{zone} change or have changed, so that Delta would store two moments as one: set {_ZONE}=UTC "
-            "(spark-submit --conf)",
+            f"{zone} change or have changed, so that Delta would store two moments as one: set "
+            f"{_TIME_ZONE_SETTING}=UTC (spark-submit --conf)",
         )
 
 
@@ -139,10 +139,14 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
         if operator not in _EQUALITIES:
             continue
         operands = [(child.getClass().getSimpleName(), child) for child in children]
-        names = {str(child.name()).strip("`").lower() for kind, child in operands if kind == "UnresolvedAttribute"}
-        literals = {str(child.value()) for kind, child in operands if kind == "Literal"}
-        if (compared := names & columns.keys()) and (nulls := literals.intersection(_STORED_AS_NULL)):
-            name = columns[compared.pop()]
+        names = {
+            str(child.name()).strip("`").lower()
+            for class_name, child in operands
+            if class_name == "UnresolvedAttribute"
+        }
+        literals = {str(child.value()) for class_name, child in operands if class_name == "Literal"}
+        if (compared_columns := names & columns.keys()) and (nulls := literals.intersection(_STORED_AS_NULL)):
+            name = columns[compared_columns.pop()]
             raise SchemaMismatchError(
                 table=table,
                 reason=f"the predicate compares the partition column {name} with '{nulls.pop()}', which Delta stores "
@@ -155,10 +159,10 @@ def long_folder_reason(error: BaseException) -> str | None:
     for message in messages_of(error):
         for match in _FOLDER_FAILED.finditer(message):
             for name in (match[1] or match[2]).split("/"):
-                if "=" in name and len(name.encode()) > _MOST_BYTES:
+                if "=" in name and len(name.encode()) > _MAX_NAME_BYTES:
                     return (
                         f"the value of the partition column {name.partition('=')[0]} makes a folder name of "
-                        f"{len(name.encode())} bytes, and the file system allows {_MOST_BYTES}: shorten the value, or "
-                        "partition the table by another column"
+                        f"{len(name.encode())} bytes, and the file system allows {_MAX_NAME_BYTES}: shorten the value, "
+                        "or partition the table by another column"
                     )
     return None

@@ -1,4 +1,4 @@
-"""Find out from their checkpoints how far streams have read a table. Maintenance keeps what they have not read."""
+"""Find out from the checkpoints of streams how far they have read a table. Maintenance keeps the files after that."""
 
 from __future__ import annotations
 
@@ -44,26 +44,31 @@ def source_streams(files: HadoopFiles, table_id: str, checkpoints: Iterable[str]
 
 def _source_stream(files: HadoopFiles, table_id: str, checkpoint: str) -> SourceStream | None:
     if files.status(checkpoint) is None:
-        raise StorageError(f"{checkpoint} is not there: it is named as the checkpoint of a stream that reads the table")
-    planned, committed = _batches(files, f"{checkpoint}/offsets"), _batches(files, f"{checkpoint}/commits")
-    if not planned:
+        raise StorageError(
+            f"{checkpoint} does not exist: correct or remove this checkpoint of a stream that reads the table"
+        )
+    planned_batches, committed_batches = (
+        _batches(files, f"{checkpoint}/offsets"),
+        _batches(files, f"{checkpoint}/commits"),
+    )
+    if not planned_batches:
         return None
     # A planned batch that is not committed is read again from the end of the batch before it.
-    completed = sorted(planned & committed)
+    completed_batches = sorted(planned_batches & committed_batches)
 
     def version_of(batch: int) -> int:
-        return _version(files, f"{checkpoint}/offsets/{batch}", table_id)
+        return _read_version(files, f"{checkpoint}/offsets/{batch}", table_id)
 
-    newest = version_of(completed[-1] if completed else max(planned))
-    previous = version_of(completed[-2]) if len(completed) > 1 else None
-    return SourceStream(checkpoint, newest if completed else None, previous)
+    newest = version_of(completed_batches[-1] if completed_batches else max(planned_batches))
+    previous = version_of(completed_batches[-2]) if len(completed_batches) > 1 else None
+    return SourceStream(checkpoint, newest if completed_batches else None, previous)
 
 
 def _batches(files: HadoopFiles, folder: str) -> set[int]:
     return {int(entry.name) for entry in files.children(folder) if entry.name.isdecimal()}
 
 
-def _version(files: HadoopFiles, path: str, table_id: str) -> int:
+def _read_version(files: HadoopFiles, path: str, table_id: str) -> int:
     lines = (files.read_text(path) or "").splitlines()
     offsets = [offset for line in lines if (offset := _delta_offset(line)) is not None]
     # A query may read the table more than once.
@@ -71,8 +76,8 @@ def _version(files: HadoopFiles, path: str, table_id: str) -> int:
     if versions:
         return min(versions)
     tables = ", ".join(sorted({source_id for source_id, _ in offsets}))
-    sources = f"table {tables}, and not {table_id}" if tables else "no Delta table"
-    raise TableError(f"{path}: the stream with this checkpoint reads {sources}")
+    sources = f"table {tables}, not table {table_id}" if tables else "no Delta table"
+    raise TableError(f"{path}: the stream with this checkpoint reads {sources}: correct or remove it")
 
 
 def _delta_offset(line: str) -> tuple[str, int] | None:

@@ -19,7 +19,7 @@ def raw_literal(text: str) -> str:
     """Write a text as a raw literal, which has no escapes; raise ValueError if the text has both kinds of quotes."""
     quote = '"' if "'" in text else "'"
     if quote in text:
-        raise ValueError(f"both kinds of quotes are in {text}")
+        raise ValueError(f"{text} has both kinds of quotes")
     return f"r{quote}{text}{quote}"
 
 
@@ -29,7 +29,7 @@ def property_list(properties: Mapping[str, str]) -> str:
 
 
 def parsed_expression(spark: SparkSession, sql: str) -> Any | None:
-    """Parse an SQL expression; return Spark's Java object, or None if the text is no expression."""
+    """Parse an SQL expression; return Spark's Java object, None if the text is not an expression."""
     jvm_session: Any = spark._jsparkSession  # noqa: SLF001 (PySpark has no parser)
     try:
         return jvm_session.sessionState().sqlParser().parseExpression(sql)

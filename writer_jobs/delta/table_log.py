@@ -29,7 +29,7 @@ LOG_FOLDER = "_delta_log"
 #: Name of a version's file in the log; the group is its number.
 VERSION_FILE = re.compile(r"(\d{20})\.json")
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
-# Most version files to read for the versions of a run, with one request each.
+# Maximum number of version files to read for the versions of a run, with one request each.
 _RUN_VERSIONS = 1_000
 # In Java this is an IOException, like some of Delta's errors. Here it means a damaged log.
 _NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
@@ -126,7 +126,7 @@ class DeltaTableLog:
             loaded = self._delta_log().getSnapshotAt(version, self._none, self._none, False)  # noqa: FBT003
         except JVM_ERRORS as error:
             self._refuse_unread(error)
-            raise TableError(f"version {version} of {self.location} is not there: {error_reason(error)}") from error
+            raise TableError(f"version {version} of {self.location} cannot be read: {error_reason(error)}") from error
         return Snapshot(self._spark, self.location, loaded)
 
     def make_checkpoint(self, version: int) -> None:
@@ -230,7 +230,7 @@ class DeltaTableLog:
         return any(batch_of(info) == batch for info in infos) or len(infos) < newest - after
 
     def infos_after(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the versions after a version with their ``commitInfo``, up to the first missing version.
+        """Yield each version after a version with its ``commitInfo``, up to the first missing version.
 
         The version files are read without a cache.
         """
@@ -277,13 +277,13 @@ class DeltaTableLog:
         return versions
 
     def _runs_before(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the versions before a version, newest first, with their notes of a run; empty without a note."""
+        """Yield the versions before a version, newest first, with their note of a run (empty if there is none)."""
         while version > 0 and (line := self._first_line(version - 1)) is not None:
             version -= 1
             yield version, run_of(parse_commit_info(line))
 
     def commit_nothing(self) -> int:
-        """Commit without actions, and return the version.
+        """Make an empty commit, and return its version.
 
         Delta prepares the commit, with everything that the table's features require. If the commit guard refuses, its
         error is raised.
@@ -314,9 +314,9 @@ class DeltaTableLog:
             raise TableError(f"{self.location} is not a Delta table: it has files, but no {LOG_FOLDER}")
 
     def _refuse_unread(self, error: BaseException) -> None:
-        """Raise ``StorageError`` if the store refused or did not answer, which is no error of the table."""
-        damaged = is_caused_by(error, _NOT_JSON) or has_condition(error, "DELTA_")
-        if isinstance(error, LOST_CONTACT) or (is_caused_by(error, "java.io.IOException") and not damaged):
+        """Raise ``StorageError`` if the store refused or did not answer. The table itself may be sound then."""
+        is_damaged = is_caused_by(error, _NOT_JSON) or has_condition(error, "DELTA_")
+        if isinstance(error, LOST_CONTACT) or (is_caused_by(error, "java.io.IOException") and not is_damaged):
             raise StorageError(f"the log of {self.location} cannot be read: {error_reason(error)}") from error
 
     def _first_line(self, version: int) -> str | None:
@@ -344,13 +344,13 @@ class DeltaTableLog:
 
 
 def parse_commit_info(line: str) -> dict[str, Any]:
-    """Parse the ``commitInfo`` in a line of a version file; return an empty object if there is none."""
+    """Parse the ``commitInfo`` in a line of a version file; return an empty object if the line has none."""
     info = parse_object(line).get("commitInfo")
     return info if isinstance(info, dict) else {}
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object; return an empty object if the text is none."""
+    """Parse a JSON object; return an empty object if the text is not a JSON object."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -140,7 +140,7 @@ def is_wider(wide: T.DataType, narrow: T.DataType) -> bool:
 
 
 def wider_of(left_type: T.DataType, right_type: T.DataType) -> T.DataType | None:
-    """Return the type to which Delta can widen the other; None if it can widen neither."""
+    """Return the one of two types to which Delta can widen the other; None if it can widen neither."""
     if left_type == right_type or is_wider(left_type, right_type):
         return left_type
     return right_type if is_wider(right_type, left_type) else None
@@ -212,7 +212,7 @@ def _merged(
     """Return the type that holds the values of two types; ``table`` is the type of the same part of the table."""
 
     def part_of(name: str, attribute: str) -> T.DataType:
-        table_part, part, new_part = (getattr(kind, attribute, None) for kind in (table, merged, new))
+        table_part, part, new_part = (getattr(data_type, attribute, None) for data_type in (table, merged, new))
         return _merged(table_part, part, new_part, fold, (*path, name))
 
     if isinstance(merged, T.StructType) and isinstance(new, T.StructType):
@@ -230,7 +230,7 @@ def _merged(
         return T.ArrayType(part_of("element", "elementType"))
     if isinstance(merged, T.MapType) and isinstance(new, T.MapType):
         return T.MapType(part_of("key", "keyType"), part_of("value", "valueType"))
-    if table is not None and all(kind == table or is_wider(table, kind) for kind in (merged, new)):
+    if table is not None and all(data_type == table or is_wider(table, data_type) for data_type in (merged, new)):
         return table
     if (wider := wider_of(merged, new)) is not None:
         return wider

@@ -10,7 +10,7 @@ from typing import Any
 
 from lock_manager import canonical_table_uri
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.side_locations import SUFFIXES
+from writer_jobs.delta.side_locations import ALL_SUFFIXES
 from writer_jobs.errors import CheckpointError
 
 _FOLDER = "_sluice"
@@ -62,7 +62,7 @@ def _table_around(checkpoint: str, table: str) -> str | None:
     VACUUM skips folders whose names start with ``_`` or ``.``, except partitions (``_day=…``).
     """
     location = canonical_table_uri(checkpoint)
-    for folder in (table, *(f"{table}{suffix}" for suffix in SUFFIXES)):
+    for folder in (table, *(f"{table}{suffix}" for suffix in ALL_SUFFIXES)):
         if f"{location}/".startswith(f"{folder}/"):
             name = location.removeprefix(folder).strip("/").partition("/")[0]
             is_skipped = name.startswith(("_", ".")) and "=" not in name and not name.startswith(_CLEANED_UP)
