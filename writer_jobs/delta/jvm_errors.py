@@ -72,8 +72,9 @@ def error_reason(error: BaseException) -> str:
         return f"the driver's JVM is gone or does not answer ({_innermost(error)})"
     if refused_names := _REFUSED_NAMES.search(str(error)):
         return (
-            f"Delta stores the column names {refused_names[1]} only with column mapping: pass --column-mapping to create "
-            "the table with it, set the property delta.columnMapping.mode to name on an existing table, or rename them"
+            f"Delta stores the column names {refused_names[1]} only with column mapping: pass --column-mapping to "
+            "create the table with it, set the property delta.columnMapping.mode to name on an existing table, or "
+            "rename them"
         )
     messages: list[str] = []
     for layer in _layers(error):

@@ -58,8 +58,7 @@ class LoggedFiles:
     def paths(self) -> DataFrame:
         """Paths of the files that the version files name, and of their deletion vectors.
 
-        Columns: ``path`` below the table's location, not percent-encoded; ``version``, whose version file names the
-            path;
+        Columns: ``path`` below the table's location, not percent-encoded; ``version``, whose file names the path;
         ``removed_ms``, the time at which that version removed the file, in milliseconds since the epoch, or null if the
         version added it. A change data file counts as removed by the version that names it, because its rows are in no
         version. A path has a row for each version that names it. Files of another table (a shallow clone's source) are

@@ -1,4 +1,4 @@
-"""Find out from the checkpoints of streams how far they have read a table. Maintenance keeps the files after that."""
+"""Find out from streams' checkpoints how far they have read a table. Maintenance keeps the files after that point."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ def _source_stream(files: HadoopFiles, table_id: str, checkpoint: str) -> Source
         raise StorageError(
             f"{checkpoint} does not exist: correct or remove this checkpoint of a stream that reads the table"
         )
-    planned_batches, committed_batches = (
-        _batches(files, f"{checkpoint}/offsets"),
-        _batches(files, f"{checkpoint}/commits"),
-    )
+    planned_batches = _batches(files, f"{checkpoint}/offsets")
+    committed_batches = _batches(files, f"{checkpoint}/commits")
     if not planned_batches:
         return None
     # A planned batch that is not committed is read again from the end of the batch before it.
@@ -77,7 +75,7 @@ def _read_version(files: HadoopFiles, path: str, table_id: str) -> int:
         return min(versions)
     tables = ", ".join(sorted({source_id for source_id, _ in offsets}))
     sources = f"table {tables}, not table {table_id}" if tables else "no Delta table"
-    raise TableError(f"{path}: the stream with this checkpoint reads {sources}: correct or remove it")
+    raise TableError(f"{path}: the stream with this checkpoint reads {sources}; correct or remove the checkpoint")
 
 
 def _delta_offset(line: str) -> tuple[str, int] | None:

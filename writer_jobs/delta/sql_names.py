@@ -29,7 +29,7 @@ def property_list(properties: Mapping[str, str]) -> str:
 
 
 def parsed_expression(spark: SparkSession, sql: str) -> Any | None:
-    """Parse an SQL expression; return Spark's Java object, None if the text is not an expression."""
+    """Parse an SQL expression; return Spark's Java object, or None if the text is not an expression."""
     jvm_session: Any = spark._jsparkSession  # noqa: SLF001 (PySpark has no parser)
     try:
         return jvm_session.sessionState().sqlParser().parseExpression(sql)

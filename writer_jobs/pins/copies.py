@@ -28,7 +28,7 @@ def refuse_equal_names(pin: Pin) -> None:
     """Raise PinError if the copies of two of a pin's tables would have the same name."""
     names = [copy_name(pinned_table) for pinned_table in pin.tables]
     if len({name.lower() for name in names}) < len(names):
-        raise PinError(f"two tables of pin {pin.name} end in the same name, {', '.join(names)}: copy them in Python")
+        raise PinError(f"two tables of pin {pin.name} end in the same name ({', '.join(names)}): copy them in Python")
 
 
 def copy_pinned(
@@ -40,13 +40,15 @@ def copy_pinned(
     manager: LockManager,
     lock_timeout_seconds: float | None = None,
 ) -> tuple[str, CommitResult]:
-    """Copy the pinned rows of a table into a table of that name in a folder, once; return the copy and the result.
+    """Copy the pinned rows of a table once, into a table with its :func:`copy_name` in a folder.
+
+    Return the canonical URI of the copy, and the result of the write.
 
     The copy has the partition columns of the table.
 
     Raises:
-        PinError: The copy would lie inside a pinned table, or around it; its location has another table; or see
-            :func:`pinned_rows`.
+        PinError: The copy would lie inside a pinned table, or contain one; the copy's location has another table; or
+            see :func:`pinned_rows`.
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
@@ -55,7 +57,7 @@ def copy_pinned(
     for source in pin.tables:
         target_path, source_path = f"{writer.table}/", f"{source.table}/"
         if target_path.startswith(source_path) or source_path.startswith(target_path):
-            raise PinError(f"a copy at {writer.table} would be in {source.table}, or around it: name another folder")
+            raise PinError(f"a copy at {writer.table} would lie in {source.table}, or contain it: name another folder")
     transaction = (f"pin/{pin.pin_id}/{name}", 1)
     head = writer.log.head(transaction[0])
     if head.version >= 0 and head.last_transaction < transaction[1]:

@@ -14,8 +14,8 @@ _SUFFIX = ".json"
 class PinFiles:
     """The pins of one table. They are written and removed under the lock on the table.
 
-    Every method raises :class:`StorageError` if the file system refuses, and :class:`PinError` if a pin cannot be read,
-    so that the files that it keeps are unknown, or if a name is invalid.
+    Every method raises :class:`StorageError` if the file system refuses, and :class:`PinError` if a name is invalid or
+    a pin cannot be read. Without the content of a pin, the files that it keeps are unknown.
     """
 
     def __init__(self, files: HadoopFiles, location: str) -> None:
@@ -62,5 +62,5 @@ class PinFiles:
 
 
 def is_complete(files: HadoopFiles, pin: Pin) -> bool:
-    """Return whether a pin is in each of its tables."""
+    """Return whether each table of a pin has the pin's file."""
     return all(PinFiles(files, pinned_table.location).find(pin.name) == pin for pinned_table in pin.tables)

@@ -1,4 +1,4 @@
-"""Reading a pin: its rows, and the rows of its moment that the newest version has in addition or no longer has."""
+"""Read a pin: its rows, and the rows of its moment that were added or removed since it was taken."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 #: Column of :func:`rows_since` with the kind of change.
 CHANGE = "__CHANGE"
 _SURPLUS, _GROUP_KEY = "__sluice_surplus", "__sluice_group_key"
-_SHOWN = 3
+_SHOWN_FILES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedSince:
-    """How two versions of a table differ in the rows of a pin's moment: the pinned version and a newer or older one.
+    """Difference between the pinned version of a table and another version, in the rows of the pin's moment.
 
-    A row that was replaced counts as new and as gone.
+    A row that was replaced counts once as new and once as gone.
 
     Attributes:
         table: Canonical URI.
@@ -83,8 +83,8 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
         spark, pin, table: See :func:`pinned_rows`.
 
     Returns:
-        The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A replaced row is there as both.
-        Columns that the table has got since are not there.
+        The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A replaced row is there
+        once as ``new`` and once as ``gone``. Columns that were added to the table since then are left out.
 
     Raises:
         PinError: The pin is not of this table, or its version is gone, or the table has lost a column of that version.
@@ -101,7 +101,8 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
 def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
     """Count the rows of a pin's moment that were added or removed since the pin was taken.
 
-    This reads only files that are in one of both versions and that, by their statistics, may have rows of the moment.
+    This reads only files that are in exactly one of the two versions and that, by their statistics, may have rows of
+    the moment.
 
     Args:
         spark, pin, table: See :func:`pinned_rows`.
@@ -116,11 +117,11 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
 def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | None:
     """Count the rows of a pin's moment that were added or removed before the pin, but after all streams were past it.
 
-    As :func:`changed_since`, for the version at which all watermarks were past the moment, and the pinned version.
+    This compares the version at which all watermarks were past the moment with the pinned version.
 
     Returns:
-        None if the former version is unknown or cannot be read any more, because the log or the files of versions of
-        its age are removed.
+        None if the version at which all watermarks were past the moment is unknown or can no longer be read, because
+        its log or its files were removed.
 
     Raises:
         PinError, TableError, StorageError: See :func:`rows_since`.
@@ -171,12 +172,12 @@ def _count_changes(
 
 
 class _Difference:
-    """The files in which two versions of a pinned table differ, and their rows of the pin's moment."""
+    """The files that only one of two versions of a pinned table has, and their rows of the pin's moment."""
 
     def __init__(
         self, spark: SparkSession, pin: Pin, pinned_table: PinnedTable, earlier: Snapshot, later: Snapshot
     ) -> None:
-        self._earlier, self._later = (_MomentFiles(spark, pin, pinned_table, version) for version in (earlier, later))
+        self._earlier, self._later = (_MomentFiles(spark, pin, pinned_table, snapshot) for snapshot in (earlier, later))
         self.names = self._earlier.schema.names
         later_names = {name.lower() for name in self._later.schema.names}
         if missing := [name for name in self.names if name.lower() not in later_names]:
@@ -186,7 +187,7 @@ class _Difference:
         self.files_gone = self._earlier.files.without(self._later.files)
 
     def surplus(self) -> DataFrame:
-        """Return each row of those files once, and how many more times the later version has it (negative: fewer)."""
+        """Return each row of these files once, and how many more times the later version has it (negative: fewer)."""
         # Columns of any type, in a form that can be grouped.
         keys = {f"{_GROUP_KEY}{index}": comparable(field) for index, field in enumerate(self._earlier.schema)}
         columns = list(map(quoted, self.names))
@@ -205,8 +206,8 @@ class _Difference:
     def count_rows(self) -> tuple[int, int]:
         """Return how many rows only the later version has, and how many only the earlier one has."""
         later, earlier = (F.sum(F.greatest(sign * F.col(_SURPLUS), F.lit(0))) for sign in (1, -1))
-        numbers = self.surplus().agg(later, earlier).collect()[0]
-        return numbers[0] or 0, numbers[1] or 0
+        counts = self.surplus().agg(later, earlier).collect()[0]
+        return counts[0] or 0, counts[1] or 0
 
 
 class _MomentFiles:
@@ -236,10 +237,10 @@ def refuse_missing_files(spark: SparkSession, pin: Pin, pinned_table: PinnedTabl
         StorageError: The files cannot be listed.
 
     """
-    version = pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table)
+    snapshot = pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table)
     try:
-        paths = DataFiles(spark, version).paths()
-        missing = paths.join(list_files(spark, version), "path", "left_anti").limit(_SHOWN).collect()
+        paths = DataFiles(spark, snapshot).paths()
+        missing = paths.join(list_files(spark, snapshot), "path", "left_anti").limit(_SHOWN_FILES).collect()
     except SPARK_ERRORS as error:
         raise StorageError(f"the files of {pinned_table.location} cannot be listed: {error_reason(error)}") from error
     if missing:
@@ -260,17 +261,19 @@ def pinned_version(log: DeltaTableLog, pin: Pin, pinned_table: PinnedTable) -> S
     """Return the pinned version of a table.
 
     Raises:
-        PinError: The version is gone, or its location has another table now.
+        PinError: The version is gone, or the location has another table now.
         StorageError: The store does not answer.
 
     """
     try:
-        version = log.snapshot_at(pinned_table.version)
+        snapshot = log.snapshot_at(pinned_table.version)
     except TableError as error:
         raise PinError(f"pin {pin.name} no longer holds: {error}") from error
-    if version.table_id != pinned_table.table_id:
-        raise PinError(f"pin {pin.name} is of another table, which was at {pinned_table.table} before: remove the pin")
-    return version
+    if snapshot.table_id != pinned_table.table_id:
+        raise PinError(
+            f"pin {pin.name} is of a table that was at {pinned_table.table} before the present one: remove the pin"
+        )
+    return snapshot
 
 
 def _pinned_table(spark: SparkSession, pin: Pin, table: str) -> PinnedTable:

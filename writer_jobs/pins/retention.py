@@ -23,7 +23,7 @@ from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
 
-#: Table property with the raised retention properties: their raised values and their values before.
+#: Table property with the raised retention properties: their raised values and the values before that.
 RETENTION_PROPERTY = "sluice.pins.retention"
 _FILES, _LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 # Clean-up of the log uses whole days, and clocks differ.
@@ -43,7 +43,7 @@ class Retention:
         self._log = log
 
     def extend_until(self, moment: datetime, other_pins: Iterable[Pin] = ()) -> None:
-        """Ensure that the newest version stays readable until a moment (with a time zone), or commit a newer one.
+        """Make the newest version readable until a moment (with a time zone); this may commit a newer version.
 
         Other pins of the table count, too: the retention may have been lowered since they were taken.
         """
@@ -52,28 +52,30 @@ class Retention:
         # A version that is committed now is young; the present newest version may be old.
         needed_if_committed_now = max([moment - now, *needed_by_pins]) + _MARGIN
         needed_without_commit = moment - snapshot.committed_at + _MARGIN
-        seconds = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
-        shorter = timedelta(seconds=min(seconds.values()))
-        if shorter >= max(needed_if_committed_now, needed_without_commit):
+        retention_seconds = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
+        shorter_retention = timedelta(seconds=min(retention_seconds.values()))
+        if shorter_retention >= max(needed_if_committed_now, needed_without_commit):
             return
         interval = f"interval {math.ceil(needed_if_committed_now / _HOUR)} hours"
-        raised = {
-            name: interval for name, value in seconds.items() if timedelta(seconds=value) < needed_if_committed_now
+        new_values = {
+            name: interval
+            for name, value in retention_seconds.items()
+            if timedelta(seconds=value) < needed_if_committed_now
         }
-        if not raised:
+        if not new_values:
             self._log.commit_nothing()
             return
         note = _read_note(snapshot)
-        raised_before = [name for name in note["raised"] if _is_unchanged(snapshot, note, name)]
+        names_raised_before = [name for name in note["raised"] if _is_unchanged(snapshot, note, name)]
         new_note = {
-            "raised": {**{name: note["raised"][name] for name in raised_before}, **raised},
+            "raised": {**{name: note["raised"][name] for name in names_raised_before}, **new_values},
             "before": {
-                **{name: snapshot.property_of(name) for name in raised},
-                **{name: note["before"].get(name) for name in raised_before},
+                **{name: snapshot.property_of(name) for name in new_values},
+                **{name: note["before"].get(name) for name in names_raised_before},
             },
             "file_retention_seconds": seconds_without_pins(snapshot),
         }
-        self._set({**raised, RETENTION_PROPERTY: json.dumps(new_note)}, snapshot)
+        self._set({**new_values, RETENTION_PROPERTY: json.dumps(new_note)}, snapshot)
 
     def restore(self) -> None:
         """Restore the properties from before the first pin, except those that another program has changed since."""
@@ -118,7 +120,7 @@ def _age_at_expiry(pin: Pin, location: str) -> timedelta:
     try:
         return pin.expires_at - pin.of(location).committed_at
     except PinError:
-        # A pin of the original, in a copy of the table: it keeps nothing here.
+        # The table is a copy of the pin's table. The pin keeps no files of the copy.
         return timedelta()
 
 

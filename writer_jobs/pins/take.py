@@ -1,4 +1,4 @@
-"""Taking and removing pins: all tables of a pin at once, under one hold."""
+"""Take and remove pins: all tables of a pin at once, under one hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of the pin that is taken."""
+    """A table of the new pin."""
 
     uri: str
     log: DeltaTableLog
@@ -72,7 +72,7 @@ def take_pin(
 
     Args:
         spark: A session with the guarded log store.
-        tables: Location or name in the catalog, and the column with the event time; None if ``at`` is None.
+        tables: Column with the event time, by location or name in the catalog of the table; None if ``at`` is None.
         name: Name of the pin; letters, digits, dots, dashes and underscores.
         expires_at: A time with a time zone; the versions are kept until then.
         at: A time with a time zone: rows up to and including this event time belong to the pin. By the table's log, the
@@ -92,23 +92,23 @@ def take_pin(
     _check_arguments(tables, name, expires_at, at)
     attach_unless_off(spark)
     files = HadoopFiles.of(spark)
-    opened = [_open(spark, files, table, event_time, at) for table, event_time in tables.items()]
-    if len({table.uri for table in opened}) < len(opened):
-        raise PinError(f"a table is given twice: {', '.join(tables)}")
-    locations: dict[str, None] = {table.log.location: None for table in opened}
+    pin_tables = [_open(spark, files, table, event_time, at) for table, event_time in tables.items()]
+    if len({table.uri for table in pin_tables}) < len(pin_tables):
+        raise PinError(f"a table is given twice: {', '.join(tables)}; name each table once")
+    locations: dict[str, None] = {table.log.location: None for table in pin_tables}
     with locked_all(spark, locations, manager=manager, timeout_seconds=lock_timeout_seconds) as hold:
-        other_pins = {table.uri: _remove_unreadable(files, table, name) for table in opened}
+        other_pins = {table.uri: _remove_expired_and_incomplete(files, table, name) for table in pin_tables}
         passed_versions = {
             table.uri: table.watermarks.passed_version(
-                at, table.uri, left_out=streams_left_out, unknown=without_watermarks
+                at, table.uri, left_out=streams_left_out, accept_none=without_watermarks
             )
-            for table in opened
+            for table in pin_tables
             if table.watermarks is not None and at is not None
         }
-        with _undo_on_error(spark, opened) as written:
-            for table in opened:
+        with _undo_on_error(spark, pin_tables) as written_pins:
+            for table in pin_tables:
                 table.retention.extend_until(expires_at, other_pins[table.uri])
-            versions = [(table, table.log.snapshot()) for table in opened]
+            versions = [(table, table.log.snapshot()) for table in pin_tables]
             pin = Pin(
                 name=name,
                 pin_id=uuid.uuid4().hex,
@@ -130,8 +130,8 @@ def take_pin(
                 job=spark.sparkContext.appName,
             )
             hold.check()
-            written.append(pin)
-            for table in opened:
+            written_pins.append(pin)
+            for table in pin_tables:
                 table.pins.create(pin)
             # If the hold was lost before the pin was written, files of these versions may be gone.
             hold.check()
@@ -139,13 +139,13 @@ def take_pin(
         try:
             table.log.make_checkpoint(snapshot.version)
         except StorageError as error:
-            # The pin holds nevertheless, as long as the log before its version exists.
+            # The pinned version stays readable nevertheless, as long as the log before it exists.
             _log.warning("version %d is pinned without a checkpoint of its own: %s", snapshot.version, error)
     return pin
 
 
 def find_pin(spark: SparkSession, table: str, name: str) -> Pin:
-    """Return a pin that holds.
+    """Return a pin that has not expired and is in all of its tables.
 
     Args:
         spark: The session.
@@ -166,7 +166,9 @@ def find_pin(spark: SparkSession, table: str, name: str) -> Pin:
             "or take it again"
         )
     if pin.has_expired():
-        raise PinError(f"pin {name} has expired on {pin.expires_at.isoformat()}: nothing keeps its files any more")
+        raise PinError(
+            f"pin {name} expired on {pin.expires_at.isoformat()}, so nothing keeps its files: take a new pin"
+        )
     return pin
 
 
@@ -244,28 +246,28 @@ def remove_expired_pins(
             _clean_up(spark, pin_files, log)
 
 
-def _clean_up(spark: SparkSession, pins: PinFiles, log: DeltaTableLog) -> None:
+def _clean_up(spark: SparkSession, pin_files: PinFiles, log: DeltaTableLog) -> None:
     """Remove expired pins, and restore the retention if no pin is left. The caller holds the lock on the table."""
-    if not _remove_expired(pins):
+    if not _remove_expired(pin_files):
         Retention(spark, log).restore()
 
 
-def _remove_expired(pins: PinFiles) -> list[Pin]:
-    """Remove expired pins, and return the other ones."""
-    for pin in pins.all():
+def _remove_expired(pin_files: PinFiles) -> list[Pin]:
+    """Remove expired pins, and return the others."""
+    for pin in pin_files.all():
         if pin.has_expired():
-            pins.remove(pin)
-    return pins.all()
+            pin_files.remove(pin)
+    return pin_files.all()
 
 
-def _remove_unreadable(files: HadoopFiles, table: _Table, name: str) -> list[Pin]:
-    """Remove expired pins and an incomplete pin with a name; return the others. Refuse a complete pin with the name."""
+def _remove_expired_and_incomplete(files: HadoopFiles, table: _Table, name: str) -> list[Pin]:
+    """Remove expired pins and an incomplete pin with a name, and return the others; refuse a complete one."""
     pins = _remove_expired(table.pins)
     pin = table.pins.find(name)
     if pin is None:
         return pins
     if is_complete(files, pin):
-        raise PinError(f"{table.uri} has a pin {name}, made at {pin.created_at.isoformat()}: remove it first")
+        raise PinError(f"{table.uri} has a pin {name}, taken at {pin.created_at.isoformat()}: remove it first")
     table.pins.remove(pin)
     return table.pins.all()
 
@@ -275,12 +277,12 @@ def _check_arguments(tables: Mapping[str, str | None], name: str, expires_at: da
     if not tables:
         raise ValueError("give at least one table")
     if any(moment is not None and moment.tzinfo is None for moment in (expires_at, at)):
-        raise ValueError("give times with a time zone")
+        raise ValueError("expires_at and at must be times with a time zone")
     if expires_at <= datetime.now(UTC):
-        raise PinError(f"a pin until {expires_at.isoformat()} would have expired already")
+        raise PinError(f"pin {name} would have expired already, on {expires_at.isoformat()}: choose a later time")
     for table, event_time in tables.items():
         if (event_time is None) != (at is None):
-            raise ValueError(f"{table}: a pin up to a moment needs the column with the event time, and no other does")
+            raise ValueError(f"{table}: name the column with the event time if and only if at is given")
 
 
 def _open(spark: SparkSession, files: HadoopFiles, table: str, event_time: str | None, at: datetime | None) -> _Table:
@@ -301,13 +303,13 @@ def _open(spark: SparkSession, files: HadoopFiles, table: str, event_time: str |
 @contextmanager
 def _undo_on_error(spark: SparkSession, tables: Collection[_Table]) -> Iterator[list[Pin]]:
     """If the block fails, remove the pins in the yielded list from all tables, and restore their retention."""
-    written: list[Pin] = []
+    written_pins: list[Pin] = []
     try:
-        yield written
+        yield written_pins
     except BaseException:
         for table in tables:
             with suppress(SluiceError):
-                for pin in written:
+                for pin in written_pins:
                     table.pins.remove(pin)
                 _clean_up(spark, table.pins, table.log)
         raise

@@ -44,9 +44,11 @@ class Watermarks:
         self._watermarks: list[_StreamWatermark] = []
         for version, line in _relevant_commits(spark, log.location):
             if version <= self._version:
-                self._add(version, parse_commit_info(line))
+                self._add_commit(version, parse_commit_info(line))
 
-    def passed_version(self, moment: datetime, table: str, *, left_out: Collection[str], unknown: bool) -> int | None:
+    def passed_version(
+        self, moment: datetime, table: str, *, left_out: Collection[str], accept_none: bool
+    ) -> int | None:
         """Return the first version at which all streams were past a moment, so that only late rows of it can follow.
 
         Commits that were made since the last read are read first.
@@ -55,10 +57,10 @@ class Watermarks:
             moment: A time with a time zone.
             table: Canonical URI, for error messages.
             left_out: Ids of streams to ignore, because they have ended.
-            unknown: Whether to accept a log without watermarks.
+            accept_none: Whether to accept a log without watermarks.
 
         Returns:
-            The version; None if the log has no watermarks and ``unknown`` is set.
+            The version; None if the log has no watermarks and ``accept_none`` is true.
 
         Raises:
             PinError: A stream is not past the moment, or the log has no watermarks.
@@ -66,12 +68,12 @@ class Watermarks:
         """
         for version, info in self._log.infos_after(self._version):
             self._version = version
-            self._add(version, info)
+            self._add_commit(version, info)
         watermarks = [watermark for watermark in self._watermarks if watermark.stream not in left_out]
-        if not watermarks and not unknown:
+        if not watermarks and not accept_none:
             raise PinError(
-                f"no stream has noted a watermark in the log of {table}, so rows up to {moment.isoformat()} may be "
-                "missing; pin without watermarks if the rows arrive in another way"
+                f"no commit in the log of {table} has the watermark of a stream, so rows up to {moment.isoformat()} "
+                "may be missing; if they arrive in another way, pin --without-watermarks (without_watermarks=True)"
             )
         newest: dict[str, datetime] = {}
         passed_versions: dict[str, int] = {}
@@ -87,10 +89,10 @@ class Watermarks:
                 )
         return max(passed_versions.values(), default=None)
 
-    def _add(self, version: int, info: Mapping[str, Any]) -> None:
+    def _add_commit(self, version: int, info: Mapping[str, Any]) -> None:
         if info.get("operation") == _RESTORE:
             text = str((info.get("operationParameters") or {}).get("version"))
-            # No number if the statement named a time.
+            # The text is not a number if the statement named a time.
             restored_version = int(text) if text.isdecimal() else -1
             self._watermarks = [watermark for watermark in self._watermarks if watermark.version <= restored_version]
         if (watermark := watermark_of(info)) is not None:
