@@ -65,13 +65,13 @@ def apply_rows(
     there. Repetitions of rows in the table are not appended. A row that is only in ``<location>_late`` is appended each
     time it arrives.
 
-    It does **not** promise, without ``sequence_by``, that of two rows with one key and different values the one stays
-    that was sent first. The row of the earlier batch stays; within a batch, either of the two.
+    Without ``sequence_by`` it does **not** promise that the row that was sent first stays. If two rows have one key and
+    different values, the row of the earlier batch stays; within one batch, either of the two may stay.
 
     Args:
         writer: Writer of the table. The table is created if it does not exist.
         rows: The batch.
-        newest_before: The newest event time of earlier batches; lateness is relative to it. None: no row is late. To
+        newest_before: The newest event time of earlier batches, to which lateness is relative. None: no row is late. To
             repeat a batch with ``txn``, pass the same time, ``watermark_delay`` and ``allowed_lateness`` again.
         txn: ``(txnAppId, txnVersion)``. The rows are skipped if the table has this transaction or a later one. Rows
             that are too late are appended once, too, even if the process was killed between the two commits.
@@ -114,7 +114,7 @@ class RowBatchApplier:
         self._spec = spec = self._row_spec(rows)
         columns = spec.columns(rows)
         self._event_time = next(name for name in columns if name.lower() == options["event_time"].lower())
-        self._refuse_other_event_time(rows)
+        self._refuse_other_event_time_type(rows)
         self._model = model = (FirstRows if sequence_by is None else LatestRows)(spec, columns)
         feed = TableFeed(
             model="rows",
@@ -128,60 +128,62 @@ class RowBatchApplier:
         self._prepared = with_micros(self._shape.fit(spec.prepare(rows), state), self._event_time)
 
     def run(self) -> RowsResult:
-        """Merge the rows, and append those that are too late to their own table."""
-        # Read once: a source such as a topic may have more rows the next time.
+        """Merge the rows in time, and append the rows that are too late to ``<location>_late``."""
+        # The rows are read once: a source such as a topic may have more rows at the next read.
         with closing(MaterializedRows.of(self._writer.table, self._prepared, "rows")) as materialized:
             rows = materialized.rows
             counts = self._count(rows)
-            # Also for rows that are too late, which are not merged.
+            # This includes rows that are too late, which the merge does not check.
             refuse_null_keys(self._spec, rows, counts.null_keys)
-            newest = self._newest(counts)
+            newest = self._newest_event_time(counts)
             options = self._write_options(newest)
-            merged = self._merge(rows, counts, options)
-            too_late = self._append_too_late(rows, counts, options, merged)
-        repeated = 0 if merged.already_applied else merged.changes - merged.inserted - merged.updated
+            merge_result = self._merge(rows, counts, options)
+            too_late = self._append_too_late(rows, counts, options, merge_result)
+        repeated = (
+            0 if merge_result.already_applied else merge_result.changes - merge_result.inserted - merge_result.updated
+        )
         return RowsResult(
             table=self._writer.table,
-            version=merged.version,
-            already_applied=merged.already_applied,
+            version=merge_result.version,
+            already_applied=merge_result.already_applied,
             arrived=counts.arrived,
             repeated=repeated + counts.too_late - too_late,
             late=counts.late,
             too_late=too_late,
-            inserted=merged.inserted,
-            updated=merged.updated,
+            inserted=merge_result.inserted,
+            updated=merge_result.updated,
             newest=newest,
             watermark=self._limits.watermark(newest),
-            commit=merged.commit,
+            commit=merge_result.commit,
         )
 
     # -- before the batch is read ----------------------------------------------------------------------------------
 
     def _row_spec(self, rows: DataFrame) -> ChangeSpec:
-        """Return the spec, whose keys include the event time and the partition columns."""
+        """Return the specification of the rows. Its keys include the event time and the partition columns."""
         state, options = self._snapshot.state, self._options
         partition_columns = tuple(options["partition_by"]) if state is None else state.partition_columns
         row_columns = {name.lower() for name in rows.columns}
-        if lost := [name for name in partition_columns if name.lower() not in row_columns]:
+        if missing_columns := [name for name in partition_columns if name.lower() not in row_columns]:
             raise SchemaMismatchError(
                 table=self._writer.table,
-                reason=f"the rows have no column {', '.join(lost)}, by which the table is partitioned: add it to the "
-                "rows, even if Delta could generate it",
+                reason=f"the rows have no column {', '.join(missing_columns)}, by which the table is partitioned: add "
+                "it to the rows, even if Delta could generate it",
             )
         keys = {name.lower(): name for name in (*options["keys"], options["event_time"], *partition_columns)}
         sequence_by = options["sequence_by"] or quoted(options["event_time"])
         spec = ChangeSpec(table=self._writer.table, keys=list(keys.values()), sequence_by=sequence_by)
         return spec.with_keys_of(rows)
 
-    def _refuse_other_event_time(self, rows: DataFrame) -> None:
+    def _refuse_other_event_time_type(self, rows: DataFrame) -> None:
         """Make sure that the event time is a timestamp or a date, in the rows and in the table."""
         name, state = self._event_time, self._snapshot.state
-        expected = f"the event time {name} must be a timestamp or a date"
+        requirement = f"the event time {name} must be a timestamp or a date"
         if not is_event_time(row_type := rows.schema[name].dataType):
-            raise self._spec.misfit(f"{expected}, got {row_type.simpleString()}")
+            raise self._spec.misfit(f"{requirement}, got {row_type.simpleString()}")
         table_types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
         if not is_event_time(table_type := table_types.get(name.lower(), row_type)):
-            reason = f"{expected}, but is {table_type.simpleString()} in the table"
+            reason = f"{requirement}, but is {table_type.simpleString()} in the table"
             raise SchemaMismatchError(table=self._writer.table, reason=reason)
 
     # -- before the lock -------------------------------------------------------------------------------------------
@@ -199,8 +201,8 @@ class RowBatchApplier:
         ).collect()[0]
         return counts
 
-    def _newest(self, counts: Row) -> datetime | None:
-        """Return the newest event time of this batch and of those before; None if there is none."""
+    def _newest_event_time(self, counts: Row) -> datetime | None:
+        """Return the newest event time of this batch and of all before it; None if there is none."""
         first, last = EVENT_RANGE
         event_times = [micros for micros in (counts.oldest, counts.newest) if micros is not None]
         if any(not first <= micros <= last for micros in event_times):
@@ -240,7 +242,7 @@ class RowBatchApplier:
             return ChangesResult.of_batch(table, model, batch, commit, already_applied=already_applied)
 
     def _commit(self, batch: ChangeBatch, options: WriteOptions) -> CommitResult | None:
-        """Commit the merge of a batch; None if the table has all of its rows, so that there is nothing to commit."""
+        """Commit the merge of a batch; return None if the table has all rows of the batch already."""
         writer, model = self._writer, self._model
         deadline = lock_deadline(options, writer.manager)
         row = model.row(batch)
@@ -276,27 +278,32 @@ class RowBatchApplier:
                 )
         return commit
 
-    def _append_too_late(self, rows: DataFrame, counts: Row, options: WriteOptions, merged: ChangesResult) -> int:
-        """Append the rows that are too late, without those that the table has as new or newer.
+    def _append_too_late(self, rows: DataFrame, counts: Row, options: WriteOptions, merge_result: ChangesResult) -> int:
+        """Append the rows that are too late, unless the table has the same or a newer row with their key.
 
         Return the number of appended rows, of this call or of an earlier one with this transaction.
         """
-        writer, keys, newest = self._writer, self._spec.keys, self._newest_before
-        if not counts.too_late or newest is None:
+        writer, keys, newest_before = self._writer, self._spec.keys, self._newest_before
+        if not counts.too_late or newest_before is None:
             return 0
-        late = rows.where(self._is_too_late).drop(EVENT_MICROS)
+        too_late = rows.where(self._is_too_late).drop(EVENT_MICROS)
         state = writer.log.state()
         columns = set() if state is None else {name.lower() for name in state.schema.names}
         # A table that lacks a key column has none of the rows. The first batch with rows in time adds the column.
         if all(name.lower() in columns for name in keys):
-            bounds = KeyBounds.of(late, keys, range_column=self._event_time).condition()
+            bounds = KeyBounds.of(too_late, keys, range_column=self._event_time).condition()
             table = rows_within(rows.sparkSession, LockTarget.of(writer.log, None), bounds)
-            late = cast_where_exact(self._model.without_repetitions(late, table), table.schema)
-        notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
-        options = options_of_next_write(options, writer.manager, merged.commit)
+            too_late = cast_where_exact(self._model.without_repetitions(too_late, table), table.schema)
+        note_columns = {
+            "__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())),
+            "__NEWEST_EVENT_TIME": F.lit(newest_before),
+        }
+        options = options_of_next_write(options, writer.manager, merge_result.commit)
         options["metadata"] = self._options["metadata"]
-        with closing(MaterializedRows.of(writer.table, late.drop(SEQ, DELETED), "rows of the table")) as materialized:
+        with closing(
+            MaterializedRows.of(writer.table, too_late.drop(SEQ, DELETED), "rows of the table")
+        ) as materialized:
             count: int = materialized.rows.count()
             if count:
-                append_rejected_rows(writer, LATE_SUFFIX, materialized.rows, notes, self._txn, options)
+                append_rejected_rows(writer, LATE_SUFFIX, materialized.rows, note_columns, self._txn, options)
         return count

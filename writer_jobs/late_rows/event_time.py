@@ -25,7 +25,7 @@ EVENT_RANGE = (FIRST_MICROS + _MARGIN, LAST_MICROS - _MARGIN)
 
 @dataclass(frozen=True, kw_only=True)
 class LatenessLimits:
-    """By how much a row may be older than the newest event time.
+    """Limits on the age of a row relative to the newest event time.
 
     Attributes:
         watermark_delay: Time between the newest event time and the watermark. A row before the watermark is late.
@@ -71,5 +71,5 @@ def _is_older(newest: datetime | None, limit: timedelta | None) -> Column:
 
 
 def _micros_before(newest: datetime, span: timedelta) -> int:
-    """Return the time that is ``span`` before another one, but at least ``FIRST_MICROS``."""
+    """Return the time ``span`` before ``newest``, in microseconds since the epoch; at least ``FIRST_MICROS``."""
     return max(FIRST_MICROS, micros_of_moment(newest) - span // MICROSECOND)

@@ -14,11 +14,12 @@ class RowOptions(TypedDict, total=False):
         keys: Columns that, together with the event time, identify a row. Required.
         event_time: Column with the timestamp or date at which the row happened. Required.
         sequence_by: Column or SQL expression; the row of a key with the largest value stays, as for
-            :func:`writer_jobs.apply_changes`. None (the default): the row that arrives first.
+            :func:`writer_jobs.apply_changes`. None (the default): the row that arrives first stays.
         watermark_delay: A row that is older than the newest event time by more than this is late. Default: 0.
-        allowed_lateness: A row that is older by more than this goes to ``<location>_late``. None (the default): no row.
-        schema_evolution: Add columns that the table lacks, and widen its types to those of the rows, except those of
-            keys and sequence. False (the default): such rows are refused.
+        allowed_lateness: A row that is older than the newest event time by more than this goes to ``<location>_late``.
+            None (the default): no row does.
+        schema_evolution: Whether to add columns that the table lacks, and to widen its types to those of the rows,
+            except the types of keys and sequence. False (the default): such rows are refused.
         partition_by: Partition columns of a new table. Default: none.
         lock_timeout_seconds: Seconds to wait for the locks of a batch. The lock is requested when the rows are ready to
             be committed. None (the default): the manager's.
@@ -49,7 +50,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def with_defaults(options: RowOptions) -> RowOptions:
-    """Return the options with the defaults of those that are not set.
+    """Return the options, with the default of each option that is not set.
 
     Raises:
         TypeError: A required option is missing, or there is no such option.

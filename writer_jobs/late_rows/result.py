@@ -15,24 +15,24 @@ COUNTERS = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "d
 
 @dataclass(frozen=True, kw_only=True)
 class RowsResult:
-    """The result of one batch of rows; by default of a batch without rows.
+    """The result of one batch of rows. The default values are those of a batch without rows.
 
     Attributes:
         table: Canonical URI of the table.
         version: Version of the table's commit; None if there was nothing to commit, or the table had ``txn`` before.
         already_applied: Whether the table had this transaction before.
         arrived: Number of rows.
-        repeated: Number of rows whose key was in the batch or in the table before, as new or newer; rows that are too
-            late included.
+        repeated: Number of rows that were dropped, because the batch or the table had the same or a newer row with
+            their key. Rows that are too late are included.
         late: Number of rows that are older than the watermark, but not too late.
         too_late: Number of rows in ``<location>_late``: older than the allowed lateness, and not in the table.
         inserted: Number of new rows in the table.
         updated: Number of rows that were replaced by newer ones.
-        newest: The newest event time of this batch and of those before; None if there is none.
+        newest: The newest event time of this batch and of all before it; None if there is none.
         watermark: The newest event time minus the watermark delay. Older rows count as late from here on.
         commit: Commit of the table; None if there was nothing to commit.
         dead_letters: Number of messages that could not be read, and of rows without a key or an event time from a
-            source that nobody can correct.
+            source that cannot be corrected.
         dead_reason: The most frequent reason of dead letters; None if there are none.
         missing_files: Number of source files that were deleted before the stream read them, and are skipped.
 

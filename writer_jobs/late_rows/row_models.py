@@ -18,7 +18,8 @@ _CONTENT = "__sluice_content"
 class FirstRows(WholeRows):
     """The first row of each key. Later rows with the key are repetitions, even if their values differ.
 
-    Of several rows with one key in a batch, the one with the largest content hash stays, so that it is always the same.
+    Of several rows with one key in a batch, the one with the largest content hash stays, so a repeated batch keeps the
+    same row.
     """
 
     tie_breaker = _CONTENT
@@ -27,7 +28,7 @@ class FirstRows(WholeRows):
         """Add the column that chooses one of several rows to the rows of :meth:`ChangeSpec.prepare`."""
         return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
 
-    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as the others)
+    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (the signature of NewestRows)
         """Return false: a merge that only inserts rewrites no file."""
         return False
 
@@ -36,7 +37,7 @@ class FirstRows(WholeRows):
         return without_matches(rows, table, self._spec.keys, F.expr("true"))
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of the rows into the table, whose matching rows are ``within``."""
+        """Return the merge of the rows into the table; ``within`` is the condition of the table's rows to match."""
         values = {quoted(name): qualified(S, name) for name in self._columns}
         return (
             writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)

@@ -33,8 +33,9 @@ class RowBatch:
     """The rows of a micro-batch.
 
     Attributes:
-        rows: Rows that could be read; None: there are none.
-        dead_letters: Messages that could not be read, as :func:`write_dead_letters` takes them; None: there are none.
+        rows: Rows that could be read; None if there are none.
+        dead_letters: Messages that could not be read, as :func:`write_dead_letters` takes them; None if there
+            are none.
         missing_files: Number of source files that were deleted and are skipped.
 
     """
@@ -125,10 +126,10 @@ def _limits_json(limits: LatenessLimits) -> dict[str, int | None]:
     }
 
 
-def _parse_limits(stored: Mapping[str, Any]) -> LatenessLimits:
-    allowed = stored["allowed_lateness_us"]
+def _parse_limits(stored_limits: Mapping[str, Any]) -> LatenessLimits:
+    allowed = stored_limits["allowed_lateness_us"]
     return LatenessLimits(
-        watermark_delay=stored["watermark_delay_us"] * MICROSECOND,
+        watermark_delay=stored_limits["watermark_delay_us"] * MICROSECOND,
         allowed=None if allowed is None else allowed * MICROSECOND,
     )
 
@@ -150,7 +151,8 @@ def stream_into(
         stream_into(writer, rows, checkpoint="s3a://lake/_streams/departures", keys=["flight"],
                     event_time="departed_at", trigger="10 seconds")
 
-    If it is killed at any point and started again with the same checkpoint, each micro-batch is applied exactly once. A
+    If the process is killed at any point and the query is started again with the same checkpoint, each micro-batch is
+    applied exactly once. A
     batch that was started before keeps the ``watermark_delay`` and ``allowed_lateness`` of its first start. On Ctrl-C,
     a batch that has its lock is finished, and a batch that computes or waits for the lock is cancelled.
 
@@ -190,14 +192,14 @@ def stream_into(
 class _BatchLog:
     """Logs the events of batches."""
 
-    def begun(self, commit: int, begun_at: float, **more: Any) -> None:
-        log.debug("batch %s (number %d since the start) begun at %.3f", more.get("batch"), commit, begun_at)
+    def begun(self, commit: int, begun_at: float, **fields: Any) -> None:
+        log.debug("batch %s (number %d since the start) begun at %.3f", fields.get("batch"), commit, begun_at)
 
-    def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
+    def holding(self, commit: int, token: int, acquired_at: float, **fields: Any) -> None:
         text = "batch %s (number %d since the start) has the lock since %.3f, token %d"
-        log.debug(text, more.get("batch"), commit, acquired_at, token)
+        log.debug(text, fields.get("batch"), commit, acquired_at, token)
 
-    def commit(self, commit: int, result: CommitResult | None, **more: Any) -> None:
+    def commit(self, commit: int, result: CommitResult | None, **fields: Any) -> None:
         version = None if result is None else result.version
         text = "batch %s (number %d since the start) is finished, version %s: %s"
-        log.info(text, more.get("batch"), commit, version, more)
+        log.info(text, fields.get("batch"), commit, version, fields)

@@ -16,15 +16,15 @@ from writer_jobs.errors import CheckpointError
 _FOLDER = "_sluice"
 # Folders with hidden names whose files Delta or Sluice deletes.
 _CLEANED_UP = ("_delta_log", "_delta_index", "_change_data", _FOLDER)
-# Number of newest batches whose files are kept; one is needed.
-_KEPT_BATCHES = 3
+# Number of newest batches whose files are kept. Only the files of the last one are needed.
+_RETAINED_BATCHES = 3
 
 
 def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, str]) -> None:
     """Make sure that a checkpoint belongs to a query, and store the query in a new checkpoint.
 
-    A query is its properties that must not change while the checkpoint is in use: table (its canonical URI), source,
-    keys and so on, by name.
+    ``query`` contains, by name, the properties of the query that must not change while the checkpoint is in use:
+    ``table`` (its canonical URI), source, keys and so on.
 
     Raises:
         CheckpointError: It belongs to another query, or is in a folder that VACUUM cleans up.
@@ -33,31 +33,31 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
     """
     if (table := _table_around(checkpoint, query["table"])) is not None:
         raise CheckpointError(
-            f"{checkpoint} is in the folder of the table {table}, where VACUUM deletes files that are not the table's: "
+            f"{checkpoint} is in the folder of the table {table}, whose VACUUM may delete the checkpoint's files: "
             "choose a folder outside it"
         )
     query_file = f"{checkpoint.rstrip('/')}/{_FOLDER}/query.json"
     if files.status(f"{checkpoint.rstrip('/')}/metadata") is None:
-        # Spark did not start a query with this checkpoint yet, so a stored one does not count.
+        # Spark did not start a query with this checkpoint yet, so a stored query does not count.
         files.write_text(query_file, json.dumps(query, indent=1) + "\n")
         return
     text = files.read_text(query_file)
     if text is None:
         raise CheckpointError(f"{checkpoint} is the checkpoint of a query of another program: choose another folder")
-    stored = json.loads(text)
-    changed = [
-        f"{name} {stored.get(name)}, not {query.get(name)}"
-        for name in sorted(stored.keys() | query.keys())
-        if stored.get(name) != query.get(name)
+    stored_query = json.loads(text)
+    differences = [
+        f"{name} {stored_query.get(name)}, not {query.get(name)}"
+        for name in sorted(stored_query.keys() | query.keys())
+        if stored_query.get(name) != query.get(name)
     ]
-    if changed:
+    if differences:
         raise CheckpointError(
-            f"{checkpoint} is the checkpoint of another query, with {', '.join(changed)}: choose another folder"
+            f"{checkpoint} is the checkpoint of another query, with {', '.join(differences)}: choose another folder"
         )
 
 
 def _table_around(checkpoint: str, table: str) -> str | None:
-    """Return the table, or its table with a suffix, whose VACUUM may delete files of a checkpoint; None: there is none.
+    """Return the table or side table whose VACUUM may delete files of a checkpoint; None if there is none.
 
     VACUUM skips folders whose names start with ``_`` or ``.``, except partitions (``_day=…``).
     """
@@ -71,7 +71,7 @@ def _table_around(checkpoint: str, table: str) -> str | None:
 
 
 class StreamProgress:
-    """The newest event time of a stream, and its lateness limits, batch by batch.
+    """The newest event time and the lateness limits of a stream, stored for each batch.
 
     The event time is stored after all commits of the batch, and before Spark records the batch as finished. The limits
     are stored before the batch is applied. So a repeated batch has the same event time and limits.
@@ -102,12 +102,12 @@ class StreamProgress:
 
     def is_finished(self, txn: tuple[str, int]) -> bool:
         """Return whether :meth:`finish` was called for this batch. Spark may not have recorded it as finished."""
-        return self._read_own(self._finished_file(txn[1]), txn[0]) is not None
+        return self._read_of_query(self._finished_file(txn[1]), txn[0]) is not None
 
     def start(self, txn: tuple[str, int], limits: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the limits (JSON values) of a batch's first start, and store ``limits`` if this is the first."""
         query, batch = txn
-        if (stored := self._read_own(self._started_file(batch), query)) is not None:
+        if (stored := self._read_of_query(self._started_file(batch), query)) is not None:
             return stored
         self._files.write_text(self._started_file(batch), json.dumps({"query": query, **limits}) + "\n")
         return limits
@@ -117,9 +117,9 @@ class StreamProgress:
         query, batch = txn
         stored = {"query": query, "newest_event_time": None if newest is None else newest.isoformat()}
         self._files.write_text(self._finished_file(batch), json.dumps(stored) + "\n")
-        if batch >= _KEPT_BATCHES:
-            self._files.remove(self._finished_file(batch - _KEPT_BATCHES))
-            self._files.remove(self._started_file(batch - _KEPT_BATCHES))
+        if batch >= _RETAINED_BATCHES:
+            self._files.remove(self._finished_file(batch - _RETAINED_BATCHES))
+            self._files.remove(self._started_file(batch - _RETAINED_BATCHES))
 
     def _finished_file(self, batch: int) -> str:
         return f"{self._folder}/{batch}.json"
@@ -127,8 +127,8 @@ class StreamProgress:
     def _started_file(self, batch: int) -> str:
         return f"{self._folder}/{batch}.begun.json"
 
-    def _read_own(self, path: str, query: str) -> Mapping[str, Any] | None:
-        """Return a file of this query; None for another query, whose files stay if only Spark's files were removed."""
+    def _read_of_query(self, path: str, query: str) -> Mapping[str, Any] | None:
+        """Return the JSON object of a file if this query wrote it, else None. The folder may have files of an earlier query."""
         stored = self._read(path)
         return stored if stored is not None and stored.get("query") == query else None
 

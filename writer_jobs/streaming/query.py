@@ -1,8 +1,8 @@
 """Structured Streaming queries whose micro-batches are applied to a table under its lock, each exactly once.
 
-Spark's checkpoint stores the rows of a micro-batch before it is applied, and that the batch is finished afterwards. If
-the process is killed in between, Spark repeats the batch. So the commit of a batch has a transaction: the query's id,
-which is in the checkpoint, and the batch's number. A batch whose transaction is in the table is not applied again.
+Spark's checkpoint records which rows a micro-batch has before the batch is applied, and that it is finished afterwards.
+If the process is killed in between, Spark repeats the batch. So the commit of a batch has a transaction: the query's
+id, which is in the checkpoint, and the batch's number. A batch whose transaction is in the table is not applied again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from writer_jobs.writer import LockedDeltaWriter
 #: Trigger of a stream that applies the rows that are available at its start, and ends.
 AVAILABLE_NOW = "available-now"
 _POLL_SECONDS = 0.2
-# Time for Spark to record a finished batch in its checkpoint. Otherwise Spark repeats it, and it is skipped then.
+# Seconds in which Spark can record a finished batch in its checkpoint. Spark repeats a batch that it did not record,
+# and the repetition is skipped.
 _RECORD_SECONDS = 10.0
 
 
@@ -56,18 +57,18 @@ ApplyBatch = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], Batc
 class Listener(Protocol):
     """Receives the events of each batch; :class:`~writer_jobs.job.output.JobOutput` is one."""
 
-    def begun(self, commit: int, begun_at: float, **more: Any) -> None:
+    def begun(self, commit: int, begun_at: float, **fields: Any) -> None:
         """Receive that a batch has begun; ``commit`` is its number since the start, from 1."""
 
-    def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
+    def holding(self, commit: int, token: int, acquired_at: float, **fields: Any) -> None:
         """Receive that the batch has the lock."""
 
-    def commit(self, commit: int, result: CommitResult | None, **more: Any) -> None:
-        """Receive that the batch is in the table, with its counters."""
+    def commit(self, commit: int, result: CommitResult | None, **fields: Any) -> None:
+        """Receive that the batch is finished: its commit (None without one), and its counters."""
 
 
 class BatchQuery:
-    """A streaming query. One thread waits for it, a thread of Spark applies its batches, another one may stop it.
+    """A streaming query. One thread waits for it, a thread of Spark applies its batches, and a third one may stop it.
 
     ``apply`` is called for each micro-batch; :meth:`run` raises its errors.
     """
@@ -82,7 +83,7 @@ class BatchQuery:
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         # Held while a batch is applied.
-        self._busy = threading.Lock()
+        self._batch_lock = threading.Lock()
         # Held while the batch's hold is set, and while a batch without a hold is cancelled.
         self._hold_lock = threading.Lock()
         self._hold: Hold | None = None
@@ -102,7 +103,7 @@ class BatchQuery:
         """
         self._context = frame.sparkSession.sparkContext
         schedule: dict[str, Any] = {"availableNow": True} if trigger == AVAILABLE_NOW else {"processingTime": trigger}
-        stream = frame.writeStream.foreachBatch(self._batch).option("checkpointLocation", checkpoint)
+        stream = frame.writeStream.foreachBatch(self._run_batch).option("checkpointLocation", checkpoint)
         try:
             query = stream.trigger(**schedule).start()
         except (*JVM_ERRORS, PySparkException) as error:
@@ -115,7 +116,7 @@ class BatchQuery:
         except (*JVM_ERRORS, PySparkException) as error:
             query_error = error
         if self._failure is not None:
-            # Spark's error has only the text of this one.
+            # Spark's error has only the text of this exception.
             raise self._failure
         if query_error is not None:
             raise StreamError(table=self._writer.table, reason=error_reason(query_error)) from query_error
@@ -132,11 +133,11 @@ class BatchQuery:
             self._writer.cancel()
             return
         self._stopping.set()
-        while not self._busy.acquire(timeout=_POLL_SECONDS):
+        while not self._batch_lock.acquire(timeout=_POLL_SECONDS):
             with self._hold_lock:
                 self._give_up()
         # No batch starts from here on, because _stopping is set.
-        self._busy.release()
+        self._batch_lock.release()
         with suppress(*JVM_ERRORS, PySparkException):  # the query did not start, or the JVM is gone
             query, deadline = self._query.result(), time.monotonic() + _RECORD_SECONDS
             while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
@@ -144,6 +145,7 @@ class BatchQuery:
             query.stop()
 
     def _give_up(self) -> None:
+        """Cancel the batch unless it has its lock. The caller holds ``_hold_lock``."""
         if self._hold is not None and not self._hold.over:
             return
         self._writer.give_up()
@@ -152,9 +154,9 @@ class BatchQuery:
             with suppress(*JVM_ERRORS):
                 self._context.cancelJobsWithTag(self._tag)
 
-    def _batch(self, rows: DataFrame, batch: int) -> None:
+    def _run_batch(self, rows: DataFrame, batch: int) -> None:
         try:
-            with self._busy:
+            with self._batch_lock:
                 self._apply_batch(rows, batch)
         except BaseException as error:
             self._failure = error
