@@ -160,9 +160,9 @@ class CommitUnknownError(WriteFailedError):
     """A write ended, and it is not known whether it was committed.
 
     Attributes:
-        commit_id: Id of the commit in the table's log. For a write of ``LockedDeltaWriter`` it is
-            ``sluice.commit_id`` in the ``commitInfo`` or the ``userMetadata``, for any other commit ``sluice.attempt``
-            in the ``commitInfo``. ``sluice log --json`` prints all of them.
+        commit_id: Id of the commit in the table's log. For a write of ``LockedDeltaWriter`` it is ``sluice.commit_id``
+            in the ``commitInfo`` or the ``userMetadata``, for any other commit ``sluice.attempt`` in the
+            ``commitInfo``. ``sluice log --json`` prints all of them.
 
     """
 

@@ -53,8 +53,8 @@ def locked(
         table: Location, or name in the catalog; resolved once, before the lock is requested. It need not exist yet.
         partitions: Values of the table's first partition columns by name, such as ``[{"year": 2013, "month": 1}]``.
             Only these partitions are locked, and a commit that touches anything else is refused. The table must exist.
-        manager: Lock manager. By default one that this process shares, with the settings in
-            ``spark.sluice.zookeeper`` and the environment variables ``SLUICE_ZK_HOSTS`` and so on.
+        manager: Lock manager. By default one that this process shares, with the settings in ``spark.sluice.zookeeper``
+            and the environment variables ``SLUICE_ZK_HOSTS`` and so on.
         timeout_seconds: Total seconds to wait for the lock; 0 takes the lock only if it is free now. By default the
             manager's ``timeout_seconds``.
 

@@ -133,8 +133,8 @@ class LockedDeltaWriter:
                 nothing was written.
             LockNotHeldError: The write touched partitions that are not locked; nothing was written.
             UnguardedError: ``lock`` requests partitions, and the commits of this session are not guarded.
-            UnprovenCommitError: The write was committed, but the lock could not be confirmed afterwards. A
-                subclass of LockLostError.
+            UnprovenCommitError: The write was committed, but the lock could not be confirmed afterwards. A subclass of
+                LockLostError.
             WriteFailedError: Nothing was written; SchemaMismatchError if the rows do not fit the table.
             CommitUnknownError: It is not known whether the write was committed. A subclass of WriteFailedError.
             TableError: The table's log is damaged, or a catalog decides its commits; nothing was written.

@@ -35,8 +35,8 @@ def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
     def convert_exception(exception: Any) -> Exception:
         gateway: Any = SparkContext._gateway  # noqa: SLF001
         if gateway is not None and exception._gateway_client is not gateway._gateway_client:  # noqa: SLF001
-            # PySpark would ask its own JVM about an object of another one. For an UnknownException it raises Py4J's
-            # own error instead.
+            # PySpark would ask its own JVM about an object of another one. For an UnknownException it raises Py4J's own
+            # error instead.
             foreign: Exception = captured.UnknownException(desc="an error of another JVM", stackTrace="")
             return foreign
         refusal = None

@@ -286,14 +286,14 @@ class RowBatchApplier:
         writer, keys, newest_before = self._writer, self._spec.keys, self._newest_before
         if not counts.too_late or newest_before is None:
             return 0
-        too_late = rows.where(self._is_too_late).drop(EVENT_MICROS)
+        too_late_rows = rows.where(self._is_too_late).drop(EVENT_MICROS)
         state = writer.log.state()
         columns = set() if state is None else {name.lower() for name in state.schema.names}
         # A table that lacks a key column has none of the rows. The first batch with rows in time adds the column.
         if all(name.lower() in columns for name in keys):
-            bounds = KeyBounds.of(too_late, keys, range_column=self._event_time).condition()
+            bounds = KeyBounds.of(too_late_rows, keys, range_column=self._event_time).condition()
             table = rows_within(rows.sparkSession, LockTarget.of(writer.log, None), bounds)
-            too_late = cast_where_exact(self._model.without_repetitions(too_late, table), table.schema)
+            too_late_rows = cast_where_exact(self._model.without_repetitions(too_late_rows, table), table.schema)
         note_columns = {
             "__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())),
             "__NEWEST_EVENT_TIME": F.lit(newest_before),
@@ -301,7 +301,7 @@ class RowBatchApplier:
         options = options_of_next_write(options, writer.manager, merge_result.commit)
         options["metadata"] = self._options["metadata"]
         with closing(
-            MaterializedRows.of(writer.table, too_late.drop(SEQ, DELETED), "rows of the table")
+            MaterializedRows.of(writer.table, too_late_rows.drop(SEQ, DELETED), "rows of the table")
         ) as materialized:
             count: int = materialized.rows.count()
             if count:

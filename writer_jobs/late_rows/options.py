@@ -19,7 +19,7 @@ class RowOptions(TypedDict, total=False):
         allowed_lateness: A row that is older than the newest event time by more than this goes to ``<location>_late``.
             None (the default): no row does.
         schema_evolution: Whether to add columns that the table lacks, and to widen its types to those of the rows,
-            except the types of keys and sequence. False (the default): such rows are refused.
+            except the types of keys and sequence. False (the default): rows that need such a change are refused.
         partition_by: Partition columns of a new table. Default: none.
         lock_timeout_seconds: Seconds to wait for the locks of a batch. The lock is requested when the rows are ready to
             be committed. None (the default): the manager's.

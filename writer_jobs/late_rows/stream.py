@@ -34,8 +34,7 @@ class RowBatch:
 
     Attributes:
         rows: Rows that could be read; None if there are none.
-        dead_letters: Messages that could not be read, as :func:`write_dead_letters` takes them; None if there
-            are none.
+        dead_letters: Messages that could not be read, as :func:`write_dead_letters` takes them; None if there are none.
         missing_files: Number of source files that were deleted and are skipped.
 
     """
@@ -152,9 +151,9 @@ def stream_into(
                     event_time="departed_at", trigger="10 seconds")
 
     If the process is killed at any point and the query is started again with the same checkpoint, each micro-batch is
-    applied exactly once. A
-    batch that was started before keeps the ``watermark_delay`` and ``allowed_lateness`` of its first start. On Ctrl-C,
-    a batch that has its lock is finished, and a batch that computes or waits for the lock is cancelled.
+    applied exactly once. A batch that was started before keeps the ``watermark_delay`` and ``allowed_lateness`` of its
+    first start. On Ctrl-C, a batch that has its lock is finished, and a batch that computes or waits for the lock is
+    cancelled.
 
     Args:
         writer: Writer of the table. The table is created if it does not exist.

@@ -83,8 +83,8 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
         spark, pin, table: See :func:`pinned_rows`.
 
     Returns:
-        The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A replaced row is there
-        once as ``new`` and once as ``gone``. Columns that were added to the table since then are left out.
+        The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A replaced row is there once as
+        ``new`` and once as ``gone``. Columns that were added to the table since then are left out.
 
     Raises:
         PinError: The pin is not of this table, or its version is gone, or the table has lost a column of that version.

@@ -57,7 +57,7 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
 
 
 def _table_around(checkpoint: str, table: str) -> str | None:
-    """Return the table or side table whose VACUUM may delete files of a checkpoint; None if there is none.
+    """Return the table, or the table next to it, whose VACUUM may delete files of a checkpoint; None if there is none.
 
     VACUUM skips folders whose names start with ``_`` or ``.``, except partitions (``_day=…``).
     """
@@ -128,7 +128,7 @@ class StreamProgress:
         return f"{self._folder}/{batch}.begun.json"
 
     def _read_of_query(self, path: str, query: str) -> Mapping[str, Any] | None:
-        """Return the JSON object of a file if this query wrote it, else None. The folder may have files of an earlier query."""
+        """Return the JSON object of a file; None if there is none, or an earlier query with this folder wrote it."""
         stored = self._read(path)
         return stored if stored is not None and stored.get("query") == query else None
 
