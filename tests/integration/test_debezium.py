@@ -588,7 +588,7 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
     (
         [table_event("orders", schema=schema) for schema in ("public", "archive")],
         {"source_tables": ["orders"]},
-        "orders means several source tables, shop.archive.orders, shop.public.orders",
+        "orders matches several source tables, shop.archive.orders, shop.public.orders",
     ),
     ([message(None, event("t", 1), "t/0/77")], {}, "truncated .t/0/77."),
     ([message({"id": 1}, event("c", 1, after={"id": 1}, connector="vitess"))], {}, "connector vitess is not known"),

@@ -22,7 +22,7 @@ _PERCENT = 100
 
 @dataclass(frozen=True)
 class DeadLetterLimit:
-    """The maximum number of dead letters of a batch.
+    """The maximum number of dead letters that a batch may have.
 
     Attributes:
         maximum: Number of dead letters, or percentage of the batch's messages.
@@ -47,14 +47,20 @@ class DeadLetterLimit:
         return cls(int(match[1]), bool(match[2]))
 
     def check(self, table: str, dead_letters: int, messages: int, reason: str | None) -> None:
-        """Raise an error if the batch has more dead letters than the limit. The number of messages includes them.
+        """Refuse a batch with more dead letters than the limit.
+
+        Args:
+            table: Canonical URI, for the error message.
+            dead_letters: Number of dead letters of the batch.
+            messages: Number of messages of the batch, including the dead letters.
+            reason: The most frequent reason of the dead letters.
 
         Raises:
             ChangesError: The batch has more dead letters than the limit.
 
         """
-        most_letters = self.maximum * messages / _PERCENT if self.is_percentage else self.maximum
-        if dead_letters > most_letters:
+        max_count = self.maximum * messages / _PERCENT if self.is_percentage else self.maximum
+        if dead_letters > max_count:
             limit = f"{self.maximum}%" if self.is_percentage else str(self.maximum)
             raise ChangesError(
                 table=table,
@@ -66,7 +72,7 @@ class DeadLetterLimit:
 def write_dead_letters(
     writer: LockedDeltaWriter, dead_letters: DataFrame, txn: tuple[str, int] | None, options: WriteOptions
 ) -> None:
-    """Append messages to a table's dead letters in ``<location>_dead_letters``.
+    """Append messages to the table of dead letters, ``<location>_dead_letters``.
 
     Call it after the batch is applied, in this run or an earlier one; see :func:`append_rejected_rows`.
 

@@ -18,7 +18,7 @@ _MAYBE_TOO_LONG = rf"\d[\d.]{{{MOST_DIGITS},}}|\d[\d.]{{{EXACT_DIGITS[DoubleType
 def sign_extend(hex_digits: Column, size: int) -> Column:
     """Extend a big-endian two's complement, in hexadecimal digits, to ``size`` bytes.
 
-    Longer values are cut. The caller checks the length first.
+    A longer value is cut, so the caller must check the length first.
     """
     return F.lpad(hex_digits, F.lit(2 * size), F.when(F.substring(hex_digits, 1, 1) >= "8", "F").otherwise("0"))
 
@@ -29,7 +29,7 @@ def integer_text(octets: Column) -> Column:
 
 
 def parse_single_value(text: Column, parse: Callable[[Column], Column] = F.try_parse_json) -> Column:
-    """Parse a text that is exactly one JSON value in UTF-8; null for any other text.
+    """Return the JSON value of a text that is exactly one value in UTF-8; null for any other text.
 
     Spark's parser ignores what follows a value. So the text is parsed as a list whose last element is the hash of the
     text. The hash shows that the parser reached the end. ``parse`` returns the variant of a text; null if the text is
@@ -88,11 +88,12 @@ def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
 
 
 def _is_changed(number: Column, most_digits: int) -> Column:
+    """Return whether ``VARIANT`` stores the number in a text as a different number."""
     stored_number, has_exponent = number.try_cast("double"), number.rlike("[eE]")
     digits = significant_digits(number)
-    overflow = stored_number.isin(float("inf"), float("-inf")) | ((stored_number == 0) & (digits > 0))
+    is_out_of_range = stored_number.isin(float("inf"), float("-inf")) | ((stored_number == 0) & (digits > 0))
     limit = F.when(has_exponent, most_digits).otherwise(MOST_DIGITS)
-    return (number != "") & ((digits > limit) | (has_exponent & overflow))
+    return (number != "") & ((digits > limit) | (has_exponent & is_out_of_range))
 
 
 def significant_digits(number: Column) -> Column:

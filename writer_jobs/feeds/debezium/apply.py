@@ -54,10 +54,10 @@ def apply_events(
         source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``. Events of other
             tables are filtered out and counted as ``filtered``. A name that matches several tables is refused. By
             default events of several tables are refused.
-        max_dead_letters: The most dead letters of a batch; a batch with more is refused.
+        max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
         stored_as_scd_type: 1 to store the newest row of each key, 2 to store all rows of each key.
         partition_by: Partition columns of a new table.
-        tombstone_retention: How long tombstones are stored.
+        tombstone_retention: How long tombstones are kept.
         txn: Id and version of the batch's transaction. With it, the batch and its dead letters are applied once.
         lock_timeout_seconds: Seconds to wait for the lock; None for the lock manager's default.
         metadata: Metadata of the commits.

@@ -57,17 +57,18 @@ def decode(
             if batch.count:
                 apply_changes(writer, batch.changes, **batch.apply_options, schema_evolution=True)
 
-    - ``c``, ``r`` and ``u`` write the row in ``after``. ``d`` deletes the row of the message's key, or of ``before`` if
-      the message has no key; it may have no other columns. ``t`` is refused.
+    - ``c``, ``r`` and ``u`` write the row in ``after``. ``d`` deletes the row with the message's key, or with the key
+      in ``before`` if the message has no key. A delete needs no other columns. ``t`` is refused.
     - A column that earlier events had, and that an event's schema lacks, is null in the event's row, so the row does
       not depend on the other events of the batch. Columns that no event ever had are omitted.
     - Types come from the messages' schemas. Without schemas, they come from the table, and for columns that the table
       lacks from the values. Without schemas the JSON type counts: a string is not a number, except a string with a
       decimal point for a decimal column; a number is not a boolean. Messages of one batch may have different schemas:
       the batch has the columns of all schemas, and types that hold the values of all. Types without a common type are
-      refused, because then the source has changed and not one message is wrong.
+      refused, because then the source has changed, and no single message is wrong.
     - A message that has a placeholder for a value that Debezium did not receive (PostgreSQL's TOAST, Oracle's LOBs)
-      becomes a dead letter: the placeholder must not replace the stored value, and a row is written as a whole only.
+      becomes a dead letter: the placeholder must not replace the stored value, and a row can be written only as a
+      whole.
 
     The messages are read once, and each message is parsed once.
 
@@ -79,14 +80,14 @@ def decode(
         sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``ts_us``, ``ts_ns``,
             ``transaction``, and ``origin``; by default the position in the database's log, see
             :mod:`writer_jobs.feeds.debezium.positions`. Fields of ``source`` that no known connector has are strings.
-        source_tables: See :func:`writer_jobs.apply_events`; ``public.orders`` is such a name, too.
+        source_tables: See :func:`writer_jobs.apply_events`; ``public.orders`` is also accepted.
         partition_by: Partition columns of a new table. An event with a value that Delta stores as null there becomes a
             dead letter.
         unavailable: The connector's ``unavailable.value.placeholder``.
 
     Raises:
-        FeedError: The events are of several tables, truncate the table, have no keys or several, have an unknown order,
-            or have types without a common type.
+        FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
+            have an unknown order, or have types without a common type.
 
     """
     try:
@@ -103,7 +104,7 @@ def decode(
 
 
 class _Batch:
-    """A batch of parsed messages whose columns and keys are known. The other arguments are those of :func:`decode`."""
+    """A batch of parsed messages, with its columns and keys. The other arguments are those of :func:`decode`."""
 
     def __init__(
         self,
@@ -130,12 +131,14 @@ class _Batch:
         self._keys_can_change = bool(keys) and all(name in self._columns.types for name in self._columns.keys)
         self._partitions = partition_types(table, partition_by, self._columns.schema)
         # Columns that the source dropped. Other columns of the table belong to the user.
-        dropped = recorded_columns(table) - {name.lower() for name in self._columns.types}
+        dropped_names = recorded_columns(table) - {name.lower() for name in self._columns.types}
         table_columns = () if table is None else table.schema
-        self._dropped = {column.name: column.dataType for column in table_columns if column.name.lower() in dropped}
+        self._dropped_columns = {
+            column.name: column.dataType for column in table_columns if column.name.lower() in dropped_names
+        }
 
     def rows(self, unavailable: str) -> DataFrame:
-        """Return each message with its row, or with the reason why it has none."""
+        """Return each message with its row, or with the reason why it has no row."""
         columns = self._columns
         messages = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED)).select(
             *("key", "value", "origin", "op", "reason", "payload", "key_payload"),
@@ -149,7 +152,7 @@ class _Batch:
             self._key_before().alias("key_before"),
         )
         texts = {name: F.col("texts").getField(name) for name in columns.types}
-        row = _struct([columns.decoded(name, text).alias(name) for name, text in texts.items()])
+        row = _struct([columns.decode(name, text).alias(name) for name, text in texts.items()])
         messages = messages.withColumn("row", row)
         reason = F.coalesce(
             F.col("reason"),
@@ -168,17 +171,17 @@ class _Batch:
     def result(self, materialized: MaterializedRows) -> DecodedBatch:
         """Return the decoded batch of the materialized data frame of :meth:`rows`."""
         rows, columns = materialized.rows, self._columns
-        is_good = F.col("reason").isNull()
+        is_decoded = F.col("reason").isNull()
         totals = rows.agg(
-            F.count_if(is_good).alias("count"),
-            F.count_if(~is_good).alias("dead"),
-            F.count_if(is_good & F.col("replaced_key").isNotNull()).alias("replaced"),
+            F.count_if(is_decoded).alias("count"),
+            F.count_if(~is_decoded).alias("dead"),
+            F.count_if(is_decoded & F.col("replaced_key").isNotNull()).alias("replaced"),
             F.mode("reason").alias("reason"),
-            F.max(F.when(is_good, F.col("source_ms"))).alias("newest"),
+            F.max(F.when(is_decoded, F.col("source_ms"))).alias("newest"),
         ).collect()[0]
         values = [F.col("row").getField(name).alias(name) for name in columns.types]
-        dropped_columns = [F.lit(None).cast(data_type).alias(name) for name, data_type in self._dropped.items()]
-        changes = rows.where(is_good).select(*values, *dropped_columns, ORDER, DELETES)
+        dropped_columns = [F.lit(None).cast(data_type).alias(name) for name, data_type in self._dropped_columns.items()]
+        changes = rows.where(is_decoded).select(*values, *dropped_columns, ORDER, DELETES)
         if totals["replaced"]:
             deleted_keys = [
                 (F.col("replaced_key").getField(name) if name in columns.keys else F.lit(None).cast(data_type)).alias(
@@ -186,7 +189,7 @@ class _Batch:
                 )
                 for name, data_type in columns.types.items()
             ]
-            replaced_rows = rows.where(is_good & F.col("replaced_key").isNotNull())
+            replaced_rows = rows.where(is_decoded & F.col("replaced_key").isNotNull())
             changes = changes.union(
                 replaced_rows.select(*deleted_keys, *dropped_columns, ORDER, F.expr("true").alias(DELETES))
             )
@@ -196,7 +199,7 @@ class _Batch:
             keys=columns.keys,
             count=totals["count"] + totals["replaced"],
             event_count=totals["count"],
-            dead_letters=rows.where(~is_good).select("key", "value", "origin", "reason"),
+            dead_letters=rows.where(~is_decoded).select("key", "value", "origin", "reason"),
             dead_count=totals["dead"],
             dead_reason=totals["reason"],
             filtered_count=self._filtered_count,
@@ -221,8 +224,8 @@ class _Batch:
         unknown = [name for name in self._connectors if not has_position(name)]
         if unknown and self._sequence_by is None:
             raise FeedError(
-                f"the order of changes of the connector {unknown[0] or '(source.connector is missing)'} is not known "
-                "here: name the field of the envelope that orders them (sequence_by)"
+                f"the order of changes of the connector {unknown[0] or '(source.connector is missing)'} cannot be "
+                "derived: name the field of the envelope that orders them (sequence_by)"
             )
 
     def _key_before(self) -> Column:
@@ -230,11 +233,11 @@ class _Batch:
         if not self._keys_can_change:
             return F.lit(None).cast("struct<_: int>")
         columns = self._columns
-        values = {name: columns.decoded(name, columns.text_before(name)) for name in columns.keys}
-        is_update = F.col("op") == "u"
+        values = {name: columns.decode(name, columns.text_before(name)) for name in columns.keys}
+        has_key_before = F.col("op") == "u"
         for value in values.values():
-            is_update = is_update & value.isNotNull()
-        return F.when(is_update, F.struct(*(value.alias(name) for name, value in values.items())))
+            has_key_before = has_key_before & value.isNotNull()
+        return F.when(has_key_before, F.struct(*(value.alias(name) for name, value in values.items())))
 
     def _replaced_key(self) -> Column:
         """Return the key before an update that changed it, whose row is deleted; else null."""
@@ -261,7 +264,7 @@ class _Batch:
             ordered = messages.withColumns(envelope).withColumn(ORDER, F.expr(self._sequence_by))
             data_type = ordered.schema[ORDER].dataType
         except (*JVM_ERRORS, PySparkException) as error:
-            raise FeedError(f"sequence_by cannot be used: {error_reason(error)}") from error
+            raise FeedError(f"sequence_by {self._sequence_by!r} cannot be used: {error_reason(error)}") from error
         if (reason := text_sequence_error(self._sequence_by, data_type)) is not None:
             raise FeedError(reason)
         return ordered

@@ -44,50 +44,61 @@ def connect_decoder(schema: Mapping[str, Any]) -> Decoder:
     return _PRIMITIVE.get(connect_type, Decoder(T.StringType()))
 
 
-def column_decoder(data_type: T.DataType, values: T.DataType | None = None, *, is_fixed: bool = False) -> Decoder:
+def column_decoder(
+    data_type: T.DataType, inferred_type: T.DataType | None = None, *, is_fixed: bool = False
+) -> Decoder:
     """Return the decoder of values without a schema for a column of the table.
 
-    ``values`` is the type that Spark infers from the values. The decoder's type has the column's fields and those of
-    the values. Its decimals have the digits of both, unless the type of the column is fixed. Numbers do not become
+    ``inferred_type`` is the type that Spark infers from the values. The decoder's type has the fields of the column and
+    of the values. Its decimals have the digits of both, unless the type of the column is fixed. Numbers do not become
     timestamps, because only a schema states their unit.
     """
     if isinstance(data_type, T.StructType):
-        return _struct_column_decoder(data_type, values if isinstance(values, T.StructType) else T.StructType())
+        return _struct_column_decoder(
+            data_type, inferred_type if isinstance(inferred_type, T.StructType) else T.StructType()
+        )
     if isinstance(data_type, T.ArrayType):
         return _array(
-            column_decoder(data_type.elementType, values.elementType if isinstance(values, T.ArrayType) else None)
+            column_decoder(
+                data_type.elementType, inferred_type.elementType if isinstance(inferred_type, T.ArrayType) else None
+            )
         )
     if isinstance(data_type, T.MapType) and isinstance(data_type.keyType, T.StringType):
         return _map(column_decoder(data_type.valueType))
-    if not is_fixed and (wider := _wider_decimal(data_type, values)) is not None:
+    if not is_fixed and (wider := _wider_decimal(data_type, inferred_type)) is not None:
         return Decoder(wider)
     return Decoder(data_type, _WITHOUT_SCHEMA.get(type(data_type), "plain"))
 
 
-def _struct_column_decoder(data_type: T.StructType, values: T.StructType) -> Decoder:
-    # A field whose name has the same case comes last, so it replaces one that differs by case.
-    same_case = [field for field in values if field.name in data_type.names]
-    inferred = {field.name.lower(): field for field in (*values, *same_case)}
+def _struct_column_decoder(data_type: T.StructType, inferred_type: T.StructType) -> Decoder:
+    # A field whose name has the same case comes last, so it replaces a field whose name differs by case.
+    same_case = [field for field in inferred_type if field.name in data_type.names]
+    inferred_fields = {field.name.lower(): field for field in (*inferred_type, *same_case)}
     names = {field.name.lower() for field in data_type}
-    pairs = ((field, inferred.get(field.name.lower(), field)) for field in data_type)
+    pairs = ((field, inferred_fields.get(field.name.lower(), field)) for field in data_type)
     parts = [(json.name, field.name, column_decoder(field.dataType, json.dataType)) for field, json in pairs]
-    new_parts = ((field.name, inferred_decoder(field.dataType)) for field in values if field.name.lower() not in names)
+    new_parts = (
+        (field.name, inferred_decoder(field.dataType)) for field in inferred_type if field.name.lower() not in names
+    )
     parts += [(name, name, part) for name, part in new_parts if part is not None]
     fields = [T.StructField(name, part.type) for _, name, part in parts]
     return Decoder(T.StructType(fields), "struct", parts=tuple((name, part) for name, _, part in parts))
 
 
-def _wider_decimal(data_type: T.DataType, values: T.DataType | None) -> T.DataType | None:
-    """Return the decimal type with the digits of a column and of values; None if the column's type has them."""
-    if not isinstance(values, T.DecimalType) or not isinstance(data_type, (T.DecimalType, *DIGITS)):
+def _wider_decimal(data_type: T.DataType, inferred_type: T.DataType | None) -> T.DataType | None:
+    """Return the decimal type with the digits of a column and of values; None if the column's type has all of them."""
+    if not isinstance(inferred_type, T.DecimalType) or not isinstance(data_type, (T.DecimalType, *DIGITS)):
         return None
     scale = data_type.scale if isinstance(data_type, T.DecimalType) else 0
     digits = data_type.precision - data_type.scale if isinstance(data_type, T.DecimalType) else DIGITS[type(data_type)]
     # Spark infers 20 digits for every JSON number without a point.
-    is_longer = values.precision - values.scale > max(digits, DIGITS[T.LongType])
+    is_longer = inferred_type.precision - inferred_type.scale > max(digits, DIGITS[T.LongType])
     wider = T.DecimalType(
-        min(MOST_DIGITS, (values.precision - values.scale if is_longer else digits) + max(scale, values.scale)),
-        max(scale, values.scale),
+        min(
+            MOST_DIGITS,
+            (inferred_type.precision - inferred_type.scale if is_longer else digits) + max(scale, inferred_type.scale),
+        ),
+        max(scale, inferred_type.scale),
     )
     fits = wider.precision - wider.scale >= digits and (is_longer or wider.scale > scale)
     return wider if fits else None
@@ -112,7 +123,10 @@ def inferred_decoder(data_type: T.DataType) -> Decoder | None:
 
 
 def common_type(data_types: list[T.DataType], column: T.DataType | None) -> T.DataType | None:
-    """Return the type that holds the values of all types; None if no type does. A new column has no type yet."""
+    """Return the type that holds the values of all types; None if no type does.
+
+    ``column`` is the type of the table's column; None for a new column.
+    """
     if isinstance(column, T.StringType):
         return column if is_held_by_string(data_types) else None
 
@@ -175,6 +189,7 @@ _SEMANTIC: Mapping[str, Decoder] = {
     "io.debezium.data.VariableScaleDecimal": Decoder(T.StringType(), "variable"),
 }
 
+#: Encodings of values without a schema, by the type of the column; other types are encoded as ``plain``.
 _WITHOUT_SCHEMA: Mapping[type[T.DataType], str] = {
     T.BinaryType: "base64",
     T.DateType: "date",

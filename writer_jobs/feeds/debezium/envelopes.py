@@ -27,13 +27,13 @@ from writer_jobs.merge.table_feed import has_name
 #: Operations that change a row.
 ROW_OPS = ("c", "r", "u", "d")
 _TRUNCATE, _MESSAGE = "t", "m"
-_TABLE = ("db", "schema", "table")
+_TABLE_FIELDS = ("db", "schema", "table")
 #: Kinds of messages.
 ROW, SKIPPED, TRUNCATE, DEAD, FILTERED = "row", "skipped", "truncate", "dead", "filtered"
 
 
 def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFrame:
-    """Parse messages. Each message is parsed once. The arguments are those of :func:`decode`.
+    """Parse each message once. The arguments are those of :func:`decode`.
 
     Returns:
         The columns of ``messages``; ``payload`` and ``key_payload`` (variant) without their schemas; ``schema`` and
@@ -49,29 +49,33 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) ->
     )
     json_value = F.col("json_value")
     # A line of a file can have the key and the value of a message.
-    is_pair = F.col("key").isNull() & ~_has(json_value, "op") & ~_has(json_value, "payload") & _has(json_value, "value")
+    is_pair = (
+        F.col("key").isNull()
+        & ~_has_field(json_value, "op")
+        & ~_has_field(json_value, "payload")
+        & _has_field(json_value, "value")
+    )
     envelopes = envelopes.withColumn("is_pair", F.coalesce(is_pair, F.expr("false")))
-    pair = F.col("is_pair")
     envelopes = envelopes.select(
         *("key", "value", "origin", "json_value"),
-        F.when(pair, member(json_value, "value")).otherwise(json_value).alias("body"),
-        F.when(pair, member(json_value, "key")).otherwise(F.col("json_key")).alias("key_body"),
-        F.when(pair, F.get_json_object(text, "$.value.schema"))
+        F.when(F.col("is_pair"), member(json_value, "value")).otherwise(json_value).alias("body"),
+        F.when(F.col("is_pair"), member(json_value, "key")).otherwise(F.col("json_key")).alias("key_body"),
+        F.when(F.col("is_pair"), F.get_json_object(text, "$.value.schema"))
         .otherwise(F.get_json_object(text, "$.schema"))
         .alias("schema"),
-        F.when(pair, F.get_json_object(text, "$.key.schema"))
+        F.when(F.col("is_pair"), F.get_json_object(text, "$.key.schema"))
         .otherwise(F.get_json_object(key_text, "$.schema"))
         .alias("key_schema"),
     )
     body, key_body = F.col("body"), F.col("key_body")
     envelopes = envelopes.select(
         *("key", "value", "origin", "json_value", "body", "schema", "key_schema"),
-        F.when(_has(body, "payload"), member(body, "payload")).otherwise(body).alias("payload"),
-        F.when(_has(key_body, "payload"), member(key_body, "payload")).otherwise(key_body).alias("key_payload"),
+        F.when(_has_field(body, "payload"), member(body, "payload")).otherwise(body).alias("payload"),
+        F.when(_has_field(key_body, "payload"), member(key_body, "payload")).otherwise(key_body).alias("key_payload"),
     ).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
     envelopes = envelopes.withColumn("source_table", _source_table(F.col("payload")))
     reason = _dead_letter_reason(F.col("value").cast("string"))
-    is_filtered = ~_is_of(F.col("source_table"), source_tables)
+    is_filtered = ~_has_any_name(F.col("source_table"), source_tables)
     return (
         envelopes.withColumn("reason", F.when(~_is_skipped(), reason))
         .withColumn(
@@ -91,8 +95,9 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) ->
 def resolve_source_tables(names: Collection[str], tables: Collection[str]) -> tuple[str, ...] | None:
     """Return the source tables of a feed: the tables that the caller names, or the only table of the events.
 
-    They are full names, and each given name that no event's table has; None if the events do not name their table.
-    ``tables`` are those of the events, each as ``db.schema.table``; an empty name for events that do not name a table.
+    The result has the full name of each table, and the caller's name where no event is of that table. It is None if the
+    events do not name their table. ``tables`` are the tables of the events, as ``db.schema.table``, with an empty name
+    for events that do not name a table.
 
     Raises:
         FeedError: The events are of several tables and the caller names none, or a name matches several tables.
@@ -101,10 +106,10 @@ def resolve_source_tables(names: Collection[str], tables: Collection[str]) -> tu
     if names:
         return tuple(sorted({_full_name(name, tables) for name in names}))
     if len(tables) > 1:
-        several = ", ".join(sorted(name or "(source.table is missing)" for name in tables))
+        table_names = ", ".join(sorted(name or "(source.table is missing)" for name in tables))
         raise FeedError(
-            f"the events are of several tables, {several}, whose rows would overwrite each other: pass --source-table "
-            "NAME (source_tables) for the table to apply, or for each of its leaf partitions"
+            f"the events are of several tables, {table_names}, whose rows would overwrite each other: pass "
+            "--source-table NAME (source_tables) for the table to apply, or for each of its leaf partitions"
         )
     return tuple(name for name in tables if name) or None
 
@@ -113,7 +118,7 @@ def _full_name(name: str, tables: Collection[str]) -> str:
     full_names = sorted(table for table in tables if has_name(table, name))
     if len(full_names) > 1:
         raise FeedError(
-            f"the name {name} means several source tables, {', '.join(full_names)}, whose rows would overwrite each "
+            f"the name {name} matches several source tables, {', '.join(full_names)}, whose rows would overwrite each "
             "other: pass --source-table (source_tables) with the full name"
         )
     return full_names[0] if full_names else name
@@ -121,11 +126,11 @@ def _full_name(name: str, tables: Collection[str]) -> str:
 
 def _source_table(payload: Column) -> Column:
     """Return the table of an event as ``db.schema.table``; empty if the event does not name it."""
-    db, schema, table = (F.try_variant_get(payload, variant_path("source", name), "string") for name in _TABLE)
+    db, schema, table = (F.try_variant_get(payload, variant_path("source", name), "string") for name in _TABLE_FIELDS)
     return F.when(table.isNull(), "").otherwise(F.concat_ws(".", db, schema, table))
 
 
-def _is_of(table: Column, names: Collection[str]) -> Column:
+def _has_any_name(table: Column, names: Collection[str]) -> Column:
     """Return whether a table has one of the names, with or without its database and schema; true without names."""
     if not names:
         return F.expr("true")
@@ -134,10 +139,10 @@ def _is_of(table: Column, names: Collection[str]) -> Column:
 
 def _is_skipped() -> Column:
     """Return whether a message changes no row: a tombstone, a logical decoding message, a heartbeat."""
-    tombstone = F.col("value").isNull() | (F.col("json_value").isNotNull() & F.col("payload").isNull())
+    is_tombstone = F.col("value").isNull() | (F.col("json_value").isNotNull() & F.col("payload").isNull())
     payload, op = F.col("payload"), F.col("op")
-    heartbeat = op.isNull() & _has(payload, "ts_ms") & _has(F.col("key_payload"), "serverName")
-    return F.coalesce(tombstone | (op == _MESSAGE) | heartbeat, F.expr("false"))
+    is_heartbeat = op.isNull() & _has_field(payload, "ts_ms") & _has_field(F.col("key_payload"), "serverName")
+    return F.coalesce(is_tombstone | (op == _MESSAGE) | is_heartbeat, F.expr("false"))
 
 
 def _dead_letter_reason(text: Column) -> Column:
@@ -165,5 +170,5 @@ def _dead_letter_reason(text: Column) -> Column:
     )
 
 
-def _has(value: Column, name: str) -> Column:
+def _has_field(value: Column, name: str) -> Column:
     return F.coalesce(F.try_variant_get(value, variant_path(name), "variant").isNotNull(), F.expr("false"))

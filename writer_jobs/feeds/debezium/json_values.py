@@ -36,7 +36,7 @@ class Decoder:
 
     Attributes:
         type: Spark's type of the decoded values.
-        encoding: The values' encoding in JSON; a key of ``_DECODERS``.
+        encoding: Encoding of the values in JSON; a key of ``_DECODERS``.
         scale: The scale of an unscaled decimal.
         parts: Decoders of nested fields by their names in JSON, in the order of the type's fields; or the decoder of
             elements.
@@ -83,9 +83,9 @@ class Decoder:
         return self
 
     def with_fields(self, data_type: T.DataType | None) -> Decoder:
-        """Add the nested fields that this decoder lacks. They decode to null.
+        """Return the decoder with the nested fields of ``data_type`` that it lacks, which decode to null.
 
-        They are those of the type of the table's column, or of the column in another schema.
+        ``data_type`` is the type of the table's column, or of the column in another schema.
         """
         if isinstance(data_type, T.StructType) and isinstance(self.type, T.StructType):
             nested = {field.name.lower(): field for field in data_type}
@@ -108,12 +108,12 @@ class Decoder:
 # -- JSON types --------------------------------------------------------------------------------------------------------
 
 
-def _string(value: Column) -> Column:
+def _string_text(value: Column) -> Column:
     """Return the text of a JSON string; null for any other JSON type."""
     return F.when(F.schema_of_variant(value) == "STRING", variant_text(value))
 
 
-def _number(value: Column) -> Column:
+def _number_text(value: Column) -> Column:
     """Return the text of a JSON number; null for any other JSON type."""
     text = variant_text(value)
     is_number = F.schema_of_variant(value).rlike("^(BIGINT|DECIMAL|DOUBLE)")
@@ -130,12 +130,12 @@ def _plain(decoder: Decoder, value: Column) -> Column:
     if isinstance(data_type, T.BooleanType):
         return exact_cast(F.when(F.schema_of_variant(value) == "BOOLEAN", variant_text(value)), data_type)
     if isinstance(data_type, T.DecimalType):
-        return exact_cast(F.coalesce(_number(value), _decimal_string(value)), data_type)
+        return exact_cast(F.coalesce(_number_text(value), _decimal_string(value)), data_type)
     if isinstance(data_type, T.FloatType | T.DoubleType):
-        number, name = _number(value), _string(value)
-        fits = F.when(significant_digits(number) <= DOUBLE_DIGITS, number)
-        return exact_cast(F.coalesce(fits, F.when(name.isin(*_NOT_FINITE), name)), data_type)
-    return exact_cast(_number(value), data_type) if has_exact_cast(data_type) else F.lit(None).cast(data_type)
+        number, text = _number_text(value), _string_text(value)
+        exact_number = F.when(significant_digits(number) <= DOUBLE_DIGITS, number)
+        return exact_cast(F.coalesce(exact_number, F.when(text.isin(*_NOT_FINITE), text)), data_type)
+    return exact_cast(_number_text(value), data_type) if has_exact_cast(data_type) else F.lit(None).cast(data_type)
 
 
 def _decimal_string(value: Column) -> Column:
@@ -143,20 +143,20 @@ def _decimal_string(value: Column) -> Column:
 
     The text must have a decimal point: without one it can be the base64 of ``decimal.handling.mode=precise``.
     """
-    text = _string(value)
+    text = _string_text(value)
     return F.when(text.contains("."), text)
 
 
 def _base64(_: Decoder, value: Column) -> Column:
-    return F.try_to_binary(_string(value), F.lit("base64"))
+    return F.try_to_binary(_string_text(value), F.lit("base64"))
 
 
 def _days(_: Decoder, value: Column) -> Column:
-    return F.date_add(F.lit(_EPOCH).cast("date"), exact_cast(_number(value), T.IntegerType()))
+    return F.date_add(F.lit(_EPOCH).cast("date"), exact_cast(_number_text(value), T.IntegerType()))
 
 
 def _date(decoder: Decoder, value: Column) -> Column:
-    text = F.regexp_replace(_string(value), r"Z\z", "")
+    text = F.regexp_replace(_string_text(value), r"Z\z", "")
     return F.coalesce(_days(decoder, value), exact_cast(text, T.DateType()))
 
 
@@ -169,29 +169,29 @@ _UNITS: Mapping[str, Callable[[Column], Column]] = {
 
 
 def _time(decoder: Decoder, value: Column) -> Column:
-    micros = _UNITS[decoder.encoding](exact_cast(_number(value), T.LongType()))
+    micros = _UNITS[decoder.encoding](exact_cast(_number_text(value), T.LongType()))
     if isinstance(decoder.type, T.TimestampNTZType):
         return F.timestamp_add("MICROSECOND", micros, F.lit(_EPOCH).cast(decoder.type))
     return F.timestamp_micros(micros)
 
 
 def _zoned(decoder: Decoder, value: Column) -> Column:
-    text, data_type = _string(value), decoder.type
+    text, data_type = _string_text(value), decoder.type
     is_local = isinstance(data_type, T.TimestampNTZType)
     return exact_cast(text if is_local else F.when(text.rlike(_ZONED), text), data_type)
 
 
 def _unscaled(decoder: Decoder, value: Column) -> Column:
-    # A JSON string is base64 (the default); a JSON number has decimal.format=NUMERIC.
-    unscaled = F.try_to_binary(_string(value), F.lit("base64"))
+    # A JSON string is base64, the default. With decimal.format=NUMERIC the value is a JSON number.
+    unscaled = F.try_to_binary(_string_text(value), F.lit("base64"))
     data_type = decoder.type
     if isinstance(data_type, T.DecimalType) and data_type.precision <= LONG_DIGITS:
         number = compute_once(unscaled, lambda octets: long_decimal(octets, decoder.scale))
         return F.coalesce(
             compute_once(number, lambda decimal: cast_decimal(decimal, data_type)),
-            exact_cast(_number(value), data_type),
+            exact_cast(_number_text(value), data_type),
         )
-    return _cast_text(data_type, F.coalesce(decimal_text(unscaled, F.lit(decoder.scale)), _number(value)))
+    return _cast_text(data_type, F.coalesce(decimal_text(unscaled, F.lit(decoder.scale)), _number_text(value)))
 
 
 def _variable(decoder: Decoder, value: Column) -> Column:

@@ -56,9 +56,9 @@ def has_position(connector: str) -> bool:
 
 
 def position(connectors: Collection[str]) -> Column:
-    """Return the position of a change of one of these connectors; null if ``source`` lacks a field of it.
+    """Return the position of a change of one of these connectors; null if ``source`` lacks a field of the position.
 
-    Reads the columns ``payload`` and ``op``.
+    The expression reads the columns ``payload`` and ``op``.
     """
     chosen = F.lit(None).cast("string")
     for names, connector_position in _POSITIONS.items():
@@ -69,32 +69,37 @@ def position(connectors: Collection[str]) -> Column:
 
 def _postgresql() -> Column:
     commit_lsn, change_lsn = (F.get_json_object(_field("sequence"), f"$[{index}]") for index in (0, 1))
-    lsn = _digits(F.coalesce(_field("lsn"), change_lsn), _LONG)
+    lsn = _zero_padded(F.coalesce(_field("lsn"), change_lsn), _LONG)
     # Before the connector reads its first commit, a change has only its own LSN.
-    return _joined(F.coalesce(_digits(commit_lsn, _LONG), lsn), _phase(), lsn)
+    return _join(F.coalesce(_zero_padded(commit_lsn, _LONG), lsn), _phase(), lsn)
 
 
 def _binlog() -> Column:
     file = F.regexp_extract(_field("file"), r"\.(\d+)\z", 1)
-    return _joined(_digits(file, _INT), _digits(_field("pos"), _LONG), _phase(), _digits(_field("row", "0"), _INT))
+    return _join(
+        _zero_padded(file, _INT), _zero_padded(_field("pos"), _LONG), _phase(), _zero_padded(_field("row", "0"), _INT)
+    )
 
 
 def _lsns() -> Column:
-    return _joined(
-        _field("commit_lsn"), _phase(), _field("change_lsn", _NO_LSN), _digits(_field("event_serial_no", "0"), _LONG)
+    return _join(
+        _field("commit_lsn"),
+        _phase(),
+        _field("change_lsn", _NO_LSN),
+        _zero_padded(_field("event_serial_no", "0"), _LONG),
     )
 
 
 def _scns() -> Column:
     scn = _field("scn")
-    return _joined(
-        _digits(F.coalesce(_field("commit_scn"), scn), _SCN),
+    return _join(
+        _zero_padded(F.coalesce(_field("commit_scn"), scn), _SCN),
         _phase(),
-        _digits(scn, _SCN),
-        # Newer versions number the changes of a transaction. Older ones write the place in the redo log.
-        _digits(_field("txSeq", "0"), _LONG),
+        _zero_padded(scn, _SCN),
+        # Newer versions number the changes of a transaction. Older versions write the place in the redo log.
+        _zero_padded(_field("txSeq", "0"), _LONG),
         F.rpad(F.trim(_field("rs_id", "")), _RS_ID, " "),
-        _digits(_field("ssn", "0"), _LONG),
+        _zero_padded(_field("ssn", "0"), _LONG),
     )
 
 
@@ -111,7 +116,7 @@ def _field(name: str, default: str | None = None) -> Column:
     return text if default is None else F.coalesce(text, F.lit(default))
 
 
-def _digits(number: Column, digits: int) -> Column:
+def _zero_padded(number: Column, digits: int) -> Column:
     """Pad a number with leading zeros; null if it is not a number."""
     return F.when(number.rlike(r"^\d+\z"), F.lpad(number, digits, "0"))
 
@@ -123,7 +128,7 @@ def _phase() -> Column:
     return F.when(snapshot == "incremental", "2").when(is_snapshot, "0").otherwise("1")
 
 
-def _joined(*parts: Column) -> Column:
+def _join(*parts: Column) -> Column:
     """Join parts by dots; null if a part is null."""
     separated = [column for part in parts[1:] for column in (F.lit("."), part)]
     return F.concat(parts[0], *separated)

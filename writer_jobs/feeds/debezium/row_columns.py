@@ -31,7 +31,7 @@ ColumnDecoders = dict[Decoder, list[int]]
 
 
 class SchemaGroup:
-    """Messages with one schema, or without a schema: those of a row of :func:`summarize_schemas`.
+    """The messages of one row of :func:`summarize_schemas`: messages with the same schema, or without a schema.
 
     The types of known columns, by lower-case name, and the names of the keys determine the decoders.
 
@@ -48,14 +48,16 @@ class SchemaGroup:
         schema, key_schema = summary["schema"], summary["key_schema"]
         columns = keys = None
         with suppress(KeyError, TypeError, ValueError, StopIteration):
-            columns = _inferred(summary["shape"], types, key_names) if schema is None else _row_fields(schema)
+            columns = (
+                _inferred_decoders(summary["shape"], types, key_names) if schema is None else _row_decoders(schema)
+            )
             keys = (
-                _inferred(summary["key_shape"], types, key_names)
+                _inferred_decoders(summary["key_shape"], types, key_names)
                 if key_schema is None
-                else _fields(json.loads(key_schema))
+                else _field_decoders(json.loads(key_schema))
             )
         # A delete uses only the key of `before`, so the types in it do not affect the row's columns.
-        keys_before = _inferred(summary["old_shape"], types, key_names) if schema is None else {}
+        keys_before = _inferred_decoders(summary["old_shape"], types, key_names) if schema is None else {}
         self.schema: str | None = schema
         self.key_schema: str | None = key_schema
         self.columns: Mapping[str, Decoder] = columns or {}
@@ -95,30 +97,30 @@ def message_keys(summaries: Sequence[Row]) -> tuple[str, ...]:
     if summaries and not keys:
         raise FeedError("the messages have no keys: name the columns that together identify a row (keys)")
     if len(keys) > 1:
-        several = " and ".join(f"({', '.join(names)})" for names in keys)
-        raise FeedError(f"the messages have keys of several sorts, {several}: name the key columns (keys)")
+        key_lists = " and ".join(f"({', '.join(names)})" for names in keys)
+        raise FeedError(f"the messages have keys with different columns, {key_lists}: name the key columns (keys)")
     return keys[0] if keys else ()
 
 
-def _row_fields(schema: str) -> dict[str, Decoder]:
+def _row_decoders(schema: str) -> dict[str, Decoder]:
     """Return the decoders of the row's columns by the schema of a change event."""
-    return _fields(next(field for field in json.loads(schema)["fields"] if field["field"] == "after"))
+    return _field_decoders(next(field for field in json.loads(schema)["fields"] if field["field"] == "after"))
 
 
-def _fields(schema: Mapping[str, Any]) -> dict[str, Decoder]:
+def _field_decoders(schema: Mapping[str, Any]) -> dict[str, Decoder]:
     return {field["field"]: connect_decoder(field) for field in schema.get("fields", ())}
 
 
-def _inferred(shape: str, types: Mapping[str, DataType], key_names: Collection[str]) -> dict[str, Decoder]:
+def _inferred_decoders(shape: str, types: Mapping[str, DataType], key_names: Collection[str]) -> dict[str, Decoder]:
     """Return the decoders of columns without a schema, by their known types or else by the inferred types."""
     data_type, fixed_names = DataType.fromDDL(struct_ddl(shape)), {name.lower() for name in key_names}
     decoders: dict[str, Decoder | None] = {}
     for column in data_type if isinstance(data_type, StructType) else ():
-        name, values = column.name.lower(), column.dataType
+        name, inferred_type = column.name.lower(), column.dataType
         decoders[column.name] = (
-            column_decoder(types[name], values, is_fixed=name in fixed_names)
+            column_decoder(types[name], inferred_type, is_fixed=name in fixed_names)
             if name in types
-            else inferred_decoder(values)
+            else inferred_decoder(inferred_type)
         )
     return {name: decoder for name, decoder in decoders.items() if decoder is not None}
 
@@ -127,7 +129,7 @@ class RowColumns:
     """The columns of a batch's rows: those of all schemas, with types that hold the values of all messages.
 
     Args:
-        summaries: The summaries that count rows.
+        summaries: Rows of :func:`summarize_schemas` with changes of rows.
         keys: Key columns; None for the fields of the messages' keys.
 
     Attributes:
@@ -136,8 +138,8 @@ class RowColumns:
         types: Types of the columns by name.
 
     Raises:
-        FeedError: The messages have no keys or several; column names differ by case only; no type holds all values of a
-            column.
+        FeedError: The messages have no keys, or keys with different columns; column names differ by case only; no type
+            holds all values of a column.
 
     """
 
@@ -160,11 +162,11 @@ class RowColumns:
 
     def group_number(self) -> Column:
         """Return the number of a message's group, from its columns ``schema`` and ``key_schema``."""
-        chosen = F.lit(None).cast("int")
+        group_number = F.lit(None).cast("int")
         for number, group in enumerate(self.groups):
             is_same = F.col("schema").eqNullSafe(group.schema) & F.col("key_schema").eqNullSafe(group.key_schema)
-            chosen = F.when(is_same, number).otherwise(chosen)
-        return chosen
+            group_number = F.when(is_same, number).otherwise(group_number)
+        return group_number
 
     def text(self, name: str) -> Column:
         """Return a column's value in a message as text: for a delete the key, else the row after the change."""
@@ -184,7 +186,7 @@ class RowColumns:
         """Return a column's value before the change as text."""
         return self._for_group(name, lambda decoder: decoder.extract(F.col("payload"), "before", name))
 
-    def decoded(self, name: str, text: Column) -> Column:
+    def decode(self, name: str, text: Column) -> Column:
         """Decode a column's text; null if it does not fit the column's type."""
         return self._for_group(name, lambda decoder: decoder.decode_text(text).cast(self.types[name]))
 
@@ -202,8 +204,8 @@ class RowColumns:
         for number, group in enumerate(self.groups):
             row = {**{name: group.keys[name] for name in self.keys if name in group.keys}, **group.columns}
             for name, decoder in row.items():
-                column_decoder = decoder.for_column(self._table_types.get(name.lower()))
-                columns.setdefault(name, {}).setdefault(column_decoder, []).append(number)
+                decoder_for_column = decoder.for_column(self._table_types.get(name.lower()))
+                columns.setdefault(name, {}).setdefault(decoder_for_column, []).append(number)
         lower_names = [name.lower() for name in columns]
         if duplicates := sorted({name for name in columns if lower_names.count(name.lower()) > 1}):
             raise FeedError(f"the rows have columns whose names differ by case alone: {', '.join(duplicates)}")
@@ -225,14 +227,14 @@ class RowColumns:
         column = self._table_types.get(name.lower())
         if (common := common_type(data_types, column)) is not None:
             return common
-        several = " and ".join(sorted({data_type.simpleString() for data_type in data_types}))
+        type_names = " and ".join(sorted({data_type.simpleString() for data_type in data_types}))
         if isinstance(column, StringType):
             raise FeedError(
-                f"the table's column {name} is a string, which does not hold {several} in every time zone: feed a new "
-                "table"
+                f"the table's column {name} is a string, which does not hold {type_names} in every time zone: feed a "
+                "new table"
             )
         advice = "make the table's column a string" if is_held_by_string(data_types) else "feed a new table"
         raise FeedError(
-            f"the type of the column {name} has changed at the source, and no type holds both {several}: apply the "
+            f"the type of the column {name} has changed at the source, and no type holds both {type_names}: apply the "
             f"events before the change alone, or {advice}"
         )

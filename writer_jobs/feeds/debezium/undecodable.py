@@ -26,24 +26,27 @@ def unnamed_fields_reason(groups: Iterable[SchemaGroup]) -> Column:
     for number, group in enumerate(groups):
         if group.schema is None or group.is_invalid:
             continue
-        unnamed = F.array_except(fields, F.array(*map(F.lit, group.columns)).cast("array<string>"))
-        has_unnamed = (F.col("group") == number) & (F.size(unnamed) > 0)
+        unnamed_fields = F.array_except(fields, F.array(*map(F.lit, group.columns)).cast("array<string>"))
+        has_unnamed_fields = (F.col("group") == number) & (F.size(unnamed_fields) > 0)
         reason = F.when(
-            has_unnamed, F.concat(F.lit("its schema does not name the fields "), F.array_join(unnamed, ", "))
+            has_unnamed_fields,
+            F.concat(F.lit("its schema does not name the fields "), F.array_join(unnamed_fields, ", ")),
         ).otherwise(reason)
     return reason
 
 
-def undecodable_reason(columns: RowColumns, texts: Mapping[str, Column], order: DataType, unavailable: str) -> Column:
+def undecodable_reason(
+    columns: RowColumns, texts: Mapping[str, Column], order_type: DataType, unavailable: str
+) -> Column:
     """Return the first reason why a row cannot be applied; null if it can.
 
-    ``texts`` are the columns' texts in the message, by name; ``order`` is the type of the column :data:`ORDER`, and
-    ``unavailable`` the connector's ``unavailable.value.placeholder``.
+    ``texts`` are the columns' texts in the message, by name; ``order_type`` is the type of the column :data:`ORDER`,
+    and ``unavailable`` the connector's ``unavailable.value.placeholder``.
     """
     row, is_write = F.col("row"), F.col("op") != "d"
     placeholders = F.array(*map(F.lit, _placeholders(unavailable)))
-    invalid = [number for number, group in enumerate(columns.groups) if group.is_invalid]
-    reason = F.when(F.col("group").isin(*invalid), "its schema is not a Kafka Connect schema of a change event")
+    invalid_groups = [number for number, group in enumerate(columns.groups) if group.is_invalid]
+    reason = F.when(F.col("group").isin(*invalid_groups), "its schema is not a Kafka Connect schema of a change event")
     for name in columns.keys:
         has_key = texts[name].isNotNull() if name in texts else F.expr("false")
         reason = reason.when(~has_key, f"the key column {name} is missing")
@@ -57,13 +60,13 @@ def undecodable_reason(columns: RowColumns, texts: Mapping[str, Column], order: 
         data_type = columns.types[name].simpleString()
         reason = reason.when(is_misfit, f"the value of the column {name} does not fit {data_type}")
     is_unordered = F.col(ORDER).isNull()
-    if isinstance(order, StructType):
-        is_unordered = reduce(or_, (F.col(ORDER).getField(name).isNull() for name in order.names), is_unordered)
+    if isinstance(order_type, StructType):
+        is_unordered = reduce(or_, (F.col(ORDER).getField(name).isNull() for name in order_type.names), is_unordered)
     return reason.when(is_unordered, "its position is unknown: a field of the sequence is missing or null")
 
 
 def _placeholders(unavailable: str) -> list[str]:
-    """Return the texts by which the connector replaces a missing value, one for each type.
+    """Return the texts that the connector writes in place of a missing value, one for each type.
 
     Source: Debezium's ``UnchangedToastedPlaceholder.java``.
     """

@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, DecimalType
 from writer_jobs.delta.exact_cast import MOST_DIGITS
 from writer_jobs.feeds.message_values import compute_once, integer_text, sign_extend
 
-#: Most digits of a decimal that :func:`long_decimal` returns.
+#: Maximum number of digits of a decimal that :func:`long_decimal` returns.
 LONG_DIGITS = 18
 _LONG_BYTES = 8
 _MOST_BYTES = 16
@@ -51,16 +51,16 @@ def decimal_text(unscaled: Column, scale: Column) -> Column:
 
 def _integer(hex_digits: Column) -> Column:
     """Return the integer of a two's complement of at most 32 hexadecimal digits; null if it has over 38 digits."""
-    negative = F.substring(hex_digits, 1, 1) >= "8"
+    is_negative = F.substring(hex_digits, 1, 1) >= "8"
     padded = sign_extend(hex_digits, _MOST_BYTES)
     words = [
         F.conv(F.substring(padded, 1 + _WORD_DIGITS * index, _WORD_DIGITS), 16, 10).cast(_INTEGER) for index in range(4)
     ]
-    high = words[0] - F.when(negative, F.lit(_SHIFT)).otherwise(0).cast(_INTEGER)
+    high_word = words[0] - F.when(is_negative, F.lit(_SHIFT)).otherwise(0).cast(_INTEGER)
     return reduce(
         lambda total, word: F.try_add(F.try_multiply(total, F.lit(_SHIFT).cast("decimal(11,0)")).cast(_INTEGER), word),
         words[1:],
-        high,
+        high_word,
     )
 
 
