@@ -189,7 +189,7 @@ _SEMANTIC: Mapping[str, Decoder] = {
     "io.debezium.data.VariableScaleDecimal": Decoder(T.StringType(), "variable"),
 }
 
-#: Encodings of values without a schema, by the type of the column; other types are encoded as ``plain``.
+#: Encodings of values without a schema, by the type of the column; other simple types are encoded as ``plain``.
 _WITHOUT_SCHEMA: Mapping[type[T.DataType], str] = {
     T.BinaryType: "base64",
     T.DateType: "date",

@@ -53,13 +53,15 @@ def apply_cells(
     be decoded are written to ``<location>_dead_letters`` and counted.
 
     Args:
-        writer: Writer of the table. The table is created if its location is empty. It has the feed's columns only.
+        writer: Writer of the table. The table is created if its location is empty. Do not add columns of your own: in
+            the rows that a batch touches they become null.
         cells: Cells, as :func:`writer_jobs.feeds.hbase.decode.decode_cells` takes them.
         mapping: Mapping of the row key and of values. All feeds of a table use one mapping.
         partition_by: Partition columns of a new table; columns of the row key.
-        max_dead_letters: The most dead letters of a batch; a batch with more is refused.
-        retention: How long deletes and replaced versions are kept. A cell that arrives later than this after a delete
-            may reappear. A delete that arrives later than this after a newer version may uncover no older version.
+        max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
+        retention: How long maintenance keeps deletes and replaced versions after they were applied. A Put whose delete
+            was removed becomes visible if it arrives again or late. A delete of the newest version uncovers no older
+            version that was removed.
         txn: Id and version of the batch's transaction. With it, the batch and its dead letters are applied once.
         lock_timeout_seconds: Seconds to wait for the lock; None for the lock manager's default.
         metadata: Metadata of the commits.
@@ -93,17 +95,17 @@ def apply_cells(
         cell_count, filtered, dead_count, dead_reason = counts.collect()[0]
         if max_dead_letters is not None:
             max_dead_letters.check(writer.table, dead_count, cell_count, dead_reason)
-        good = rows.where(F.col(REASON).isNull() & ~F.col(FILTERED)).drop(REASON, ORIGIN, MESSAGE, FILTERED)
-        application = resources.enter_context(closing(BatchApplier(shape, model, good, retention, txn, options)))
-        dead = rows.where(F.col(REASON).isNotNull()).select(
+        decoded_rows = rows.where(F.col(REASON).isNull() & ~F.col(FILTERED)).drop(REASON, ORIGIN, MESSAGE, FILTERED)
+        applier = resources.enter_context(closing(BatchApplier(shape, model, decoded_rows, retention, txn, options)))
+        dead_letters = rows.where(F.col(REASON).isNotNull()).select(
             F.lit(None).cast("binary").alias("key"),
             F.col(MESSAGE).alias("value"),
             F.col(ORIGIN).alias("origin"),
             F.col(REASON).alias("reason"),
         )
-        result, newest = application.run(), application.batch.newest
+        result, newest = applier.run(), applier.batch.newest
         if dead_count:
-            write_dead_letters(writer, dead, txn, options_of_next_write(options, writer.manager, result.commit))
+            write_dead_letters(writer, dead_letters, txn, options_of_next_write(options, writer.manager, result.commit))
         return replace(
             result,
             dead_letters=dead_count,

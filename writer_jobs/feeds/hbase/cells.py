@@ -47,7 +47,7 @@ from writer_jobs.merge.side_table import SideTableLayout
 from writer_jobs.merge.table_model import TableModel
 from writer_jobs.writer import LockedDeltaWriter
 
-_MOST_COLUMNS = 2000
+_MAX_COLUMNS = 2000
 _DELETED_ROW, _VALUES, _VISIBLE, _COLUMN = "__sluice_gone", "__sluice_values", "__sluice_seen", "__sluice_column"
 _OLD, _NEWEST = "__sluice_old", "__sluice_newest"
 _DELETED, _COLUMN_UP_TO = "__sluice_deleted_version", "__sluice_deleted_column_up_to"
@@ -88,9 +88,11 @@ class CellRows(TableModel):
         """
         puts = batch.rows.where(F.col(TYPE) == PUT).select(FAMILY, QUALIFIER).distinct()
         column = self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)).alias(_COLUMN)
-        qualifiers = puts.select(FAMILY, QUALIFIER, column).limit(_MOST_COLUMNS + 1).collect()
-        if len(qualifiers) > _MOST_COLUMNS:
-            raise self._spec.misfit(f"the batch has more than {_MOST_COLUMNS} columns: qualifiers seem to be data")
+        qualifiers = puts.select(FAMILY, QUALIFIER, column).limit(_MAX_COLUMNS + 1).collect()
+        if len(qualifiers) > _MAX_COLUMNS:
+            raise self._spec.misfit(
+                f"the batch has more than {_MAX_COLUMNS} HBase columns: a qualifier must be a name, not data"
+            )
         fields = {name.lower(): batch.rows.schema[name] for name in self._spec.keys}
         for target in self._mapping.targets:
             fields[target.column.lower()] = StructField(target.column, target.type.spark_type)
@@ -104,7 +106,9 @@ class CellRows(TableModel):
         return StructType(list(fields.values()))
 
     def _duplicate_column(self, cell: str, column: str) -> ChangesError:
-        return self._spec.misfit(f"{cell} would be the column {column}, which is another one: name it in the mapping")
+        return self._spec.misfit(
+            f"{cell} would be the column {column}, which has other values: map {cell} to another column"
+        )
 
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
         """Make sure that no column of the table has the values of two columns of HBase.
@@ -122,11 +126,11 @@ class CellRows(TableModel):
         return batch.rows
 
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
-        """Return the rows that the batch touches, each with its new values and whether it is deleted."""
-        touched = rows.select(*self._keys).distinct()
+        """Return the rows that the batch touches, with their new values and whether they are deleted."""
+        touched_keys = rows.select(*self._keys).distinct()
         cells = rows.drop(DELETED)
         if side_rows is not None:
-            cells = cells.unionByName(side_rows.join(touched, list(self._spec.keys), "left_semi"))
+            cells = cells.unionByName(side_rows.join(touched_keys, list(self._spec.keys), "left_semi"))
         cells = _with_visibility(self._fold_repetitions(cells), self._keys)
         column = F.lower(self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)))
         newest = (
@@ -140,7 +144,7 @@ class CellRows(TableModel):
             F.map_from_entries(F.collect_list(entry)).alias(_VALUES),
         )
         keys = {key.lower() for key in self._spec.keys}
-        values = [self._value(name).alias(name) for name in read_table().columns if name.lower() not in keys]
+        values = [self._decoded_value(name).alias(name) for name in read_table().columns if name.lower() not in keys]
         return row.select(*self._keys, *values, _DELETED_ROW)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
@@ -157,7 +161,7 @@ class CellRows(TableModel):
         )
 
     def _fold_repetitions(self, cells: DataFrame) -> DataFrame:
-        """Fold repetitions of a cell into one cell; cells of one timestamp with different values fail the job.
+        """Fold repetitions of a cell into one cell. The query fails at cells of one timestamp with different values.
 
         The cells of a row come into one task, in the order that :func:`_with_visibility` needs. So one shuffle and one
         sort are enough.
@@ -167,10 +171,10 @@ class CellRows(TableModel):
         checked_type = F.when(F.col(AMBIGUOUS), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
         return fold(cells, self.group_columns, self.tie_breaker).withColumn(TYPE, checked_type).drop(AMBIGUOUS, DELETED)
 
-    def _value(self, name: str) -> Column:
-        """Return the value of a column of the table.
+    def _decoded_value(self, name: str) -> Column:
+        """Return the value of a column of the table, decoded from its cell.
 
-        The value was decodable when its cell arrived. If it no longer is, the mapping has changed since.
+        The value could be decoded when its cell arrived. If decoding fails now, the mapping has changed since then.
         """
         value = F.col(_VALUES)[name.lower()]
         value_type = self._mapping.type_of(name)
@@ -183,9 +187,9 @@ class CellRows(TableModel):
 def without_expired(cells: DataFrame, keys: Sequence[str], old: Column) -> DataFrame:
     """Drop the cells that no reader can see again.
 
-    A hidden Put is dropped at once; the delete that hides it is dropped later. An older version, which a delete of the
-    newer one could uncover, and a delete, which could hide a late Put, are dropped when they are ``old``. ``cells`` has
-    each cell once, with ``SEQ``.
+    A hidden Put is dropped at once; the delete that hides it is dropped later. Two kinds of cells are dropped when they
+    are ``old``: an older version, which a delete of the newer version could uncover, and a delete, which could hide a
+    late Put. ``cells`` has each cell once, with ``SEQ``.
     """
     names = list(map(quoted, keys))
     cells = _with_visibility(cells.withColumn(_OLD, old), names)

@@ -30,14 +30,16 @@ REASON, ORIGIN, MESSAGE = "__sluice_reason", "__sluice_origin", "__sluice_messag
 #: Whether an event is of another HBase table. The other columns of such an event are null.
 FILTERED = "__sluice_other"
 
-_REQUIRED = ("row", "family", "timestamp", "type")
-_BYTES = ("row", "family", "qualifier", "value")
-_CELL = ("row", "family", "qualifier", "timestamp", "type", "value", "sequence")
+_REQUIRED_COLUMNS = ("row", "family", "timestamp", "type")
+_BINARY_COLUMNS = ("row", "family", "qualifier", "value")
+_CELL_COLUMNS = ("row", "family", "qualifier", "timestamp", "type", "value", "sequence")
 _NO_SEQUENCE = -(1 << 63)
-_EVENT = "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary"
+_EVENT_SCHEMA = (
+    "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary"
+)
 _EVENT_COLUMNS = ("key", "timestamp", "delete", "value", "qualifier", "family", "table")
 _UDF, _DECODER = "sluice_hbase_event", "io.deltasluice.feeds.HBaseEvent"
-_JSON = (
+_JSON_SCHEMA = (
     "row string, family string, qualifier string, value string, timestamp long, type string, sequence long, "
     "corrupt string"
 )
@@ -50,11 +52,11 @@ def parse_json_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     """
     text = F.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
-    parsed = messages.select("value", "origin", F.from_json(text, _JSON, options).alias("cell"))
-    octets = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BYTES}
+    parsed = messages.select("value", "origin", F.from_json(text, _JSON_SCHEMA, options).alias("cell"))
+    octets = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BINARY_COLUMNS}
     is_malformed = parse_single_value(text).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
     reasons = [
-        F.when(is_malformed, "not JSON of one cell"),
+        F.when(is_malformed, "the message is not the JSON of one cell"),
         *(
             F.when(F.col(f"cell.{name}").isNotNull() & decoded.isNull(), f"{name} is not {mapping.encoding}")
             for name, decoded in octets.items()
@@ -72,12 +74,12 @@ def parse_json_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
 
 
 def parse_avro_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
-    """Return the cells of messages of Apache HBase's Kafka proxy. Each ``value`` (binary) is an event in Avro."""
-    messages.sparkSession.udf.registerJavaFunction(_UDF, _DECODER, _EVENT)
+    """Return the cells of messages of Apache HBase's Kafka proxy, whose ``value`` (binary) is an event in Avro."""
+    messages.sparkSession.udf.registerJavaFunction(_UDF, _DECODER, _EVENT_SCHEMA)
     parsed = messages.select("value", "origin", F.expr(f"{_UDF}(value)").alias("event"))
-    reason = F.when(F.col("event").isNull(), "not an HBaseKafkaEvent")
-    notes = (reason.alias(REASON), F.col("origin").alias(ORIGIN), F.col("value").alias(MESSAGE))
-    return parse_event_cells(parsed.select("event.*", *notes), mapping)
+    reason = F.when(F.col("event").isNull(), "the message is not an HBaseKafkaEvent")
+    message_columns = (reason.alias(REASON), F.col("origin").alias(ORIGIN), F.col("value").alias(MESSAGE))
+    return parse_event_cells(parsed.select("event.*", *message_columns), mapping)
 
 
 def parse_event_cells(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
@@ -102,9 +104,9 @@ def parse_event_cells(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
     has_no_qualifier = F.octet_length("qualifier") == 0
     delete_type = F.when(has_no_qualifier, DELETE_FAMILY).otherwise(mapping.proxy_deletes)
     cell_type = F.when(F.col("delete"), delete_type).when(~F.col("delete"), PUT)
-    notes = [name for name in (REASON, ORIGIN, MESSAGE) if name in events.columns]
+    message_columns = [name for name in (REASON, ORIGIN, MESSAGE) if name in events.columns]
     cell = {"row": F.col("key"), "type": cell_type}
-    cell |= {name: F.col(name) for name in ("family", "qualifier", "timestamp", "value", *notes)}
+    cell |= {name: F.col(name) for name in ("family", "qualifier", "timestamp", "value", *message_columns)}
     columns = [F.when(~is_filtered, value).alias(name) for name, value in cell.items()]
     return events.select(*columns, is_filtered.alias(FILTERED))
 
@@ -116,7 +118,8 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
         cells: ``row``, ``family``, ``qualifier`` and ``value`` (binary or string), ``timestamp`` (an integer,
             milliseconds), ``type`` (HBase's name or code of a type); optionally ``sequence`` (an integer), the order in
             which cells of one timestamp were written; optionally ``REASON``, ``ORIGIN``, ``MESSAGE`` and ``FILTERED``.
-        partition_columns: Partition columns of the table. A value that Delta stores as null there is not applied.
+        partition_columns: Partition columns of the table. A cell with a value that Delta would store as null there
+            cannot be decoded.
 
     Returns:
         The key columns, ``FAMILY``, ``QUALIFIER``, ``TYPE``, ``VALUE``, ``WRITE_ORDER``, ``SEQ``, ``DELETED``;
@@ -126,12 +129,14 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
         SourceError: The cells lack a column.
 
     """
-    missing = [name for name in _REQUIRED if name not in cells.columns]
+    missing = [name for name in _REQUIRED_COLUMNS if name not in cells.columns]
     if missing:
-        raise SourceError(f"the source has no column {', '.join(missing)}; a cell has {', '.join(_CELL)}")
+        raise SourceError(f"the source has no column {', '.join(missing)}; a cell has {', '.join(_CELL_COLUMNS)}")
     for name in ("timestamp", "sequence"):
         if name in cells.columns and not isinstance(cells.schema[name].dataType, IntegralType):
-            raise SourceError(f"the column {name} has {cells.schema[name].dataType.simpleString()}, not whole numbers")
+            raise SourceError(
+                f"the column {name} must have whole numbers, got {cells.schema[name].dataType.simpleString()}"
+            )
     cells = _with_all_columns(cells)
     cell_type = _cell_type(F.col("type"))
     texts = {name: F.col(name).cast("string") for name in ("family", "qualifier")}
@@ -143,11 +148,11 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
     column = mapping.column_of(texts["family"], texts["qualifier"])
     reasons = [
         F.col(REASON),
-        *(F.when(F.col(name).isNull(), f"no {name}") for name in _REQUIRED),
+        *(F.when(F.col(name).isNull(), f"the cell has no {name}") for name in _REQUIRED_COLUMNS),
         F.when(F.col("timestamp") < 0, "timestamp is negative"),
-        F.when(cell_type.isNull(), "no such type of cell"),
+        F.when(cell_type.isNull(), "the type of the cell is unknown"),
         *(F.when(~F.is_valid_utf8(text), f"{name} is not UTF-8") for name, text in texts.items()),
-        F.when(is_put & F.col("value").isNull(), "no value"),
+        F.when(is_put & F.col("value").isNull(), "the cell has no value"),
         *(F.when(key.isNull(), f"the row key does not fit the mapping: {name}") for name, key in keys.items()),
         *(unstorable_value_reason(name, key) for name, key in keys.items() if name.lower() in partitions),
         F.when(
@@ -183,17 +188,23 @@ def _with_all_columns(cells: DataFrame) -> DataFrame:
     """Add missing columns to cells, and cast each column to its type."""
     data_types = {"row": "binary", "family": "binary", "qualifier": "binary", "value": "binary", "type": "string"}
     data_types |= {"timestamp": "bigint", "sequence": "bigint", REASON: "string", ORIGIN: "string"}
-    present = set(cells.columns)
+    cell_columns = set(cells.columns)
     columns = {
-        name: (F.col(name) if name in present else F.lit(None)).cast(data_type)
+        name: (F.col(name) if name in cell_columns else F.lit(None)).cast(data_type)
         for name, data_type in data_types.items()
     }
     columns["qualifier"] = F.coalesce(columns["qualifier"], F.to_binary(F.lit("")))
-    columns[FILTERED] = F.col(FILTERED) if FILTERED in present else F.expr("false")
+    columns[FILTERED] = F.col(FILTERED) if FILTERED in cell_columns else F.expr("false")
     cell_json = F.to_json(
-        F.struct(*(F.hex(name).alias(name) if name in _BYTES else name for name in _CELL if name in present))
+        F.struct(
+            *(
+                F.hex(name).alias(name) if name in _BINARY_COLUMNS else name
+                for name in _CELL_COLUMNS
+                if name in cell_columns
+            )
+        )
     )
-    columns[MESSAGE] = F.col(MESSAGE) if MESSAGE in present else cell_json.cast("binary")
+    columns[MESSAGE] = F.col(MESSAGE) if MESSAGE in cell_columns else cell_json.cast("binary")
     return cells.select(*(column.alias(name) for name, column in columns.items()))
 
 

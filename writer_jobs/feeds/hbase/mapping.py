@@ -1,4 +1,4 @@
-"""The mapping file: the columns of the Delta table for the row key and the columns of an HBase table, and their types.
+"""The mapping file: the Delta table's columns for the row key and the columns of an HBase table, and their types.
 
 ::
 
@@ -28,7 +28,7 @@ from writer_jobs.feeds.hbase.values import KEY_TYPES, ValueType
 
 #: Encodings of bytes in JSON.
 ENCODINGS = ("utf-8", "base64", "hex")
-#: Types of a column's delete in the events of HBase's Kafka proxy, which do not state it.
+#: Types that a delete of a column can have in the events of HBase's Kafka proxy, which do not state the type.
 PROXY_DELETES = ("DeleteColumn", "Delete")
 _MAPPING_KEYS = {"row_key", "columns", "new_columns", "encoding", "table", "proxy_deletes"}
 _PART_KEYS = {"column", "type", "until", "length"}
@@ -64,14 +64,14 @@ class HBaseMapping:
     Args:
         row_key: Parts of the row key, in order. Their columns are the table's key columns.
         columns: Targets by ``family:qualifier``; None for a column that the table does not get.
-        new_type: Type of other columns, whose name is ``family_qualifier``; None for string.
+        new_type: Type of columns that are not in ``columns``, whose name is ``family_qualifier``; None for string.
         encoding: Encoding of bytes in JSON.
         table: Name of the HBase table. Events of other tables are filtered out and counted. None: all events are of one
             table.
-        proxy_deletes: Type of a column's delete in the proxy's events.
+        proxy_deletes: Type of a delete of a column in the events of HBase's Kafka proxy.
 
     Raises:
-        MappingError: Two parts or columns have one target.
+        MappingError: Two parts of the row key, or columns, have the same column of the table.
 
     """
 
@@ -91,7 +91,7 @@ class HBaseMapping:
         self.encoding = encoding
         self.table = table
         self.proxy_deletes = proxy_deletes
-        #: Targets of the named columns.
+        #: Targets of the columns that the mapping names.
         self.targets = [target for target in columns.values() if target is not None]
         self._types = {target.column.lower(): target.type for target in self.targets}
         names = [*self.keys, *(target.column for target in self.targets)]
@@ -165,7 +165,7 @@ class HBaseMapping:
         return {part.column: part.type.decode_key(F.unhex(hex_parts[part.column])) for part in self.row_key}
 
     def column_of(self, family: Column, qualifier: Column) -> Column:
-        """Return the table's column of a cell; null if the table does not get it."""
+        """Return the name of the table's column for a cell; null if the table does not get the cell."""
         name = F.concat(family, F.lit(":"), qualifier)
         new_name = F.when(qualifier == "", family).otherwise(F.concat_ws("_", family, qualifier))
         column = F.regexp_replace(new_name, _NOT_IN_NAMES.pattern, "_")
@@ -183,8 +183,8 @@ class HBaseMapping:
         is_undecodable = F.expr("false")
         for target in self.targets:
             is_undecodable = is_undecodable | ((column == target.column) & target.type.decode(value).isNull())
-        named_columns = [target.column for target in self.targets]
-        is_unnamed = ~column.isin(*named_columns) if named_columns else F.expr("true")
+        target_columns = [target.column for target in self.targets]
+        is_unnamed = ~column.isin(*target_columns) if target_columns else F.expr("true")
         return F.coalesce(is_undecodable | (is_unnamed & self.new_type.decode(value).isNull()), F.expr("false"))
 
 
@@ -204,7 +204,7 @@ def _key_part(number: int, document: Any, *, is_last: bool) -> KeyPart:
     _check_keys(place, document, _PART_KEYS, {"column", "type"})
     until, length = document.get("until"), document.get("length")
     if until is not None and length is not None:
-        raise MappingError(f"{place} has until and length: give one")
+        raise MappingError(f"{place} has until and length: give one of them")
     if until is None and length is None and not is_last:
         raise MappingError(f"{place} has no end: give until or length")
     if is_last and until is not None:

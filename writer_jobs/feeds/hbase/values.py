@@ -34,7 +34,7 @@ _TEXT_TYPES: dict[str, T.DataType] = {
     "date": T.DateType(),
     "timestamp": T.TimestampType(),
 }
-# With the number of bytes.
+# Spark's type and the number of bytes.
 _INTEGER_TYPES: dict[str, tuple[T.DataType, int]] = {
     "byte": (T.ByteType(), 1),
     "short": (T.ShortType(), 2),
@@ -60,9 +60,9 @@ class ValueType:
         self.spark_type, self._decode = _type_of(name)
 
     def decode_key(self, value: Column) -> Column:
-        """Decode a part of a row key; also null for a text that is not the only spelling of its value.
+        """Decode a part of a row key; null for bytes that are not of this type, or not the usual text of their value.
 
-        ``007`` for 7 is such a text: with it, two row keys would have one value.
+        ``007`` is not the usual text of 7. If it were decoded, two row keys would have one value.
         """
         decoded = self._decode(value)
         if not self.name.startswith(_TEXT):
@@ -86,7 +86,7 @@ def _type_of(name: str) -> tuple[T.DataType, Callable[[Column], Column]]:
     if name in _INTEGER_TYPES:
         data_type, size = _INTEGER_TYPES[name]
         return data_type, lambda value: _integer(value, size).cast(data_type)
-    simple: dict[str, tuple[T.DataType, Callable[[Column], Column]]] = {
+    other_types: dict[str, tuple[T.DataType, Callable[[Column], Column]]] = {
         "string": (T.StringType(), _text),
         "binary": (T.BinaryType(), lambda value: value),
         "boolean": (T.BooleanType(), lambda value: F.when(F.length(value) == 1, F.hex(value) != "00")),
@@ -100,9 +100,9 @@ def _type_of(name: str) -> tuple[T.DataType, Callable[[Column], Column]]:
             lambda value: F.timestamp_micros(F.try_multiply(_integer(value, 8), F.lit(1000))),
         ),
     }
-    if name not in simple:
+    if name not in other_types:
         raise MappingError(f"there is no type {name!r}; the types are {', '.join(TYPES)} and decimal(p,s)")
-    return simple[name]
+    return other_types[name]
 
 
 def _decimal_type(name: str) -> T.DecimalType | None:
@@ -111,7 +111,9 @@ def _decimal_type(name: str) -> T.DecimalType | None:
         return None
     precision, scale = map(int, match.groups())
     if not 1 <= precision <= MOST_DIGITS or scale > precision:
-        raise MappingError(f"{name}: a decimal has 1 to {MOST_DIGITS} digits, and its scale is not larger")
+        raise MappingError(
+            f"{name}: the precision of a decimal must be 1 to {MOST_DIGITS}, and its scale at most the precision"
+        )
     return T.DecimalType(precision, scale)
 
 
@@ -130,9 +132,9 @@ def _integer(value: Column, size: int) -> Column:
     return F.when(F.length(value) == size, integer_text(value).cast("long"))
 
 
-def _float(value: Column, size: int, java_class: str, method: str, bits: str, data_type: str) -> Column:
+def _float(value: Column, size: int, java_class: str, method: str, integer_type: str, data_type: str) -> Column:
     # The Java method does not accept null.
-    number = F.coalesce(_integer(value, size), F.lit(0)).cast(bits)
+    number = F.coalesce(_integer(value, size), F.lit(0)).cast(integer_type)
     return F.when(F.length(value) == size, F.java_method(F.lit(java_class), F.lit(method), number).cast(data_type))
 
 
