@@ -26,7 +26,7 @@ from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.debezium.decode import decode
 from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, DecodedBatch
-from writer_jobs.feeds.debezium.positions import _POSITIONS, _digits, _field
+from writer_jobs.feeds.debezium.positions import _POSITIONS, _field, _zero_padded
 from writer_jobs.merge.apply import ChangesResult, apply_changes
 
 pytestmark = pytest.mark.spark
@@ -789,7 +789,7 @@ def test_negative_control_by_lsn_alone_an_old_snapshot_row_wins(
         return str(max(rows(batch), key=lambda row: row[ORDER])["v"])
 
     assert newest_value() == "new"
-    monkeypatch.setitem(_POSITIONS, ("postgresql",), lambda: _digits(_field("lsn"), 20))
+    monkeypatch.setitem(_POSITIONS, ("postgresql",), lambda: _zero_padded(_field("lsn"), 20))
     assert newest_value() == "old"
 
 

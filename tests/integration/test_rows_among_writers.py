@@ -147,7 +147,7 @@ def test_columns_added_after_the_analysis_repeat_the_merge(
     monkeypatch.setattr(merge_module, "delta_table", delta_table_before_a_change)
     batch = frame(spark, (10, 1, "new"))
     if not error_is_known:
-        monkeypatch.setattr("writer_jobs.delta.jvm_errors._CHANGED_SINCE", "NONE")
+        monkeypatch.setattr("writer_jobs.delta.jvm_errors._SCHEMA_CHANGED", "NONE")
         with pytest.raises(SchemaMismatchError, match="schema of your Delta table has changed"):
             apply_rows(gate.writer, batch, **FIRST_OPTIONS)
         return

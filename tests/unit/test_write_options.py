@@ -73,5 +73,5 @@ def test_an_unknown_value_of_lock_during_is_refused(options_of: Options) -> None
 @pytest.mark.parametrize("operation", ["overwrite", "rewrite"], indirect=True)
 def test_replacing_the_table_needs_the_lock_of_the_table(options_of: Options) -> None:
     assert options_of(lock="table")["lock"] == "table"
-    with pytest.raises(ValueError, match="with lock='table' only"):
+    with pytest.raises(ValueError, match="lock='table'"):
         options_of(lock="partitions")
