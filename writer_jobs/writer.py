@@ -140,7 +140,7 @@ class LockedDeltaWriter:
             TableError: The table's log is damaged, or a catalog decides its commits; nothing was written.
             StorageError: The table's log cannot be read; nothing was written.
             ResourceError: ``lock`` has a partition column or a value that the table cannot have.
-            ValueError: ``options`` has an option for which this method has an argument, or an argument is not valid.
+            ValueError: ``options`` has an option that must be passed as an argument, or an argument is not valid.
             TypeError: A keyword argument does not exist.
 
         An interrupt (Ctrl-C) cancels the Spark jobs and is raised after the write has ended in the JVM: the lock is
@@ -266,7 +266,7 @@ class LockedDeltaWriter:
         return self._run_where(condition, operation, check_options("update", write_options, lock_during="write"))
 
     def merge(self, source: DataFrame, condition: str | Column, *, alias: str = "target") -> LockedMerge:
-        """Return a builder like Delta's own, with which a source is merged into the table under the lock.
+        """Return a builder like Delta's own. Its ``execute`` merges a source into the table under the lock.
 
         ::
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class StagedWrite:
     """One write through the gate, in a session whose guard is in ``required`` mode.
 
-    ``snapshot`` is the snapshot of the table for which the operation was planned.
+    ``snapshot`` is the table's snapshot that was used to plan the operation.
 
     Attributes:
         waited_seconds: Seconds that the write waited for the lock, whether it was acquired or not.

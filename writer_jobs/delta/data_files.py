@@ -42,9 +42,9 @@ class DataFiles:
         files = self._spark._jsparkSession.createDataset(scan.files(), self._encoder())  # noqa: SLF001
         return DataFiles(self._spark, self._snapshot, DataFrame(files.toDF(), self._spark))
 
-    def without(self, other: DataFiles) -> DataFiles:
-        """Return the files that ``other`` does not have, or has with other deleted rows."""
-        files, other_files = self._files.alias("files"), other._files.alias("other_files")
+    def without(self, excluded: DataFiles) -> DataFiles:
+        """Return the files that ``excluded`` does not have, or has with other deleted rows."""
+        files, other_files = self._files.alias("files"), excluded._files.alias("other_files")
         is_same = [F.col(f"files.{name}").eqNullSafe(F.col(f"other_files.{name}")) for name in _IDENTITY]
         return DataFiles(self._spark, self._snapshot, files.join(other_files, is_same, "left_anti"))
 

@@ -29,8 +29,8 @@ from writer_jobs.writer import LockedDeltaWriter
 #: Trigger of a stream that applies the rows that are available at its start, and ends.
 AVAILABLE_NOW = "available-now"
 _POLL_SECONDS = 0.2
-# Seconds in which Spark can record a finished batch in its checkpoint. Spark repeats a batch that it did not record,
-# and the repetition is skipped.
+# Seconds to wait until Spark has recorded a finished batch in its checkpoint. Spark repeats a batch that it did not
+# record, and the repetition is skipped.
 _RECORD_SECONDS = 10.0
 
 
