@@ -501,9 +501,7 @@ class LockedDeltaWriter:
         try:
             write_due_checkpoints(self._spark, self._manager)
         except BaseException as interrupt:
-            interrupt.add_note(
-                f"the write to {self.table} has ended: look for the commit id {execution.write_id} in `sluice log`"
-            )
+            interrupt.add_note(f"the write to {self.table} has ended: look for {execution.write_id} in `sluice log`")
             raise
 
     def _run(

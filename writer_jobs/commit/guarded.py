@@ -39,8 +39,8 @@ class GuardedTable:
     """A table whose lock is held, and whose commits in this thread are bound to the hold.
 
     Attributes:
-        hold: The block under the hold; None if the guard is off in this session, or only observes a hold that does not
-            count.
+        hold: The block under the hold; None if the guard is off in this session, or if it only observes and the table's
+            adoption names another lock.
         snapshot: The table, loaded under the lock after unfinished intents were settled; None if the guard is off.
 
     """
@@ -71,7 +71,7 @@ def guarded(
     Raises:
         AdoptionMismatchError: The table is adopted by another ensemble or under another name than the hold's;
             nothing was written.
-        TableError: The table got other partition columns while the lock was waited for; nothing was written.
+        TableError: The table got other partition columns before the lock was acquired; nothing was written.
 
     """
     mode = driver_guard.guard_mode(spark)
@@ -98,14 +98,14 @@ def guarded(
     # state.
     with _bound_thread(spark, bound):
         snapshot, adoption = load()
-    with _bound(spark, bound):
+    with _open_block(spark, bound):
         if bound.refusal is None and _settle_unfinished_intents(spark, table_log, bound):
             # An intent that is settled now may be the commit that moved the table or changed its partition columns.
             snapshot, adoption = load()
         if bound.refusal is not None:
             yield GuardedTable(None, snapshot)
             return
-        with _recorded(spark, bound), _adoption_restored(spark, table_log, bound, adoption):
+        with _commits_recorded(spark, bound), _adoption_restored(spark, table_log, bound, adoption):
             yield GuardedTable(bound, snapshot)
 
 
@@ -171,7 +171,7 @@ def guarded_commit(
         if before_commit is not None:
             with (
                 _bound_thread(spark, bound),
-                _recorded(spark, bound),
+                _commits_recorded(spark, bound),
                 _adoption_restored(spark, table_log, bound, adoption),
             ):
                 before_commit(hold)
@@ -181,12 +181,12 @@ def guarded_commit(
     finally:
         driver_guard.GUARD.remove(bound)
         if ticket.committed is None or hold.intents_of(bound.table).open:
-            with _only_logged(hold):
+            with _errors_logged(hold):
                 _settle(spark, bound)
 
 
 @contextmanager
-def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+def _open_block(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     """Make the guard allow this thread's commits in a block, and settle the block's puts at its end."""
     driver_guard.GUARD.add(bound)
     try:
@@ -194,7 +194,7 @@ def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
             yield
     finally:
         driver_guard.GUARD.remove(bound)
-        with _only_logged(bound.hold):
+        with _errors_logged(bound.hold):
             _settle(spark, bound)
 
 
@@ -209,7 +209,7 @@ def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
         track_transactions(spark)
         yield
     finally:
-        with _only_logged(bound.hold):
+        with _errors_logged(bound.hold):
             context.setLocalProperty(_BLOCKS_PROPERTY, outer_blocks)
 
 
@@ -237,14 +237,14 @@ def _restore_adoption(
 
 
 @contextmanager
-def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+def _commits_recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     """Record the commits of a block in its hold, and in an error that the block raises."""
     hold, earlier_attempts = bound.hold, set(bound.allowed_puts)
     try:
         try:
             yield
         finally:
-            with _only_logged(hold):
+            with _errors_logged(hold):
                 for put in recorded_puts(spark, bound):
                     if put["outcome"] == "committed" and put["attempt"] in bound.allowed_puts.keys() - earlier_attempts:
                         hold.record_commit(put["version"], bound.table)
@@ -262,7 +262,7 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
 
 
 @contextmanager
-def _only_logged(hold: Hold) -> Iterator[None]:
+def _errors_logged(hold: Hold) -> Iterator[None]:
     """Log errors instead of raising them: if the JVM is gone or Spark was stopped, the body's error reports that."""
     try:
         yield
@@ -309,17 +309,20 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
     Such a put belongs to an earlier hold that left its intent unfinished, or belongs to this hold and got no answer.
     """
     intents = bound.hold.intents_of(bound.table)
-    busy = {attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)}
-    unanswered = bound.unanswered(_puts_under(spark, bound.hold), busy) if intents.open else []
+    busy_attempts = {
+        attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)
+    }
+    unanswered = bound.unanswered(_puts_under(spark, bound.hold), busy_attempts) if intents.open else []
     if (intents.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
         log.warning(
-            "a writer of %s left an unfinished intent: its commit may come later than this read", bound.hold.resource
+            "an earlier writer of %s left an unfinished intent: its commit may appear after this read",
+            bound.hold.resource,
         )
         return False
 
     def make_empty_commit(free_version: int, hold_ids: Collection[str]) -> int:
         try:
-            with _bound(spark, bound.for_empty_commit(hold_ids)):
+            with _open_block(spark, bound.for_empty_commit(hold_ids)):
                 version = table_log.commit_nothing()
         except (StorageError, CommitUnknownError) as error:
             version = table_log.head().version

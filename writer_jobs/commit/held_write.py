@@ -55,7 +55,7 @@ class HeldWrite:
         held_seconds = max(0.0, time.time() - hold.acquired_at)
         self._at_most_seconds = math.inf if at_most_seconds is None else at_most_seconds
         self._deadline = Deadline(max(0.0, self._at_most_seconds - held_seconds))
-        self._was_cut_off = False
+        self._has_exceeded_time = False
 
     def run(self, snapshot: Snapshot) -> CommitResult:
         """Write, find the commit in the log, and make sure that the hold stood then.
@@ -80,8 +80,10 @@ class HeldWrite:
                 raise
             raise interrupt from failure
         except BaseException as error:
-            # Most likely a second Ctrl-C, or one that came when the write had ended.
-            error.add_note(f"the write to {table} may have been committed: look for {self._execution.write_id}")
+            # Most likely a second Ctrl-C, or a Ctrl-C after the write had ended.
+            error.add_note(
+                f"the write to {table} may have been committed: look for {self._execution.write_id} in `sluice log`"
+            )
             raise
         if interrupt is not None:
             if commit is not None:
@@ -129,11 +131,13 @@ class HeldWrite:
 
         Delta's hooks run after the put, and a hook that is cancelled may leave a manifest without the commit's files.
         """
-        self._was_cut_off = self._was_cut_off or not (self._deadline.remaining() or self._outcome.put_was_sent())
-        return self._hold.lost is not None or self._was_cut_off
+        self._has_exceeded_time = self._has_exceeded_time or not (
+            self._deadline.remaining() or self._outcome.put_was_sent()
+        )
+        return self._hold.lost is not None or self._has_exceeded_time
 
     def _error_of(self, failure: BaseException) -> WriteFailedError:
-        if not self._was_cut_off:
+        if not self._has_exceeded_time:
             return failed_write(self._execution, failure)
         return self._held_too_long(error_reason(failure))
 

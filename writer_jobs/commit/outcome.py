@@ -156,13 +156,13 @@ def failed_write(execution: Execution, failure: BaseException) -> WriteFailedErr
     """Return the error of a write that failed before anything of it was put."""
     table = execution.context.table
     with suppress(TableError, StorageError):
-        reason = _misfit(failure, execution.operation, execution.context.log.state())
+        reason = _misfit_reason(failure, execution.operation, execution.context.log.state())
         if reason is not None:
             return SchemaMismatchError(table=table, reason=reason)
     return WriteFailedError(table=table, reason=long_folder_reason(failure) or error_reason(failure))
 
 
-def _misfit(failure: BaseException, operation: Operation, state: TableState | None) -> str | None:
+def _misfit_reason(failure: BaseException, operation: Operation, state: TableState | None) -> str | None:
     """Return how the rows do not fit the table's schema; None if the write failed for another reason."""
     condition = failure.getCondition() if isinstance(failure, PySparkException) else None
     if condition is None or not condition.startswith(_SCHEMA_CONDITIONS):

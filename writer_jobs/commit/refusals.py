@@ -1,7 +1,7 @@
 """The guard's refusals as typed Python errors, in every Spark call: an append, MERGE, OPTIMIZE, a stream.
 
 Delta wraps the exceptions of its log store in up to six layers. PySpark converts the outermost into a Python exception,
-in one function for all calls into the JVM. This module looks for a refusal below it first.
+in one function for all calls into the JVM. This module first looks for a refusal in the other layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GUARD_ATTRIBUTE = "_sluice_guard"
 
 
 def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
-    """Make every call into the JVM that fails for a refused commit raise the guard's error; idempotent."""
+    """Make every Spark call raise the guard's error if it fails because of a refused commit; idempotent."""
     convert: Callable[[Any], Exception] = captured.convert_exception
     if getattr(convert, _GUARD_ATTRIBUTE, None) is guard:
         return
@@ -37,8 +37,8 @@ def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
         if gateway is not None and exception._gateway_client is not gateway._gateway_client:  # noqa: SLF001
             # PySpark would ask its own JVM about an object of another one. For an UnknownException it raises Py4J's own
             # error instead.
-            foreign: Exception = captured.UnknownException(desc="an error of another JVM", stackTrace="")
-            return foreign
+            foreign_error: Exception = captured.UnknownException(desc="an error of another JVM", stackTrace="")
+            return foreign_error
         refusal = None
         with suppress(*LOST_CONTACT):  # the JVM died meanwhile: its exception is more useful
             refusal = _refusal(exception, guard)

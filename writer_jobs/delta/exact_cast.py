@@ -1,6 +1,6 @@
 """Cast text to Spark's types without changing the value.
 
-Spark's own casts round decimals, cut a time from a date, drop a time zone and complete half a timestamp with the
+Spark's own casts round decimals, cut a time from a date, drop a time zone and complete an incomplete timestamp with the
 current date. Here such a text has no value: the caller refuses it or sets it aside.
 """
 
@@ -17,7 +17,7 @@ MOST_DIGITS = 38
 EXACT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 6, T.DoubleType: 15}
 """Decimal digits that a type keeps in every number (``FLT_DIG`` and ``DBL_DIG`` of C)."""
 DOUBLE_DIGITS = 17
-"""Most significant digits that tell one ``double`` from another (IEEE 754)."""
+"""Number of significant digits that is enough to distinguish any two values of type ``double`` (IEEE 754)."""
 # Java's "$" also matches before a newline at the end; "\\z" does not.
 _WHOLE = r"^[+-]?\d+\z"
 _NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?\z"

@@ -3,8 +3,8 @@
 Delta stores ``''`` in a string partition column as null (protocol, "Partition Value Serialization"). Spark writes null
 as ``__HIVE_DEFAULT_PARTITION__``, so this text becomes null, too. Values of a binary partition column are converted to
 text, and bytes that are not UTF-8 become U+FFFD (``DelayedCommitProtocol.parsePartitions``, v4.4.0). A timestamp is
-converted to text in the session's time zone. So in a zone that sets clocks back two moments become one, also in rows
-that an operation only copies into another file.
+converted to text in the session's time zone. So in a zone that sets clocks back, two moments become one. This also
+happens to rows that an operation only copies into another file.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ _FOLDER_FAILED = re.compile(r"Mkdirs failed to create (.+?)(?: \(exists=|$)|^(/.
 
 def partition_types(state: TableState | None, partition_by: Sequence[str], rows: StructType) -> dict[str, DataType]:
     """Return the stored types of the table's and the requested partition columns, by the rows' column names."""
-    stored = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
+    stored_types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
     names = {name.lower() for name in (*(state.partition_columns if state is not None else ()), *partition_by)}
-    return {field.name: stored.get(field.name.lower(), field.dataType) for field in rows if field.name.lower() in names}
+    return {
+        field.name: stored_types.get(field.name.lower(), field.dataType)
+        for field in rows
+        if field.name.lower() in names
+    }
 
 
 def unstorable_row_reason(rows: StructType, partitions: Mapping[str, DataType], prefix: str = "") -> Column:
@@ -88,7 +92,7 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
 
     """
     names = [name.lower() for name in rows.columns]
-    checked = rows
+    checked_rows = rows
     for name, stored_type in partitions.items():
         # Delta refuses rows with two columns of one name.
         if not _is_text(stored_type, rows.schema[name].dataType) or names.count(name.lower()) > 1:
@@ -97,8 +101,8 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
         is_unstorable = reason.isNotNull() if where is None else reason.isNotNull() & where
         field = rows.schema[name]
         value = F.when(is_unstorable, F.raise_error(reason).cast(field.dataType)).otherwise(F.col(quoted(name)))
-        checked = checked.withColumn(name, value.alias(name, metadata=field.metadata or {}))
-    return checked
+        checked_rows = checked_rows.withColumn(name, value.alias(name, metadata=field.metadata or {}))
+    return checked_rows
 
 
 def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[str, DataType]) -> None:
@@ -126,10 +130,10 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
     types = {} if state is None else state.partition_types
     columns = {name.lower(): name for name, stored_type in types.items() if isinstance(stored_type, StringType)}
     # Delta reports a predicate that cannot be parsed.
-    if not columns or (parsed := parsed_expression(spark, predicate)) is None:
+    if not columns or (parsed_predicate := parsed_expression(spark, predicate)) is None:
         return
     jvm: Any = spark._jvm  # noqa: SLF001
-    expressions = [parsed]
+    expressions = [parsed_predicate]
     while expressions:
         expression = expressions.pop()
         children = list(jvm.scala.jdk.javaapi.CollectionConverters.asJava(expression.children()))
