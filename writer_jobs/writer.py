@@ -87,6 +87,7 @@ class LockedDeltaWriter:
         self._manager = manager
         self.log = DeltaTableLog(spark, locate_table(spark, table))
         self.log.refuse_foreign_folder()
+        # Raises an error if the log cannot be read.
         self.log.head()
         #: Canonical URI, under which the table is locked.
         self.table = canonical_table_uri(self.log.location)

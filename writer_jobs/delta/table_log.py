@@ -93,14 +93,14 @@ class DeltaTableLog:
     def snapshot(self) -> Snapshot:
         """List the log once, and return the newest version."""
         # False: not in the background, even if spark.databricks.delta.stalenessLimit allows that to readers.
-        return self._loaded(lambda log: log.update(False, self._none, self._none))  # noqa: FBT003 (stalenessAcceptable)
+        return self._load_snapshot(lambda log: log.update(False, self._none, self._none))  # noqa: FBT003 (stalenessAcceptable)
 
     def known_snapshot(self) -> Snapshot:
         """Return the newest version that this driver has loaded, without a request; if there is none, list the log."""
-        snapshot = self._loaded(lambda log: log.unsafeVolatileSnapshot())
+        snapshot = self._load_snapshot(lambda log: log.unsafeVolatileSnapshot())
         return snapshot if snapshot.version != NO_VERSION else self.snapshot()
 
-    def _loaded(self, load: Callable[[Any], Any]) -> Snapshot:
+    def _load_snapshot(self, load: Callable[[Any], Any]) -> Snapshot:
         try:
             snapshot = load(self._delta_log())
             is_catalog_managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
@@ -260,7 +260,7 @@ class DeltaTableLog:
         return None, oldest
 
     def run_versions(self, run_id: str, *, newest: int) -> dict[int, int]:
-        """Return the versions of a run's commits by the commits' numbers, as far as the log has them.
+        """Return the version of each commit of a run by the commit's number in the run, as far as the log has them.
 
         At most 1,000 version files are read, backwards, until the run's first commit or the beginning of the log.
 

@@ -200,49 +200,53 @@ def merged_schema(table: T.StructType | None, schemas: Sequence[T.StructType], f
     If two types of a field cannot be widened to one type, raise ValueError with the path and both types.
     """
     columns = T.StructType() if table is None else table
-    merged: T.DataType = schemas[0]
+    merged_type: T.DataType = schemas[0]
     for schema in schemas:
-        merged = _merged(columns, merged, schema, fold, ())
-    return cast("T.StructType", merged)
+        merged_type = _merged_type(columns, merged_type, schema, fold, ())
+    return cast("T.StructType", merged_type)
 
 
-def _merged(
-    table: T.DataType | None, merged: T.DataType, new: T.DataType, fold: Fold, path: tuple[str, ...]
+def _merged_type(
+    table: T.DataType | None, merged_type: T.DataType, new_type: T.DataType, fold: Fold, path: tuple[str, ...]
 ) -> T.DataType:
     """Return the type that holds the values of two types; ``table`` is the type of the same part of the table."""
 
     def part_of(name: str, attribute: str) -> T.DataType:
-        table_part, part, new_part = (getattr(data_type, attribute, None) for data_type in (table, merged, new))
-        return _merged(table_part, part, new_part, fold, (*path, name))
+        table_part, part, new_part = (
+            getattr(data_type, attribute, None) for data_type in (table, merged_type, new_type)
+        )
+        return _merged_type(table_part, part, new_part, fold, (*path, name))
 
-    if isinstance(merged, T.StructType) and isinstance(new, T.StructType):
+    if isinstance(merged_type, T.StructType) and isinstance(new_type, T.StructType):
         types = {fold(field.name): field.dataType for field in (table if isinstance(table, T.StructType) else ())}
-        fields = {fold(field.name): field for field in merged}
-        for field in new:
+        fields = {fold(field.name): field for field in merged_type}
+        for field in new_type:
             key = fold(field.name)
             merged_field = fields.setdefault(key, field)
-            field_type = _merged(
+            field_type = _merged_type(
                 types.get(key), merged_field.dataType, field.dataType, fold, (*path, merged_field.name)
             )
             fields[key] = T.StructField(merged_field.name, field_type)
         return T.StructType(list(fields.values()))
-    if isinstance(merged, T.ArrayType) and isinstance(new, T.ArrayType):
+    if isinstance(merged_type, T.ArrayType) and isinstance(new_type, T.ArrayType):
         return T.ArrayType(part_of("element", "elementType"))
-    if isinstance(merged, T.MapType) and isinstance(new, T.MapType):
+    if isinstance(merged_type, T.MapType) and isinstance(new_type, T.MapType):
         return T.MapType(part_of("key", "keyType"), part_of("value", "valueType"))
-    if table is not None and all(data_type == table or is_wider(table, data_type) for data_type in (merged, new)):
+    if table is not None and all(
+        data_type == table or is_wider(table, data_type) for data_type in (merged_type, new_type)
+    ):
         return table
-    if (wider := wider_of(merged, new)) is not None:
+    if (wider := wider_of(merged_type, new_type)) is not None:
         return wider
-    raise ValueError(f"{'.'.join(path)}: {merged.simpleString()} and {new.simpleString()}")
+    raise ValueError(f"{'.'.join(path)}: {merged_type.simpleString()} and {new_type.simpleString()}")
 
 
 def mismatch(differences: Iterable[TypeDifference]) -> str | None:
     """Return an error message about fields that a table lacks and types that do not match; None if there are none."""
     fields = list(differences)
-    unknown = [field.name for field in fields if field.is_unknown]
-    types = [str(field) for field in fields if not field.is_unknown]
-    reasons = [f"the table has no column {', '.join(unknown)}"] if unknown else []
-    if types:
-        reasons.append(f"the types do not match ({'; '.join(types)}): cast the rows to the types of the table")
+    unknown_columns = [field.name for field in fields if field.is_unknown]
+    conflicts = [str(field) for field in fields if not field.is_unknown]
+    reasons = [f"the table has no column {', '.join(unknown_columns)}"] if unknown_columns else []
+    if conflicts:
+        reasons.append(f"the types do not match ({'; '.join(conflicts)}): cast the rows to the types of the table")
     return "; ".join(reasons) or None

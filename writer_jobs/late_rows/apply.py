@@ -59,7 +59,8 @@ def apply_rows(
     are read. With ``sequence_by``, the rows in these files are compared before the merge. So a repetition rewrites no
     file, and only files with a row that gets a newer version are rewritten.
 
-    The event time and the table's partition columns are part of a row's key: all versions of a row have them in common.
+    The event time and the table's partition columns are part of a row's key: all versions of a row have the same values
+    in them.
 
     Rows that are too late are appended to ``<location>_late`` after the table's commit, so a refused batch leaves none
     there. Repetitions of rows in the table are not appended. A row that is only in ``<location>_late`` is appended each
@@ -125,12 +126,12 @@ class RowBatchApplier:
         )
         evolves, partition_by = options["schema_evolution"], options["partition_by"]
         self._shape = TableShape(spark, writer, spec, model, feed, evolves, partition_by)
-        self._prepared = with_micros(self._shape.fit(spec.prepare(rows), state), self._event_time)
+        self._prepared_rows = with_micros(self._shape.fit(spec.prepare(rows), state), self._event_time)
 
     def run(self) -> RowsResult:
         """Merge the rows in time, and append the rows that are too late to ``<location>_late``."""
         # The rows are read once: a source such as a topic may have more rows at the next read.
-        with closing(MaterializedRows.of(self._writer.table, self._prepared, "rows")) as materialized:
+        with closing(MaterializedRows.of(self._writer.table, self._prepared_rows, "rows")) as materialized:
             rows = materialized.rows
             counts = self._count(rows)
             # This includes rows that are too late, which the merge does not check.

@@ -36,7 +36,7 @@ class _Table:
     uri: str
     log: DeltaTableLog
     event_time: str | None
-    pins: PinFiles
+    pin_files: PinFiles
     retention: Retention
     watermarks: Watermarks | None
 
@@ -75,8 +75,9 @@ def take_pin(
         tables: Column with the event time, by location or name in the catalog of the table; None if ``at`` is None.
         name: Name of the pin; letters, digits, dots, dashes and underscores.
         expires_at: A time with a time zone; the versions are kept until then.
-        at: A time with a time zone: rows up to and including this event time belong to the pin. By the table's log, the
-            watermark of each stream that writes a table must be past it. None: all rows belong to the pin.
+        at: A time with a time zone: rows up to and including this event time belong to the pin. According to the
+            table's log, the watermark of each stream that writes a table must be past it. None: all rows belong to the
+            pin.
         manager: Lock manager, as for :func:`writer_jobs.locked`.
         lock_timeout_seconds: Seconds to wait for the locks on all tables.
         streams_left_out: Ids of streams to ignore, because they have ended.
@@ -132,7 +133,7 @@ def take_pin(
             hold.check()
             written_pins.append(pin)
             for table in pin_tables:
-                table.pins.create(pin)
+                table.pin_files.create(pin)
             # If the hold was lost before the pin was written, files of these versions may be gone.
             hold.check()
     for table, snapshot in versions:
@@ -262,14 +263,14 @@ def _remove_expired(pin_files: PinFiles) -> list[Pin]:
 
 def _remove_expired_and_incomplete(files: HadoopFiles, table: _Table, name: str) -> list[Pin]:
     """Remove expired pins and an incomplete pin with a name, and return the others; refuse a complete one."""
-    pins = _remove_expired(table.pins)
-    pin = table.pins.find(name)
+    pins = _remove_expired(table.pin_files)
+    pin = table.pin_files.find(name)
     if pin is None:
         return pins
     if is_complete(files, pin):
         raise PinError(f"{table.uri} has a pin {name}, taken at {pin.created_at.isoformat()}: remove it first")
-    table.pins.remove(pin)
-    return table.pins.all()
+    table.pin_files.remove(pin)
+    return table.pin_files.all()
 
 
 def _check_arguments(tables: Mapping[str, str | None], name: str, expires_at: datetime, at: datetime | None) -> None:
@@ -310,6 +311,6 @@ def _undo_on_error(spark: SparkSession, tables: Collection[_Table]) -> Iterator[
         for table in tables:
             with suppress(SluiceError):
                 for pin in written_pins:
-                    table.pins.remove(pin)
-                _clean_up(spark, table.pins, table.log)
+                    table.pin_files.remove(pin)
+                _clean_up(spark, table.pin_files, table.log)
         raise

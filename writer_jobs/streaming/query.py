@@ -87,7 +87,7 @@ class BatchQuery:
         # Held while the batch's hold is set, and while a batch without a hold is cancelled.
         self._hold_lock = threading.Lock()
         self._hold: Hold | None = None
-        self._number = 0
+        self._batch_number = 0
         self._tag = f"sluice-stream-{uuid.uuid4()}"
 
     def run(self, frame: DataFrame, *, trigger: str, checkpoint: str) -> None:
@@ -145,7 +145,7 @@ class BatchQuery:
             query.stop()
 
     def _give_up(self) -> None:
-        """Cancel the batch unless it has its lock. The caller holds ``_hold_lock``."""
+        """End the batch's wait and its Spark jobs, unless it holds its lock. The caller holds ``_hold_lock``."""
         if self._hold is not None and not self._hold.over:
             return
         self._writer.give_up()
@@ -166,8 +166,8 @@ class BatchQuery:
     def _apply_batch(self, rows: DataFrame, batch: int) -> None:
         if self._stopping.is_set():
             raise LockCancelledError(resource=self._writer.table)
-        self._number += 1
-        number, self._hold = self._number, None
+        self._batch_number += 1
+        number, self._hold = self._batch_number, None
         # Job tags belong to a thread. The threads that write the batch inherit this one.
         rows.sparkSession.sparkContext.addJobTag(self._tag)
 
