@@ -275,6 +275,6 @@ class SettlingLog(DeltaTableLog):
             vars(snapshot)["state"] = replace(snapshot.state, feed=UNBOUND)
         return snapshot
 
-    def commit_nothing(self) -> int:
+    def make_empty_commit(self) -> int:
         """Make an empty commit, and return its version."""
-        return self._fill_with(super().commit_nothing)
+        return self._fill_with(super().make_empty_commit)

@@ -239,13 +239,13 @@ def test_the_adoption_is_read_again_after_a_late_put(
 ) -> None:
     """The PUT of a disconnected writer, which moves the table, arrives just before its version is filled."""
     ensemble.znodes(table).leave_intent(1)
-    commit_nothing = DeltaTableLog.commit_nothing
+    make_empty_commit = DeltaTableLog.make_empty_commit
 
     def commit_after_a_late_put(log: DeltaTableLog) -> int:
         unguarded_sql(f"ALTER TABLE {table.sql_name} SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
-        return commit_nothing(log)
+        return make_empty_commit(log)
 
-    monkeypatch.setattr(DeltaTableLog, "commit_nothing", commit_after_a_late_put)
+    monkeypatch.setattr(DeltaTableLog, "make_empty_commit", commit_after_a_late_put)
     with pytest.raises(EnsembleMismatchError) as refused:
         with ensemble.locked(table):
             raise AssertionError("the block was entered")

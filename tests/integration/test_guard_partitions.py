@@ -236,14 +236,14 @@ def test_partition_columns_are_read_again_after_a_late_put(
 ) -> None:
     table.manager.acquire(table.path).release()
     LockZnodes(ensemble_client, table.path).leave_intent(1)
-    commit_nothing = DeltaTableLog.commit_nothing
+    make_empty_commit = DeltaTableLog.make_empty_commit
 
     def commit_after_a_late_put(log: DeltaTableLog) -> int:
         # The late PUT arrives just before the empty commit takes its version.
         unguarded_sql(REPARTITION.format(f"delta.`{table.path}`"))
-        return commit_nothing(log)
+        return make_empty_commit(log)
 
-    monkeypatch.setattr(DeltaTableLog, "commit_nothing", commit_after_a_late_put)
+    monkeypatch.setattr(DeltaTableLog, "make_empty_commit", commit_after_a_late_put)
     with pytest.raises(TableError, match="got other partition columns"):
         with table.locked({"y": 2013}):
             raise AssertionError("the block was entered")

@@ -323,7 +323,7 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
     def make_empty_commit(free_version: int, hold_ids: Collection[str]) -> int:
         try:
             with _open_block(spark, bound.for_empty_commit(hold_ids)):
-                version = table_log.commit_nothing()
+                version = table_log.make_empty_commit()
         except (StorageError, CommitUnknownError) as error:
             version = table_log.head().version
             if version < free_version:

@@ -282,7 +282,7 @@ class DeltaTableLog:
             version -= 1
             yield version, run_of(parse_commit_info(line))
 
-    def commit_nothing(self) -> int:
+    def make_empty_commit(self) -> int:
         """Make an empty commit, and return its version.
 
         Delta prepares the commit, with everything that the table's features require. If the commit guard refuses, its

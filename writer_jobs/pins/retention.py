@@ -63,7 +63,7 @@ class Retention:
             if timedelta(seconds=value) < needed_if_committed_now
         }
         if not new_values:
-            self._log.commit_nothing()
+            self._log.make_empty_commit()
             return
         note = _read_note(snapshot)
         names_raised_before = [name for name in note["raised"] if _is_unchanged(snapshot, note, name)]
