@@ -144,8 +144,8 @@ class StagedWrite:
         is_refused = failure is not None and (isinstance(failure, NotStagedError) or is_conflict(failure))
         if failure is not None and is_refused and not outcome.may_be_stored(failure):
             raise self._error_of(failure)
-        staged = self._ticket.staged
-        read_version = None if staged is None else staged.read_version
+        staged_commit = self._ticket.staged
+        read_version = None if staged_commit is None else staged_commit.read_version
         version = NO_VERSION if read_version is None else read_version
         commit = outcome.find_commit(version, failure, partial(failed_write, self._execution))
         if commit is not None and commit.version != NO_VERSION:

@@ -148,8 +148,8 @@ def guarded_commit(
 
     """
     bound = GuardedHold(hold, metadata, table=ticket.table, schema=schema)
-    staged = ticket.staged
-    adoption = Adoption.of(staged.properties) if staged is not None else None
+    staged_commit = ticket.staged
+    adoption = Adoption.of(staged_commit.properties) if staged_commit is not None else None
     if adoption is not None:
         adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
 
@@ -312,8 +312,8 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
     busy_attempts = {
         attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)
     }
-    unanswered = bound.unanswered(_puts_under(spark, bound.hold), busy_attempts) if intents.open else []
-    if (intents.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
+    unanswered_puts = bound.unanswered(_puts_under(spark, bound.hold), busy_attempts) if intents.open else []
+    if (intents.unfinished or unanswered_puts) and bound.hold.scope[bound.table].shared:
         log.warning(
             "an earlier writer of %s left an unfinished intent: its commit may appear after this read",
             bound.hold.resource,
@@ -338,7 +338,7 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
         )  # fmt: skip
         return version
 
-    return bound.settle_unfinished(unanswered, lambda: table_log.head().version, make_empty_commit)
+    return bound.settle_unfinished(unanswered_puts, lambda: table_log.head().version, make_empty_commit)
 
 
 def refuse_other_partitioning(snapshot: Snapshot, schema: PartitionSchema | None) -> None:

@@ -60,14 +60,14 @@ class LockedOperation:
                 if context.is_cancelled():
                     raise LockCancelledError(resource=context.table)
                 if lock_during == "commit" and not self._checks_partitions and self._may_be_staged(execution.operation):
-                    staged = StagedWrite(target, execution, snapshot)
+                    staged_write = StagedWrite(target, execution, snapshot)
                     try:
-                        return staged.run(lock_seconds, options.get("before_write"))
+                        return staged_write.run(lock_seconds, options.get("before_write"))
                     except NotStagedError as error:
-                        if staged.before_write_committed or not options.get("again", True):
-                            raise self._conflict(staged, error) from error
+                        if staged_write.before_write_committed or not options.get("again", True):
+                            raise self._conflict(staged_write, error) from error
                         log.info("writing again: %s", error)
-                        lock_seconds = max(0.0, lock_seconds - staged.waited_seconds)
+                        lock_seconds = max(0.0, lock_seconds - staged_write.waited_seconds)
                         if snapshot.state is None and try_index == 0 and context.log.known_snapshot().state is not None:
                             # Another writer created the table. A commit to it can wait at the gate.
                             continue
@@ -97,10 +97,10 @@ class LockedOperation:
             log.debug("the lock on %s is held over the whole write: %s", self.context.table, reason)
         return reason is None
 
-    def _conflict(self, staged: StagedWrite, error: NotStagedError) -> WriteConflictError:
-        advice = "; before_write committed, so use lock_during='write'" if staged.before_write_committed else ""
+    def _conflict(self, staged_write: StagedWrite, error: NotStagedError) -> WriteConflictError:
+        advice = "; before_write committed, so use lock_during='write'" if staged_write.before_write_committed else ""
         return WriteConflictError(
-            table=self.context.table, reason=f"{error}{advice}", waited_seconds=staged.waited_seconds
+            table=self.context.table, reason=f"{error}{advice}", waited_seconds=staged_write.waited_seconds
         )
 
     def _write_to(

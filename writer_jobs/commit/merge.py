@@ -83,8 +83,8 @@ class MergePlan:
         target = spark.read.format("delta").load(location).alias(self.alias)
         condition = expr(self._condition) if isinstance(self._condition, str) else self._condition
         try:
-            joined: Any = target.join(self._source, condition)
-            plan = joined._jdf.queryExecution().analyzed()  # noqa: SLF001
+            joined_rows: Any = target.join(self._source, condition)
+            plan = joined_rows._jdf.queryExecution().analyzed()  # noqa: SLF001
             equalities = {name.lower(): column for name, column in _equalities(spark, plan)}
         except JVM_ERRORS as error:
             raise TableError(f"the merge condition cannot be analyzed: {error_reason(error)}") from error

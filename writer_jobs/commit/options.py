@@ -81,8 +81,8 @@ def check_options(
     for name in options:
         if name not in allowed.__annotations__:
             raise TypeError(f"{operation}() got an unexpected keyword argument {name!r}")
-    checked = cast("RewriteOptions", {"lock_during": lock_during, **options})
-    if "hold" in checked:
+    checked_options = cast("RewriteOptions", {"lock_during": lock_during, **options})
+    if "hold" in checked_options:
         if "lock_during" in options:
             raise TypeError(f"{operation}() got both hold and lock_during: hold is the old name, leave it out")
         warnings.warn(
@@ -90,11 +90,11 @@ def check_options(
             DeprecationWarning,
             stacklevel=3,
         )
-        checked["lock_during"] = checked.pop("hold")
-    if checked["lock_during"] not in get_args(LockDuring):
+        checked_options["lock_during"] = checked_options.pop("hold")
+    if checked_options["lock_during"] not in get_args(LockDuring):
         choices = " or ".join(map(repr, get_args(LockDuring)))
-        raise ValueError(f"lock_during={checked['lock_during']!r}: choose {choices}")
-    return checked
+        raise ValueError(f"lock_during={checked_options['lock_during']!r}: choose {choices}")
+    return checked_options
 
 
 def lock_deadline(options: WriteOptions, manager: LockManager) -> Deadline:

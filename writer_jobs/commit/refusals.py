@@ -66,7 +66,9 @@ def _error_by_name(name: str, message: str) -> SluiceError:
         if name == error.__name__:
             return error(message)
     if name == LockLostError.__name__:
-        lost = LockLostError(resource="", hold_id="", reason=message)
-        lost.args = (f"{message}: the guard could not be asked whether the lock is held, so nothing was committed",)
-        return lost
+        lock_lost = LockLostError(resource="", hold_id="", reason=message)
+        lock_lost.args = (
+            f"{message}: the guard could not be asked whether the lock is held, so nothing was committed",
+        )
+        return lock_lost
     return LockNotHeldError(message, resource="") if hasattr(lock_manager.errors, name) else SluiceError(message)

@@ -30,7 +30,9 @@ def adoption_under(hold: Hold, table_log: DeltaTableLog) -> Adoption:
     return Adoption(hold.ensemble_id, canonical_table_uri(table_log.location))
 
 
-def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, previous: Adoption | None) -> None:
+def restore_adoption(
+    spark: SparkSession, table_log: DeltaTableLog, hold: Hold, previous_adoption: Adoption | None
+) -> None:
     """Undo a block's side effects on the table's adoption.
 
     REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
@@ -38,13 +40,13 @@ def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, 
     is another table's, and the table gets the adoption of this hold. The errors are those of :func:`commit_adoption`.
     """
     state = table_log.state()
-    if state is None or state.adoption == previous:
+    if state is None or state.adoption == previous_adoption:
         return
     hold_adoption = adoption_under(hold, table_log)
-    adoption = previous or hold_adoption
-    if previous and previous.table is None and state.adoption and state.adoption.table is not None:
+    adoption = previous_adoption or hold_adoption
+    if previous_adoption and previous_adoption.table is None and state.adoption and state.adoption.table is not None:
         # An earlier release adopted the table without a name. The name that it has now may be another table's.
-        adoption = Adoption(previous.ensemble, hold_adoption.table)
+        adoption = Adoption(previous_adoption.ensemble, hold_adoption.table)
     if state.adoption != adoption:
         commit_adoption(spark, table_log, adoption)
 

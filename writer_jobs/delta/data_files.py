@@ -124,7 +124,7 @@ def decode_path(path: Column) -> Column:
     return F.url_decode(F.replace(path, F.lit("+"), F.lit("%2B")))
 
 
-def deletion_vector_path(encoded: str) -> str:
+def deletion_vector_path(encoded_name: str) -> str:
     """Return an SQL expression of a deletion vector's path below the table's location, given ``pathOrInlineDv``.
 
     The expression is text, because ``Column`` calls the JVM for each operation, and there are about 100 of them.
@@ -133,8 +133,8 @@ def deletion_vector_path(encoded: str) -> str:
     """
     uuid_pattern = f"[{re.escape(_Z85_DIGITS)}]{{{_UUID_DIGITS}}}$"
     # A name that cannot be decoded must not become the path of another file.
-    failure = f"raise_error(concat('not the name of a deletion vector: ', {encoded}))"
-    name = f"if({encoded} RLIKE r'{uuid_pattern}', right({encoded}, {_UUID_DIGITS}), {failure})"
+    failure = f"raise_error(concat('not the name of a deletion vector: ', {encoded_name}))"
+    name = f"if({encoded_name} RLIKE r'{uuid_pattern}', right({encoded_name}, {_UUID_DIGITS}), {failure})"
     words = []
     for start in range(1, _UUID_DIGITS + 1, _WORD_DIGITS):
         value = "0L"
@@ -144,5 +144,5 @@ def deletion_vector_path(encoded: str) -> str:
     # The lambda gives the expression a name, which would otherwise be repeated twenty times.
     digits = f"element_at(transform(array({name}), name -> lower(concat({', '.join(words)}))), 1)"
     uuid = f"regexp_replace({digits}, '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5')"
-    prefix = f"regexp_extract({encoded}, '^(.*).{{{_UUID_DIGITS}}}$', 1)"
+    prefix = f"regexp_extract({encoded_name}, '^(.*).{{{_UUID_DIGITS}}}$', 1)"
     return f"concat(if({prefix} = '', '', concat({prefix}, '/')), 'deletion_vector_', {uuid}, '.bin')"

@@ -97,8 +97,8 @@ def _cast_floating(text: Column, target: T.DataType) -> Column:
         | F.coalesce(text.try_cast(T.DecimalType(MOST_DIGITS, 0)) == integer, F.expr("false"))
     )
     is_number = text.rlike(_NUMBER) & is_finite & ~is_zero & ((_decimal_places(text) > 0) | is_exact)
-    half = EXACT_DIGITS[type(target)] // 2
-    return F.when(text.rlike(_plain_number(half, half)), value).when(
+    half_digits = EXACT_DIGITS[type(target)] // 2
+    return F.when(text.rlike(_plain_number(half_digits, half_digits)), value).when(
         is_number | F.lower(text).isin(*_NOT_FINITE), value
     )
 
@@ -123,20 +123,20 @@ def _cast_timestamp(text: Column, target: T.DataType) -> Column:
     return F.when(text.rlike(_ZONED) | (text.rlike(_LOCAL) & is_unambiguous), value)
 
 
-def is_one_moment(value: Column, local: Column) -> Column:
+def is_one_moment(value: Column, local_time: Column) -> Column:
     """Return whether a local time is exactly one moment in the session's time zone.
 
     Args:
         value: Moment to which Spark casts the local time: the earlier one, if a clock change repeats the local time.
-        local: Local time, of type ``timestamp_ntz``.
+        local_time: Local time, of type ``timestamp_ntz``.
 
     """
     micros, next_day = F.unix_micros(value), F.timestamp_micros(F.try_add(F.unix_micros(value), F.lit(_DAY_MICROS)))
     # If clocks are set back within a day, the only other moment with this local time is later by the setback.
     setback = _offset(value) - _offset(next_day)
-    later = F.timestamp_micros(F.try_add(micros, setback)).cast(T.TimestampNTZType())
-    is_repeated = F.coalesce((setback > 0) & (later == local), F.expr("false"))
-    return (value.cast(T.TimestampNTZType()) == local) & ~is_repeated
+    later_local_time = F.timestamp_micros(F.try_add(micros, setback)).cast(T.TimestampNTZType())
+    is_repeated = F.coalesce((setback > 0) & (later_local_time == local_time), F.expr("false"))
+    return (value.cast(T.TimestampNTZType()) == local_time) & ~is_repeated
 
 
 def _offset(moment: Column) -> Column:

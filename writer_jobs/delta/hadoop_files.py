@@ -168,11 +168,11 @@ class HadoopFiles:
     def _local_file(self, path: str) -> Path | None:
         """Return the path on a disk of this machine; None for another file system."""
 
-        def local(system: Any, location: Any) -> Path | None:
+        def local_path(system: Any, location: Any) -> Path | None:
             is_local = system.getUri().getScheme() == "file"
             return Path(str(system.pathToFile(location).getPath())) if is_local else None
 
-        return self._call(path, local)
+        return self._call(path, local_path)
 
     def _call(self, path: str, operation: Callable[[Any, Any], _T], **absent: _T) -> _T:
         """Call an operation with the Hadoop ``FileSystem`` and ``Path`` of a path or pattern.

@@ -81,7 +81,9 @@ def error_reason(error: BaseException) -> str:
         if layer.getClass().getSimpleName() == "UnknownStoreException":
             return "the bucket does not exist"
         message = _gist(layer.getMessage() or "")
-        if message and not any(message in earlier or earlier in message for earlier in messages):
+        if message and not any(
+            message in earlier_message or earlier_message in message for earlier_message in messages
+        ):
             messages.append(message)
     if not messages:
         return _gist(str(error)) or type(error).__name__
@@ -125,6 +127,6 @@ def _gist(message: str) -> str:
         text = noise.sub("", text)
     lines = [line.strip(" -\t") for line in text.splitlines()]
     lines = [line for line in lines if line and not _WRAPPERS.match(line)]
-    joined = " ".join(lines)
-    gist = joined if len(joined) <= _LONGEST_GIST else lines[0]
+    joined_lines = " ".join(lines)
+    gist = joined_lines if len(joined_lines) <= _LONGEST_GIST else lines[0]
     return gist if len(gist) <= _LONGEST_GIST else gist[: _LONGEST_GIST - 1] + "…"

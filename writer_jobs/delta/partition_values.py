@@ -149,12 +149,12 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
             if class_name == "UnresolvedAttribute"
         }
         literals = {str(child.value()) for class_name, child in operands if class_name == "Literal"}
-        if (compared_columns := names & columns.keys()) and (nulls := literals.intersection(_STORED_AS_NULL)):
+        if (compared_columns := names & columns.keys()) and (null_texts := literals.intersection(_STORED_AS_NULL)):
             name = columns[compared_columns.pop()]
             raise SchemaMismatchError(
                 table=table,
-                reason=f"the predicate compares the partition column {name} with '{nulls.pop()}', which Delta stores "
-                f"as null: use {quoted(name)} IS NULL",
+                reason=f"the predicate compares the partition column {name} with '{null_texts.pop()}', which Delta "
+                f"stores as null: use {quoted(name)} IS NULL",
             )
 
 

@@ -57,9 +57,9 @@ def _source_stream(files: HadoopFiles, table_id: str, checkpoint: str) -> Source
     def version_of(batch: int) -> int:
         return _read_version(files, f"{checkpoint}/offsets/{batch}", table_id)
 
-    newest = version_of(completed_batches[-1] if completed_batches else max(planned_batches))
-    previous = version_of(completed_batches[-2]) if len(completed_batches) > 1 else None
-    return SourceStream(checkpoint, newest if completed_batches else None, previous)
+    newest_version = version_of(completed_batches[-1] if completed_batches else max(planned_batches))
+    previous_version = version_of(completed_batches[-2]) if len(completed_batches) > 1 else None
+    return SourceStream(checkpoint, newest_version if completed_batches else None, previous_version)
 
 
 def _batches(files: HadoopFiles, folder: str) -> set[int]:

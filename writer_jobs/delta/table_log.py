@@ -123,11 +123,11 @@ class DeltaTableLog:
         """
         try:
             # False: do not refuse a version beyond the table's retention. The caller decides whether to read it.
-            loaded = self._delta_log().getSnapshotAt(version, self._none, self._none, False)  # noqa: FBT003
+            delta_snapshot = self._delta_log().getSnapshotAt(version, self._none, self._none, False)  # noqa: FBT003
         except JVM_ERRORS as error:
             self._refuse_unread(error)
             raise TableError(f"version {version} of {self.location} cannot be read: {error_reason(error)}") from error
-        return Snapshot(self._spark, self.location, loaded)
+        return Snapshot(self._spark, self.location, delta_snapshot)
 
     def make_checkpoint(self, version: int) -> None:
         """Write a checkpoint of a version, unless it has one. The version can then be read without older versions.

@@ -164,17 +164,17 @@ def holds(table: T.DataType, rows: T.DataType) -> bool:
 
 
 def type_to_read(
-    table: T.DataType, inferred: T.DataType, fold: Fold = str.lower, *, widens: bool = False
+    table: T.DataType, inferred_type: T.DataType, fold: Fold = str.lower, *, widens: bool = False
 ) -> T.DataType:
     """Return the type to read JSON with: the type of the table, plus the fields that the table lacks.
 
     Args:
-        inferred: Type that Spark infers from the JSON: a struct for a JSON object, also if the table has a map.
+        inferred_type: Type that Spark infers from the JSON: a struct for a JSON object, also if the table has a map.
         widens: Whether to return the inferred type where it is wider.
 
     """
-    if isinstance(table, T.StructType) and isinstance(inferred, T.StructType):
-        names_in_json = {fold(field.name): field for field in inferred}
+    if isinstance(table, T.StructType) and isinstance(inferred_type, T.StructType):
+        names_in_json = {fold(field.name): field for field in inferred_type}
         names = {fold(field.name) for field in table}
         # Spark's JSON reader matches names exactly, so the returned type has the names in the files.
         columns = [
@@ -183,15 +183,15 @@ def type_to_read(
             else T.StructField(match.name, type_to_read(field.dataType, match.dataType, fold, widens=widens))
             for field in table
         ]
-        return T.StructType([*columns, *(field for field in inferred if fold(field.name) not in names)])
-    if isinstance(table, T.ArrayType) and isinstance(inferred, T.ArrayType):
-        return T.ArrayType(type_to_read(table.elementType, inferred.elementType, fold, widens=widens))
-    if isinstance(table, T.MapType) and isinstance(inferred, T.StructType):
+        return T.StructType([*columns, *(field for field in inferred_type if fold(field.name) not in names)])
+    if isinstance(table, T.ArrayType) and isinstance(inferred_type, T.ArrayType):
+        return T.ArrayType(type_to_read(table.elementType, inferred_type.elementType, fold, widens=widens))
+    if isinstance(table, T.MapType) and isinstance(inferred_type, T.StructType):
         value_type = table.valueType
-        for field in inferred:
+        for field in inferred_type:
             value_type = type_to_read(value_type, field.dataType, fold, widens=widens)
         return T.MapType(table.keyType, value_type)
-    return inferred if widens and is_wider(inferred, table) else table
+    return inferred_type if widens and is_wider(inferred_type, table) else table
 
 
 def merged_schema(table: T.StructType | None, schemas: Sequence[T.StructType], fold: Fold) -> T.StructType:

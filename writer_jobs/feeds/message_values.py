@@ -57,8 +57,8 @@ def variant_text(value: Column) -> Column:
 
 def member(value: Column, *names: str) -> Column:
     """Return a nested field of a variant; null if the field is missing or is JSON's null."""
-    nested = F.try_variant_get(value, variant_path(*names), "variant")
-    return F.when(~F.is_variant_null(nested), nested)
+    nested_field = F.try_variant_get(value, variant_path(*names), "variant")
+    return F.when(~F.is_variant_null(nested_field), nested_field)
 
 
 def variant_path(*names: str) -> str:

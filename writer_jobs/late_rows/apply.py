@@ -140,7 +140,7 @@ class RowBatchApplier:
             options = self._write_options(newest)
             merge_result = self._merge(rows, counts, options)
             too_late = self._append_too_late(rows, counts, options, merge_result)
-        repeated = (
+        merged_repetitions = (
             0 if merge_result.already_applied else merge_result.changes - merge_result.inserted - merge_result.updated
         )
         return RowsResult(
@@ -148,7 +148,7 @@ class RowBatchApplier:
             version=merge_result.version,
             already_applied=merge_result.already_applied,
             arrived=counts.arrived,
-            repeated=repeated + counts.too_late - too_late,
+            repeated=merged_repetitions + counts.too_late - too_late,
             late=counts.late,
             too_late=too_late,
             inserted=merge_result.inserted,
@@ -208,8 +208,8 @@ class RowBatchApplier:
         event_times = [micros for micros in (counts.oldest, counts.newest) if micros is not None]
         if any(not first <= micros <= last for micros in event_times):
             raise self._spec.misfit(f"a row has an event time {self._event_time} beyond the years 1 to 9999")
-        earlier = () if self._newest_before is None else (self._newest_before,)
-        return max((*earlier, *map(moment_of_micros, event_times)), default=None)
+        earlier_times = () if self._newest_before is None else (self._newest_before,)
+        return max((*earlier_times, *map(moment_of_micros, event_times)), default=None)
 
     def _write_options(self, newest: datetime | None) -> WriteOptions:
         """Return the options of the merge. Its commit records the watermark."""

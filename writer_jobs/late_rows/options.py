@@ -58,8 +58,8 @@ def with_defaults(options: RowOptions) -> RowOptions:
     """
     complete = {**_DEFAULTS, **options}
     names = RowOptions.__annotations__.keys()
-    if unknown := sorted(complete.keys() - names):
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}; the options are {', '.join(names)}")
-    if missing := [name for name in names if name not in complete]:
-        raise TypeError(f"missing keyword argument {missing[0]!r}")
+    if unknown_names := sorted(complete.keys() - names):
+        raise TypeError(f"unexpected keyword argument {unknown_names[0]!r}; the options are {', '.join(names)}")
+    if missing_names := [name for name in names if name not in complete]:
+        raise TypeError(f"missing keyword argument {missing_names[0]!r}")
     return cast("RowOptions", complete)

@@ -149,12 +149,12 @@ def _pinned_and_newest(spark: SparkSession, pin: Pin, table: str) -> tuple[Pinne
 
 
 def _count_changes(
-    spark: SparkSession, pin: Pin, pinned_table: PinnedTable, earlier: Snapshot, later: Snapshot
+    spark: SparkSession, pin: Pin, pinned_table: PinnedTable, earlier_snapshot: Snapshot, later_snapshot: Snapshot
 ) -> ChangedSince:
-    if earlier.version == later.version:
-        files, files_read, rows_new, rows_gone = 2 * DataFiles(spark, earlier).count(), 0, 0, 0
+    if earlier_snapshot.version == later_snapshot.version:
+        files, files_read, rows_new, rows_gone = 2 * DataFiles(spark, earlier_snapshot).count(), 0, 0, 0
     else:
-        difference = _Difference(spark, pin, pinned_table, earlier, later)
+        difference = _Difference(spark, pin, pinned_table, earlier_snapshot, later_snapshot)
         files, files_read = difference.file_count, difference.files_new.count() + difference.files_gone.count()
         try:
             rows_new, rows_gone = difference.count_rows() if files_read else (0, 0)
@@ -163,7 +163,7 @@ def _count_changes(
             raise PinError(f"{pinned_table.table} cannot be compared with pin {pin.name}: {reason}") from error
     return ChangedSince(
         table=pinned_table.table,
-        version=later.version,
+        version=later_snapshot.version,
         rows_new=rows_new,
         rows_gone=rows_gone,
         files=files,
@@ -175,13 +175,20 @@ class _Difference:
     """The files that only one of two versions of a pinned table has, and their rows of the pin's moment."""
 
     def __init__(
-        self, spark: SparkSession, pin: Pin, pinned_table: PinnedTable, earlier: Snapshot, later: Snapshot
+        self,
+        spark: SparkSession,
+        pin: Pin,
+        pinned_table: PinnedTable,
+        earlier_snapshot: Snapshot,
+        later_snapshot: Snapshot,
     ) -> None:
-        self._earlier, self._later = (_MomentFiles(spark, pin, pinned_table, snapshot) for snapshot in (earlier, later))
+        self._earlier, self._later = (
+            _MomentFiles(spark, pin, pinned_table, snapshot) for snapshot in (earlier_snapshot, later_snapshot)
+        )
         self.names = self._earlier.schema.names
         later_names = {name.lower() for name in self._later.schema.names}
-        if missing := [name for name in self.names if name.lower() not in later_names]:
-            raise PinError(f"{pinned_table.table} has lost the columns {', '.join(missing)} of pin {pin.name}")
+        if missing_columns := [name for name in self.names if name.lower() not in later_names]:
+            raise PinError(f"{pinned_table.table} has lost the columns {', '.join(missing_columns)} of pin {pin.name}")
         self.file_count = self._earlier.file_count + self._later.file_count
         self.files_new = self._later.files.without(self._earlier.files)
         self.files_gone = self._earlier.files.without(self._later.files)
@@ -191,7 +198,7 @@ class _Difference:
         # Columns of any type, in a form that can be grouped.
         keys = {f"{_GROUP_KEY}{index}": comparable(field) for index, field in enumerate(self._earlier.schema)}
         columns = list(map(quoted, self.names))
-        added, removed = (
+        added_rows, removed_rows = (
             files.rows()
             .where(condition)
             .select(*columns, *(key.alias(name) for name, key in keys.items()), F.lit(sign).alias(_SURPLUS))
@@ -201,12 +208,12 @@ class _Difference:
             )
         )
         values = (F.first(quoted(name)).alias(name) for name in self.names)
-        return added.union(removed).groupBy(*keys).agg(*values, F.sum(_SURPLUS).alias(_SURPLUS)).drop(*keys)
+        return added_rows.union(removed_rows).groupBy(*keys).agg(*values, F.sum(_SURPLUS).alias(_SURPLUS)).drop(*keys)
 
     def count_rows(self) -> tuple[int, int]:
         """Return how many rows only the later version has, and how many only the earlier one has."""
-        later, earlier = (F.sum(F.greatest(sign * F.col(_SURPLUS), F.lit(0))) for sign in (1, -1))
-        counts = self.surplus().agg(later, earlier).collect()[0]
+        later_surplus, earlier_surplus = (F.sum(F.greatest(sign * F.col(_SURPLUS), F.lit(0))) for sign in (1, -1))
+        counts = self.surplus().agg(later_surplus, earlier_surplus).collect()[0]
         return counts[0] or 0, counts[1] or 0
 
 
@@ -240,11 +247,11 @@ def refuse_missing_files(spark: SparkSession, pin: Pin, pinned_table: PinnedTabl
     snapshot = pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table)
     try:
         paths = DataFiles(spark, snapshot).paths()
-        missing = paths.join(list_files(spark, snapshot), "path", "left_anti").limit(_SHOWN_FILES).collect()
+        missing_files = paths.join(list_files(spark, snapshot), "path", "left_anti").limit(_SHOWN_FILES).collect()
     except SPARK_ERRORS as error:
         raise StorageError(f"the files of {pinned_table.location} cannot be listed: {error_reason(error)}") from error
-    if missing:
-        examples = ", ".join(row["path"] for row in missing)
+    if missing_files:
+        examples = ", ".join(row["path"] for row in missing_files)
         table = pinned_table.table
         raise PinError(f"pin {pin.name} no longer holds: data files of {table} are missing, such as {examples}")
 

@@ -83,10 +83,12 @@ class Retention:
         if snapshot.version < 0 or snapshot.property_of(RETENTION_PROPERTY) is None:
             return
         note = _read_note(snapshot)
-        previous = {name: note["before"].get(name) for name in note["raised"] if _is_unchanged(snapshot, note, name)}
-        self._set({name: value for name, value in previous.items() if value is not None}, snapshot)
-        unset = [RETENTION_PROPERTY, *(name for name, value in previous.items() if value is None)]
-        self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(raw_literal, unset))})")
+        previous_values = {
+            name: note["before"].get(name) for name in note["raised"] if _is_unchanged(snapshot, note, name)
+        }
+        self._set({name: value for name, value in previous_values.items() if value is not None}, snapshot)
+        properties_to_unset = [RETENTION_PROPERTY, *(name for name, value in previous_values.items() if value is None)]
+        self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(raw_literal, properties_to_unset))})")
 
     def _set(self, properties: dict[str, str], snapshot: Snapshot) -> None:
         if _FILES in properties and (log_retention := snapshot.property_of(_LOG)) is not None:

@@ -93,11 +93,11 @@ class StreamProgress:
         if batch == 0:
             return None
         file = self._finished_file(batch - 1)
-        if (stored := self._read(file)) is None:
+        if (stored_progress := self._read(file)) is None:
             raise CheckpointError(
                 f"{file} is missing, so the checkpoint is incomplete: start the stream with a new checkpoint"
             )
-        newest = stored["newest_event_time"]
+        newest = stored_progress["newest_event_time"]
         return None if newest is None else datetime.fromisoformat(newest)
 
     def is_finished(self, txn: tuple[str, int]) -> bool:
@@ -107,16 +107,16 @@ class StreamProgress:
     def start(self, txn: tuple[str, int], limits: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the limits (JSON values) of a batch's first start, and store ``limits`` if this is the first."""
         query, batch = txn
-        if (stored := self._read_of_query(self._started_file(batch), query)) is not None:
-            return stored
+        if (stored_limits := self._read_of_query(self._started_file(batch), query)) is not None:
+            return stored_limits
         self._files.write_text(self._started_file(batch), json.dumps({"query": query, **limits}) + "\n")
         return limits
 
     def finish(self, txn: tuple[str, int], newest: datetime | None) -> None:
         """Store the newest event time of this batch and of all before it. This marks the batch as finished."""
         query, batch = txn
-        stored = {"query": query, "newest_event_time": None if newest is None else newest.isoformat()}
-        self._files.write_text(self._finished_file(batch), json.dumps(stored) + "\n")
+        progress = {"query": query, "newest_event_time": None if newest is None else newest.isoformat()}
+        self._files.write_text(self._finished_file(batch), json.dumps(progress) + "\n")
         if batch >= _RETAINED_BATCHES:
             self._files.remove(self._finished_file(batch - _RETAINED_BATCHES))
             self._files.remove(self._started_file(batch - _RETAINED_BATCHES))
@@ -129,13 +129,13 @@ class StreamProgress:
 
     def _read_of_query(self, path: str, query: str) -> Mapping[str, Any] | None:
         """Return the JSON object of a file; None if there is none, or an earlier query with this folder wrote it."""
-        stored = self._read(path)
-        return stored if stored is not None and stored.get("query") == query else None
+        stored_object = self._read(path)
+        return stored_object if stored_object is not None and stored_object.get("query") == query else None
 
     def _read(self, path: str) -> Mapping[str, Any] | None:
         """Return a file's JSON object; None if there is no file, or its writer was killed before it was complete."""
         text = self._files.read_text(path)
         with suppress(ValueError):
-            stored: Mapping[str, Any] | None = None if text is None else json.loads(text)
-            return stored
+            stored_object: Mapping[str, Any] | None = None if text is None else json.loads(text)
+            return stored_object
         return None

@@ -213,19 +213,19 @@ class _Batch:
 
     @staticmethod
     def _refuse_truncate(summaries: list[Row]) -> None:
-        truncates = [summary["truncate"] for summary in summaries if summary["truncate"]]
-        if truncates:
+        truncate_origins = [summary["truncate"] for summary in summaries if summary["truncate"]]
+        if truncate_origins:
             raise FeedError(
-                f"the source's table was truncated ({min(truncates)}), which changes no row by its key: empty the "
-                "table and continue after that message, or let the connector skip truncates (skipped.operations=t)"
+                f"the source's table was truncated ({min(truncate_origins)}), which changes no row by its key: empty "
+                "the table and continue after that message, or let the connector skip truncates (skipped.operations=t)"
             )
 
     def _refuse_unknown_order(self) -> None:
-        unknown = [name for name in self._connectors if not has_position(name)]
-        if unknown and self._sequence_by is None:
+        unknown_connectors = [name for name in self._connectors if not has_position(name)]
+        if unknown_connectors and self._sequence_by is None:
             raise FeedError(
-                f"the order of changes of the connector {unknown[0] or '(source.connector is missing)'} cannot be "
-                "derived: name the field of the envelope that orders them (sequence_by)"
+                f"the order of changes of the connector {unknown_connectors[0] or '(source.connector is missing)'} "
+                "cannot be derived: name the field of the envelope that orders them (sequence_by)"
             )
 
     def _key_before(self) -> Column:
@@ -244,11 +244,11 @@ class _Batch:
         if not self._keys_can_change:
             return F.lit(None).cast("struct<_: int>")
         keys = self._columns.keys
-        differs = [F.col("key_before").getField(name) != F.col("row").getField(name) for name in keys]
+        key_differences = [F.col("key_before").getField(name) != F.col("row").getField(name) for name in keys]
         # The table has no row with a key that Delta stores as a different value.
         partitions = {name: data_type for name, data_type in self._partitions.items() if name in keys}
         is_storable = unstorable_row_reason(self._columns.schema, partitions, "key_before.").isNull()
-        return F.when(reduce(or_, differs) & is_storable, F.col("key_before"))
+        return F.when(reduce(or_, key_differences) & is_storable, F.col("key_before"))
 
     def _with_order(self, messages: DataFrame) -> DataFrame:
         """Add the column :data:`ORDER`."""
@@ -261,13 +261,13 @@ class _Batch:
             "transaction": F.try_variant_get(payload, variant_path("transaction"), _TRANSACTION),
         }
         try:
-            ordered = messages.withColumns(envelope).withColumn(ORDER, F.expr(self._sequence_by))
-            data_type = ordered.schema[ORDER].dataType
+            ordered_messages = messages.withColumns(envelope).withColumn(ORDER, F.expr(self._sequence_by))
+            data_type = ordered_messages.schema[ORDER].dataType
         except (*JVM_ERRORS, PySparkException) as error:
             raise FeedError(f"sequence_by {self._sequence_by!r} cannot be used: {error_reason(error)}") from error
         if (reason := text_sequence_error(self._sequence_by, data_type)) is not None:
             raise FeedError(reason)
-        return ordered
+        return ordered_messages
 
 
 def _struct(columns: list[Column]) -> Column:

@@ -88,11 +88,17 @@ class Decoder:
         ``data_type`` is the type of the table's column, or of the column in another schema.
         """
         if isinstance(data_type, T.StructType) and isinstance(self.type, T.StructType):
-            nested = {field.name.lower(): field for field in data_type}
-            fields = {key: (field, field.name, Decoder(field.dataType, "absent")) for key, field in nested.items()}
+            fields_of_type = {field.name.lower(): field for field in data_type}
+            fields = {
+                key: (field, field.name, Decoder(field.dataType, "absent")) for key, field in fields_of_type.items()
+            }
             for field, (name, part) in zip(self.type, self.parts, strict=True):
                 key = field.name.lower()
-                fields[key] = (field, name, part.with_fields(nested[key].dataType if key in nested else None))
+                fields[key] = (
+                    field,
+                    name,
+                    part.with_fields(fields_of_type[key].dataType if key in fields_of_type else None),
+                )
             columns = [T.StructField(field.name, part.type) for field, _, part in fields.values()]
             parts = tuple((name, part) for _, name, part in fields.values())
             return replace(self, type=T.StructType(columns), parts=parts)
@@ -183,20 +189,22 @@ def _zoned(decoder: Decoder, value: Column) -> Column:
 
 def _unscaled(decoder: Decoder, value: Column) -> Column:
     # A JSON string is base64, the default. With decimal.format=NUMERIC the value is a JSON number.
-    unscaled = F.try_to_binary(_string_text(value), F.lit("base64"))
+    unscaled_value = F.try_to_binary(_string_text(value), F.lit("base64"))
     data_type = decoder.type
     if isinstance(data_type, T.DecimalType) and data_type.precision <= LONG_DIGITS:
-        number = compute_once(unscaled, lambda octets: long_decimal(octets, decoder.scale))
+        number = compute_once(unscaled_value, lambda octets: long_decimal(octets, decoder.scale))
         return F.coalesce(
             compute_once(number, lambda decimal: cast_decimal(decimal, data_type)),
             exact_cast(_number_text(value), data_type),
         )
-    return _cast_text(data_type, F.coalesce(decimal_text(unscaled, F.lit(decoder.scale)), _number_text(value)))
+    return _cast_text(data_type, F.coalesce(decimal_text(unscaled_value, F.lit(decoder.scale)), _number_text(value)))
 
 
 def _variable(decoder: Decoder, value: Column) -> Column:
-    unscaled = F.try_to_binary(F.try_variant_get(value, variant_path("value"), "string"), F.lit("base64"))
-    return _cast_text(decoder.type, decimal_text(unscaled, F.try_variant_get(value, variant_path("scale"), "int")))
+    unscaled_value = F.try_to_binary(F.try_variant_get(value, variant_path("value"), "string"), F.lit("base64"))
+    return _cast_text(
+        decoder.type, decimal_text(unscaled_value, F.try_variant_get(value, variant_path("scale"), "int"))
+    )
 
 
 def _cast_text(data_type: T.DataType, text: Column) -> Column:
@@ -209,12 +217,15 @@ def _struct(decoder: Decoder, value: Column) -> Column:
     names = [name for name, _ in decoder.parts]
     unknown_fields = F.map_filter(
         F.try_variant_get(value, "$", "map<string,variant>"),
-        lambda name, nested: ~(_is_null(nested) | (name.isin(*names) if names else F.expr("false"))),
+        lambda name, nested_value: ~(_is_null(nested_value) | (name.isin(*names) if names else F.expr("false"))),
     )
     fits = is_object(value) & (F.size(unknown_fields) == 0)
-    for nested, part in parts:
-        fits = fits & (nested.isNull() | part.decode(nested).isNotNull())
-    fields = [part.decode(nested).alias(name) for name, (nested, part) in zip(decoder.type.names, parts, strict=True)]
+    for nested_value, part in parts:
+        fits = fits & (nested_value.isNull() | part.decode(nested_value).isNotNull())
+    fields = [
+        part.decode(nested_value).alias(name)
+        for name, (nested_value, part) in zip(decoder.type.names, parts, strict=True)
+    ]
     return F.when(fits, F.struct(*fields))
 
 

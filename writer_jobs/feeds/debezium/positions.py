@@ -60,11 +60,11 @@ def position(connectors: Collection[str]) -> Column:
 
     The expression reads the columns ``payload`` and ``op``.
     """
-    chosen = F.lit(None).cast("string")
+    chosen_position = F.lit(None).cast("string")
     for names, connector_position in _POSITIONS.items():
         if not set(names).isdisjoint(connectors):
-            chosen = F.when(_field("connector").isin(*names), connector_position()).otherwise(chosen)
-    return chosen
+            chosen_position = F.when(_field("connector").isin(*names), connector_position()).otherwise(chosen_position)
+    return chosen_position
 
 
 def _postgresql() -> Column:
@@ -130,5 +130,5 @@ def _phase() -> Column:
 
 def _join(*parts: Column) -> Column:
     """Join parts by dots; null if a part is null."""
-    separated = [column for part in parts[1:] for column in (F.lit("."), part)]
-    return F.concat(parts[0], *separated)
+    separated_parts = [column for part in parts[1:] for column in (F.lit("."), part)]
+    return F.concat(parts[0], *separated_parts)

@@ -196,7 +196,7 @@ class RowColumns:
         if len(decoders) == 1:
             return expression(next(iter(decoders)))
         cases = [(F.col("group").isin(*groups), expression(decoder)) for decoder, groups in decoders.items()]
-        return reduce(lambda chosen, case: chosen.when(*case), cases[1:], F.when(*cases[0]))
+        return reduce(lambda when_chain, case: when_chain.when(*case), cases[1:], F.when(*cases[0]))
 
     def _merge_groups(self) -> None:
         """Compute the columns of all groups, their decoders and their types."""
@@ -207,8 +207,8 @@ class RowColumns:
                 decoder_for_column = decoder.for_column(self._table_types.get(name.lower()))
                 columns.setdefault(name, {}).setdefault(decoder_for_column, []).append(number)
         lower_names = [name.lower() for name in columns]
-        if duplicates := sorted({name for name in columns if lower_names.count(name.lower()) > 1}):
-            raise FeedError(f"the rows have columns whose names differ by case alone: {', '.join(duplicates)}")
+        if duplicate_names := sorted({name for name in columns if lower_names.count(name.lower()) > 1}):
+            raise FeedError(f"the rows have columns whose names differ by case alone: {', '.join(duplicate_names)}")
         self._decoders = {name: self._with_all_fields(name, decoders) for name, decoders in columns.items()}
         self.types = {name: self._common_type(name, list(decoders)) for name, decoders in self._decoders.items()}
 

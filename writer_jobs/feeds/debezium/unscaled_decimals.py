@@ -22,12 +22,12 @@ _SHIFT = 1 << 32
 _INTEGER = DecimalType(MOST_DIGITS, 0)
 
 
-def long_decimal(unscaled: Column, scale: int) -> Column:
+def long_decimal(unscaled_value: Column, scale: int) -> Column:
     """Return the decimal of a two's complement of at most 64 bits; null for a longer one."""
     unit = F.lit(Decimal(1).scaleb(-scale)).cast(DecimalType(scale + 1, scale))
-    fits = F.length(unscaled).between(1, _LONG_BYTES)
+    fits = F.length(unscaled_value).between(1, _LONG_BYTES)
     # With more digits Spark would round the product, which has at most 38.
-    return F.when(fits, integer_text(unscaled).try_cast(DecimalType(LONG_DIGITS, 0)) * unit)
+    return F.when(fits, integer_text(unscaled_value).try_cast(DecimalType(LONG_DIGITS, 0)) * unit)
 
 
 def cast_decimal(number: Column, data_type: DataType) -> Column:
@@ -35,13 +35,13 @@ def cast_decimal(number: Column, data_type: DataType) -> Column:
     return F.when(number.try_cast(data_type) == number, number.try_cast(data_type))
 
 
-def decimal_text(unscaled: Column, scale: Column) -> Column:
+def decimal_text(unscaled_value: Column, scale: Column) -> Column:
     """Return the text of a big-endian two's complement with a scale, as Java's ``BigDecimal`` writes it.
 
     Null for more than 38 digits, the most that Spark's decimals have.
     """
-    fits = (F.length(unscaled) > 0) & (F.length(unscaled) <= _MOST_BYTES)
-    integer = compute_once(F.hex(unscaled), _integer)
+    fits = (F.length(unscaled_value) > 0) & (F.length(unscaled_value) <= _MOST_BYTES)
+    integer = compute_once(F.hex(unscaled_value), _integer)
 
     def text_of_integer(number: Column) -> Column:
         return compute_once(_digits(number, scale), lambda digits: _with_point(number, digits, scale))
@@ -52,9 +52,10 @@ def decimal_text(unscaled: Column, scale: Column) -> Column:
 def _integer(hex_digits: Column) -> Column:
     """Return the integer of a two's complement of at most 32 hexadecimal digits; null if it has over 38 digits."""
     is_negative = F.substring(hex_digits, 1, 1) >= "8"
-    padded = sign_extend(hex_digits, _MOST_BYTES)
+    padded_digits = sign_extend(hex_digits, _MOST_BYTES)
     words = [
-        F.conv(F.substring(padded, 1 + _WORD_DIGITS * index, _WORD_DIGITS), 16, 10).cast(_INTEGER) for index in range(4)
+        F.conv(F.substring(padded_digits, 1 + _WORD_DIGITS * index, _WORD_DIGITS), 16, 10).cast(_INTEGER)
+        for index in range(4)
     ]
     high_word = words[0] - F.when(is_negative, F.lit(_SHIFT)).otherwise(0).cast(_INTEGER)
     return reduce(

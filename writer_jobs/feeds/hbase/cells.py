@@ -184,15 +184,15 @@ class CellRows(TableModel):
         return F.when(value.isNotNull() & decoded_value.isNull(), failure).otherwise(decoded_value)
 
 
-def without_expired(cells: DataFrame, keys: Sequence[str], old: Column) -> DataFrame:
+def without_expired(cells: DataFrame, keys: Sequence[str], is_old: Column) -> DataFrame:
     """Drop the cells that no reader can see again.
 
     A hidden Put is dropped at once; the delete that hides it is dropped later. Two kinds of cells are dropped when they
-    are ``old``: an older version, which a delete of the newer version could uncover, and a delete, which could hide a
-    late Put. ``cells`` has each cell once, with ``SEQ``.
+    are old (``is_old``): an older version, which a delete of the newer version could uncover, and a delete, which could
+    hide a late Put. ``cells`` has each cell once, with ``SEQ``.
     """
     names = list(map(quoted, keys))
-    cells = _with_visibility(cells.withColumn(_OLD, old), names)
+    cells = _with_visibility(cells.withColumn(_OLD, is_old), names)
     newest = F.max(F.when(F.col(_VISIBLE), F.col(SEQ))).over(Window.partitionBy(*names, FAMILY, QUALIFIER))
     is_put = F.col(TYPE) == PUT
     is_needed_put = F.col(_VISIBLE) & (~F.col(_OLD) | (F.col(SEQ) == F.col(_NEWEST)))

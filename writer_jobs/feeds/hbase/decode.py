@@ -52,18 +52,18 @@ def parse_json_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     """
     text = F.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
-    parsed = messages.select("value", "origin", F.from_json(text, _JSON_SCHEMA, options).alias("cell"))
+    parsed_messages = messages.select("value", "origin", F.from_json(text, _JSON_SCHEMA, options).alias("cell"))
     octets = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BINARY_COLUMNS}
     is_malformed = parse_single_value(text).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
     reasons = [
         F.when(is_malformed, "the message is not the JSON of one cell"),
         *(
-            F.when(F.col(f"cell.{name}").isNotNull() & decoded.isNull(), f"{name} is not {mapping.encoding}")
-            for name, decoded in octets.items()
+            F.when(F.col(f"cell.{name}").isNotNull() & value.isNull(), f"{name} is not {mapping.encoding}")
+            for name, value in octets.items()
         ),
     ]
-    return parsed.select(
-        *(decoded.alias(name) for name, decoded in octets.items()),
+    return parsed_messages.select(
+        *(value.alias(name) for name, value in octets.items()),
         "cell.timestamp",
         "cell.type",
         "cell.sequence",
@@ -76,10 +76,10 @@ def parse_json_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
 def parse_avro_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     """Return the cells of messages of Apache HBase's Kafka proxy, whose ``value`` (binary) is an event in Avro."""
     messages.sparkSession.udf.registerJavaFunction(_UDF, _DECODER, _EVENT_SCHEMA)
-    parsed = messages.select("value", "origin", F.expr(f"{_UDF}(value)").alias("event"))
+    parsed_messages = messages.select("value", "origin", F.expr(f"{_UDF}(value)").alias("event"))
     reason = F.when(F.col("event").isNull(), "the message is not an HBaseKafkaEvent")
     message_columns = (reason.alias(REASON), F.col("origin").alias(ORIGIN), F.col("value").alias(MESSAGE))
-    return parse_event_cells(parsed.select("event.*", *message_columns), mapping)
+    return parse_event_cells(parsed_messages.select("event.*", *message_columns), mapping)
 
 
 def parse_event_cells(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
@@ -95,9 +95,11 @@ def parse_event_cells(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
         SourceError: The events lack a column.
 
     """
-    missing = [name for name in _EVENT_COLUMNS if name not in events.columns]
-    if missing:
-        raise SourceError(f"the source has no column {', '.join(missing)}, which an event of HBase's Kafka proxy has")
+    missing_columns = [name for name in _EVENT_COLUMNS if name not in events.columns]
+    if missing_columns:
+        raise SourceError(
+            f"the source has no column {', '.join(missing_columns)}, which an event of HBase's Kafka proxy has"
+        )
     is_filtered = F.expr("false")
     if mapping.table is not None:
         is_filtered = F.coalesce(F.col("table").cast("string") != mapping.table, is_filtered)
@@ -129,9 +131,11 @@ def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Col
         SourceError: The cells lack a column.
 
     """
-    missing = [name for name in _REQUIRED_COLUMNS if name not in cells.columns]
-    if missing:
-        raise SourceError(f"the source has no column {', '.join(missing)}; a cell has {', '.join(_CELL_COLUMNS)}")
+    missing_columns = [name for name in _REQUIRED_COLUMNS if name not in cells.columns]
+    if missing_columns:
+        raise SourceError(
+            f"the source has no column {', '.join(missing_columns)}; a cell has {', '.join(_CELL_COLUMNS)}"
+        )
     for name in ("timestamp", "sequence"):
         if name in cells.columns and not isinstance(cells.schema[name].dataType, IntegralType):
             raise SourceError(

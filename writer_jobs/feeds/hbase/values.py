@@ -64,10 +64,10 @@ class ValueType:
 
         ``007`` is not the usual text of 7. If it were decoded, two row keys would have one value.
         """
-        decoded = self._decode(value)
+        decoded_value = self._decode(value)
         if not self.name.startswith(_TEXT):
-            return decoded
-        return F.when(decoded.cast("string").cast("binary") == value, decoded)
+            return decoded_value
+        return F.when(decoded_value.cast("string").cast("binary") == value, decoded_value)
 
     def decode(self, value: Column) -> Column:
         """Decode bytes; null if they are null or are not of this type."""
@@ -124,8 +124,8 @@ def _text(value: Column) -> Column:
 
 def _timestamp(text: Column) -> Column:
     """Parse a timestamp. A text without a time zone is in UTC, so the value does not depend on the session."""
-    local = exact_cast(text, T.TimestampNTZType()).cast("string")
-    return exact_cast(F.coalesce(F.concat(local, F.lit("Z")), text), T.TimestampType())
+    local_time = exact_cast(text, T.TimestampNTZType()).cast("string")
+    return exact_cast(F.coalesce(F.concat(local_time, F.lit("Z")), text), T.TimestampType())
 
 
 def _integer(value: Column, size: int) -> Column:
@@ -141,6 +141,6 @@ def _float(value: Column, size: int, java_class: str, method: str, integer_type:
 def _decimal(value: Column, data_type: T.DecimalType) -> Column:
     scale = _integer(F.substring(value, 1, _SCALE_BYTES), _SCALE_BYTES)
     size = F.length(value) - _SCALE_BYTES
-    unscaled = F.substring(value, _SCALE_BYTES + 1, _MOST_UNSCALED_BYTES)
+    unscaled_value = F.substring(value, _SCALE_BYTES + 1, _MOST_UNSCALED_BYTES)
     fits = size.between(1, _MOST_UNSCALED_BYTES) & scale.between(0, data_type.scale)
-    return F.when(fits, F.concat(integer_text(unscaled), F.lit("E-"), scale.cast("string")).try_cast(data_type))
+    return F.when(fits, F.concat(integer_text(unscaled_value), F.lit("E-"), scale.cast("string")).try_cast(data_type))
