@@ -14,7 +14,7 @@
     ├── SourceError (ValueError)                   source files that are missing or cannot be read
     ├── FeedError (ValueError)                     messages of a feed that cannot be applied as a whole
     ├── RunError (ValueError)                      a run id that was used for other sources, or by another load
-    ├── CheckpointError (ValueError)               a stream's checkpoint of another query, or without all its files
+    ├── CheckpointError (ValueError)               a stream's checkpoint that cannot be used for its query
     ├── PinError                                   (lock_manager.errors)
     ├── WriteFailedError (RuntimeError)            a write failed; the table is unchanged
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
@@ -80,7 +80,7 @@ class RunError(SluiceError, ValueError):
 
 
 class CheckpointError(SluiceError, ValueError):
-    """A stream's checkpoint belongs to another query, or lacks a file."""
+    """A stream's checkpoint belongs to another query, lacks a file, or is in the folder of a table."""
 
 
 class WriteFailedError(SluiceError, RuntimeError):

@@ -128,7 +128,7 @@ def _is_attached(context: SparkContext) -> bool:
 
 
 def guard_mode(spark: SparkSession) -> str:
-    """Return ``required``, ``observe`` or ``off``."""
+    """Return the mode of the commit guard: ``required``, ``observe`` or ``off``."""
     # PySpark's getConf would copy all settings, with one call for each.
     conf: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001
     return str(conf.get(GUARD_MODE, REQUIRED)).strip().lower()

@@ -57,7 +57,7 @@ class WriteThread:
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
 
     def begin(self) -> None:
-        """Start the write. An interrupt before the write has begun ends it; after that the write goes on."""
+        """Start the write. An interrupt before the write has begun prevents it; a later interrupt does not end it."""
         try:
             self._thread.start()
         except BaseException as error:  # noqa: BLE001 (stored, and raised when the write has ended)
@@ -160,7 +160,7 @@ class Execution:
 
     @property
     def write_id(self) -> str:
-        """Id of the attempt; the log has its commit under this id."""
+        """Id of the attempt, which the attempt's commit records in the log."""
         return self.attempt.write_id
 
     def new_attempt(self) -> WriteAttempt:

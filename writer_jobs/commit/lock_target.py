@@ -83,7 +83,7 @@ class LockTarget:
 
     @classmethod
     def of(cls, log: DeltaTableLog, partitions: Partitions | None, snapshot: Snapshot | None = None) -> LockTarget:
-        """Return the target of partitions, or of the whole table; ``snapshot`` is the table if it is loaded already.
+        """Return the target of partitions, or of the whole table; ``snapshot`` is the table's, if it is loaded already.
 
         Raises:
             TableError, ResourceError: The table has no such partitions.

@@ -39,7 +39,7 @@ class LoggedFiles:
 
     @functools.cached_property
     def log_files(self) -> Sequence[Row]:
-        """Files of the log at the first access; see :func:`.listings.list_log`."""
+        """Rows of :func:`.listings.list_log` at the first access, one for each file of the log."""
         rows: list[Row] = list_log(self._spark, self._location).collect()
         return rows
 

@@ -1,4 +1,8 @@
-"""Read a pin: its rows, and the rows of its moment that were added or removed since it was taken."""
+"""Read a pin: its rows, and the rows of its moment that were added or removed since it was taken.
+
+The moment of a pin is its ``at``. A row belongs to the moment if its event time is not after it; without ``at`` all
+rows do.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +119,7 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
 
 
 def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | None:
-    """Count the rows of a pin's moment that were added or removed before the pin, but after all streams were past it.
+    """Count the rows of a pin's moment that were added or removed before the pin was taken.
 
     This compares the version at which all watermarks were past the moment with the pinned version.
 

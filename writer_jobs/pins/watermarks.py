@@ -49,7 +49,7 @@ class Watermarks:
     def passed_version(
         self, moment: datetime, table: str, *, left_out: Collection[str], accept_none: bool
     ) -> int | None:
-        """Return the first version at which all streams were past a moment, so that only late rows of it can follow.
+        """Return the first version at which all streams were past a moment, so that only late rows can follow.
 
         Commits that were made since the last read are read first.
 

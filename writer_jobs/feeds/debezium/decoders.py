@@ -200,6 +200,6 @@ _WITHOUT_SCHEMA: Mapping[type[T.DataType], str] = {
 
 
 def struct_ddl(inferred_ddl: str) -> str:
-    """Convert the type that ``schema_of_variant_agg`` returns to Spark's SQL."""
+    """Return the type that ``schema_of_variant_agg`` returned in the form of Spark's SQL."""
     parts = re.split(r"(`(?:[^`]|``)*`)", inferred_ddl)
     return "".join(part if part.startswith("`") else part.replace("OBJECT<", "STRUCT<") for part in parts)

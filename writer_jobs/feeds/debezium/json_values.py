@@ -83,7 +83,7 @@ class Decoder:
         return self
 
     def with_fields(self, data_type: T.DataType | None) -> Decoder:
-        """Return the decoder with the nested fields of ``data_type`` that it lacks, which decode to null.
+        """Return this decoder, extended by the nested fields of ``data_type`` that it lacks. They decode to null.
 
         ``data_type`` is the type of the table's column, or of the column in another schema.
         """

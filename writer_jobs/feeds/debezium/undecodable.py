@@ -20,7 +20,7 @@ from writer_jobs.feeds.message_values import variant_path
 
 
 def unnamed_fields_reason(groups: Iterable[SchemaGroup]) -> Column:
-    """Return the reason for a row with fields that its schema does not name; null for other rows."""
+    """Return why a row with fields that its schema does not name cannot be applied; null for other rows."""
     fields = F.map_keys(F.try_variant_get("payload", variant_path("after"), "map<string,variant>"))
     reason = F.lit(None).cast("string")
     for number, group in enumerate(groups):
