@@ -270,6 +270,8 @@ def test_a_change_of_authorities_locks_no_client_out(ensemble: Ensemble, address
         {"trustedAuthorities": [2], "signingAuthority": 2},
     ]
     results = graphs([(INFRA, update) for update in updates], addresses)
+    refusals = [result for result in results if not isinstance(result, Graph)]
+    assert refusals == [], f"the program refused {len(refusals)} of {len(updates)} configurations"
     stacks = [ensemble.stack, *(result for result in results if isinstance(result, Graph))]
     for number, (old_stack, new_stack) in enumerate(itertools.pairwise(stacks)):
         ensemble.members.restart_one_by_one(new_stack, tmp_path / f"step-{number}")
