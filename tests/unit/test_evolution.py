@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from writer_jobs.delta.type_differences import holds, missing_fields, type_differences, type_to_read
 from writer_jobs.merge.evolution import alter_clauses, target_type
 
-# Pairs of a table's type and the rows' type. Spark itself raises an error for a number that is too large.
+# Pairs of a table's type and the rows' type. A value is stored unchanged, or it is too large and Spark's cast fails.
 HOLDING: list[tuple[DataType, DataType]] = [
     (IntegerType(), IntegerType()),
     (LongType(), IntegerType()),
@@ -61,7 +61,7 @@ CHANGING: list[tuple[DataType, DataType]] = [
 
 
 @pytest.mark.parametrize(("table", "rows"), HOLDING)
-def test_a_type_holds_each_value_of_another_type(table: DataType, rows: DataType) -> None:
+def test_a_type_keeps_each_value_or_the_cast_fails(table: DataType, rows: DataType) -> None:
     assert holds(table, rows)
 
 
