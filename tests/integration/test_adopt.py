@@ -1,4 +1,4 @@
-"""One ensemble for each table: locks of another ensemble do not allow writes of an adopted table until it is moved."""
+"""An adopted table belongs to one ensemble. Locks of another ensemble allow no write until the table is moved."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ def test_an_adopted_table_is_written_under_one_ensemble_only(
     assert rows_of(table.path) == [(0,), (0,), (2,), (3,)]
 
 
-def test_another_ensemble_does_not_fill_an_adopted_table(
+def test_another_ensemble_fills_no_version_of_an_adopted_table(
     table: Table, ensemble: Ensemble, second_ensemble: Ensemble
 ) -> None:
-    # Before the adoption the version of an intent is filled.
+    # Before the adoption, the second ensemble fills the version of an intent.
     second_ensemble.znodes(table).leave_intent(1)
     with second_ensemble.locked(table):
         pass
@@ -192,10 +192,10 @@ def test_a_table_moves_only_with_the_option_move(table: Table, ensemble: Ensembl
         ensemble.append(table)
     second_ensemble.append(table)
 
-    # The first ensemble is no longer the old one.
+    # The table no longer belongs to the first ensemble, so its hosts are not the old hosts.
     with pytest.raises(EnsembleMismatchError):
         second_ensemble.adopt(table, move=True, old_hosts=ensemble.hosts)
-    # Move it back, under the locks of both ensembles.
+    # The table is moved back, under the locks of both ensembles.
     moved_back = ensemble.adopt(table, move=True, old_hosts=second_ensemble.hosts)
     assert (moved_back.version, moved_back.ensemble) == (4, adopted.ensemble)
     ensemble.append(table)
@@ -230,7 +230,7 @@ def test_a_commit_under_two_ensembles_has_an_intent_in_each(
     monkeypatch.setattr(GUARD, "check", check_and_record)
     assert second_ensemble.adopt(table, move=True, old_hosts=ensemble.hosts).version == 2
     assert intended == [([2], [2])]
-    # Both are deleted when the outcome is known.
+    # Both intents are deleted when the outcome is known.
     assert (ensemble.intended_versions(table), second_ensemble.intended_versions(table)) == ([], [])
 
 
@@ -253,19 +253,19 @@ def test_the_adoption_is_read_again_after_a_late_put(
 
 
 @pytest.mark.full
-def test_a_rebuilt_ensemble_is_another_one(table: Table, tmp_path: Path) -> None:
+def test_an_ensemble_without_the_old_data_has_another_id(table: Table, tmp_path: Path) -> None:
     data_dir = tmp_path / "zookeeper"
     with running_ensemble(data_dir=data_dir) as original:
         adopted = original.adopt(table)
     with running_ensemble(data_dir=data_dir) as restarted:
         restarted.append(table)
-    with running_ensemble() as rebuilt:
+    with running_ensemble() as new_ensemble:
         with pytest.raises(EnsembleMismatchError) as refused:
-            rebuilt.append(table)
+            new_ensemble.append(table)
         assert refused.value.adopted_by == adopted.ensemble
-        moved = rebuilt.adopt(table, move=True)
+        moved = new_ensemble.adopt(table, move=True)
         assert moved.ensemble == refused.value.ensemble
-        rebuilt.append(table)
+        new_ensemble.append(table)
 
 
 @pytest.mark.full
@@ -285,7 +285,7 @@ REPLACE = "CREATE OR REPLACE TABLE {} USING delta AS SELECT id FROM range(3)"
 
 
 @pytest.mark.full
-def test_replace_and_restore_are_followed_by_the_adoption(table: Table, ensemble: Ensemble) -> None:
+def test_the_adoption_is_set_again_after_replace_and_restore(table: Table, ensemble: Ensemble) -> None:
     adopted = ensemble.adopt(table)
     adoption = Adoption(adopted.ensemble, adopted.table)
     for statement in (REPLACE, "RESTORE TABLE {} TO VERSION AS OF 0"):
@@ -330,7 +330,7 @@ def test_negative_control_without_a_restoration_the_adoption_is_lost(
     assert table.adoption() is None
 
 
-def test_the_append_job_under_another_ensemble_ends_with_3(
+def test_the_append_job_under_another_ensemble_exits_with_3(
     table: Table,
     ensemble: Ensemble,
     second_ensemble: Ensemble,

@@ -23,7 +23,7 @@ KEYS, RIVALS = 40, 8
 
 
 def put_if_absent(client: Any, bucket: str, key: str, body: bytes) -> int:
-    """Return the HTTP status."""
+    """PUT an object on condition that it does not exist; return the HTTP status."""
     try:
         client.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
     except ClientError as error:
@@ -32,6 +32,7 @@ def put_if_absent(client: Any, bucket: str, key: str, body: bytes) -> int:
 
 
 def keys(environment: dict[str, str], bucket: str) -> list[str]:
+    """Return the keys of a bucket's objects."""
     listing = s3_client(environment).list_objects_v2(Bucket=bucket)
     return [entry["Key"] for entry in listing.get("Contents", ())]
 
@@ -75,7 +76,7 @@ def running_s3() -> Iterator[LocalS3]:
 
 @pytest.fixture
 def local(running_s3: LocalS3, monkeypatch: pytest.MonkeyPatch) -> LocalS3:
-    """Return an S3 that the environment names, as a user's."""
+    """An S3 whose endpoint and credentials are in the environment, as a user sets them."""
     for name, value in running_s3.environment.items():
         monkeypatch.setenv(name, value)
     return running_s3
@@ -116,10 +117,14 @@ class NoVersions(Gateway):
 
 
 class NotImplementedStatus(NoVersions):
+    """Refuses with the status of an operation that is not implemented."""
+
     answer = (501, "NotImplemented")
 
 
 class NotImplementedCode(NoVersions):
+    """Refuses with the error code of an operation that is not implemented."""
+
     answer = (400, "NotImplemented")
 
 
@@ -146,20 +151,20 @@ class NoDelete(Gateway):
         self.refuse(403, "AccessDenied")
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("block_fails", [False, True])
 def test_a_failed_deletion_does_not_hide_an_earlier_error(
-    local: LocalS3, capsys: pytest.CaptureFixture[str], *, fails: bool
+    local: LocalS3, capsys: pytest.CaptureFixture[str], *, block_fails: bool
 ) -> None:
     local.create_bucket("stuck")
     with (
         serve_gateway(NoDelete, local.endpoint) as endpoint,
-        pytest.raises(ZeroDivisionError if fails else ChosenS3Error),
+        pytest.raises(ZeroDivisionError if block_fails else ChosenS3Error),
         ChosenS3(endpoint, "stuck") as s3,
     ):
         s3_client(s3.environment).put_object(Bucket="stuck", Key=f"{split_root(s3.root)[1]}part", Body=b"x")
-        if fails:
+        if block_fails:
             raise ZeroDivisionError
-    assert (f"remove the objects below s3://{s3.root} yourself" in capsys.readouterr().err) is fails
+    assert (f"remove the objects below s3://{s3.root} yourself" in capsys.readouterr().err) is block_fails
 
 
 def test_the_error_for_a_missing_bucket_has_advice(local: LocalS3) -> None:
@@ -216,7 +221,7 @@ def test_the_default_endpoint_comes_from_the_environment(
     assert "spark.hadoop.fs.s3a.endpoint" not in ChosenS3(None, "named").spark_conf
 
 
-def test_region_tls_and_address_style_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_sets_region_tls_and_address_style(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", raising=False)
     assert s3a_settings("http://h:1", None) == {
         "fs.s3a.endpoint": "http://h:1", "fs.s3a.path.style.access": "true", "fs.s3a.connection.ssl.enabled": "false",
