@@ -56,24 +56,24 @@ def test_output_report_and_metrics_contain_each_commit(
     assert [(line["event"], line["commit"], line["commits"]) for line in outcome.lines] == [
         (event, commit, 2) for commit in (1, 2) for event in ("begun", "holding", "commit")
     ]
-    for begin_line, holding, line in zip(outcome.lines[0::3], outcome.lines[1::3], outcome.commits, strict=True):
+    for begun_line, holding_line, line in zip(outcome.lines[0::3], outcome.lines[1::3], outcome.commits, strict=True):
         assert set(line) == {
             "event", "commit", "commits", "version", "rows", "already_committed", "waited_s", "held_s", "token",
             "hold_id", "commit_id", "requested_at", "acquired_at", "released_at",
         }  # fmt: skip
-        assert begin_line["begun_at"] <= line["requested_at"] <= line["acquired_at"] < line["released_at"]
-        assert holding["token"] == line["token"]
-        assert holding["acquired_at"] == line["acquired_at"]
+        assert begun_line["begun_at"] <= line["requested_at"] <= line["acquired_at"] < line["released_at"]
+        assert holding_line["token"] == line["token"]
+        assert holding_line["acquired_at"] == line["acquired_at"]
         assert line["waited_s"] == pytest.approx(line["acquired_at"] - line["requested_at"], abs=1e-5)
         assert line["held_s"] == pytest.approx(line["released_at"] - line["acquired_at"], abs=1e-5)
         info = commit_info(job.table, line["version"])
-        stamp = json.loads(info["userMetadata"])["sluice"]
+        note = json.loads(info["userMetadata"])["sluice"]
         (node,) = info["sluice"]["nodes"]
-        assert (stamp["commit_id"], info["sluice"]["hold"]) == (line["commit_id"], line["hold_id"])
+        assert (note["commit_id"], info["sluice"]["hold"]) == (line["commit_id"], line["hold_id"])
         assert node["token"] == line["token"]
-        assert "run" not in stamp
+        assert "run" not in note
 
-    # Each commit has its own hold.
+    # Each commit has a hold of its own.
     assert outcome.commits[0]["token"] < outcome.commits[1]["token"]
     assert outcome.commits[0]["released_at"] <= outcome.commits[1]["acquired_at"]
     assert manager.queue(job.uri) == []
@@ -156,7 +156,7 @@ def test_a_table_created_during_the_wait_keeps_its_types(
 
 @pytest.mark.full
 @pytest.mark.s3
-def test_table_source_and_report_on_s3(job: AppendDriver, s3: Any) -> None:
+def test_table_source_and_report_may_be_on_s3(job: AppendDriver, s3: Any) -> None:
     from sluice.audit.log_folder import s3_client
 
     client = s3_client(s3.environment)
@@ -258,12 +258,12 @@ def test_a_lock_timeout_is_exit_code_3(job: AppendDriver, make_rival: Callable[.
 
 
 def test_an_ensemble_without_an_answer_is_reported_first(job: AppendDriver, tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        hosts = f"127.0.0.1:{closed.getsockname()[1]}"
+    with socket.socket() as unused_socket:
+        unused_socket.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{unused_socket.getsockname()[1]}"
         report = tmp_path / "report.json"
         message = f"ZooKeeper at {hosts} did not answer within 2.0 s"
-        # The job does not look for this source.
+        # The source does not exist. The job does not report that, because it asks the ensemble first.
         failed = job.refuse(3, message, "--source", "/nowhere", "--report", report, hosts=hosts)
     assert f"{hosts}: [Errno 111] Connection refused" in failed.error
     assert json.loads(report.read_text())["exit_code"] == 3

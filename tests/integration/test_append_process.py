@@ -20,7 +20,7 @@ from writer_jobs import append as append_module
 pytestmark = pytest.mark.spark
 
 APPEND = Path(append_module.__file__)
-# Enough commits: a job that is killed after the second one is incomplete.
+# With so many commits, a job that is killed after the second one is incomplete.
 COMMITS = 8
 
 
@@ -66,7 +66,8 @@ def test_a_run_that_is_killed_twice_is_completed_once(
     rows_of: Callable[..., Any],
     versions: Callable[[Path], list[str]],
 ) -> None:
-    rows, numbers = [(number, f"name {number}") for number in range(200)], set(range(1, COMMITS + 1))
+    rows = [(number, f"name {number}") for number in range(200)]
+    commit_numbers = set(range(1, COMMITS + 1))
     source = csv_file("s.csv", "id,name", rows)
 
     def start() -> SubmittedJob:
@@ -87,11 +88,11 @@ def test_a_run_that_is_killed_twice_is_completed_once(
     driver.eventually(lambda: ("commit", 2) in killed_job, within=240, label="the second commit")
     killed_job.kill()
     acknowledged = {line["commit"] for line in killed_job.commits if not line["already_committed"]}
-    assert {1, 2} <= acknowledged < numbers
+    assert {1, 2} <= acknowledged < commit_numbers
 
     completed = start()
     assert completed.wait() == 0, completed.error
-    assert [line["commit"] for line in completed.commits] == sorted(numbers)
+    assert [line["commit"] for line in completed.commits] == sorted(commit_numbers)
     assert {line["commit"] for line in completed.commits if line["already_committed"]} >= acknowledged
     assert not completed.commits[-1]["already_committed"]
     assert completed.sentences == []
@@ -104,9 +105,9 @@ def test_a_run_that_is_killed_twice_is_completed_once(
 @pytest.mark.full
 def test_sigterm_ends_a_job_that_waits_for_the_lock(driver: JobUnderSubmit, csv_file: Callable[..., Path]) -> None:
     with driver.manager.acquire(f"file:{driver.table}"):
-        job, python = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
+        job, python_pid = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
         driver.eventually(lambda: ("begun", 1) in job, label="the line of the begun commit")
-        os.kill(python, signal.SIGTERM)
+        os.kill(python_pid, signal.SIGTERM)
         assert job.wait() == 143, job.error
         assert driver.queued() == 1
     assert [event["event"] for event in job.events] == ["begun"]
@@ -123,10 +124,10 @@ def test_ctrl_c_ends_java_and_python_and_leaves_the_queue(
     driver: JobUnderSubmit, csv_file: Callable[..., Path]
 ) -> None:
     with driver.manager.acquire(f"file:{driver.table}"):
-        job, python = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
+        job, python_pid = driver.start_behind_lock(csv_file("s.csv", "id", [(1,)]))
         os.killpg(job.process.pid, signal.SIGINT)
         assert job.wait() == 130, job.error
-        driver.eventually(lambda: not is_running(python), label="the end of Python")
+        driver.eventually(lambda: not is_running(python_pid), label="the end of Python")
         driver.eventually(lambda: driver.queued() == 1, label="the end of the contender")
     assert "Traceback" not in job.error
     # The JVM ended at once, so the data file of the commit at the gate may remain.
@@ -151,7 +152,7 @@ spark.stop()
 
 
 def test_settings_of_spark_submit_win(submit: Callable[..., SubmittedJob], tmp_path: Path) -> None:
-    """A driver without Delta is refused."""
+    """Settings of spark-submit replace those of the program. The writer refuses this driver, which lacks Delta."""
     program = tmp_path / "show.py"
     submitted = {
         "spark.databricks.delta.snapshotPartitions": "7",

@@ -36,7 +36,7 @@ from writer_jobs.job.output import JobOutput
 
 pytestmark = pytest.mark.spark
 
-RUN, RUN_FOLDER = "a/b c", "a%2Fb%20c"
+RUN_ID, RUN_FOLDER = "a/b c", "a%2Fb%20c"
 SORTED_ROWS = sorted(ROWS, key=repr)
 
 
@@ -45,7 +45,7 @@ class RunDriver(AppendDriver):
     """The append job on one table, and the runs that the table and its records contain."""
 
     def commits_of(self, run_id: str) -> list[int]:
-        """Return the transaction versions of a run."""
+        """Return the numbers of a run's commits, which are its transaction versions."""
         logs = sorted(self.table.glob("_delta_log/*.json"))
         actions = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
         return [action["txn"]["version"] for action in actions if action.get("txn", {}).get("appId") == run_id]
@@ -64,7 +64,7 @@ class RunDriver(AppendDriver):
         return [json.loads(note)["sluice"]["run"].get("basis") for note in notes if note]
 
     def repeat(self, *changes: object) -> Any:
-        """Run the job with the arguments of run ``a/b c``, and changes of them."""
+        """Run the job with the arguments of run ``a/b c``, followed by arguments that replace or extend them."""
         return self.run(*run_arguments(self.source), *changes)
 
     def lose_second_commit(self) -> None:
@@ -74,7 +74,7 @@ class RunDriver(AppendDriver):
 
 
 def run_arguments(source: Path) -> tuple[str, ...]:
-    return ("--source", str(source), "--run-id", RUN, "--commits", "2")
+    return ("--source", str(source), "--run-id", RUN_ID, "--commits", "2")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +104,7 @@ def committed_run(
 
 
 @pytest.fixture
-def committed(request: pytest.FixtureRequest, committed_run: tuple[Path, Path]) -> Iterator[RunDriver]:
+def committed_job(request: pytest.FixtureRequest, committed_run: tuple[Path, Path]) -> Iterator[RunDriver]:
     """The job on a copy of the table with both commits of run ``a/b c``: versions 1 and 2."""
     table, source = committed_run
     job = RunDriver.create(request)
@@ -117,19 +117,19 @@ def committed(request: pytest.FixtureRequest, committed_run: tuple[Path, Path]) 
 
 
 @pytest.mark.full
-def test_a_completed_run_commits_nothing_when_repeated(committed: RunDriver) -> None:
-    repeated = committed.repeat()
+def test_a_completed_run_commits_nothing_when_repeated(committed_job: RunDriver) -> None:
+    repeated = committed_job.repeat()
     assert (repeated.code, repeated.error) == (0, "")
     assert [(line["event"], line["commit"], line["already_committed"]) for line in repeated.lines] == [
         ("commit", number, True) for number in (1, 2)
     ]
     assert [(line["version"], line["rows"]) for line in repeated.commits] == [(1, None), (2, None)]
-    assert committed.commits_of(RUN) == [1, 2]
-    assert committed.versions() == 3
-    digests = committed.digests_in_commits()
-    assert [digest for digest, _ in committed.records()] == digests[:1]
+    assert committed_job.commits_of(RUN_ID) == [1, 2]
+    assert committed_job.versions() == 3
+    digests = committed_job.digests_in_commits()
+    assert [digest for digest, _ in committed_job.records()] == digests[:1]
     assert len(set(digests)) == 1
-    assert committed.rows("id", "name", "amount") == SORTED_ROWS
+    assert committed_job.rows("id", "name", "amount") == SORTED_ROWS
 
 
 def test_the_first_commit_of_a_run_is_written_before_its_lock(
@@ -164,29 +164,29 @@ def test_the_first_commit_of_a_run_locks_the_whole_table(job: RunDriver) -> None
     job.refuse(2, "choose another run id", *arguments, job.csv("2.csv", "id,y", [(1, 2)]))
 
 
-def test_a_run_with_other_sources_or_another_split_is_refused(committed: RunDriver) -> None:
-    more = committed.csv("more.csv", HEADER, [(99, "more", 1.0)])
+def test_a_run_with_other_sources_or_another_split_is_refused(committed_job: RunDriver) -> None:
+    more = committed_job.csv("more.csv", HEADER, [(99, "more", 1.0)])
     changes: dict[str, tuple[object, ...]] = {
         "the number of commits changed": ("--commits", "3"),
         "the reader option sep changed": ("--option", "sep=;"),
         "the source files changed": ("--source", more),
     }
     for message, change in changes.items():
-        refused = committed.repeat(*change)
+        refused = committed_job.repeat(*change)
         assert refused.code == 2
         assert "run 'a/b c' has 2 of 2 commits in the table already" in refused.error
         assert message in refused.error
     # The same file with other content.
-    committed.source.write_text(committed.source.read_text().replace("name 1,", "other,"))
-    refused = committed.repeat()
+    committed_job.source.write_text(committed_job.source.read_text().replace("name 1,", "other,"))
+    refused = committed_job.repeat()
     assert refused.code == 2
     assert "the source files changed" in refused.error
-    assert committed.versions() == 3
+    assert committed_job.versions() == 3
 
 
 @pytest.mark.full
 def test_a_run_without_a_commit_may_change(job: RunDriver) -> None:
-    # Two attempts fail under the lock, after the run was recorded. The second attempt finds its record.
+    # Two attempts fail under the lock, after they recorded the run. Both have the same record.
     source = job.csv("source.csv", "id,name", [(1, "x"), (2,)])
     arguments = ("--source", source, "--run-id", "r", "--hold", "write")
     assert job.run(*arguments).code == 5
@@ -196,7 +196,7 @@ def test_a_run_without_a_commit_may_change(job: RunDriver) -> None:
     job.csv("source.csv", "id,name", [(1, "x"), (2, "y")])
     assert job.run(*arguments).code == 0
     assert job.rows() == [(1, "x"), (2, "y")]
-    # No record was replaced, and the commit contains the digest of its record.
+    # The record of the failed attempts stays, and the commit contains the digest of its own record.
     (unused_record,) = records
     digests = job.digests_in_commits()
     assert unused_record in job.records("r")
@@ -205,11 +205,11 @@ def test_a_run_without_a_commit_may_change(job: RunDriver) -> None:
 
 
 @pytest.mark.full
-def test_a_torn_record_does_not_block_a_run_without_a_commit(committed: RunDriver, tmp_path: Path) -> None:
+def test_a_torn_record_does_not_block_a_run_without_a_commit(committed_job: RunDriver, tmp_path: Path) -> None:
     """Attempts that failed under the lock left torn records: with Hadoop's checksum file, and without it."""
-    job = replace(committed, table=tmp_path / "new", source=tmp_path / "source.csv")
+    job = replace(committed_job, table=tmp_path / "new", source=tmp_path / "source.csv")
     folder = job.record_folder("r")
-    shutil.copytree(committed.record_folder(), folder)
+    shutil.copytree(committed_job.record_folder(), folder)
     ((digest, text),) = job.records("r")
     assert (folder / f".{digest}.json.crc").exists()
     for path in (folder / f"{digest}.json", folder / f"{'0' * 64}.json", folder.with_suffix(".json")):
@@ -220,25 +220,25 @@ def test_a_torn_record_does_not_block_a_run_without_a_commit(committed: RunDrive
     assert len(job.records("r")) == 3
 
 
-def test_a_run_is_not_completed_without_its_record(committed: RunDriver) -> None:
-    ((digest, text),) = committed.records()
-    path = committed.record_folder() / f"{digest}.json"
+def test_a_run_is_not_completed_without_its_record(committed_job: RunDriver) -> None:
+    ((digest, text),) = committed_job.records()
+    path = committed_job.record_folder() / f"{digest}.json"
 
-    def change() -> None:
+    def change_number_of_commits() -> None:
         # Without its checksum file Hadoop does not detect the change.
         (path.parent / f".{path.name}.crc").unlink()
         path.write_text(text.replace('"number of commits": 2', '"number of commits": 3'))
 
-    for damage in (path.unlink, lambda: path.write_text(text[:-5]), change):
+    for damage in (path.unlink, lambda: path.write_text(text[:-5]), change_number_of_commits):
         damage()
-        refused = committed.repeat()
+        refused = committed_job.repeat()
         assert refused.code == 2
         assert "the record by which they were made is missing or damaged" in refused.error
         assert f"restore file:{path}, or choose another run id" in refused.error
-    assert committed.versions() == 3
+    assert committed_job.versions() == 3
     # The control: with the original record the job succeeds.
     path.write_text(text)
-    assert committed.repeat().code == 0
+    assert committed_job.repeat().code == 0
 
 
 def convert_record_to_format_1(job: RunDriver, options: dict[str, str]) -> None:
@@ -257,39 +257,41 @@ def convert_record_to_format_1(job: RunDriver, options: dict[str, str]) -> None:
 
 
 @pytest.mark.full
-def test_a_run_of_an_earlier_release_is_completed(committed: RunDriver, unguarded_sql: Callable[[str], None]) -> None:
-    committed.lose_second_commit()
-    unguarded_sql(f"alter table delta.`{committed.table}` add column later string")
-    defaults = {"enforceschema": "false", "header": "true", "mode": "FAILFAST"}
-    defaults |= {"escape": '"', "unescapedquotehandling": "RAISE_ERROR"}
-    of_files = {"ignorecorruptfiles": "false", "ignoremissingfiles": "false"}
-    convert_record_to_format_1(committed, {**defaults, **of_files, "fs.s3a.secret.key": "open"})
-    refused = committed.repeat("--option", "sep=;")
+def test_a_run_of_an_earlier_release_is_completed(
+    committed_job: RunDriver, unguarded_sql: Callable[[str], None]
+) -> None:
+    committed_job.lose_second_commit()
+    unguarded_sql(f"alter table delta.`{committed_job.table}` add column later string")
+    csv_options = {"enforceschema": "false", "header": "true", "mode": "FAILFAST"}
+    csv_options |= {"escape": '"', "unescapedquotehandling": "RAISE_ERROR"}
+    file_options = {"ignorecorruptfiles": "false", "ignoremissingfiles": "false"}
+    convert_record_to_format_1(committed_job, {**csv_options, **file_options, "fs.s3a.secret.key": "open"})
+    refused = committed_job.repeat("--option", "sep=;")
     assert (refused.code, "the reader option sep changed" in refused.error) == (2, True)
-    completed = committed.repeat()
+    completed = committed_job.repeat()
     assert (completed.code, completed.error) == (0, "")
     assert [line["already_committed"] for line in completed.commits] == [True, False]
-    assert committed.rows("id", "name", "amount") == SORTED_ROWS
-    assert committed.digests_in_commits() == [None, None]
-    assert committed.repeat().code == 0
+    assert committed_job.rows("id", "name", "amount") == SORTED_ROWS
+    assert committed_job.digests_in_commits() == [None, None]
+    assert committed_job.repeat().code == 0
 
 
-def test_a_run_without_its_commits_in_the_log_has_its_record(committed: RunDriver) -> None:
-    table = committed.table
+def test_a_run_is_recognized_after_log_clean_up(committed_job: RunDriver) -> None:
+    table = committed_job.table
     delta_rs = DeltaTable(table)
     delta_rs.alter.add_columns([Field("later", PrimitiveType("string"))])
     delta_rs.create_checkpoint()
     for version in range(3):
         for path in table.glob(f"_delta_log/*{version:020d}*"):
             path.unlink()
-    repeated = committed.repeat()
+    repeated = committed_job.repeat()
     assert (repeated.code, [line["already_committed"] for line in repeated.commits]) == (0, [True, True])
     # With two records the record of the commits is unknown.
-    ((_, text),) = committed.records()
+    ((_, text),) = committed_job.records()
     second_text = json.dumps(json.loads(text))
     second_digest = hashlib.sha256(second_text.encode()).hexdigest()
-    (committed.record_folder() / f"{second_digest}.json").write_text(second_text)
-    refused = committed.repeat()
+    (committed_job.record_folder() / f"{second_digest}.json").write_text(second_text)
+    refused = committed_job.repeat()
     assert refused.code == 2
     assert "run 'a/b c' was begun more than once" in refused.error
 
@@ -322,33 +324,33 @@ def test_a_run_id_of_another_application_is_refused(
 
 
 def test_a_run_is_completed_with_the_recorded_schema(
-    committed: RunDriver, unguarded_sql: Callable[[str], None]
+    committed_job: RunDriver, unguarded_sql: Callable[[str], None]
 ) -> None:
     """The table has one more column than when the run began."""
-    lost_info = commit_info(committed.table, 2)
-    committed.lose_second_commit()
-    unguarded_sql(f"alter table delta.`{committed.table}` add column later string")
-    completed = committed.repeat()
+    lost_info = commit_info(committed_job.table, 2)
+    committed_job.lose_second_commit()
+    unguarded_sql(f"alter table delta.`{committed_job.table}` add column later string")
+    completed = committed_job.repeat()
 
     assert (completed.code, completed.error) == (0, "")
     assert [line["already_committed"] for line in completed.commits] == [True, False]
     assert str(completed.commits[1]["rows"]) == lost_info["operationMetrics"]["numOutputRows"]
-    assert committed.rows("id", "name", "amount") == SORTED_ROWS
+    assert committed_job.rows("id", "name", "amount") == SORTED_ROWS
 
 
 def test_a_table_that_forgets_transactions_is_refused(
-    committed: RunDriver, unguarded_sql: Callable[[str], None]
+    committed_job: RunDriver, unguarded_sql: Callable[[str], None]
 ) -> None:
     retention = "('delta.setTransactionRetentionDuration' = 'interval 0 seconds')"
-    unguarded_sql(f"alter table delta.`{committed.table}` set tblproperties {retention}")
-    refused = committed.repeat()
+    unguarded_sql(f"alter table delta.`{committed_job.table}` set tblproperties {retention}")
+    refused = committed_job.repeat()
     assert refused.code == 2
     assert "the table forgets transactions" in refused.error
-    assert len(committed.rows()) == len(ROWS)
+    assert len(committed_job.rows()) == len(ROWS)
 
 
 @pytest.mark.full
-def test_two_processes_with_one_run_id_make_one_run(job: RunDriver, zookeeper: Any, tmp_path: Path) -> None:
+def test_two_jobs_with_one_run_id_make_one_run(job: RunDriver, zookeeper: Any, tmp_path: Path) -> None:
     def run(number: int) -> dict[str, Any]:
         report = tmp_path / f"report-{number}.json"
         arguments = ["--table", str(job.table), "--source", str(job.source), "--run-id", "twice", "--commits", "2"]
@@ -366,25 +368,25 @@ def test_two_processes_with_one_run_id_make_one_run(job: RunDriver, zookeeper: A
 
 @pytest.mark.full
 def test_vacuum_and_readers_ignore_the_record(
-    committed: RunDriver, spark: SparkSession, manager: ZookeeperLockManager
+    committed_job: RunDriver, spark: SparkSession, manager: ZookeeperLockManager
 ) -> None:
-    records, orphan = committed.records(), committed.table / "orphan.parquet"
+    records, orphan = committed_job.records(), committed_job.table / "orphan.parquet"
     orphan.write_bytes(b"not in the table")
     settings = {
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     }
-    with spark_settings(spark.conf, settings), locked(spark, str(committed.table), manager=manager):
-        spark.sql(f"vacuum delta.`{committed.table}` retain 0 hours")
+    with spark_settings(spark.conf, settings), locked(spark, str(committed_job.table), manager=manager):
+        spark.sql(f"vacuum delta.`{committed_job.table}` retain 0 hours")
 
     assert not orphan.exists()
     assert records
-    assert committed.records() == records
-    assert len(committed.rows()) == len(ROWS)
+    assert committed_job.records() == records
+    assert len(committed_job.rows()) == len(ROWS)
 
 
 class TextWithRival(str):
-    """A text whose file a rival writes after it was opened and before it is closed."""
+    """A text during whose encoding a rival writes its file: after the file was opened, before it is closed."""
 
     __slots__ = ("write_rival",)
 
@@ -472,11 +474,11 @@ class KilledError(Exception):
 
 
 class WatchedOutput(JobOutput):
-    """Job output that records whether the job holds its lock, and can end the job before a commit."""
+    """Job output that records whether the job has acquired its lock, and can end the job before a commit."""
 
     def __init__(self, commits: int, *, killed_before: int | None = None) -> None:
         super().__init__(commits)
-        self.holds = False
+        self.has_acquired = False
         self._killed_before = killed_before
 
     def begun(self, commit: int, begun_at: float) -> None:
@@ -486,7 +488,7 @@ class WatchedOutput(JobOutput):
 
     def holding(self, commit: int, token: int, acquired_at: float) -> None:
         super().holding(commit, token, acquired_at)
-        self.holds = True
+        self.has_acquired = True
 
 
 @pytest.mark.full
@@ -509,9 +511,9 @@ def test_a_zombie_replaces_no_record_of_its_successor(
     read_head, paused = log.head, threading.Event()
 
     def read_head_and_pause(app_id: str | None = None) -> Any:
-        """Read under the lock, before the run begins; lose the lock; return after the successor's first commit."""
+        """Read the table under the lock, lose the lock, and return after the successor's first commit."""
         head = read_head(app_id)
-        if output.holds and not paused.is_set():
+        if output.has_acquired and not paused.is_set():
             paused.set()
             remove_contenders(ensemble_client, job.uri)
             with ThreadPoolExecutor(1) as pool, pytest.raises(KilledError):
@@ -519,7 +521,7 @@ def test_a_zombie_replaces_no_record_of_its_successor(
         return head
 
     log.head = read_head_and_pause  # type: ignore[method-assign]
-    # The table contains the first of the successor's two commits, and the zombie has one commit.
+    # The table contains the first of the successor's two commits, but the zombie's run has only one commit.
     with pytest.raises(RunError, match="run 'r' has 1 of 2 commits in the table already"):
         zombie.run()
     assert job.commits_of("r") == [1]

@@ -49,7 +49,7 @@ def test_sources_may_be_globs_folders_or_compressed(job: AppendDriver, tmp_path:
     assert job.rows("id", "name", "amount") == sorted(ROWS, key=repr)
 
 
-def test_column_value_folders_are_columns(job: AppendDriver, tmp_path: Path) -> None:
+def test_folders_of_partition_values_become_columns(job: AppendDriver, tmp_path: Path) -> None:
     job.csv("parts/year=2013/code=007/a.csv", "id", [(1,), (2,)])
     job.csv("parts/year=2014/code=8/a.csv", "id", [(3,)])
     job.succeed("--source", tmp_path / "parts")
@@ -71,7 +71,7 @@ def test_missing_json_fields_are_null(job: AppendDriver, tmp_path: Path) -> None
     ]
 
 
-def test_parquet_files_bring_the_columns_of_all_files(job: AppendDriver, tmp_path: Path) -> None:
+def test_the_columns_of_all_parquet_files_are_loaded(job: AppendDriver, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [0, 1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"id": [2], "later": ["x"]}), tmp_path / "b.parquet")
     job.succeed("--source", tmp_path / "[ab].parquet")
