@@ -48,7 +48,6 @@ class Feed:
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> None:
         self.spark, self.table = spark, table
         self.writer = LockedDeltaWriter(spark, manager, str(table))
-
         self.dead_letters = f"{table}_dead_letters"
 
     def apply(self, cells: Iterable[Cell], mapping: HBaseMapping = MAPPING, **options: Any) -> ChangesResult:
@@ -115,7 +114,7 @@ def test_expiry_of_hidden_cells_keeps_the_rows(
     calls: list[DataFrame] = []
 
     def drop_expired_during_a_batch(self: SideTableRetention, rows: DataFrame) -> DataFrame:
-        # The first call measures. The second one belongs to the rewrite, which reads nothing before it.
+        # The first call counts the expired cells. The second call is part of the rewrite, which has read nothing yet.
         calls.append(drop_expired(self, rows))
         if len(calls) == 2:
             with ThreadPoolExecutor(1) as thread:
@@ -135,7 +134,7 @@ def test_expiry_of_hidden_cells_keeps_the_rows(
     late_cell = Cell("r00000", "d", "a", 99, "Put", "late")
     feed.apply([late_cell], retention=timedelta(0))
     assert feed.values() == hbase_shows([*cells, late_cell])
-    # The longest retention of all feeds applies. Too few cells have expired by it.
+    # The longest retention of all batches applies. By that retention, too few cells have expired.
     assert not [unit for unit in maintain(suffix="_cells").done if unit.action is Action.FORGET]
     days = "'sluice.maintenance.forgetAfterDays' = '0'"
     with locked(feed.spark, cells_table, manager=feed.writer.manager):
@@ -189,7 +188,7 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
         (b"today", None),
         (b"12:00:00", None),
         (b"2026-01-02T00:00:00.1234567Z", None),
-        # A time without a zone is UTC in any session. The session's zone leaves out this hour.
+        # A time without a zone is UTC in any session. The clocks of the session's zone skip this hour.
         (b"2026-03-29 02:30:00", 1774751400.0),
         (b"2026-03-29 02:30", 1774751400.0),
         (b"2026-03-29", 1774742400.0),
@@ -207,18 +206,18 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
 
 def test_bytes_are_decoded_as_hbase_encodes_them(spark: SparkSession) -> None:
     columns, expected = [], {}
-    for kind, values in BYTES.items():
+    for type_name, values in BYTES.items():
         for number, (encoded, value) in enumerate(values):
-            decoded = ValueType(kind).decode(F.lit(encoded))
-            is_timestamp = kind.endswith(("timestamp", "millis"))
-            columns.append((F.unix_millis(decoded) / 1000 if is_timestamp else decoded).alias(f"{kind}/{number}"))
-            expected[f"{kind}/{number}"] = value
+            decoded = ValueType(type_name).decode(F.lit(encoded))
+            is_timestamp = type_name.endswith(("timestamp", "millis"))
+            columns.append((F.unix_millis(decoded) / 1000 if is_timestamp else decoded).alias(f"{type_name}/{number}"))
+            expected[f"{type_name}/{number}"] = value
     with session_time_zone(spark):
         (row,) = spark.range(1).select(*columns).collect()
     assert row.asDict() == expected
 
 
-TYPED = """{
+TYPED_MAPPING = """{
   "row_key": [
     {"column": "country", "type": "string", "until": "|"},
     {"column": "shop", "type": "short", "length": 2},
@@ -230,7 +229,7 @@ TYPED = """{
 }"""
 
 
-def line(row: bytes, column: str, content: bytes | None, **fields: Any) -> str:
+def cell_json(row: bytes, column: str, content: bytes | None, **fields: Any) -> str:
     """Return a cell as JSON, in hex."""
     family, _, qualifier = column.partition(":")
     cell = {"row": row.hex(), "family": family.encode().hex(), "qualifier": qualifier.encode().hex(), "timestamp": 5}
@@ -241,29 +240,29 @@ def line(row: bytes, column: str, content: bytes | None, **fields: Any) -> str:
 def test_json_cells_become_typed_columns_or_dead_letters(
     feed: Feed, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mapping = HBaseMapping.parsed(TYPED)
-    key = b"no|" + struct.pack(">h", 260) + b"17"
+    mapping = HBaseMapping.parsed(TYPED_MAPPING)
+    key, padded_key = (b"no|" + struct.pack(">h", 260) + number for number in (b"17", b"017"))
     good = [
-        line(key, "d:age", struct.pack(">i", 36)),
-        line(key, "d:name", b"Ada"),
-        line(key, "d:raw", b"\xff\xff"),
-        line(key, "m:new one", b"8"),
-        line(b"se|" + struct.pack(">h", 1) + b"4", "d:raw", b"\xff"),
+        cell_json(key, "d:age", struct.pack(">i", 36)),
+        cell_json(key, "d:name", b"Ada"),
+        cell_json(key, "d:raw", b"\xff\xff"),
+        cell_json(key, "m:new one", b"8"),
+        cell_json(b"se|" + struct.pack(">h", 1) + b"4", "d:raw", b"\xff"),
     ]
     bad = {
-        line(key, "d:age", b"36"): "the value does not fit the type of age",
-        line(key, "m:other", b"eight"): "the value does not fit the type of m_other",
-        line(b"no17", "d:name", b"Bo"): "the row key does not fit the mapping: country",
-        line(b"no|\x01\x01x", "d:name", b"Bo"): "the row key does not fit the mapping: id",
-        line(key, "d:name", b"Bo", type="Change"): "the type of the cell is unknown",
-        line(key, "d:name", b"Bo", timestamp=None): "the cell has no timestamp",
-        line(key, "d:name", b"Bo", timestamp=-1): "timestamp is negative",
-        line(key, "d:name", None): "the cell has no value",
-        line(key, "d:name", b"Bo", value="zz"): "value is not hex",
+        cell_json(key, "d:age", b"36"): "the value does not fit the type of age",
+        cell_json(key, "m:other", b"eight"): "the value does not fit the type of m_other",
+        cell_json(b"no17", "d:name", b"Bo"): "the row key does not fit the mapping: country",
+        cell_json(b"no|\x01\x01x", "d:name", b"Bo"): "the row key does not fit the mapping: id",
+        cell_json(key, "d:name", b"Bo", type="Change"): "the type of the cell is unknown",
+        cell_json(key, "d:name", b"Bo", timestamp=None): "the cell has no timestamp",
+        cell_json(key, "d:name", b"Bo", timestamp=-1): "timestamp is negative",
+        cell_json(key, "d:name", None): "the cell has no value",
+        cell_json(key, "d:name", b"Bo", value="zz"): "value is not hex",
         '{"row": 1': "the message is not the JSON of one cell",
         "\udcff": "the message is not the JSON of one cell",
-        line(key, "d:name", b"Bo") + line(key, "d:name", b"Cy"): "the message is not the JSON of one cell",
-        line(b"no|" + struct.pack(">h", 260) + b"017", "d:name", b"Bo"): "the row key does not fit the mapping: id",
+        cell_json(key, "d:name", b"Bo") + cell_json(key, "d:name", b"Cy"): "the message is not the JSON of one cell",
+        cell_json(padded_key, "d:name", b"Bo"): "the row key does not fit the mapping: id",
     }
     messages = spark.createDataFrame(
         [(text.encode(errors="surrogateescape"), f"file:{number}") for number, text in enumerate([*good, *bad])],
@@ -328,7 +327,7 @@ def test_events_of_the_hbase_kafka_proxy_are_decoded(feed: Feed, spark: SparkSes
         ],
     )
     mapping = HBaseMapping.parsed(f'{{{ID}, "table": "shop"}}')
-    # These are the columns of Spark's Kafka source.
+    # The job reads a topic with these columns.
     topic = spark.createDataFrame(
         [(None, event, f"cells/0/{offset}") for offset, event in enumerate([*encoded, b"\x02", encoded[0] + b"\x00"])],
         "key binary, value binary, origin string",

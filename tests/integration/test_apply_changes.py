@@ -49,7 +49,7 @@ HistoryRow = tuple[str, str, int, int | None]
 """Key, value, and the sequences at which the row starts and ends."""
 
 SCHEMA = "key string, at long, value string"
-HISTORY = {"stored_as_scd_type": 2, "except_column_list": ["at"]}
+SCD2_OPTIONS = {"stored_as_scd_type": 2, "except_column_list": ["at"]}
 SEED, DELETES = 20, 0.35
 
 
@@ -261,13 +261,13 @@ def test_repetitions_and_older_changes_rewrite_no_file(
 def test_histories_in_any_order_equal_the_history_model(feed: Feed, number: int) -> None:
     changes = histories(SEED, number)
     first_batch, killed_batch, third_batch = shuffled_batches(SEED, changes, 3)
-    feed.apply(first_batch, **HISTORY, nested=True)
+    feed.apply(first_batch, **SCD2_OPTIONS, nested=True)
     assert feed.history() == expected_history(first_batch)
-    feed.apply_killed(killed_batch, **HISTORY, nested=True)
+    feed.apply_killed(killed_batch, **SCD2_OPTIONS, nested=True)
     assert feed.history() == expected_history(first_batch)
-    feed.apply(third_batch, **HISTORY, nested=True)
+    feed.apply(third_batch, **SCD2_OPTIONS, nested=True)
     assert feed.history() == expected_history([*first_batch, *third_batch])
-    feed.apply(killed_batch, **HISTORY, nested=True)
+    feed.apply(killed_batch, **SCD2_OPTIONS, nested=True)
     assert feed.history() == expected_history(changes)
 
 
@@ -277,7 +277,7 @@ def test_negative_control_without_tombstones_late_rows_do_not_end(feed: Feed, mo
     monkeypatch.setattr(RowHistory, "source", lambda self, rows, table, _: source(self, rows, table, None))
     changes = histories(SEED, 500)
     for batch in shuffled_batches(SEED, changes, 2):
-        feed.apply(batch, **HISTORY)
+        feed.apply(batch, **SCD2_OPTIONS)
     assert len(set(feed.history()) - set(expected_history(changes))) > 20
 
 
@@ -285,10 +285,10 @@ def test_negative_control_without_tombstones_late_rows_do_not_end(feed: Feed, mo
 def test_missing_columns_come_from_the_previous_history_row(feed: Feed) -> None:
     colors = feed.spark.createDataFrame([("a", 1, "one", "red"), ("b", 1, "one", "blue")], f"{SCHEMA}, color string")
     options: dict[str, Any] = {"keys": ["key"], "sequence_by": "at", "apply_as_deletes": "value IS NULL"}
-    apply_changes(feed.writer, colors, **options, **HISTORY)
-    # These changes lack the column. The row after a delete gets no color, a late change that of the row before it.
-    feed.apply([("a", 5, "five"), ("b", 2, None), ("b", 3, "three"), ("c", 1, "one")], **HISTORY)
-    feed.apply([("a", 3, "three"), ("a", 5, "five")], **HISTORY)
+    apply_changes(feed.writer, colors, **options, **SCD2_OPTIONS)
+    # These changes lack the column color. A row after a delete gets null. A late row gets the color before it.
+    feed.apply([("a", 5, "five"), ("b", 2, None), ("b", 3, "three"), ("c", 1, "one")], **SCD2_OPTIONS)
+    feed.apply([("a", 3, "three"), ("a", 5, "five")], **SCD2_OPTIONS)
     assert feed.columns("key", "__START_AT", "__END_AT", "value", "color") == [
         ("a", 1, 3, "one", "red"),
         ("a", 3, 5, "three", "red"),
@@ -304,7 +304,7 @@ def test_missing_columns_come_from_the_previous_history_row(feed: Feed) -> None:
 def test_files_without_keys_of_the_batch_are_not_read(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
-    """Spark 56016: its AutoCDC reads the whole table for each batch."""
+    """SPARK-56016: the AutoCDC of Spark reads the whole table for each batch."""
     options = {"stored_as_scd_type": scd_type}
     feed.apply([("a", 1, "one"), ("b", 1, "one")], **options)
     feed.apply([("m", 1, "one")], **options)
@@ -343,7 +343,7 @@ def test_files_are_skipped_by_ranges_of_numbers_and_timestamps(feed: Feed, key: 
 
 @pytest.mark.full
 def test_a_table_keeps_its_scd_type(feed: Feed) -> None:
-    feed.apply([("a", 1, "one")], **HISTORY)
+    feed.apply([("a", 1, "one")], **SCD2_OPTIONS)
     with pytest.raises(ChangesError, match="SCD type: 2 in the table, 1 in this run"):
         feed.apply([("a", 2, "two")], except_column_list=["at"])
 
@@ -351,11 +351,11 @@ def test_a_table_keeps_its_scd_type(feed: Feed) -> None:
 def apply_at_once(feed: Feed, managers: list[Any], batches: list[list[Change]]) -> list[BaseException]:
     """Apply each batch by a feed of its own, all at the same time, and return the errors."""
     with ThreadPoolExecutor(len(batches)) as pool:
-        applications = [
-            pool.submit(Feed(feed.spark, manager, feed.table).apply, batch, **HISTORY)
+        futures = [
+            pool.submit(Feed(feed.spark, manager, feed.table).apply, batch, **SCD2_OPTIONS)
             for manager, batch in zip(managers, batches, strict=True)
         ]
-        return [error for application in applications if (error := application.exception()) is not None]
+        return [error for future in futures if (error := future.exception()) is not None]
 
 
 def hot_batches(number: int) -> list[list[Change]]:
@@ -368,13 +368,13 @@ def hot_batches(number: int) -> list[list[Change]]:
     return batches
 
 
-@pytest.mark.parametrize("feeds", [4, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.parametrize("feed_count", [4, pytest.param(8, marks=pytest.mark.full)])
 def test_feeds_at_once_leave_one_current_row_per_key(
-    make_manager: Callable[..., ZookeeperLockManager], feed: Feed, feeds: int
+    make_manager: Callable[..., ZookeeperLockManager], feed: Feed, feed_count: int
 ) -> None:
     """dbt-core 4661, dbt-adapters 1759 and mack 85 report several current rows of snapshots that run together."""
-    feed.apply([("first", 0, "first"), ("gone", 0, None)], **HISTORY)
-    batches = hot_batches(feeds)
+    feed.apply([("first", 0, "first"), ("gone", 0, None)], **SCD2_OPTIONS)
+    batches = hot_batches(feed_count)
     assert apply_at_once(feed, [make_manager(timeout_seconds=300) for _ in batches], batches) == []
     assert feed.history() == expected_history(
         [("first", 0, "first"), *(change for batch in batches for change in batch)]
@@ -385,8 +385,8 @@ def test_negative_control_with_separate_locks_keys_have_several_current_rows(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each feed stages its rows before it merges. Delta retries the merge, but the staged rows are out of date."""
-    feed.apply([("first", 0, "first")], **HISTORY)
-    # Without deletes: a feed would take the tombstones of the others for those of a killed batch, and delete them.
+    feed.apply([("first", 0, "first")], **SCD2_OPTIONS)
+    # The batches have no deletes: a feed would delete the tombstones of other feeds as those of a killed batch.
     batches = [[change for change in batch if change[2] is not None] for batch in hot_batches(8)[:3]]
     merge, all_staged = RowHistory.merge, threading.Barrier(len(batches))
 
@@ -450,7 +450,7 @@ def test_maintenance_keeps_tombstones_of_a_killed_batch(feed: Feed, maintain: Ca
     options: dict[str, Any] = {"keys": ["key", "value"], "apply_as_deletes": "at % 2 = 1"}
     tombstones = f"{feed.table}_tombstones"
     feed.apply([("a", 2, "x"), ("b", 2, "x"), ("b", 1, "gone")], partition_by=["key"], **options)
-    # It has tombstones in two partitions. Each later batch locks one of them, and deletes the tombstones there.
+    # The killed batch has tombstones in two partitions. Each later batch locks one partition and deletes them there.
     feed.apply_killed([("a", 5, "x"), ("b", 7, "x")], **options)
     feed.apply([("a", 5, "y"), ("a", 4, "z")], **options)
     assert feed.columns("key", "__SEQUENCE", suffix="_tombstones") == [("a", 5), ("b", 1), ("b", 7)]
@@ -471,7 +471,7 @@ def test_maintenance_keeps_tombstones_of_a_killed_batch(feed: Feed, maintain: Ca
     assert DeltaTable(tombstones).to_pyarrow_table().num_rows == 0
 
 
-def test_a_type_that_the_table_would_cut_is_refused(
+def test_a_type_that_the_table_would_truncate_is_refused(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]
 ) -> None:
     table = copy_of(
@@ -494,7 +494,7 @@ def test_delta_computes_generated_columns(
     table = copy_of(
         f"CREATE TABLE {{t}} (key STRING, value STRING, {generated}{sequences}) USING delta PARTITIONED BY (twice)"
     )
-    feed, options = Feed(spark, manager, table), {} if scd_type == 1 else HISTORY
+    feed, options = Feed(spark, manager, table), {} if scd_type == 1 else SCD2_OPTIONS
     feed.apply([("a", 1, "x"), ("b", 1, "x")], **options)
     feed.apply([("a", 3, "z"), ("b", 2, None)], **options)
     feed.apply([("a", 2, "y")], **options)

@@ -49,9 +49,12 @@ def row(key: int, days: float, version: int = 1, value: str | None = None) -> Ro
 
 @dataclass
 class Model:
-    """Expected rows of the table and of the table of late rows."""
+    """Expected rows of the table and of the table of late rows.
 
-    latest: bool
+    If ``keeps_newest`` is False, the first version of a row that arrives stays.
+    """
+
+    keeps_newest: bool
     rows: dict[tuple[int, datetime], Row] = field(default_factory=dict)
     too_late: list[Row] = field(default_factory=list)
     newest: datetime | None = None
@@ -65,7 +68,7 @@ class Model:
                 continue
             late += newest is not None and candidate[1] < newest - DELAY
             stored = self.rows.setdefault(candidate[:2], candidate)
-            if self.latest and candidate[3] > stored[3]:
+            if self.keeps_newest and candidate[3] > stored[3]:
                 self.rows[candidate[:2]] = candidate
         too_late = [candidate for candidate in expired if not self.has(candidate)]
         self.too_late += too_late
@@ -76,26 +79,27 @@ class Model:
     def has(self, row: Row) -> bool:
         """Return whether the table has this version of a row, or a newer one."""
         stored = self.rows.get(row[:2])
-        return stored is not None and (not self.latest or stored[3] >= row[3])
+        return stored is not None and (not self.keeps_newest or stored[3] >= row[3])
 
 
 def arrivals(number: int, batches: int, versions: int) -> list[list[Row]]:
     """Return batches of rows of half a year in the order of their event times; some are late or repeated."""
     chance = random.Random(SEED)
     arrived: list[list[Row]] = [[] for _ in range(batches)]
+    last = batches - 1
     for key in range(number):
-        at = key * batches // number
+        on_time = key * batches // number
         for version in range(1, versions + 1):
             for _ in range(1 + (chance.random() < 0.1)):
-                delay = chance.random()
-                to = at if delay < 0.8 else min(at + 1, batches - 1) if delay < 0.95 else chance.randrange(batches)
-                arrived[to].append(row(key, key * 180 / number, version))
+                draw = chance.random()
+                index = on_time if draw < 0.8 else min(on_time + 1, last) if draw < 0.95 else chance.randrange(batches)
+                arrived[index].append(row(key, key * 180 / number, version))
     # These keys have a row at both instants of one local time.
     for key in range(number, number + 10):
         for hour in (0.5, 1.5):
             for version in range(1, versions + 1):
-                at = key % 2 + batches * CLOCK_CHANGE // 180 - 1
-                arrived[at].append(row(key, CLOCK_CHANGE + hour / 24, version))
+                index = key % 2 + batches * CLOCK_CHANGE // 180 - 1
+                arrived[index].append(row(key, CLOCK_CHANGE + hour / 24, version))
     for batch in arrived:
         chance.shuffle(batch)
     return arrived
@@ -137,17 +141,17 @@ def stream(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> S
 @pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("options", [{}, {"sequence_by": "version"}], ids=["first", "latest"])
 def test_rows_in_any_order_equal_the_model(stream: Stream, options: dict[str, str], number: int) -> None:
-    model = Model(latest=bool(options))
-    for at, batch in enumerate(arrivals(number, 3, 2 if options else 1)):
+    model = Model(keeps_newest=bool(options))
+    for batch_number, batch in enumerate(arrivals(number, 3, 2 if options else 1)):
         times = {"newest_before": model.newest, "watermark_delay": DELAY, "allowed_lateness": ALLOWED}
         with session_time_zone(stream.spark):
-            result = stream.apply(batch, **options, **times, txn=("stream", at))
+            result = stream.apply(batch, **options, **times, txn=("stream", batch_number))
         previous_count = len(model.rows)
         assert (result.late, result.too_late) == model.apply(batch)
         assert (result.arrived, result.inserted) == (len(batch), len(model.rows) - previous_count)
         assert result.repeated == len(batch) - result.inserted - result.updated - result.too_late
         assert (result.newest, result.watermark) == (model.newest, model.newest and model.newest - DELAY)
-        repeated = stream.apply(batch, **options, **times, txn=("stream", at))
+        repeated = stream.apply(batch, **options, **times, txn=("stream", batch_number))
         assert (repeated.already_applied, repeated.inserted) == (True, 0)
     assert stream.rows() == sorted(model.rows.values())
     assert len(model.too_late) > 2
@@ -161,7 +165,7 @@ def test_negative_control_without_an_order_older_versions_win(stream: Stream, mo
         return writer.merge(source.alias("s"), condition, alias="t").whenMatchedUpdateAll().whenNotMatchedInsertAll()
 
     monkeypatch.setattr(LatestRows, "merge", merge)
-    model = Model(latest=True)
+    model = Model(keeps_newest=True)
     stream.writer.append(stream.frame([row(-1, 0)]), partition_by=["month"])
     for batch in arrivals(500, 2, 2):
         model.apply(batch)
@@ -175,7 +179,7 @@ def test_late_rows_rewrite_only_files_with_older_versions(stream: Stream, monkey
         stream.apply([row(key, key / 24) for key in range(week * 168, week * 168 + 168)], sequence_by="version")
     files = stream.files()
     by_week = [{path for path, at in files.items() if (at - BEGIN).days // 7 == week} for week in range(4)]
-    # Files of the second week have no row of the batch, and are not read.
+    # Files of the second week contain no row of the batch, so they are not read.
     for path in by_week[1]:
         (stream.table / path).rename(stream.table / f"{Path(path).name}.away")
     late = [row(key, key / 24, 2, "late") for key in (1, 3, 400)]
@@ -204,12 +208,16 @@ def test_streams_of_the_same_rows_insert_each_row_once(
     streams = [Stream(stream.spark, make_manager(timeout_seconds=300), stream.table) for _ in range(4)]
     with ThreadPoolExecutor(len(streams)) as pool:
         with manager.acquire(table):
-            applications = [
+            futures = [
                 pool.submit(rival.apply, random.Random(SEED + number).sample(rows, 100))
                 for number, rival in enumerate(streams)
             ]
-            eventually(lambda: len(manager.queue(table)) == len(streams) + 1, within=120, label="four waiting commits")
-        inserted = sum(application.result().inserted for application in applications)
+            eventually(
+                lambda: len(manager.queue(table)) == len(streams) + 1,
+                within=120,
+                label="a waiting commit of each stream",
+            )
+        inserted = sum(future.result().inserted for future in futures)
     stored = stream.rows()
     assert len({key for key, *_ in stored}) == len(stored) == 3 + inserted
     assert caplog.text.count("writing again: ") == len(streams) - 1
@@ -218,15 +226,15 @@ def test_streams_of_the_same_rows_insert_each_row_once(
 def test_rows_without_a_usable_key_or_event_time_are_refused(stream: Stream) -> None:
     with pytest.raises(ChangesError, match="must be a timestamp or a date"):
         stream.apply([row(1, 1)], event_time="value")
-    without_time = stream.spark.createDataFrame([(1, None, "2013-01", 1, "x")], SCHEMA)
+    row_without_time = stream.spark.createDataFrame([(1, None, "2013-01", 1, "x")], SCHEMA)
     with pytest.raises(ChangesError, match="key=1"):
-        apply_rows(stream.writer, without_time, **OPTIONS)
-    # Also if the row would be too late for the table.
+        apply_rows(stream.writer, row_without_time, **OPTIONS)
+    # A row without a key is refused even if it is too late for the table.
     with pytest.raises(ChangesError, match="key=None"):
         stream.apply([(None, *row(1, 1)[1:])], newest_before=BEGIN + 2 * ALLOWED, allowed_lateness=ALLOWED)
-    beyond = stream.spark.sql("SELECT 1L key, timestamp'+10000-01-01' at")
+    row_of_year_10000 = stream.spark.sql("SELECT 1L key, timestamp'+10000-01-01' at")
     with pytest.raises(ChangesError, match="event time at beyond the years 1 to 9999"):
-        apply_rows(stream.writer, beyond, keys=["key"], event_time="at")
+        apply_rows(stream.writer, row_of_year_10000, keys=["key"], event_time="at")
     assert not Path(f"{stream.table}_late").exists()
 
 
@@ -236,8 +244,12 @@ def test_dates_from_year_1_to_9999_are_event_times(stream: Stream) -> None:
         rows = stream.spark.createDataFrame([(1, day) for day in days], "key long, `day.of_it` date")
         return apply_rows(stream.writer, rows, keys=["key"], event_time="day.of_it", **options)
 
-    long_ago = {"newest_before": BEGIN, "watermark_delay": timedelta(800_000), "allowed_lateness": timedelta(900_000)}
-    result = apply(date(2013, 1, 1), **long_ago)
+    wide_limits = {
+        "newest_before": BEGIN,
+        "watermark_delay": timedelta(800_000),
+        "allowed_lateness": timedelta(900_000),
+    }
+    result = apply(date(2013, 1, 1), **wide_limits)
     assert (result.inserted, result.newest, result.watermark) == (1, BEGIN, datetime(1, 1, 1, tzinfo=UTC))
     result = apply(date(1, 1, 3), date(9999, 12, 29))
     assert (result.inserted, result.newest) == (2, datetime(9999, 12, 29, tzinfo=UTC))
