@@ -20,7 +20,7 @@ from sluice.local.spark import FEW_ROWS, QUICK_JVM
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-MOST_SECONDS = 900
+TIMEOUT_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Smoke:
     """The smallest run of a benchmark.
 
     Attributes:
-        arguments: Of the command line.
-        tables: The first cell of each row, for each table in the output.
-        writes_json: The benchmark has ``--output``.
+        arguments: Arguments of the command line, separated by spaces.
+        tables: For each table in the output, how the first cell of each row begins.
+        writes_json: Whether the benchmark has ``--output``.
 
     """
 
@@ -89,19 +89,19 @@ SMOKES = {
         (("rows_since", "filter over all data"),),
     ),
 }
-ALONE = (
+LABELS_ALONE = (
     "plain OPTIMIZE, alone",
     "maintain.py --compact, alone",
     "maintain.py --compact --parallel 1, alone",
     "maintain.py --compact --partitions-per-commit 16, alone",
 )
-BESIDE = (
+LABELS_BESIDE_APPENDER = (
     "maintain.py --compact",
     "maintain.py --compact, a partition changes all the time",
     'optimize(lock_during="write")',
 )
 #: Longer runs, which take a minute of processor time.
-LONGER = {
+LONGER_RUNS = {
     "changes.py": Smoke(
         "--rows 100 --changes 100 --cells 100 --rounds 1",
         (("plain MERGE", "apply_changes"), ("plain MERGE", "apply_cells")),
@@ -114,8 +114,8 @@ LONGER = {
         "--files 4 --partitions 2 --quiet 2",
         (
             ("1", "2", "3"),
-            (*ALONE, *(f"{name}, beside an appender" for name in BESIDE)),
-            tuple(row for name in BESIDE for row in (f"nothing, before {name}", name)),
+            (*LABELS_ALONE, *(f"{name}, beside an appender" for name in LABELS_BESIDE_APPENDER)),
+            tuple(row for name in LABELS_BESIDE_APPENDER for row in (f"nothing, before {name}", name)),
             ("[",),
         ),
     ),
@@ -138,7 +138,8 @@ STARTED_BY = {
     "maintenance_appender.py": "maintenance.py",
     "peers/peers_writer.py": "peers/peers.py",
 }
-OWN_TEST = {"contention_plot.py"}
+#: Benchmarks with a test of their own.
+TESTED_SEPARATELY = {"contention_plot.py"}
 #: Modules that benchmarks import.
 MODULES = {"bench_session.py", "figures.py", "peers/iceberg_environment.py", "turns.py"}
 
@@ -160,8 +161,9 @@ def start(*command: object, **variables: str) -> Iterator[subprocess.Popen[str]]
 
 
 def output_of(*command: object, **variables: str) -> str:
+    """Run a program with these environment variables, and return its standard output."""
     with start(*command, **variables) as process:
-        output, errors = process.communicate(timeout=MOST_SECONDS)
+        output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, output + errors[-5000:]
     return output
 
@@ -207,7 +209,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         *(pytest.param(script, smoke, id=script) for script, smoke in SMOKES.items()),
         *(
             pytest.param(script, smoke, id=f"longer {script}", marks=pytest.mark.soak)
-            for script, smoke in LONGER.items()
+            for script, smoke in LONGER_RUNS.items()
         ),
     ],
 )
@@ -266,15 +268,15 @@ def bench_targets(makefile: str) -> dict[str, set[str]]:
 
 
 def without_smoke_test(folder: Path, makefile: str) -> set[str]:
-    """Return files that are neither tested nor a known module, and ``bench`` targets without a tested program."""
+    """Return files that are neither tested nor a known module, and ``bench`` targets with no or an untested program."""
     targets = bench_targets(makefile)
     unknown = {target for target, scripts in targets.items() if not scripts or scripts - set(SMOKES)}
-    return unknown | source_files(folder) - {*SMOKES, *STARTED_BY, *OWN_TEST, *MODULES}
+    return unknown | source_files(folder) - {*SMOKES, *STARTED_BY, *TESTED_SEPARATELY, *MODULES}
 
 
 def test_every_benchmark_has_a_smoke_test() -> None:
     assert without_smoke_test(BENCHMARKS, (ROOT / "Makefile").read_text()) == set()
-    assert {*SMOKES, *STARTED_BY, *OWN_TEST, *MODULES} == source_files(BENCHMARKS)
+    assert {*SMOKES, *STARTED_BY, *TESTED_SEPARATELY, *MODULES} == source_files(BENCHMARKS)
     for program, benchmark in STARTED_BY.items():
         assert benchmark in SMOKES
         assert Path(program).name in (BENCHMARKS / benchmark).read_text()

@@ -55,6 +55,7 @@ def cell_lines(file: Path, cells: Sequence[Cell], *texts: str) -> Path:
 
 
 def event(op: str, at: int, before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the key and the value of a Debezium message, whose position in the source's log is ``at``."""
     source = {"connector": "postgresql", "lsn": at, "ts_ms": 1_700_000_000_000 + at, "sequence": f'["{at}","{at}"]'}
     key = {"id": (after or before or {})["id"]}
     return {"key": key, "value": {"op": op, "before": before, "after": after, "source": source}}
@@ -67,9 +68,9 @@ def test_cells_of_files_and_of_a_stream_equal_the_hbase_rows(
     cells = histories(7, 60)
     json_batch, parquet_batch, stream_batch = shuffled_batches(7, cells, 3)
     source = cell_lines(tmp_path / "1" / "cells.jsonl", json_batch, '{"row": ')
-    run = ("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
+    arguments = ("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
     report_file = tmp_path / "report.json"
-    outcome = cdc(*run, "--report", report_file)
+    outcome = cdc(*arguments, "--report", report_file)
     assert outcome.code == 0, outcome.error
     assert [line["event"] for line in outcome.lines] == ["begun", "holding", "commit"]
     report = json.loads(report_file.read_text())
@@ -78,10 +79,10 @@ def test_cells_of_files_and_of_a_stream_equal_the_hbase_rows(
     assert commit["lag_s"] > 1e9
     assert visible_values(table) == hbase_shows(json_batch)
     version = outcome.lines[-1]["version"]
-    outcome = cdc(*run)
+    outcome = cdc(*arguments)
     assert (outcome.code, outcome.lines[-1]["already_committed"], outcome.lines[-1]["version"]) == (0, True, version)
     os.utime(source, (1_700_000_000,) * 2)
-    outcome = cdc(*run)
+    outcome = cdc(*arguments)
     assert (outcome.code, "with other sources" in error_line(outcome)) == (2, True)
     spark.createDataFrame(parquet_batch, SCHEMA).write.parquet(str(tmp_path / "2"))
     assert cdc("hbase", "--mapping", mapping, "--source", tmp_path / "2").code == 0
@@ -118,8 +119,8 @@ def test_a_stream_of_debezium_messages_updates_the_table(
         event("d", 7, bo, None), {"key": {"id": 2}, "value": None}, {"key": {"id": 3}, "value": {"op": "x"}},
     ])  # fmt: skip
     stream = ("--source", tmp_path / "topic", "--format", "parquet", "--trigger", "available-now")
-    run = ("debezium", *stream, "--checkpoint", tmp_path / "checkpoint")
-    outcome = cdc(*run)
+    arguments = ("debezium", *stream, "--checkpoint", tmp_path / "checkpoint")
+    outcome = cdc(*arguments)
     assert outcome.code == 0, outcome.error
     counts = {"changes": 4, "folded": 2, "inserted": 1, "dead_letters": 1, "skipped": 1}
     assert {name: outcome.lines[-1][name] for name in counts} == counts
@@ -130,8 +131,8 @@ def test_a_stream_of_debezium_messages_updates_the_table(
     # The job is killed between the commits to the table and to the dead letters.
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(debezium_apply, "write_dead_letters", kill_process)
-        cdc(*run)
-    outcome = cdc(*run)
+        cdc(*arguments)
+    outcome = cdc(*arguments)
     assert (outcome.code, outcome.lines[-1]["already_committed"]) == (0, True), outcome.error
     assert rows_of(table, "id", "name", "age") == [(1, "Ada?", 36)]
     letters = rows_of(f"{table}_dead_letters", "origin", "reason")
@@ -167,7 +168,7 @@ def test_an_input_without_applied_changes_exits_with_8(
         outcome = cdc("debezium", *mixed, limit)
         assert (outcome.code, table.exists()) == (code, code == 0), outcome.error
     customers = json_lines(tmp_path / "other.json", [json.loads(json.dumps(orders).replace("orders", "customers"))])
-    # A source table without events is no error if the table is bound to it. Other names may be misspelled.
+    # A source table without events is no error if the Delta table is bound to it. Any other name may be misspelled.
     for source, name, code in (
         (good, "customers", 8),
         (good, "orders", 0),

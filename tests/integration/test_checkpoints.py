@@ -20,7 +20,7 @@ from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 
 pytestmark = pytest.mark.spark
 
-EVERY = 4
+INTERVAL = 4
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Table(TableAtTheGate):
 
     def write(self, operation: str, number: int) -> None:
         """Commit one version: insert a row with this number, or compact at the version that needs a checkpoint."""
-        if operation.startswith("compaction") and number != EVERY:
+        if operation.startswith("compaction") and number != INTERVAL:
             operation = "gate"
         match operation:
             case "gate":
@@ -73,12 +73,12 @@ class Table(TableAtTheGate):
 
 @pytest.fixture
 def table_of(request: pytest.FixtureRequest) -> Callable[..., Table]:
-    """Copy a table whose version 0 is empty, and each later version adds one row with its number."""
+    """Copy a table: its version 0 is empty, and each later version adds one row with the version's number."""
 
-    def make(versions: int = 0, every: int = EVERY) -> Table:
+    def make(versions: int = 0, interval: int = INTERVAL) -> Table:
         return Table.create(
             request,
-            f"CREATE TABLE {{t}} (id LONG) USING delta TBLPROPERTIES ('delta.checkpointInterval' = '{every}')",
+            f"CREATE TABLE {{t}} (id LONG) USING delta TBLPROPERTIES ('delta.checkpointInterval' = '{interval}')",
             *(f"INSERT INTO {{t}} VALUES ({number})" for number in range(1, versions + 1)),
         )
 
@@ -90,35 +90,35 @@ def table_of(request: pytest.FixtureRequest) -> Callable[..., Table]:
 def test_no_checkpoint_is_written_while_the_lock_is_held(
     table_of: Callable[..., Table], operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = table_of(EVERY - 1)
+    table = table_of(INTERVAL - 1)
     at_release = table.checkpoints_at_release(monkeypatch)
-    for number in (EVERY, EVERY + 1):
+    for number in (INTERVAL, INTERVAL + 1):
         table.write(operation, number)
-    assert table.checkpoints() == [EVERY]
-    assert at_release == [[], [EVERY]]
+    assert table.checkpoints() == [INTERVAL]
+    assert at_release == [[], [INTERVAL]]
 
 
 def test_negative_control_a_checkpoint_of_delta_s_hook_is_detected(
     table_of: Callable[..., Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log store does not observe this transaction, so Delta's hook writes the checkpoint."""
-    table = table_of(EVERY - 1)
+    table = table_of(INTERVAL - 1)
     at_release = table.checkpoints_at_release(monkeypatch)
     delta: Any = table.spark._jvm.org.apache.spark.sql.delta
     with table.locked():
         no_observer = getattr(delta, "NoOpTransactionExecutionObserver$")
         delta.TransactionExecutionObserver.setObserver(getattr(no_observer, "MODULE$"))
         table.run("OPTIMIZE {t}")
-    assert at_release == [[EVERY]]
+    assert at_release == [[INTERVAL]]
 
 
 def test_nested_blocks_write_the_checkpoint_after_the_outermost(
     table_of: Callable[..., Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = table_of(EVERY - 1)
+    table = table_of(INTERVAL - 1)
     at_release = table.checkpoints_at_release(monkeypatch)
     with table.locked():
-        for number in (EVERY, EVERY + 1):
+        for number in (INTERVAL, INTERVAL + 1):
             table.append(number)
         assert table.checkpoints() == []
     # The newest version that needs a checkpoint gets one.
@@ -127,7 +127,8 @@ def test_nested_blocks_write_the_checkpoint_after_the_outermost(
 
 @pytest.mark.full
 def test_a_block_of_many_commits_writes_a_checkpoint(table_of: Callable[..., Table]) -> None:
-    table = table_of(every=2)
+    """More than 100 versions after the last checkpoint, the next one is written under the lock."""
+    table = table_of(interval=2)
     initial_version = DeltaTable(table.path).version()
     with table.locked():
         for number in range(1, 105):
@@ -144,14 +145,14 @@ def test_a_block_of_many_commits_writes_a_checkpoint(table_of: Callable[..., Tab
 def test_a_checkpoint_that_another_writer_locked_is_skipped(
     table_of: Callable[..., Table], make_rival: Callable[..., RivalManager]
 ) -> None:
-    table = table_of(EVERY - 1)
+    table = table_of(INTERVAL - 1)
     with make_rival().acquire(f"{table.writer.table}/{LAST_CHECKPOINT}"):
-        for number in (EVERY, EVERY + 1):
+        for number in (INTERVAL, INTERVAL + 1):
             table.append(number)
     assert table.checkpoints() == []
-    for number in range(EVERY + 2, 2 * EVERY + 1):
+    for number in range(INTERVAL + 2, 2 * INTERVAL + 1):
         table.append(number)
-    assert table.checkpoints() == [2 * EVERY]
+    assert table.checkpoints() == [2 * INTERVAL]
 
 
 @pytest.mark.full
@@ -163,17 +164,17 @@ def test_the_log_stays_bounded_and_readable_at_each_version(table_of: Callable[.
             snapshot = DeltaTable(table.path)
             ids = snapshot.to_pyarrow_table().column("id").to_pylist()
             assert len(ids) == len(set(ids)) == snapshot.version()
-    # The append that makes the first checkpoint due returns after it. Later ones are skipped while one is written.
+    # The append that makes the first checkpoint due writes it before it returns. Later checkpoints may be skipped.
     assert table.checkpoints()
     for number in itertools.count(commits):
         table.append(number)
-        if (version := DeltaTable(table.path).version()) % EVERY == 0:
+        if (version := DeltaTable(table.path).version()) % INTERVAL == 0:
             break
     assert table.checkpoints()[-1] == version
 
 
 def test_a_recreated_table_gets_no_checkpoint_of_the_old_one(table_of: Callable[..., Table]) -> None:
-    table = table_of(EVERY - 1)
+    table = table_of(INTERVAL - 1)
     with pytest.raises(IndexError), table.locked():
         table.run("INSERT INTO {t} VALUES (4)")
         # The checkpoint is still needed after an error.
@@ -181,7 +182,7 @@ def test_a_recreated_table_gets_no_checkpoint_of_the_old_one(table_of: Callable[
     shutil.rmtree(table.path)
     with table.locked():
         table.run("CREATE TABLE {t} (id LONG) USING delta")
-        for number in range(10, 10 + EVERY):
+        for number in range(10, 10 + INTERVAL):
             table.run(f"INSERT INTO {{t}} VALUES ({number})")
     table.append(20)
     assert table.checkpoints() == []
@@ -191,7 +192,7 @@ def test_a_recreated_table_gets_no_checkpoint_of_the_old_one(table_of: Callable[
 def test_a_failed_checkpoint_is_written_after_the_next_commit(
     table_of: Callable[..., Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = table_of(EVERY - 1)
+    table = table_of(INTERVAL - 1)
     acquire = ZookeeperLockManager.acquire
 
     def fail(manager: ZookeeperLockManager, resource: str, **options: Any) -> HeldLock:
@@ -201,7 +202,7 @@ def test_a_failed_checkpoint_is_written_after_the_next_commit(
 
     with monkeypatch.context() as patch:
         patch.setattr(ZookeeperLockManager, "acquire", fail)
-        assert table.append(EVERY) == EVERY
+        assert table.append(INTERVAL) == INTERVAL
     assert table.checkpoints() == []
-    table.append(EVERY + 1)
-    assert table.checkpoints() == [EVERY]
+    table.append(INTERVAL + 1)
+    assert table.checkpoints() == [INTERVAL]

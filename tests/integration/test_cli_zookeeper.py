@@ -100,4 +100,4 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path, heed_ctrl_c: None) -> N
     host, port = hosts.split(":")
     with socket.socket() as connection:
         assert connection.connect_ex((host, int(port))) != 0
-    assert any((tmp_path / "dätä").rglob("version-2")), "the data must be kept"
+    assert any((tmp_path / "dätä").rglob("version-2")), "the command deleted the server's data"
