@@ -67,7 +67,7 @@ class Table(TableAtTheGate):
         return calls[operation](lock_during=lock_during, **options)
 
     def bind(self) -> None:
-        """Set the property that the first ``apply_rows`` would set in a separate commit."""
+        """Set the property that the first ``apply_rows`` would set in a commit of its own."""
         self.sql("ALTER TABLE {t} SET TBLPROPERTIES ('sluice.feed' = 'off')")
 
     def leave_intent(self, version: int = 1) -> None:
@@ -81,7 +81,7 @@ class Table(TableAtTheGate):
         remove_contenders(self.client, self.writer.table, hold)
 
     def insert(self, _: HeldLock | None = None) -> None:
-        """Insert a row; for ``before_write``, too."""
+        """Insert a row; can be passed as ``before_write``."""
         self.spark.sql(INSERT.format(t=f"delta.`{self.path}`"))
 
     def version(self) -> int:
@@ -131,14 +131,14 @@ def test_an_empty_commit_proves_no_write_with_old_files(table: Table, operation:
         # VACUUM deletes files that belong to no commit after seven days.
         clock.offset = timedelta(days=4)
     result = running.result()
-    # Repeated with the lock held from its beginning: version 1 is the empty commit.
+    # The write was repeated with the lock held from its beginning. Version 1 is the empty commit.
     assert result.version == 2
     assert table.ids() == ([0, 2] if operation == "delete" else [0, 1, 2, 9])
     assert table.has_transaction() == (operation == "merge")
 
 
 class CommitPause:
-    """The guard's check of the first commit of an operation waits until the test resumes it."""
+    """Pauses the guard's check of the first commit of an operation until the test resumes it."""
 
     def __init__(self, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
@@ -203,7 +203,7 @@ def test_negative_control_an_empty_commit_with_a_write_id_is_a_proof(
     weaken(monkeypatch, SharedIdentityGuard)
     table.leave_intent()
     result = table.operate("delete", before_write=table.lose)
-    assert (result.version, table.ids()) == (1, [0, 1, 2]), "acknowledged, with the row still in the table"
+    assert (result.version, table.ids()) == (1, [0, 1, 2]), "the delete deleted the row or was not acknowledged"
 
 
 def test_negative_control_threads_identified_by_hold_prove_each_other(
@@ -211,7 +211,7 @@ def test_negative_control_threads_identified_by_hold_prove_each_other(
 ) -> None:
     weaken(monkeypatch, InnermostBlockGuard)
     result = insert_during(table, "delete", monkeypatch)
-    assert (result.version, table.ids()) == (1, [0, 1, 2, 5]), "acknowledged, with the row still in the table"
+    assert (result.version, table.ids()) == (1, [0, 1, 2, 5]), "the delete deleted the row or was not acknowledged"
 
 
 @pytest.mark.full
@@ -348,6 +348,6 @@ def test_a_commit_is_found_after_versions_that_were_cleaned_up(table: Table) -> 
 
     assert find(results[-1].commit_id, after=0) == 3
     assert find("another", after=1) is None
-    # The commit may have been a version that was removed.
+    # A version that was removed may have been the commit.
     with pytest.raises(StorageError, match="removed by log clean-up"):
         find(results[0].commit_id, after=0)

@@ -100,23 +100,25 @@ def test_polls_by_timestamp_miss_no_row_that_waited(table: Table, operation: str
     assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000)
 
 
-@pytest.mark.parametrize("checked", ["in the commit", "nowhere"])
-def test_the_commit_shows_that_it_has_a_timestamp(table: Table, checked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checks_commit", [True, False], ids=["the commit is checked", "negative control"])
+def test_the_commit_shows_that_it_has_a_timestamp(
+    table: Table, monkeypatch: pytest.MonkeyPatch, *, checks_commit: bool
+) -> None:
+    """The rule for table properties is off, so only the check of the commit finds the timestamp."""
     monkeypatch.setattr(gate_rules, "_table_reason", lambda *_: None)
-    if checked == "nowhere":
-        # The negative control: neither the table's properties nor the commit are checked.
+    if not checks_commit:
         monkeypatch.setattr(tickets, "staging_obstacle", lambda *_, **__: None)
     rows, _ = read_while_waiting(table, "append", INSERT)
-    assert rows == ([5, 9] if checked == "in the commit" else [5])
+    assert rows == ([5, 9] if checks_commit else [5])
 
 
 @pytest.mark.parametrize("table", [UNTIMED], ids=["enabled later"], indirect=True)
 def test_timestamps_enabled_at_the_gate_repeat_the_write(table: Table) -> None:
     with table.behind(lambda: table.run("append")) as running:
         table.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({ENABLE})")
-        enabled = now_ms()
+        enabled_ms = now_ms()
     result = running.result()
-    assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000) >= enabled
+    assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000) >= enabled_ms
 
 
 def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None:

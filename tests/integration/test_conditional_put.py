@@ -61,7 +61,7 @@ def test_negative_control_an_overwritten_version_file_loses_a_commit(spark: Spar
         assert append_row(table).code == 0
         assert winners(s3, 1) == [RIVAL, WRITER]
         verification = read(table)
-        assert verification["unlocked_writers"] == {}, "the rival's commit is gone"
+        assert verification["unlocked_writers"] == {}, "the rival's commit is still in the log"
         (problem,) = verification["problems"]
         assert problem.startswith("version 1 was overwritten: the bucket keeps its first content")
         assert problem.endswith(f"by {RIVAL}")
@@ -105,6 +105,6 @@ def test_a_failed_proof_is_repeated_with_the_next_commit(spark: SparkSession, ap
         assert "gave no answer that proves that it honours If-None-Match" in outcome.error
         assert s3.faults.puts == []
         s3.front.errors.clear()
-        # A single failure is repeated at once.
+        # After a single failure the proof is repeated at once.
         s3.front.errors.append(status)
         assert append_row(table).code == 0
