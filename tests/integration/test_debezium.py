@@ -33,16 +33,17 @@ pytestmark = pytest.mark.spark
 
 Json = dict[str, Any]
 Message = tuple[bytes | None, bytes | None, str]
+"""Key, value and origin."""
 INT, TEXT = {"type": "int64", "optional": True}, {"type": "string", "optional": True}
 PLACEHOLDER = "__debezium_unavailable_value"
 
 
-def encoded(value: Any) -> bytes | None:
+def encode(value: Any) -> bytes | None:
     return None if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
 
 
 def message(key: Any, value: Any, origin: str = "t/0/0") -> Message:
-    return encoded(key), encoded(value), origin
+    return encode(key), encode(value), origin
 
 
 def struct(**fields: Json) -> Json:
@@ -59,6 +60,7 @@ def envelope_schema(row: Json) -> Json:
 
 
 def source(lsn: int, commit: int | None = None, **fields: Any) -> Json:
+    """Return the ``source`` of an event of PostgreSQL."""
     sequence = json.dumps([None if commit is None else str(commit), str(lsn)])
     position = {"connector": "postgresql", "ts_ms": 1_700_000_000_000 + lsn, "snapshot": "false", "lsn": lsn}
     return {**position, "sequence": sequence, **fields}
@@ -86,8 +88,8 @@ Decode = Callable[..., DecodedBatch]
 
 
 @pytest.fixture
-def decoded(spark: SparkSession) -> Iterator[Decode]:
-    """Decode messages: ``decoded(messages, table=…)``. All batches are closed after the test."""
+def decode_batch(spark: SparkSession) -> Iterator[Decode]:
+    """Decode messages: ``decode_batch(messages, table=…)``. All batches are closed after the test."""
     with ExitStack() as batches:
         yield lambda messages, **options: batches.enter_context(
             decode(frame(spark, messages), **{"table": None, **options})
@@ -184,13 +186,13 @@ class Feed:
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> None:
         self.spark, self.table = spark, table
         self.writer = LockedDeltaWriter(spark, manager, str(table))
-        self.dead: set[str] = set()
+        self.dead_origins: set[str] = set()
 
     def apply(self, messages: Iterable[Message], **options: Any) -> ChangesResult:
         with decode(frame(self.spark, messages), table=self.writer.log.state()) as batch:
             dead = {row["origin"]: row["reason"] for row in batch.dead_letters.collect()}
             assert {origin: reason for origin, reason in dead.items() if not origin.startswith(BAD)} == {}
-            self.dead |= dead.keys()
+            self.dead_origins |= dead.keys()
             return apply_changes(self.writer, batch.changes, **batch.apply_options, schema_evolution=True, **options)
 
     def rows(self) -> dict[int, Json]:
@@ -223,7 +225,7 @@ def test_histories_of_messages_in_any_order_equal_the_source(feed: Feed, number:
         key: {"size": None, **row, "at": row["at"] and dt.datetime.fromisoformat(row["at"])}
         for key, row in database.rows.items()
     }
-    assert feed.dead == {origin for *_, origin in database.topic if origin.startswith(BAD)} != set()
+    assert feed.dead_origins == {origin for *_, origin in database.topic if origin.startswith(BAD)} != set()
     assert len(expected) > number / 3
     assert len(database.topic) > 4 * number
     assert feed.rows() == expected
@@ -251,10 +253,10 @@ def test_messages_that_broke_other_sinks_are_applied(feed: Feed) -> None:
         *(change("c", 30, row(661, 1)), change("d", 31, row(661, 1)), change("c", 32, row(661, 3))),
     ]
     second_batch = [
-        # Updates with the previous row, which is not a delete.
+        # Updates that contain the previous row, which they do not delete.
         change("u", 500, row(403, 2), before=row(403, 0)),
         change("u", 501, row(403, 3, region="us"), before=row(403, 2)),
-        # A delete with only the key, without the partition column.
+        # A delete that contains only the key, not the partition column.
         change("d", 510, {"id": 318}, before={"id": 318}),
         # The schema changes within the batch.
         *(change("u", 520 + n, row(4360, n)) for n in (1, 2)),
@@ -287,6 +289,7 @@ def decimal(scale: int, precision: int | None = None) -> Json:
 
 
 def utc(*parts: int) -> dt.datetime:
+    """Return a moment in UTC as ``collect`` returns it: in local time, without a zone."""
     return dt.datetime(*parts, tzinfo=dt.UTC).astimezone().replace(tzinfo=None)
 
 
@@ -343,10 +346,10 @@ VALUES: dict[str, tuple[Json, Any, str, Any]] = {
 
 
 @pytest.mark.full
-def test_each_schema_type_is_decoded_to_its_column_type(decoded: Decode) -> None:
+def test_each_schema_type_is_decoded_to_its_column_type(decode_batch: Decode) -> None:
     schema = struct(id=INT, **{name: schema_type for name, (schema_type, *_) in VALUES.items()})
     full_row = {"id": 1, **{name: value for name, (_, value, *_) in VALUES.items()}}
-    batch = decoded([row_message(row, schema) for row in (full_row, {**dict.fromkeys(full_row), "id": 2})])
+    batch = decode_batch([row_message(row, schema) for row in (full_row, {**dict.fromkeys(full_row), "id": 2})])
     assert reasons(batch) == {}
     column_types = types(batch)
     assert {name: column_types[name] for name in VALUES} == {name: type_ for name, (*_, type_, _) in VALUES.items()}
@@ -357,7 +360,7 @@ def test_each_schema_type_is_decoded_to_its_column_type(decoded: Decode) -> None
 
 
 @pytest.mark.full
-def test_the_type_of_the_table_wins_and_no_digit_is_lost(decoded: Decode) -> None:
+def test_the_type_of_the_table_wins_and_no_digit_is_lost(decode_batch: Decode) -> None:
     schema = struct(id=INT, number=VARIABLE, local=MICROS, nanos=NANOS, text=DATE, exact=decimal(9, 38))
 
     def message_of(key: int, value: int) -> Message:
@@ -368,7 +371,7 @@ def test_the_type_of_the_table_wins_and_no_digit_is_lost(decoded: Decode) -> Non
         return message_key, text.replace(b'"?"', b"12345678901234567890.123456789"), origin
 
     table = state("id bigint, number decimal(10,2), local timestamp_ntz, nanos bigint, text string")
-    batch = decoded([message_of(1, -5_000), message_of(2, 5_001)], table=table)
+    batch = decode_batch([message_of(1, -5_000), message_of(2, 5_001)], table=table)
     assert rows(batch)[0] | {ORDER: None} == {
         "id": 1, "number": Decimal("-5.00"), "local": utc(1970, 1, 1, 0, 0, 0, 1), "nanos": 7, "text": "1970-01-01",
         "exact": Decimal("12345678901234567890.123456789"), ORDER: None, DELETES: False,
@@ -377,7 +380,7 @@ def test_the_type_of_the_table_wins_and_no_digit_is_lost(decoded: Decode) -> Non
 
 
 @pytest.mark.full
-def test_without_a_schema_types_come_from_the_table_or_values(decoded: Decode) -> None:
+def test_without_a_schema_types_come_from_the_table_or_values(decode_batch: Decode) -> None:
     row = {
         "id": 1, "day": 1, "iso": "2018-06-20", "at": "2018-06-20T15:13:16Z", "price": 1.5, "blob": "3q0=", "new": 7,
         "real": 1.0, "flag": True, "mixed": 1, "nothing": None, "inner": {"a b": [1, 2]}, "Flight No.": "LH 1",
@@ -386,7 +389,7 @@ def test_without_a_schema_types_come_from_the_table_or_values(decoded: Decode) -
     table = state("id int, day date, iso date, at timestamp, price decimal(5,2), blob binary, gone string")
     rows_without_schema = (row, {**row, "id": 2, "real": 2, "mixed": "x"})
     messages = [message({"id": after["id"]}, event("c", after["id"], after=after)) for after in rows_without_schema]
-    batch = decoded(messages, table=table)
+    batch = decode_batch(messages, table=table)
     assert reasons(batch) == {}
     stored = rows_by_id(batch)
     assert stored[1] | {ORDER: None, DELETES: None} == {
@@ -398,6 +401,7 @@ def test_without_a_schema_types_come_from_the_table_or_values(decoded: Decode) -
 
 
 DEAD = "dead"
+#: Column, JSON text, and the decoded value, or ``DEAD`` for a dead letter.
 JSON_VALUES: list[tuple[str, str, Any]] = [
     ("flag", "true", True), *((("flag", text, DEAD)) for text in ('"yes"', '"y"', '"1"', '"true"', "1")),
     ("n", "7", 7), ("n", "7.0", 7), *(("n", text, DEAD) for text in ('"1"', '" 12 "', "true", "[1]", "2147483648")),
@@ -427,33 +431,35 @@ JSON_TABLE = (
 )
 
 
-def test_without_a_schema_the_json_type_has_to_fit(decoded: Decode) -> None:
-    def message_of(at: int, column: str, text: str) -> Message:
-        value = json.dumps(event("c", at, after={"id": at, column: "?"})).replace('"?"', text)
-        return message({"id": at}, value.encode(), str(at))
+def test_without_a_schema_the_json_type_has_to_fit(decode_batch: Decode) -> None:
+    def message_of(number: int, column: str, text: str) -> Message:
+        value = json.dumps(event("c", number, after={"id": number, column: "?"})).replace('"?"', text)
+        return message({"id": number}, value.encode(), str(number))
 
     cases = list(enumerate(JSON_VALUES))
     stored: dict[int, Json] = {}
     dead: dict[str, str] = {}
     for is_bad in (False, True):
-        messages = [message_of(at, column, text) for at, (column, text, value) in cases if (value == DEAD) == is_bad]
-        batch = decoded(messages, table=state(JSON_TABLE))
+        messages = [
+            message_of(number, column, text) for number, (column, text, value) in cases if (value == DEAD) == is_bad
+        ]
+        batch = decode_batch(messages, table=state(JSON_TABLE))
         stored |= rows_by_id(batch)
         dead |= reasons(batch)
     wrong = {
-        (column, text): stored[at][column] if at in stored else dead[str(at)]
-        for at, (column, text, value) in cases
-        if (value == DEAD) != (str(at) in dead) or (value != DEAD and stored[at][column] != value)
+        (column, text): stored[number][column] if number in stored else dead[str(number)]
+        for number, (column, text, value) in cases
+        if (value == DEAD) != (str(number) in dead) or (value != DEAD and stored[number][column] != value)
     }
     assert wrong == {}
 
 
-def test_types_of_several_schemas_widen(decoded: Decode) -> None:
+def test_types_of_several_schemas_widen(decode_batch: Decode) -> None:
     def message_of(key: int, **schema_types: Json) -> Message:
         return row_message({"id": key, **dict.fromkeys(schema_types, key)}, struct(id=INT, **schema_types))
 
     small, large = {"type": "int16"}, {"type": "int32"}
-    batch = decoded([message_of(1, n=small, at=MILLIS), message_of(2, n=large, at=MICROS), message_of(3)])
+    batch = decode_batch([message_of(1, n=small, at=MILLIS), message_of(2, n=large, at=MICROS), message_of(3)])
     column_types = types(batch)
     assert (column_types["n"], column_types["at"]) == ("int", "timestamp")
     assert {row["id"]: (row["n"], row["at"]) for row in rows(batch)} == {
@@ -464,14 +470,14 @@ def test_types_of_several_schemas_widen(decoded: Decode) -> None:
 
 
 @pytest.mark.full
-def test_a_nested_field_that_a_schema_lacks_is_null(decoded: Decode) -> None:
+def test_a_nested_field_that_a_schema_lacks_is_null(decode_batch: Decode) -> None:
     def message_of(key: int, value: Json, schema: Json) -> Message:
         row = {"id": key, "o": value, "list": [value]}
         return row_message(row, struct(id=INT, o=schema, list={"type": "array", "items": schema}))
 
     table = state("id bigint, o struct<x:bigint,y:string>, list array<struct<y:string,x:bigint>>")
     messages = [message_of(1, {"x": 1}, struct(x=INT)), message_of(2, {"x": 2, "z": "new"}, struct(x=INT, z=TEXT))]
-    batch = decoded([*messages, message({"id": 3}, event("c", 3, after={"id": 3, "o": {"X": 3}}))], table=table)
+    batch = decode_batch([*messages, message({"id": 3}, event("c", 3, after={"id": 3, "o": {"X": 3}}))], table=table)
     assert reasons(batch) == {}
     values = [{"x": 1, "y": None, "z": None}, {"x": 2, "y": None, "z": "new"}]
     assert {row["id"]: (row["o"], row["list"]) for row in rows(batch)} == {
@@ -483,7 +489,7 @@ def test_a_nested_field_that_a_schema_lacks_is_null(decoded: Decode) -> None:
 # -- operations, keys, order -------------------------------------------------------------------------------------------
 
 
-def test_operations_are_decoded_and_other_messages_skipped(decoded: Decode) -> None:
+def test_operations_are_decoded_and_other_messages_skipped(decode_batch: Decode) -> None:
     messages = [
         message({"id": 1}, event("r", 5, after={"id": 1, "v": "read"}, snapshot="last")),
         message({"id": 2}, event("d", 6, before=None)),
@@ -500,7 +506,7 @@ def test_operations_are_decoded_and_other_messages_skipped(decoded: Decode) -> N
         message({"prefix": "p"}, {"op": "m", "source": source(10), "message": {"prefix": "p", "content": "eA=="}}),
         message({"serverName": "t"}, {"ts_ms": 1_700_000_000_000}),
     ]
-    batch = decoded(messages)
+    batch = decode_batch(messages)
     assert reasons(batch) == {}
     assert {row["id"]: (row["v"], row[DELETES]) for row in rows(batch)} == {
         1: ("read", False), 2: (None, True), 3: (None, True), 4: (None, True), 5: ("x", False), 6: (None, True),
@@ -510,9 +516,9 @@ def test_operations_are_decoded_and_other_messages_skipped(decoded: Decode) -> N
     assert batch.newest_source_time == 1_700_000_000.009
 
 
-def test_undecodable_messages_become_dead_letters(decoded: Decode) -> None:
-    number, blob = {"type": "int32"}, {"type": "bytes"}
-    schema = envelope_schema(struct(id=INT, n=number, blob=blob, price=decimal(2, 4), dates=DATES, region=TEXT))
+def test_undecodable_messages_become_dead_letters(decode_batch: Decode) -> None:
+    int32, blob = {"type": "int32"}, {"type": "bytes"}
+    schema = envelope_schema(struct(id=INT, n=int32, blob=blob, price=decimal(2, 4), dates=DATES, region=TEXT))
 
     def row(lsn: int = 1, **values: Any) -> Json:
         after = {"id": 1, "n": 1, "blob": None, "dates": None, **values}
@@ -558,13 +564,13 @@ def test_undecodable_messages_become_dead_letters(decoded: Decode) -> None:
         ({"id": 1}, row(extra=1, other=2), "its schema does not name the fields extra, other"),
     ]
     good = [({"id": 2}, row(2, id=2)), ({"id": 3}, event("d", 3, before={"id": 3, "n": PLACEHOLDER}))]
-    messages = [message(key, value, str(at)) for at, (key, value, _) in enumerate(cases)]
-    batch = decoded([*messages, *(message(key, value) for key, value in good)], partition_by=["Region"])
+    messages = [message(key, value, str(number)) for number, (key, value, _) in enumerate(cases)]
+    batch = decode_batch([*messages, *(message(key, value) for key, value in good)], partition_by=["Region"])
     reason_of = reasons(batch)
     assert [
-        (at, expected, reason_of.get(str(at)))
-        for at, (*_, expected) in enumerate(cases)
-        if not all(part in reason_of.get(str(at), "") for part in expected.split("…"))
+        (number, expected, reason_of.get(str(number)))
+        for number, (*_, expected) in enumerate(cases)
+        if not all(part in reason_of.get(str(number), "") for part in expected.split("…"))
     ] == []
     assert {row["id"] for row in rows(batch)} == {2, 3}
     letters = {row["origin"]: (row["key"], row["value"]) for row in batch.dead_letters.collect()}
@@ -619,23 +625,23 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
 @pytest.mark.full
 @pytest.mark.parametrize(("messages", "options", "error"), REFUSED)
 def test_a_feed_that_cannot_be_applied_is_refused(
-    decoded: Decode, messages: list[Message], options: Json, error: str
+    decode_batch: Decode, messages: list[Message], options: Json, error: str
 ) -> None:
     table = state(options["table"]) if "table" in options else None
     with pytest.raises(FeedError, match=error):
-        decoded(messages, **{**options, "table": table})
+        decode_batch(messages, **{**options, "table": table})
 
 
-def of_connector(connector: str, **fields: Any) -> Json:
+def connector_source(connector: str, **fields: Any) -> Json:
     return {"connector": connector, "ts_ms": 1, "snapshot": None, **fields}
 
 
-def binlog(file: str, pos: int, row: int = 0, **fields: Any) -> Json:
-    return of_connector("mysql", file=file, pos=pos, row=row, **fields)
+def mysql_source(file: str, pos: int, row: int = 0, **fields: Any) -> Json:
+    return connector_source("mysql", file=file, pos=pos, row=row, **fields)
 
 
-def cdc(commit: str, change: str | None, serial: int | None, **fields: Any) -> Json:
-    return of_connector("sqlserver", commit_lsn=commit, change_lsn=change, event_serial_no=serial, **fields)
+def sqlserver_source(commit: str, change: str | None, serial: int | None, **fields: Any) -> Json:
+    return connector_source("sqlserver", commit_lsn=commit, change_lsn=change, event_serial_no=serial, **fields)
 
 
 #: Sources of each connector, in the order of the changes.
@@ -650,58 +656,58 @@ IN_ORDER: list[list[Json]] = [
         source(100, 93) | {"lsn": None, "snapshot": "incremental"},
         source(95, 101),
         source(1000, 102),
-        of_connector("postgresql", lsn=20_000),
+        connector_source("postgresql", lsn=20_000),
     ],
     [
-        binlog("b.000009", 500, snapshot="true"),
-        binlog("b.000009", 500, 0),
-        binlog("b.000009", 500, 1),
-        binlog("b.000009", 500, 10),
-        binlog("b.000009", 4000, snapshot="incremental"),
-        binlog("b.000010", 4),
-        binlog("b.1000000", 4),
+        mysql_source("b.000009", 500, snapshot="true"),
+        mysql_source("b.000009", 500, 0),
+        mysql_source("b.000009", 500, 1),
+        mysql_source("b.000009", 500, 10),
+        mysql_source("b.000009", 4000, snapshot="incremental"),
+        mysql_source("b.000010", 4),
+        mysql_source("b.1000000", 4),
     ],
     [
-        cdc("00000025:00000d98:00a2", None, None, snapshot="true"),
-        cdc("00000027:00000758:0005", "00000027:00000758:0003", 1),
-        cdc("00000027:00000758:0005", "00000027:00000758:0003", 2),
-        cdc("00000027:00000758:0005", "00000027:00000758:0004", 1),
-        cdc("0000002a:00000001:0001", "00000027:00000758:0001", 1),
+        sqlserver_source("00000025:00000d98:00a2", None, None, snapshot="true"),
+        sqlserver_source("00000027:00000758:0005", "00000027:00000758:0003", 1),
+        sqlserver_source("00000027:00000758:0005", "00000027:00000758:0003", 2),
+        sqlserver_source("00000027:00000758:0005", "00000027:00000758:0004", 1),
+        sqlserver_source("0000002a:00000001:0001", "00000027:00000758:0001", 1),
     ],
     [
-        of_connector("oracle", scn="900", snapshot="true"),
-        of_connector("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0002", ssn=0),
-        of_connector("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0002", ssn=1),
-        of_connector("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0003", ssn=0),
-        of_connector("oracle", scn="2000", commit_scn="2001", txSeq=2),
-        of_connector("oracle", scn="2000", commit_scn="2001", txSeq=10),
+        connector_source("oracle", scn="900", snapshot="true"),
+        connector_source("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0002", ssn=0),
+        connector_source("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0002", ssn=1),
+        connector_source("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0003", ssn=0),
+        connector_source("oracle", scn="2000", commit_scn="2001", txSeq=2),
+        connector_source("oracle", scn="2000", commit_scn="2001", txSeq=10),
     ],
 ]
 
 
-def test_positions_follow_the_order_of_changes_per_connector(decoded: Decode) -> None:
+def test_positions_follow_the_order_of_changes_per_connector(decode_batch: Decode) -> None:
     messages = [
         message(
-            {"id": f"{number}/{at:02}"},
-            {"op": "r" if origin["snapshot"] in ("true", "last") else "u", "source": origin, "after": {}},
+            {"id": f"{number}/{index:02}"},
+            {"op": "r" if fields["snapshot"] in ("true", "last") else "u", "source": fields, "after": {}},
         )
-        for number, origins in enumerate(IN_ORDER)
-        for at, origin in enumerate(origins)
+        for number, sources in enumerate(IN_ORDER)
+        for index, fields in enumerate(sources)
     ]
-    batch = decoded(messages)
+    batch = decode_batch(messages)
     assert reasons(batch) == {}
     order = {row["id"]: row[ORDER] for row in rows(batch)}
     assert len(order) == len(messages)
     for number in range(len(IN_ORDER)):
         positions = [order[name] for name in sorted(order) if name.startswith(f"{number}/")]
         if number == 0:
-            # Rows of a snapshot have one position: a snapshot has each row once.
+            # All rows of a snapshot have the same position, because a snapshot has each row once.
             assert positions[0] == positions[1]
         assert positions == sorted(positions)
         assert len(set(positions)) == len(positions) - (number == 0)
 
 
-def test_an_explicit_sequence_and_explicit_keys_win(decoded: Decode) -> None:
+def test_an_explicit_sequence_and_explicit_keys_win(decode_batch: Decode) -> None:
     messages = [
         message({"id": 1}, event("c", 1, after={"id": 1, "code": "a"}, connector="vitess", vgtid="17")),
         # This update deletes the row of the old code.
@@ -712,7 +718,7 @@ def test_an_explicit_sequence_and_explicit_keys_win(decoded: Decode) -> None:
         message({"id": 1}, event("d", 3, before={"id": 1, "code": "b"}, vgtid="x"), "unordered"),
     ]
     sequence = "struct(try_cast(source.vgtid AS bigint) AS a, transaction.id IS NULL AS b)"
-    batch = decoded(messages, keys=["code"], sequence_by=sequence, partition_by=["code"])
+    batch = decode_batch(messages, keys=["code"], sequence_by=sequence, partition_by=["code"])
     order = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(batch))
     assert order == [
         (17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False), (20, "c", 2, False),
@@ -722,18 +728,18 @@ def test_an_explicit_sequence_and_explicit_keys_win(decoded: Decode) -> None:
 
 
 @pytest.mark.full
-def test_events_of_other_source_tables_are_filtered(decoded: Decode) -> None:
+def test_events_of_other_source_tables_are_filtered(decode_batch: Decode) -> None:
     orders = [table_event("orders_1"), table_event("orders_2", "d")]
     filtered = [table_event("customers", "d"), table_event("orders_1", schema="old"), table_event("x", "t")]
     large = event("c", 1, after={"id": 1, "of": 10**40}, db="shop", schema="public", table="customers")
     filtered += [table_event("customers", "?"), message({"id": 1}, large)]
     bad = message({"id": 1}, b"{", "bad")
-    batch = decoded([*orders, *filtered, bad], source_tables=["public.orders_1", "orders_2", "orders_3"])
+    batch = decode_batch([*orders, *filtered, bad], source_tables=["public.orders_1", "orders_2", "orders_3"])
     assert [(row["of"], row[DELETES]) for row in rows(batch)] == [("orders_1", False), (None, True)]
     assert (batch.filtered_count, list(reasons(batch))) == (5, ["bad"])
     assert batch.source_tables == ("orders_3", "shop.public.orders_1", "shop.public.orders_2")
-    assert decoded(orders[:1]).source_tables == ("shop.public.orders_1",)
-    assert decoded([message({"id": 1}, event("c", 1, after={"id": 1}))]).source_tables is None
+    assert decode_batch(orders[:1]).source_tables == ("shop.public.orders_1",)
+    assert decode_batch([message({"id": 1}, event("c", 1, after={"id": 1}))]).source_tables is None
 
 
 @pytest.mark.full
@@ -772,20 +778,20 @@ def test_dropped_columns_and_wider_numbers_fit_any_batch(feed: Feed) -> None:
     assert {row["id"] for row in stored if row["note"] == "mine"} == {1, 2, 3}
 
 
-def test_names_of_keys_match_regardless_of_case(decoded: Decode) -> None:
-    batch = decoded([message({"id": 1}, event("d", 1))], keys=["ID"], table=state("ID int"))
+def test_names_of_keys_match_regardless_of_case(decode_batch: Decode) -> None:
+    batch = decode_batch([message({"id": 1}, event("d", 1))], keys=["ID"], table=state("ID int"))
     assert (batch.keys, rows(batch)[0]["id"], reasons(batch)) == (("id",), 1, {})
 
 
 def test_negative_control_by_lsn_alone_an_old_snapshot_row_wins(
-    decoded: Decode, monkeypatch: pytest.MonkeyPatch
+    decode_batch: Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction writes at 95, an incremental snapshot reads the old row at 100, then the transaction commits."""
     snapshot_row = event("r", 100, commit=93, after={"id": 1, "v": "old"}, snapshot="incremental")
     update = event("u", 95, commit=101, after={"id": 1, "v": "new"})
 
     def newest_value() -> str:
-        batch = decoded([message({"id": 1}, value) for value in (snapshot_row, update)])
+        batch = decode_batch([message({"id": 1}, value) for value in (snapshot_row, update)])
         return str(max(rows(batch), key=lambda row: row[ORDER])["v"])
 
     assert newest_value() == "new"
@@ -793,7 +799,7 @@ def test_negative_control_by_lsn_alone_an_old_snapshot_row_wins(
     assert newest_value() == "old"
 
 
-def test_a_batch_without_changes_is_empty(decoded: Decode) -> None:
-    batch = decoded([message({"id": 1}, None), message({"id": 1}, b"{", "bad")])
+def test_a_batch_without_changes_is_empty(decode_batch: Decode) -> None:
+    batch = decode_batch([message({"id": 1}, None), message({"id": 1}, b"{", "bad")])
     assert (batch.count, batch.dead_count, batch.skipped_count, batch.newest_source_time) == (0, 1, 1, None)
-    assert decoded([]).count == 0
+    assert decode_batch([]).count == 0
