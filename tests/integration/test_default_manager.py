@@ -18,12 +18,12 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def default_manager(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Name the ensemble in the environment. The test creates the default manager."""
+    """Set the ensemble in the environment, and close the default manager that the test creates."""
     monkeypatch.setenv("SLUICE_ZK_HOSTS", zookeeper.hosts)
     managers: dict[Any, ZookeeperLockManager] = {}
     monkeypatch.setattr(locking, "_managers", managers)
     yield
-    assert len(managers) == 1, "the default manager was used"
+    assert len(managers) == 1, f"the test created {len(managers)} default managers instead of one"
     for manager in managers.values():
         manager.close()
 
@@ -79,9 +79,7 @@ def test_locked_inside_a_block_or_write_is_the_same_hold(
     assert manager.queue(table) == []
 
 
-def test_two_managers_refuse_the_order_that_one_refuses(
-    spark: SparkSession, manager: ZookeeperLockManager, table: str
-) -> None:
+def test_the_lock_order_applies_across_managers(spark: SparkSession, manager: ZookeeperLockManager, table: str) -> None:
     with locked(spark, f"{table}-b"), pytest.raises(LockOrderError, match="first"):
         LockedDeltaWriter(spark, manager, f"{table}-a").append(spark.range(1))
     assert not Path(f"{table}-a").exists()

@@ -18,7 +18,7 @@ import pytest
 from sluice.audit.verify import verify_table
 
 ROOT = Path(__file__).parents[2]
-_MARK = "SLUICE_TEST_RUN"
+_RUN_VARIABLE = "SLUICE_TEST_RUN"
 
 pytestmark = pytest.mark.usefixtures("heed_ctrl_c")
 
@@ -84,19 +84,19 @@ def test_failed_writers_fail_the_demo_with_their_last_lines(tmp_path: Path) -> N
 
 
 def processes_of(run: str) -> dict[int, str]:
-    """Return the command lines of the processes that have ``run`` in their environment."""
+    """Return the command lines of the processes of a run, which have its id in their environment."""
     command_lines = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{_MARK}={run}".encode() in (folder / "environ").read_bytes():
+            if f"{_RUN_VARIABLE}={run}".encode() in (folder / "environ").read_bytes():
                 command_lines[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
     return command_lines
 
 
-def driver_runs(run: str) -> bool:
-    """Return whether a Python driver runs. Its parent is a JVM, and the parent of that is a supervisor."""
+def driver_is_running(run: str) -> bool:
+    """Return whether a Python driver is running. Its parent is a JVM, whose parent is a supervisor."""
     return any(
         "append.py" in line and "java" not in line and "_supervise" not in line for line in processes_of(run).values()
     )
@@ -107,9 +107,9 @@ def driver_runs(run: str) -> bool:
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_a_stopped_demo_leaves_no_process(tmp_path: Path, stop_signal: signal.Signals) -> None:
     run = uuid.uuid4().hex
-    with demo(tmp_path / "demo", "--commits", "2", "--rows", "100", writers=1, **{_MARK: run}) as process:
+    with demo(tmp_path / "demo", "--commits", "2", "--rows", "100", writers=1, **{_RUN_VARIABLE: run}) as process:
         deadline = time.monotonic() + 90
-        while not driver_runs(run):
+        while not driver_is_running(run):
             assert process.poll() is None
             assert time.monotonic() < deadline, processes_of(run)
             time.sleep(0.05)

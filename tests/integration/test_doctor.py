@@ -109,7 +109,7 @@ def test_a_stopped_server_and_a_missing_quorum_are_reported(
     code, findings = doctor(ensemble.hosts)
     assert code == 1
     assert findings[f"server {first.address}"][0] == "failed"
-    assert findings["session"][0] == "ok", "two of three are a quorum"
+    assert findings["session"][0] == "ok", "no session, although two of three servers are a quorum"
     second.kill()
     eventually(lambda: ask(third).problem)
     monkeypatch.setattr("sluice.doctor.ensemble.CONNECT_SECONDS", 1.0)
@@ -184,7 +184,7 @@ def test_old_and_different_versions_are_reported(
     assert (finding.verdict, message in finding.message) == (verdict, True)
 
 
-def test_a_silent_server_is_no_fault_and_two_leaders_are_one() -> None:
+def test_two_leaders_fail_and_a_silent_server_is_a_note() -> None:
     (finding,) = server_findings([Server("a")])
     assert finding.verdict is Verdict.NOTE
     leaders = [Server(name, version=(3, 9, 5), mode="leader") for name in "ab"]
@@ -203,7 +203,7 @@ def test_clocks_may_differ_by_the_request_s_time_and_a_second() -> None:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
-    """An S3 for this file alone: the tests list all of its objects."""
+    """An S3 that only this file uses, because the tests list all of its objects."""
     with lake() as s3:
         yield s3
 

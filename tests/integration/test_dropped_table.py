@@ -64,7 +64,7 @@ def remove_folder(spark: SparkSession, table: str) -> None:
 
 
 def verify(s3: FaultyS3, table: str) -> list[str]:
-    """Run ``sluice verify`` in a process of its own: deltalake would block this one, which serves the S3."""
+    """Run ``sluice verify`` in another process: deltalake would block this process, which serves the S3."""
     command = [sys.executable, "-m", "sluice", "verify", table, "--json"]
     environment = {**os.environ, **s3.environment}
     process = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120)
@@ -74,16 +74,16 @@ def verify(s3: FaultyS3, table: str) -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("versions", [1, 3])
+@pytest.mark.parametrize("new_versions", [1, 3])
 def test_verify_names_a_late_commit_to_a_dropped_table(
     spark: SparkSession,
     faulty_s3: FaultyS3,
     make_manager: Callable[..., ZookeeperLockManager],
     inspector: LockInspector,
     fault: S3Fault,
-    versions: int,
+    new_versions: int,
 ) -> None:
-    table = f"s3a://{BUCKET}/with-{versions}"
+    table = f"s3a://{BUCKET}/with-{new_versions}"
     late_writer, dropper = make_manager(job="late"), make_manager(job="dropper")
     with locked(spark, table, manager=late_writer):
         for number in range(3):
@@ -108,7 +108,7 @@ def test_verify_names_a_late_commit_to_a_dropped_table(
     with locked(spark, table, manager=dropper):
         assert spark.read.format("delta").load(table).count() == 3
         remove_folder(spark, table)
-        for number in range(versions):
+        for number in range(new_versions):
             append(spark, table, 100 + number, 101 + number)
     assert verify(faulty_s3, table) == []
 
@@ -121,8 +121,8 @@ def test_verify_names_a_late_commit_to_a_dropped_table(
     late_commits = [problem for problem in problems if "late commit to a table that was dropped here before" in problem]
     assert any(problem.startswith("version 3 carries fencing token") for problem in late_commits)
     gaps = [problem for problem in problems if "missing from the log, and version 3 is there" in problem]
-    assert len(gaps) == (versions == 1)
-    # The table is unreadable: a version is missing, or data files of the old table.
+    assert len(gaps) == (new_versions == 1)
+    # The table is unreadable: a version or data files of the old table are missing.
     with pytest.raises((PySparkException, Py4JJavaError)):
         spark.read.format("delta").load(table).collect()
 

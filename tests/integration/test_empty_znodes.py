@@ -1,4 +1,4 @@
-"""The znodes of unused partitions are removed, and locks work as before, on a real server."""
+"""The znodes of unused partitions are removed, and locks still exclude each other, on a real server."""
 
 from __future__ import annotations
 
@@ -69,27 +69,27 @@ class Workers:
                 self.expected += increments
 
     def _work(self, number: int) -> Counter[Month]:
-        choice = random.Random(f"{self.seed}-{number}")
+        generator = random.Random(f"{self.seed}-{number}")
         increments: Counter[Month] = Counter()
-        for turn in range(ROUNDS):
+        for round_number in range(ROUNDS):
             # Every third round locks partitions of a year that all threads use.
-            year = choice.randrange(YEARS) if turn % 3 else 0
-            months = sorted(choice.sample(range(MONTHS), choice.randint(1, 3)))
-            partitions = [part(year, month) for month in months] if turn % 5 else [part(year)]
-            locked = [(year, month) for month in (months if turn % 5 else range(MONTHS))]
+            year = generator.randrange(YEARS) if round_number % 3 else 0
+            months = sorted(generator.sample(range(MONTHS), generator.randint(1, 3)))
+            partitions = [part(year, month) for month in months] if round_number % 5 else [part(year)]
+            locked_months = [(year, month) for month in (months if round_number % 5 else range(MONTHS))]
             with self.managers[number % len(self.managers)].acquire(self.table, partitions=partitions):
-                for month in locked:
+                for month in locked_months:
                     assert self._holders.setdefault(month, number) == number, f"two threads hold {month}"
-                counts = [self.counts[month] for month in locked]
-                time.sleep(choice.random() * 0.002)
-                for month, count in zip(locked, counts, strict=True):
+                counts = [self.counts[month] for month in locked_months]
+                time.sleep(generator.random() * 0.002)
+                for month, count in zip(locked_months, counts, strict=True):
                     self.counts[month] = count + 1
                     del self._holders[month]
-            increments.update(locked)
+            increments.update(locked_months)
         return increments
 
 
-def test_partitions_that_are_always_removed_exclude_as_before(
+def test_partitions_whose_znodes_are_removed_still_exclude(
     make_manager: MakeManager,
     table: str,
     partitions: Partitions,
@@ -107,9 +107,9 @@ def test_partitions_that_are_always_removed_exclude_as_before(
     monkeypatch.setattr(Acquisition, "_make_queues", count_creations)
     workers = Workers([make_manager() for _ in range(MANAGERS)], table, seed=random.randrange(2**32))
     workers.run()
-    assert workers.counts == workers.expected, f"seed {workers.seed}"
+    assert workers.counts == workers.expected, f"an increment was lost, with the seed {workers.seed}"
     assert sum(workers.expected.values()) >= THREADS * ROUNDS
-    assert max(creations.values()) > 2, "no partition was removed meanwhile"
+    assert max(creations.values()) > 2, "no znode of a partition was removed and created again"
     eventually(lambda: not partitions.exist())
     assert sorted(partitions.client.get_children(partitions.path)) == ["intents"]
 

@@ -31,7 +31,7 @@ from sluice.ensemble.ready import epoch_faults, server_faults
 from tests.support.authority import Authority
 
 MOST_COMMAND_SECONDS = 30.0
-"""Upper bound of one command with a suspended server: its words, a session, and the session's end are bounded."""
+"""Upper bound for one command with a suspended server: its requests, its session and the session's end time out."""
 
 WAIT_SECONDS = 60.0
 
@@ -135,7 +135,7 @@ def test_a_fresh_ensemble_is_ready_despite_older_epochs() -> None:
     """Followers report an older epoch until the first write."""
     with EmbeddedZooKeeper(3) as fresh:
         servers = ask_servers(LockSettings(zk_hosts=fresh.hosts))
-        assert epoch_faults(servers), "control: the servers report different epochs"
+        assert epoch_faults(servers), "the control failed: all servers report the same epoch"
         faults, reports = ready(fresh.hosts)
         assert faults == []
         assert len({report["epoch"] for report in reports}) == 1
@@ -216,11 +216,11 @@ def test_a_suspended_member_is_named_within_bounded_time(ensemble: EmbeddedZooKe
     suspended = server_in_mode(mode, ensemble)
     suspended.pause()
     try:
-        started = time.monotonic()
+        start_time = time.monotonic()
         reports = status(ensemble.hosts)
         assert suspended.address in [report["address"] for report in reports if report["problem"]]
         faults, _ = ready(ensemble.hosts)
-        assert time.monotonic() - started < MOST_COMMAND_SECONDS
+        assert time.monotonic() - start_time < MOST_COMMAND_SECONDS
     finally:
         suspended.resume()
     assert f"{suspended.address} does not answer within 2 s: it is suspended" in str(faults)
@@ -354,9 +354,9 @@ def test_an_address_without_an_answer_takes_two_seconds(standalone: EmbeddedZooK
             connection.setblocking(False)
             with suppress(BlockingIOError):
                 connection.connect(silent.getsockname())
-        started = time.monotonic()
+        start_time = time.monotonic()
         silent_report, report = status(f"127.0.0.1:{silent.getsockname()[1]},{standalone.hosts}")
-        assert time.monotonic() - started < MOST_COMMAND_SECONDS / 3
+        assert time.monotonic() - start_time < MOST_COMMAND_SECONDS / 3
     assert "does not answer within 2 s" in silent_report["problem"]
     assert report["mode"] == "standalone"
 
@@ -374,9 +374,9 @@ def test_a_server_that_trickles_bytes_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=trickle)
         thread.start()
-        started = time.monotonic()
+        start_time = time.monotonic()
         server_report = ask_server("127.0.0.1", server.getsockname()[1])
-        assert time.monotonic() - started < MOST_COMMAND_SECONDS / 3
+        assert time.monotonic() - start_time < MOST_COMMAND_SECONDS / 3
         end.set()
         thread.join()
     assert server_report.problem is not None
@@ -423,6 +423,6 @@ def test_ready_reports_a_missing_sasl_login() -> None:
     security = ServerSecurity(sasl_users={"etl": "right"}, schemes=("sasl",))
     with EmbeddedZooKeeper(security=security) as server:
         ((fault, *_), (report,)) = ready(server.hosts, "--expect", "1")
-        assert report["mode"] == "standalone", "four-letter words need no login"
+        assert report["mode"] == "standalone", "the server did not answer srvr, which needs no login"
         assert "SessionClosedRequireSaslError" in fault
         assert "SessionClosedRequireSaslError" in doctor_messages(server.hosts)["session"]
