@@ -68,7 +68,7 @@ class Table(TableAtTheGate):
             self.rows(*ids).write.format("delta").mode("append").save(str(self.path))
 
     def append_by_delta_rs(self, *ids: int) -> None:
-        """Append under this thread's lock, without a checksum file of the version."""
+        """Append with delta-rs, which writes no checksum file. The caller holds the lock."""
         write_deltalake(str(self.path), pa.table({"id": pa.array(ids, pa.int64())}), mode="append")
 
     def add_column(self) -> None:
@@ -154,7 +154,7 @@ def test_a_plan_that_reads_the_table_starts_under_the_lock(table: Table, monkeyp
         patch.setattr(StagedWrite, "run", None)
         table.writer.append(doubled, lock_during="commit", before_write=table.record_files)
     assert [len(files) for files in table.files_at_lock] == [1], "rows were written before the lock was acquired"
-    # Without this rule the transaction of Delta shows that the table was read.
+    # Without this rule, Delta's transaction still shows that the table was read, and the write is repeated.
     monkeypatch.setattr(gate_rules, "_reads_reason", lambda *_: None)
     table.writer.append(doubled, lock_during="commit", before_write=table.record_files)
     assert [len(files) for files in table.files_at_lock[1:]] == [2], "the file of the first attempt was not removed"
@@ -177,15 +177,15 @@ def test_on_s3_each_scheme_is_the_same_table_to_the_gate(
         patch.setattr(LockedOperation, "_write_to", None)
         assert [writer.append(spark.range(1).coalesce(1)).version for _ in range(3)] == [1, 2, 3]
 
-    def reads(rows: DataFrame) -> bool:
+    def reads_the_table(rows: DataFrame) -> bool:
         facts = gate_rules.staging_facts(spark, writer.log, Operation(lambda *_: None, reads=(rows,)))
         return gate_rules._reads_reason(facts, writer.location) is not None
 
     for scheme in ("s3a", "s3", "s3n"):
-        assert reads(spark.read.format("delta").load(f"{scheme}://{table}"))
+        assert reads_the_table(spark.read.format("delta").load(f"{scheme}://{table}"))
     changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 1)
-    assert reads(changes.load(f"s3a://{table}"))
-    assert not reads(spark.range(1))
+    assert reads_the_table(changes.load(f"s3a://{table}"))
+    assert not reads_the_table(spark.range(1))
 
 
 @pytest.mark.full
@@ -238,12 +238,12 @@ def test_a_lock_lost_after_the_put_changes_nothing(
     assert table.ids() == [0, 1]
 
 
-@pytest.mark.parametrize("visible", [True, False], ids=["in the log", "not in the log"])
+@pytest.mark.parametrize("is_in_log", [True, False], ids=["in the log", "not in the log"])
 def test_a_put_without_an_answer_is_searched_in_the_log(
-    table: Table, *, visible: bool, monkeypatch: pytest.MonkeyPatch
+    table: Table, *, is_in_log: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ticket, "record_outcome", lambda *_: None)
-    if visible:
+    if is_in_log:
         assert table.append(1).version == 1
     else:
         monkeypatch.setattr(table.writer.log, "find_commit", lambda _, after, **_options: (None, after + 1))
@@ -323,9 +323,9 @@ def new_table(request: pytest.FixtureRequest, make_rival: Callable[..., RivalMan
     return Table.create(request, rival=make_rival())
 
 
-@pytest.mark.parametrize("fixture", ["table", "new_table"], ids=["removed", "created and removed"])
-def test_a_removed_table_is_created_by_the_repeated_write(fixture: str, request: pytest.FixtureRequest) -> None:
-    table: Table = request.getfixturevalue(fixture)
+@pytest.mark.parametrize("fixture_name", ["table", "new_table"], ids=["removed", "created and removed"])
+def test_a_removed_table_is_created_by_the_repeated_write(fixture_name: str, request: pytest.FixtureRequest) -> None:
+    table: Table = request.getfixturevalue(fixture_name)
     with table.waiting(1) as running:
         table.remove_files()
     assert running.result().version == 0
@@ -418,7 +418,7 @@ def test_threads_of_one_driver_have_one_contender_each(table: Table, ensemble_cl
             table.eventually(lambda: table.queued() == 4, label="a contender of each append")
             nodes = contenders(ensemble_client, table.writer.table)
             owners = {ensemble_client.get(node)[1].ephemeralOwner for node in nodes}
-            assert len(owners) == 2, "the sessions of the rival and of the driver"
+            assert len(owners) == 2, "expected one session of the rival and one of the driver"
         results = sorted((append.result() for append in appends), key=lambda result: result.version or 0)
     assert [result.version for result in results] == [1, 2, 3]
     assert [result.token for result in results] == sorted(result.token or 0 for result in results)
@@ -444,7 +444,7 @@ def test_a_commit_at_the_gate_blocks_no_thread_of_its_driver(
 
 
 @pytest.mark.full
-def test_a_missing_checksum_is_derived_as_its_writer_does(table: Table) -> None:
+def test_a_derived_checksum_equals_that_of_the_writer(table: Table) -> None:
     table.append(1, txn=("job", 1))
     table.writer.overwrite(table.spark.range(2, 4, numPartitions=2), txn=("job", 2), lock_during="commit")
     table.writer.optimize()
@@ -453,7 +453,7 @@ def test_a_missing_checksum_is_derived_as_its_writer_does(table: Table) -> None:
         path.unlink()
     for path, checksum in written.items():
         derived = read_as(table.spark, "t", path)
-        assert derived["allFiles"], "the comparison includes files"
+        assert derived["allFiles"], "the derived checksum lists no files"
         assert files_of(derived) == files_of(checksum)
         assert derived == checksum
         with pytest.raises(Exception, match="FileNotFound"):
@@ -463,46 +463,46 @@ def test_a_missing_checksum_is_derived_as_its_writer_does(table: Table) -> None:
 def test_a_checksum_that_delta_would_not_derive_is_missing(table: Table) -> None:
     table.append_by_delta_rs(1)
     table.add_column()
-    initial, of_append, of_new_column = table.checksums(0, 1, 2)
-    assert read_as(table.spark, "t", of_append)["numFiles"] == 2
+    first_checksum, append_checksum, column_checksum = table.checksums(0, 1, 2)
+    assert read_as(table.spark, "t", append_checksum)["numFiles"] == 2
     with pytest.raises(Exception, match="FileNotFound"):
-        read_as(table.spark, "t", of_new_column)
+        read_as(table.spark, "t", column_checksum)
     # A checksum is derived from the one before it.
-    initial.unlink()
+    first_checksum.unlink()
     with pytest.raises(Exception, match="FileNotFound"):
-        read_as(table.spark, "t", of_append)
+        read_as(table.spark, "t", append_checksum)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("derivable", [True, False], ids=["derived", "negative control"])
 def test_versions_without_checksums_cost_no_spark_job(table: Table, *, derivable: bool) -> None:
-    """Commits of delta-rs have no checksum files: they come before the append begins, and while it is at the gate."""
+    """Commits of delta-rs have no checksum files. They precede the append, or come while it waits at the gate."""
 
     def jobs_of_append(row: int, append: Callable[[int], Any] = table.append) -> int:
         previous_jobs = table.jobs()
         append(row)
         return table.jobs() - previous_jobs
 
-    usual = jobs_of_append(1)
+    usual_jobs = jobs_of_append(1)
     if not derivable:
         for path in table.checksums(0, 1):
             path.unlink()
     table.append_by_delta_rs(2)
-    at_the_beginning = jobs_of_append(3)
+    jobs_at_beginning = jobs_of_append(3)
     if not derivable:
-        assert at_the_beginning > usual
+        assert jobs_at_beginning > usual_jobs
         return
-    at_the_gate = []
+    jobs_at_gate = []
     for row, options in ((4, {}), (6, {"before_write": lambda _: None})):
         with table.waiting(row, **options) as running:
             jobs = table.jobs()
             table.append_by_delta_rs(row + 1)
         assert running.result().version == row + 1
-        at_the_gate.append(table.jobs() - jobs)
+        jobs_at_gate.append(table.jobs() - jobs)
     table.append_by_delta_rs(8)
-    under_the_lock = jobs_of_append(9, lambda row: table.writer.append(table.rows(row), lock_during="write"))
+    jobs_under_lock = jobs_of_append(9, lambda row: table.writer.append(table.rows(row), lock_during="write"))
     assert table.ids() == list(range(10))
-    assert (at_the_beginning, at_the_gate, under_the_lock) == (usual, [0, 0], usual)
+    assert (jobs_at_beginning, jobs_at_gate, jobs_under_lock) == (usual_jobs, [0, 0], usual_jobs)
 
 
 @pytest.mark.full
@@ -528,7 +528,7 @@ def test_some_settings_keep_the_lock_over_the_whole_write(table: Table) -> None:
 
 
 @pytest.mark.parametrize("operation", ["append", pytest.param("overwrite", marks=pytest.mark.soak)])
-def test_the_settings_of_the_session_of_the_rows_count(table: Table, operation: str) -> None:
+def test_the_settings_of_the_session_of_the_rows_apply(table: Table, operation: str) -> None:
     session = table.spark.newSession()
     session.conf.set(COMMIT_LOCK, "true")
     initial_files, rows = table.files(), session.createDataFrame([(1,)], "id long")

@@ -45,11 +45,13 @@ class Table(TableAtTheGate):
     def update(self) -> CommitResult:
         return self.writer.update({"id": "id + 10"}, lock_during="commit")
 
-    def in_the_manifest(self) -> set[str]:
+    def manifest_files(self) -> set[str]:
+        """Return the names of the data files that the manifest lists."""
         manifest = self.path / "_symlink_format_manifest" / "manifest"
         return {Path(line).name for line in manifest.read_text().splitlines()} if manifest.exists() else set()
 
-    def in_the_log(self) -> set[str]:
+    def current_files(self) -> set[str]:
+        """Return the names of the data files of the newest version."""
         return {Path(name).name for name in DeltaTable(str(self.path)).file_uris()}
 
     @contextmanager
@@ -63,14 +65,14 @@ class Table(TableAtTheGate):
             record_outcome(ticket, request)
             released.wait(60)
 
-        def note_and_release(hold: HeldLock) -> None:
+        def record_and_release(hold: HeldLock) -> None:
             if hold.resource == self.writer.table:
-                complete.append(self.in_the_manifest() == self.in_the_log())
+                complete.append(self.manifest_files() == self.current_files())
             release(hold)
             released.set()
 
         patch.setattr(Ticket, "record_outcome", wait_for_the_release)
-        patch.setattr(HeldLock, "release", note_and_release)
+        patch.setattr(HeldLock, "release", record_and_release)
         yield complete
 
 
@@ -115,12 +117,12 @@ def test_the_manifest_lists_all_files_of_concurrent_appends(table: Table) -> Non
     for row in (1, 3):
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(table.append, range(row, row + 2)))
-        assert table.in_the_manifest() == table.in_the_log()
+        assert table.manifest_files() == table.current_files()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("table", "early"),
+    ("table", "staged"),
     [
         (ONE_ROW, True),
         (with_property("autoOptimize.autoCompact", "true"), True),
@@ -130,10 +132,10 @@ def test_the_manifest_lists_all_files_of_concurrent_appends(table: Table) -> Non
     ids=["plain", "auto-compaction that the session turns off", "checkpoint", "manifest"],
     indirect=["table"],
 )
-def test_harmless_hooks_run_behind_the_gate(table: Table, *, early: bool) -> None:
+def test_harmless_hooks_run_behind_the_gate(table: Table, *, staged: bool) -> None:
     initial_files = table.files()
     table.append(1, before_write=table.record_files)
-    assert (table.files_at_lock[-1] != initial_files) == early
+    assert (table.files_at_lock[-1] != initial_files) == staged
 
 
 @pytest.mark.parametrize("table", [ONE_ROW], ids=["one row"], indirect=True)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 class Table(TableAtTheGate):
     """A table of two partitions, ``p`` 0 and 1, each with ten rows in two files; ``n`` is 0 in all rows."""
 
-    vectors: bool
+    deletion_vectors: bool
 
     def run(self, operation: str) -> CommitResult:
         """Run an operation on the rows of partition 0."""
@@ -42,14 +42,14 @@ class Table(TableAtTheGate):
         return result
 
     def append_by_delta_rs(self, *rows: tuple[int, int, int], **options: Any) -> None:
-        """Append under this thread's lock."""
+        """Append with delta-rs. The caller holds the lock."""
         columns = zip(("p", "id", "n"), zip(*rows, strict=True), strict=True)
         data = pa.table({name: pa.array(values, pa.int64()) for name, values in columns})
         write_deltalake(str(self.path), data, mode="append", **options)
 
     def raise_first_row(self) -> None:
-        """Change a row of partition 0 under this thread's lock: Spark by a deletion vector, or delta-rs by a file."""
-        if self.vectors:
+        """Change a row of partition 0, by a deletion vector or by delta-rs. The caller holds the lock."""
+        if self.deletion_vectors:
             self.sql("UPDATE {t} SET n = n + 10 WHERE p = 0 AND id = 0")
         else:
             DeltaTable(str(self.path)).update(predicate="p = 0 AND id = 0", updates={"n": "n + 10"})
@@ -64,25 +64,29 @@ class Table(TableAtTheGate):
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    vectors = getattr(request, "param", False)
+    deletion_vectors = getattr(request, "param", False)
     return Table.create(
         request,
         "CREATE TABLE {t} (id LONG, p LONG, n LONG) USING delta PARTITIONED BY (p) "
-        f"TBLPROPERTIES ('delta.enableDeletionVectors' = '{str(vectors).lower()}')",
+        f"TBLPROPERTIES ('delta.enableDeletionVectors' = '{str(deletion_vectors).lower()}')",
         "INSERT INTO {t} SELECT /*+ REPARTITION(2) */ id % 10 AS id, id DIV 10 AS p, 0L AS n FROM range(20)",
-        vectors=vectors,
+        deletion_vectors=deletion_vectors,
     )
 
 
-def operations(*full: str) -> list[Any]:
-    """Return all operations as parameters. Those not named take the same path in Delta and are part of `make soak`."""
+def operations(*names: str) -> list[Any]:
+    """Return all operations as parameters.
+
+    Operations that are not in ``names`` take the same path in Delta. Only `make soak` runs them.
+    """
     return [
-        pytest.param(name, marks=() if name in full else pytest.mark.soak)
+        pytest.param(name, marks=() if name in names else pytest.mark.soak)
         for name in ("overwrite", "delete", "update", "merge", "optimize")
     ]
 
 
 def rows_after(operation: str, *appended: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Return the rows of the table after an operation, and the appended rows."""
     changed = {
         "overwrite": [(0, number, 1) for number in range(5)],
         "delete": [(0, number, 0) for number in range(5)],

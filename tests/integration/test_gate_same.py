@@ -98,12 +98,14 @@ class Pair:
         """Append; return whether files were written before the lock was acquired."""
         with locked(self.spark, str(self.plain), manager=self.manager):
             rows.write.format("delta").mode("append").options(**self.case.options).save(str(self.plain))
-        counts = [self.gated_files()]
-        self.append_gated(rows, options=self.case.options, before_write=lambda _: counts.append(self.gated_files()))
+        counts = [self.gated_file_count()]
+        self.append_gated(
+            rows, options=self.case.options, before_write=lambda _: counts.append(self.gated_file_count())
+        )
         previous, at_lock = counts
         return at_lock > previous
 
-    def gated_files(self) -> int:
+    def gated_file_count(self) -> int:
         return len(list(self.gated.rglob("*.parquet")))
 
     def append_gated(self, rows: DataFrame, **options: Any) -> None:
@@ -120,6 +122,8 @@ class Pair:
 def pair_of(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], tmp_path: Path
 ) -> Iterator[Callable[..., Pair]]:
+    """Create the two tables of a case, and apply its session settings until the end of the test."""
+
     def make(case: AppendCase, *statements: str) -> Pair:
         properties = ", ".join(f"'{name}' = '{value}'" for name, value in case.properties.items())
         with_properties = f"TBLPROPERTIES ({properties})" if properties else ""

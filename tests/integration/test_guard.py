@@ -196,18 +196,18 @@ def test_ctrl_c_releases_the_lock_and_refuses_the_commit(
     table: Table, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     """The JVM is committing when the interrupt comes, and goes on."""
-    checking, go_on, answers = threading.Event(), threading.Event(), list[dict[str, Any]]()
+    check_began, check_may_continue, answers = threading.Event(), threading.Event(), list[dict[str, Any]]()
     check, main_thread = GUARD.check, threading.main_thread().ident
     assert main_thread is not None
 
     def check_late(request: str) -> str:
-        checking.set()
-        go_on.wait(60)
+        check_began.set()
+        check_may_continue.wait(60)
         answers.append(json.loads(check(request)))
         return json.dumps(answers[-1])
 
     def interrupt() -> None:
-        checking.wait(60)
+        check_began.wait(60)
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     monkeypatch.setattr(GUARD, "check", check_late)
@@ -219,7 +219,7 @@ def test_ctrl_c_releases_the_lock_and_refuses_the_commit(
         assert table.znodes.intents() == {}
         table.manager.acquire(table.path, timeout_seconds=0).release()
     finally:
-        go_on.set()
+        check_may_continue.set()
         interrupting.result()
     eventually(lambda: answers, label="the answer to the interrupted commit")
     assert answers[0]["refused"] == "LockNotHeldError"
@@ -306,11 +306,11 @@ def test_an_existing_version_is_not_filled(table: Table) -> None:
 
 
 def test_an_intent_that_does_not_fit_fills_the_next_version(table: Table) -> None:
-    # A version far ahead: the table was dropped and created again under that hold.
+    # The version is far ahead, because the table was dropped and created again under that hold.
     table.leave_intent(7)
     with table.locked():
         assert table.version() == 1
-    # An unreadable intent.
+    # The intent is unreadable.
     table.leave_intent(2)
     table.client.set(f"{table.znodes.intents_path}/{DEAD_HOLD}", b"of another release")
     with table.locked():
@@ -419,14 +419,14 @@ def test_a_guard_that_answers_too_late_refuses_the_commit(new_table: Table, monk
     spark = new_table.spark
     attach(spark)
     server: GuardServer = spark.sparkContext._gateway._sluice_guard  # type: ignore[union-attr]
-    answer = threading.Event()
+    may_answer = threading.Event()
     server.install(spark._jvm, answer_seconds=0.3)
-    monkeypatch.setattr(GUARD, "check", lambda _: str(answer.wait(60)))
+    monkeypatch.setattr(GUARD, "check", lambda _: str(may_answer.wait(60)))
     try:
         with new_table.locked(), pytest.raises(LockLostError, match="did not answer"):
             new_table.append(0, 1)
     finally:
-        answer.set()
+        may_answer.set()
         server.install(spark._jvm, answer_seconds=60)
     assert not new_table.exists()
 

@@ -90,7 +90,7 @@ def test_a_commit_inside_its_partitions_is_stamped_with_them(table: Table) -> No
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("statement", "touched"),
+    ("statement", "outside_change"),
     [
         ("INSERT INTO {} VALUES (10, 2013, 1), (11, 2014, 1)", "y=2014/m=1"),
         ("INSERT INTO {} VALUES (10, 2013, NULL)", "y=2013/m=__HIVE_DEFAULT_PARTITION__"),
@@ -102,11 +102,11 @@ def test_a_commit_inside_its_partitions_is_stamped_with_them(table: Table) -> No
         pytest.param("ALTER TABLE {} ADD COLUMNS (more STRING)", "metaData", marks=pytest.mark.soak),
     ],
 )
-def test_a_refusal_names_the_changes_outside_the_partitions(table: Table, statement: str, touched: str) -> None:
+def test_a_refusal_names_the_changes_outside_the_partitions(table: Table, statement: str, outside_change: str) -> None:
     commit = table.last_commit()
     with table.locked({"y": 2013, "m": 1}), pytest.raises(LockNotHeldError) as refused:
         table.sql(statement)
-    assert touched in str(refused.value)
+    assert outside_change in str(refused.value)
     assert table.last_commit() == commit
     assert table.ids() == [1, 2, 3, 4]
 

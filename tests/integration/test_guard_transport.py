@@ -153,11 +153,11 @@ def test_each_python_of_a_jvm_checks_its_own_commits(
     attach(spark)
     with locked(spark, table, manager=manager):
         append(spark, 0, 1, table)
-        second = start_python()
-        assert second.call("append", table=second_table, first=0, end=2) is None
+        second_python = start_python()
+        assert second_python.call("append", table=second_table, first=0, end=2) is None
         append(spark, 1, 2, table)
-        assert second.call("append", table=second_table, first=2, end=3) is None
-        error, message = second.call("append_without_the_lock", table=table, first=5, end=6)
+        assert second_python.call("append", table=second_table, first=2, end=3) is None
+        error, message = second_python.call("append_without_the_lock", table=table, first=5, end=6)
         assert (error, "bound to no lock" in message) == ("LockNotHeldError", True)
         with pytest.raises(LockNotHeldError):
             append(spark, 7, 8, second_table)
@@ -168,13 +168,13 @@ def test_each_python_of_a_jvm_checks_its_own_commits(
         (3, lambda: writer.delete("id = 8", lock_during="commit")),
     ):
         assert in_new_thread(write).result().version == version
-    third = start_python()
-    assert third.call("append", table=second_table, first=3, end=4) is None
-    third.kill()
+    third_python = start_python()
+    assert third_python.call("append", table=second_table, first=3, end=4) is None
+    third_python.kill()
     # A dead Python changes nothing: a commit without the lock is refused, a commit with the lock succeeds.
     with pytest.raises(LockNotHeldError, match="bound to no lock"):
         append(spark, 7, 8, table)
-    assert second.call("append", table=second_table, first=4, end=5) is None
+    assert second_python.call("append", table=second_table, first=4, end=5) is None
     with locked(spark, table, manager=manager):
         append(spark, 2, 3, table)
     assert rows_of(table) == [(0,), (1,), (2,)]
