@@ -216,7 +216,7 @@ BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", ("--mapping", "{mapping}", "--source", "/nowhere"), 2, "does not exist"),
     ("hbase-proxy", HBASE, 2, "lines"),
     ("hbase", ("--mapping", "{mapping}", *CHECKPOINT_IN_THE_TABLE), 2, "in the folder of the table"),
-    ("hbase", ("--mapping", "{mapping}", "--source", "{corrupt}"), 5, ""),
+    ("hbase", ("--mapping", "{mapping}", "--source", "{corrupt}"), 5, "corrupt.json.gz"),
     ("debezium", ("--source", "{truncate}"), 5, "truncated"),
     ("debezium", ("--source", "{keyless}"), 5, "key"),
     ("debezium", ("--kafka", "localhost:1", "--topic", "t"), 2, "--packages"),

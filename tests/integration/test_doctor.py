@@ -94,6 +94,7 @@ def test_the_text_has_a_line_for_each_check(ensemble: EmbeddedZooKeeper) -> None
     *lines, summary = result.stdout.splitlines()
     assert summary == "no check failed"
     assert {line.split()[0] for line in lines} <= {"ok", "note"}
+    assert len(lines) == len(doctor(ensemble.hosts)[1])
 
 
 @pytest.mark.full

@@ -129,6 +129,7 @@ def test_an_operation_with_a_conflict_is_repeated_under_lock(table: Table, opera
     # If Delta checked the conflict behind the gate, the first attempt has acquired the lock, too.
     assert 1 <= len(table.files_at_lock) <= 2
     assert not staged & table.files_at_lock[-1]
+    assert staged or table.deletion_vectors, "the first attempt wrote no file before the lock"
     assert not staged & table.files(), "a file of the first attempt was not removed"
 
 

@@ -1,4 +1,4 @@
-"""An append through the gate leaves the rows, schema, statistics and history of a plain append; see docs/gate.md."""
+"""A gated append has the same rows, schema, statistics and history as a plain append; see docs/gate.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection from the JVM to the commit guard in Python: closed to other programs, and one for each Python."""
+"""The connection from the JVM to the commit guard: each Python process has its own, and no other program can use it."""
 
 from __future__ import annotations
 
