@@ -19,16 +19,16 @@ from lock_manager.table_records.adoption import UNSET_PROPERTIES
 from sluice.audit.log_files import CHECKSUM_FILE, LogCommit, version_files
 
 _P = ParamSpec("_P")
-_SHOWN = 5
+_MAX_SHOWN = 5
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..+")
 _TWO_ENSEMBLES = "two ensembles could have granted its lock"
-_LATE_COMMIT = "a late commit to a table that was dropped here before this one was made"
+_LATE_COMMIT = "a late commit to an earlier table, which was dropped here before this table was created"
 
 
 def shorten(problems: Sequence[str]) -> list[str]:
     """Return the first few problems, and a sentence with the number of the others."""
-    more = len(problems) - _SHOWN
-    return [*problems[:_SHOWN], f"(and {more} more of this kind)"] if more > 0 else list(problems)
+    more = len(problems) - _MAX_SHOWN
+    return [*problems[:_MAX_SHOWN], f"(and {more} more of this kind)"] if more > 0 else list(problems)
 
 
 def limit_problems(check: Callable[_P, Iterable[str]]) -> Callable[_P, list[str]]:
@@ -47,7 +47,7 @@ class Interval:
 
     Attributes:
         end: End of the hold, or the last time at which it is known to have lasted.
-        owner: The holder. Two intervals of one owner are of one hold, so they never conflict.
+        owner: The holder. Intervals of the same owner belong to one hold, so they never conflict.
         node: The locked node. Holds of different nodes may overlap.
         shared: Whether other shared holds of the node may overlap with it.
 
@@ -61,9 +61,9 @@ class Interval:
 
 
 def overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
-    """Return the pairs of holds that exclude each other and overlap, one pair for two owners.
+    """Return the pairs of holds that overlap although they exclude each other, at most one pair for each two owners.
 
-    Overlaps up to ``clock_skew_seconds`` are attributed to the clocks of the hosts.
+    Overlaps up to ``clock_skew_seconds`` are ignored, because the clocks of the hosts differ.
     """
     pairs: dict[tuple[str, str], tuple[Interval, Interval]] = {}
     open_holds: dict[str, list[Interval]] = defaultdict(list)
@@ -77,7 +77,10 @@ def overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> l
 
 
 def holds_in_log(commits: Iterable[LogCommit]) -> list[Interval]:
-    """Return the holds that commits record: at each node from the acquisition to the time of the hold's last commit."""
+    """Return the holds that commits record, one interval for each hold and node.
+
+    An interval lasts from the acquisition to the time of the hold's last commit at the node.
+    """
     spans: dict[tuple[str, str, bool], tuple[float, float]] = {}
     for commit in commits:
         if commit.stamp is None or commit.timestamp is None:
@@ -102,27 +105,28 @@ def describe_overlaps(pairs: Iterable[tuple[Interval, Interval]]) -> Iterator[st
 
 @limit_problems
 def check_versions(names: Sequence[str]) -> Iterator[str]:
-    """Find versions that are missing before the first version, between versions, or after the last version.
+    """Find versions that are missing before the first version file, between version files, or after the last one.
 
-    ``names`` are those of the files in ``_delta_log``. Log clean-up removes only the oldest versions, and only those
-    that a checkpoint makes superfluous.
+    ``names`` are the names of the files in ``_delta_log``. Log clean-up removes only the oldest versions, and only if a
+    checkpoint makes them superfluous.
     """
     versions = version_files(names)
     for previous, version in pairwise(versions):
         if version != previous + 1:
             yield (
-                f"{_missing(previous + 1, version - 1)} from the log, and version {version} is there: either files "
+                f"{_missing_text(previous + 1, version - 1)} from the log, but version {version} exists: either files "
                 f"were deleted, or version {version} is {_LATE_COMMIT}"
             )
     checkpoints = [int(match[1]) for match in map(_CHECKPOINT_FILE.fullmatch, names) if match]
-    recorded = [int(name[:20]) for name in names if CHECKSUM_FILE.fullmatch(name)] + checkpoints
+    recorded_versions = [int(name[:20]) for name in names if CHECKSUM_FILE.fullmatch(name)] + checkpoints
     if versions and versions[0] > 0 and not any(checkpoint >= versions[0] - 1 for checkpoint in checkpoints):
-        yield f"{_missing(0, versions[0] - 1)} from the log, and there is no checkpoint"
-    if versions and max(recorded, default=0) > versions[-1]:
-        yield f"{_missing(versions[-1] + 1, max(recorded))} from the log: a checksum or checkpoint is there"
+        yield f"{_missing_text(0, versions[0] - 1)} from the log, and there is no checkpoint"
+    if versions and max(recorded_versions, default=0) > versions[-1]:
+        missing = _missing_text(versions[-1] + 1, max(recorded_versions))
+        yield f"{missing} from the log, but a later checksum or checkpoint exists"
 
 
-def _missing(first: int, last: int) -> str:
+def _missing_text(first: int, last: int) -> str:
     return f"version {first} is missing" if first == last else f"versions {first} to {last} are missing"
 
 
@@ -132,8 +136,8 @@ def check_tokens(commits: Iterable[LogCommit]) -> Iterator[str]:
 
     Within one ensemble and one locked node, an exclusive token is above all earlier tokens of other holds, and a shared
     token is above all earlier exclusive ones. A hold has one token at a node, and may commit any number of times. A
-    token below that of version 0 is of a hold that ended before the table was created. Then the commit is to an earlier
-    table, which was dropped at this location.
+    token below that of version 0 has one of two causes: the commit was meant for an earlier table, which was dropped at
+    this location, or version 0 was committed late.
     """
     first_tokens: dict[tuple[str, str], int] = {}
     # The highest exclusive and shared tokens so far by ensemble and node, each with its hold and its version.
@@ -153,14 +157,14 @@ def check_tokens(commits: Iterable[LogCommit]) -> Iterator[str]:
                         f"either it is {_LATE_COMMIT} (docs/operate.md), or version 0 was committed late"
                     )
                     continue
-                exclusive, own = highest[stamp.ensemble, key, False], highest[stamp.ensemble, key, shared]
+                exclusive, same_mode = highest[stamp.ensemble, key, False], highest[stamp.ensemble, key, shared]
                 limit = exclusive if shared else max(exclusive, highest[stamp.ensemble, key, True])
                 if token <= limit[0] and (token, stamp.hold) != limit[:2]:
                     yield (
                         f"version {commit.version} carries fencing token {token}, not above "
                         f"{limit[0]} of version {limit[2]}: an earlier holder wrote after a later one"
                     )
-                highest[stamp.ensemble, key, shared] = max(own, (token, stamp.hold, commit.version))
+                highest[stamp.ensemble, key, shared] = max(same_mode, (token, stamp.hold, commit.version))
 
 
 @limit_problems
@@ -172,27 +176,28 @@ def check_ensembles(commits: Iterable[LogCommit], *, adopted_by: str = "") -> It
     - The table is adopted, and the commit is under another ensemble.
     - A commit removed the adoption as a side effect (the table was replaced or restored), and a later commit is under
       another ensemble than the former adopter. A removal without a new adoption is a problem itself.
-    - The table is not adopted, and the commit is under an ensemble that had commits before those of another ensemble,
-      and has not adopted the table since.
+    - The table is not adopted, and its commits return to an ensemble after commits of another one. This is allowed
+      only if the ensemble adopted the table in between.
 
     ``adopted_by`` is the UUID of the ensemble that adopted the table before the first of these commits, if it is known.
     """
     previous_ensemble, last_versions = "", dict[str, int]()
     removal: tuple[str, int] | None = None  # the former adopter, and the version that removed the adoption
     for commit in commits:
-        accepted = {adopted_by}
+        accepted_ensembles = {adopted_by}
         if commit.adopted_by is not None and commit.adopted_by != adopted_by:
             is_side_effect = commit.adopted_by == "" and commit.operation != UNSET_PROPERTIES
             removal = (adopted_by, commit.version) if is_side_effect else None
-            # This commit may be under either: a clone starts with its source's adoption, RESTORE brings an older one.
+            # This commit may be under the previous or the new adopter: a clone starts with the adoption of its source,
+            # and RESTORE brings back an older one.
             adopted_by = commit.adopted_by
-            accepted.add(adopted_by)
+            accepted_ensembles.add(adopted_by)
             last_versions.pop(adopted_by, None)
         if commit.stamp is None:
             continue
         ensemble = commit.stamp.ensemble
         made_under = f"version {commit.version} was made under ensemble {ensemble}"
-        if adopted_by and "" not in accepted and ensemble not in accepted:
+        if adopted_by and "" not in accepted_ensembles and ensemble not in accepted_ensembles:
             yield f"{made_under}, but the table is adopted by {adopted_by}: {_TWO_ENSEMBLES}"
         elif removal is not None and ensemble != removal[0]:
             yield (
@@ -218,7 +223,8 @@ def check_names(commits: Iterable[LogCommit], *, adopted_name: str = "") -> Iter
     """Find commits under a lock on another name than the adopted one.
 
     A commit that changes the adoption may be under the lock on either name: moving a table holds both locks, and a
-    clone starts with the adoption of its source. ``adopted_name`` is the adopted name before them, if it is known.
+    clone starts with the adoption of its source. ``adopted_name`` is the adopted name before the first of these
+    commits, if it is known.
     """
     for commit in commits:
         previous_name = adopted_name
@@ -249,7 +255,7 @@ def check_commit_ids(commits: Iterable[LogCommit]) -> Iterator[str]:
 def commits_in_conflict(commits: Iterable[LogCommit]) -> list[LogCommit]:
     """Return the commits that lost at least one race: another commit lies between the version read and their own.
 
-    A commit with a stamp is not in a conflict: the gate lets one commit at a time put its version.
+    Commits with a stamp are not counted: the lock orders them, so an earlier version of another writer is no lost race.
     """
     return [
         commit
@@ -269,7 +275,7 @@ def observed_commits(commits: Iterable[LogCommit]) -> dict[str, tuple[int, ...]]
 
 
 def _group_versions(pairs: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
-    """Return the versions of each name, by name."""
+    """Group pairs of a name and a version by name."""
     groups: dict[str, list[int]] = defaultdict(list)
     for name, version in pairs:
         groups[name].append(version)
@@ -284,8 +290,8 @@ def version_ranges(versions: Sequence[int]) -> str:
             ranges[-1] = (ranges[-1][0], version)
         else:
             ranges.append((version, version))
-    texts = [str(start) if start == end else f"{start} to {end}" for start, end in ranges[:_SHOWN]]
-    more = ["…"] if len(ranges) > _SHOWN else []
+    texts = [str(start) if start == end else f"{start} to {end}" for start, end in ranges[:_MAX_SHOWN]]
+    more = ["…"] if len(ranges) > _MAX_SHOWN else []
     return f"version{'s' if len(versions) > 1 else ''} {', '.join([*texts, *more])}"
 
 

@@ -15,10 +15,11 @@ from sluice.console import make_table, print_problems, table_console
 
 _ID_LENGTH = 8
 _COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token", "ensemble", "engine")
-_NUMBERS = ("version", "rows", "token")
-_FOLDED = ("operation", "job", "engine")
-_WIDE = 110
-_TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
+_NUMBER_COLUMNS = ("version", "rows", "token")
+_FOLDED_COLUMNS = ("operation", "job", "engine")
+# Minimum width of a console that shows the year.
+_MIN_WIDTH_WITH_YEAR = 110
+_TIME_FORMAT, _SHORT_TIME_FORMAT = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
 
 
 def read_commit_list(
@@ -40,11 +41,11 @@ def read_commit_list(
 
 def log_to_json(location: str, commits: Sequence[LogCommit | str]) -> dict[str, Any]:
     """Return the object that ``sluice log --json`` prints."""
-    entries = [_entry(commit) if isinstance(commit, LogCommit) else {"problem": commit} for commit in commits]
+    entries = [_commit_json(commit) if isinstance(commit, LogCommit) else {"problem": commit} for commit in commits]
     return {"table": location, "commits": entries}
 
 
-def _entry(commit: LogCommit) -> dict[str, Any]:
+def _commit_json(commit: LogCommit) -> dict[str, Any]:
     stamp = commit.stamp
     return {
         "version": commit.version,
@@ -75,7 +76,7 @@ def print_log(location: str, commits: Sequence[LogCommit | str], console: Consol
     columns = [name for name in _COLUMNS if name != "ensemble" or len(ensembles) > 1]
     title = f"{location}, ensemble {min(ensembles)}" if len(ensembles) == 1 else location
     console.print(title, style="italic", soft_wrap=True)
-    table = make_table(columns, right=_NUMBERS, no_wrap=set(columns).difference(_FOLDED), padding=0)
+    table = make_table(columns, right=_NUMBER_COLUMNS, no_wrap=set(columns).difference(_FOLDED_COLUMNS), padding=0)
     for column, name in zip(table.columns, columns, strict=True):
         column.min_width = len(name)
     problems = []
@@ -83,7 +84,7 @@ def print_log(location: str, commits: Sequence[LogCommit | str], console: Consol
         if isinstance(commit, str):
             problems.append(commit)
             continue
-        cells = _cells(commit, _TIME if console.width >= _WIDE else _SHORT_TIME)
+        cells = _cells(commit, _TIME_FORMAT if console.width >= _MIN_WIDTH_WITH_YEAR else _SHORT_TIME_FORMAT)
         table.add_row(*(cells[name] for name in columns), style=None if commit.stamp else "yellow")
     console.print(table)
     print_problems(problems, console)

@@ -22,7 +22,7 @@ _VERSION_FILE = re.compile(r"(\d{20})\.json")
 #: Name of a version's checksum file.
 CHECKSUM_FILE = re.compile(r"(\d{20})\.crc")
 # Parsing malformed JSON or actions of unexpected types raises one of these.
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError)
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError)
 # The metrics of Spark and delta-rs that count changed rows. The first group with a metric in the commit is used: MERGE
 # also has numOutputRows, which includes rows that it only copied.
 _ROW_METRICS = (
@@ -39,7 +39,16 @@ _ROW_METRICS = (
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file that a commit adds or removes."""
+    """A data file that a commit adds or removes.
+
+    Attributes:
+        path: The path as in the log, percent-encoded.
+        deletion_vector: Identity of the deletion vector; "" if the file has none.
+        size: Size in bytes.
+        rows: Number of rows, without those that the deletion vector deletes; None if there are no statistics.
+        changes_data: Whether the commit changes the rows of the table (``dataChange``).
+
+    """
 
     path: str
     deletion_vector: str = ""
@@ -49,7 +58,7 @@ class DataFile:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The path as in the log (percent-encoded), and the deletion vector's identity: one path may have several."""
+        """The path and the deletion vector's identity. The log may contain one path with several deletion vectors."""
         return self.path, self.deletion_vector
 
 
@@ -64,8 +73,10 @@ class LogCommit:
         read_version: The version that the writer had read; None if it is not recorded.
         txn_id: Delta's id of the transaction.
         operation: Delta's name of the operation.
-        rows: Number of rows that it wrote, or that MERGE, UPDATE or DELETE changed; None if the log has no number.
-        observed: Name of the error with which the guard would have refused it; None unless the guard only observed.
+        rows: Number of rows that the commit wrote, or that MERGE, UPDATE or DELETE changed; None if the log has no
+            number.
+        observed: Name of the error with which the guard would have refused the commit; None unless the guard allowed it
+            only because of the mode ``observe``.
         stamp: The commit stamp; None if there is none.
         adopted_by: Id of the adopting ensemble after this commit, "" for none; None if the commit has no ``metaData``.
         adopted_name: The adopted name after this commit, "" for none; None if the commit has no ``metaData``.
@@ -131,7 +142,7 @@ def read_commits(log: LogFolder, versions: Sequence[int]) -> Iterator[LogCommit 
         for version, content in zip(versions, contents, strict=True):
             try:
                 yield parse_commit(version, content)
-            except _MALFORMED as error:
+            except _PARSE_ERRORS as error:
                 yield f"version {version} cannot be read: {error}"
 
 
@@ -148,7 +159,7 @@ def read_overwritten(log: LogFolder, versions: Sequence[int]) -> dict[int, LogCo
         version = names[name]
         try:
             originals[version] = parse_commit(version, content)
-        except _MALFORMED:
+        except _PARSE_ERRORS:
             originals[version] = LogCommit(version)
     return originals
 
@@ -160,19 +171,19 @@ def read_checksums(log: LogFolder, names: Sequence[str]) -> dict[int, Checksum]:
     with ThreadPoolExecutor(PARALLEL_READS) as pool:
         for name, content in zip(checksum_files, pool.map(log.read, checksum_files), strict=True):
             try:
-                checksums[int(name[:20])] = _checksum(json.loads(content))
-            except _MALFORMED:
+                checksums[int(name[:20])] = _parse_checksum(json.loads(content))
+            except _PARSE_ERRORS:
                 continue
     return checksums
 
 
-def _checksum(fields: dict[str, Any]) -> Checksum:
+def _parse_checksum(fields: dict[str, Any]) -> Checksum:
     files = fields.get("allFiles")
     return Checksum(
         txn_id=fields.get("txnId"),
         files=fields.get("numFiles"),
         size=fields.get("tableSizeBytes"),
-        keys=None if files is None else frozenset(_data_file(file).key for file in files),
+        keys=None if files is None else frozenset(_parse_data_file(file).key for file in files),
     )
 
 
@@ -187,7 +198,7 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     timestamp = info.get("timestamp")
-    adds = tuple(_data_file(action["add"]) for action in actions if "add" in action)
+    adds = tuple(_parse_data_file(action["add"]) for action in actions if "add" in action)
     metadata = next((action["metaData"] for action in actions if "metaData" in action), None)
     properties = None if metadata is None else metadata.get("configuration") or {}
     return LogCommit(
@@ -198,17 +209,17 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
         txn_id=info.get("txnId"),
         user_metadata=info.get("userMetadata"),
         operation=info.get("operation"),
-        rows=_rows(info, adds),
+        rows=_row_count(info, adds),
         observed=observed_refusal(info),
         stamp=parse_stamp(info),
         adopted_by=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
         adopted_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
         adds=adds,
-        removes=tuple(_data_file(action["remove"]) for action in actions if "remove" in action),
+        removes=tuple(_parse_data_file(action["remove"]) for action in actions if "remove" in action),
     )
 
 
-def _rows(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:
+def _row_count(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:
     """Return the number of rows that a commit wrote or changed: by its metrics, else by the added files' statistics."""
     metrics = info.get("operationMetrics")
     metrics = metrics if isinstance(metrics, dict) else {}
@@ -222,7 +233,7 @@ def _rows(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:
     return None if None in counts or not counts else sum(filter(None, counts))
 
 
-def _data_file(action: dict[str, Any]) -> DataFile:
+def _parse_data_file(action: dict[str, Any]) -> DataFile:
     vector = action.get("deletionVector") or {}
     identity = "".join(str(vector.get(part, "")) for part in ("storageType", "pathOrInlineDv", "offset"))
     stats = json.loads(action.get("stats") or "{}")

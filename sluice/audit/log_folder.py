@@ -19,7 +19,7 @@ from sluice.errors import LogAccessError
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 #: Number of files that are read in parallel.
 PARALLEL_READS = 16
@@ -35,7 +35,7 @@ class LogFolder(Protocol):
     Methods raise LogAccessError if the store refuses the request, or does not answer.
 
     Attributes:
-        uri: The table's location, in the form of ``deltalake``.
+        uri: The table's location, in the form that ``deltalake`` takes.
         options: Storage options of ``deltalake``.
 
     """
@@ -81,7 +81,7 @@ def open_log(
 
 
 def open_table(log: LogFolder, version: int | None = None) -> DeltaTable:
-    """Open a version of the table of a log with ``deltalake``; None: the newest one.
+    """Open the table of a log with ``deltalake``, at ``version``, or at its newest version if that is None.
 
     Raises:
         LogAccessError: ``deltalake`` would read another folder, because it decodes ``%20`` in a location.
@@ -92,8 +92,8 @@ def open_table(log: LogFolder, version: int | None = None) -> DeltaTable:
 
     if (escape := _ESCAPE.search(log.uri)) is not None:
         raise LogAccessError(
-            f"{log.uri} cannot be checked: deltalake takes {escape[0]} in a location for {unquote(escape[0])!r} and "
-            "would read another folder, unlike Spark; rename the folder to check the table"
+            f"{log.uri} cannot be checked: deltalake decodes {escape[0]} in a location as {unquote(escape[0])!r}, "
+            "so it would read another folder than Spark; rename the folder to check the table"
         )
     return DeltaTable(log.uri, version=version, storage_options=log.options or None)
 
@@ -113,21 +113,21 @@ class _LocalLog:
         self.uri = str(table)
         self.options = options
         self._table = table
-        self._log = table / folder
+        self._folder = table / folder
 
     def names(self) -> list[str]:
         try:
-            return sorted(entry.name for entry in os.scandir(self._log))
+            return sorted(entry.name for entry in os.scandir(self._folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise LogAccessError(f"{self._log} cannot be listed: {error.strerror}") from error
+            raise LogAccessError(f"{self._folder} cannot be listed: {error.strerror}") from error
 
     def read(self, name: str) -> bytes:
         try:
-            return (self._log / name).read_bytes()
+            return (self._folder / name).read_bytes()
         except OSError as error:
-            raise LogAccessError(f"{self._log / name} cannot be read: {error.strerror}") from error
+            raise LogAccessError(f"{self._folder / name} cannot be read: {error.strerror}") from error
 
     def first_contents(self, names: Collection[str]) -> dict[str, bytes]:  # noqa: ARG002 (a disk keeps no versions)
         return {}
@@ -144,8 +144,8 @@ def parse_s3(location: str) -> tuple[str, str] | None:
 
 def s3_endpoint(options: Mapping[str, str]) -> str | None:
     """Return the endpoint in ``deltalake``'s storage options or in the environment; None for AWS itself."""
-    plain = _plain(options)
-    return plain.get("endpoint_url") or plain.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
+    normalized = _normalized_options(options)
+    return normalized.get("endpoint_url") or normalized.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def s3_client(options: Mapping[str, str]) -> Any:
@@ -153,29 +153,29 @@ def s3_client(options: Mapping[str, str]) -> Any:
     import boto3  # noqa: PLC0415 (the import takes 0.4 s)
     from botocore.config import Config  # noqa: PLC0415
 
-    plain, endpoint = _plain(options), s3_endpoint(options)
+    normalized, endpoint = _normalized_options(options), s3_endpoint(options)
     style = "virtual" if uses_virtual_hosts(options) else "path"
-    region = plain.get("region") or plain.get("default_region")
+    region = normalized.get("region") or normalized.get("default_region")
     return boto3.client(
         "s3",
         endpoint_url=endpoint,
         region_name=region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-        aws_access_key_id=plain.get("access_key_id"),
-        aws_secret_access_key=plain.get("secret_access_key"),
-        aws_session_token=plain.get("session_token") or plain.get("token"),
+        aws_access_key_id=normalized.get("access_key_id"),
+        aws_secret_access_key=normalized.get("secret_access_key"),
+        aws_session_token=normalized.get("session_token") or normalized.get("token"),
         config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": style} if endpoint else {}),
     )
 
 
 def s3_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of boto3. Call it in an ``except`` clause, which imports them only if there is an error."""
+    """Return the errors of boto3. Call it in an ``except`` clause, so that they are imported only after an error."""
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (the import takes 0.4 s)
 
     return BotoCoreError, ClientError
 
 
 def s3_response(error: BaseException) -> tuple[int, str]:
-    """Return the HTTP status and the error code of S3's response behind an error; 0 and "" if there was none."""
+    """Return the HTTP status and the error code of the S3 response that caused an error; 0 and "" if none did."""
     response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     return status, response.get("Error", {}).get("Code", "")
@@ -183,11 +183,11 @@ def s3_response(error: BaseException) -> tuple[int, str]:
 
 def uses_virtual_hosts(options: Mapping[str, str]) -> bool:
     """Return whether ``deltalake``'s storage options or the environment put the bucket into the host name."""
-    option = _plain(options).get("virtual_hosted_style_request")
+    option = _normalized_options(options).get("virtual_hosted_style_request")
     return (option or os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")).lower() in ("true", "1", "yes", "on")
 
 
-def _plain(options: Mapping[str, str]) -> dict[str, str]:
+def _normalized_options(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options by lower-case names without "aws_": deltalake ignores the case, and the prefix is optional."""
     return {key.lower().removeprefix("aws_"): value for key, value in options.items()}
 
@@ -200,7 +200,7 @@ class _S3Log:
         self._folder = folder
         self._prefix = f"{self._table}{folder}/"
         self.options = dict(options)
-        if (s3_endpoint(options) or "").startswith("http://") and "allow_http" not in _plain(options):
+        if (s3_endpoint(options) or "").startswith("http://") and "allow_http" not in _normalized_options(options):
             self.options["AWS_ALLOW_HTTP"] = "true"
         self._client = s3_client(options)
 
@@ -215,7 +215,7 @@ class _S3Log:
                 if self._get(name, VersionId=versions[0]) != oldest:
                     originals[name] = oldest
         except s3_errors():
-            log.info("object versions below s3://%s/%s cannot be read", self._bucket, self._prefix, exc_info=True)
+            _logger.info("object versions below s3://%s/%s cannot be read", self._bucket, self._prefix, exc_info=True)
         return originals
 
     def _object_versions(self, names: Collection[str]) -> dict[str, list[str]]:
@@ -232,8 +232,8 @@ class _S3Log:
         overwritten = {}
         for name in objects.keys() & set(names):
             # S3's times are whole seconds, so a version of the same second as the deletion may be older than it.
-            since = deleted_at.get(name)
-            entries = [entry for entry in objects[name] if since is None or entry["LastModified"] > since]
+            deletion = deleted_at.get(name)
+            entries = [entry for entry in objects[name] if deletion is None or entry["LastModified"] > deletion]
             if len({entry["ETag"] for entry in entries}) > 1:
                 overwritten[name] = [str(entry["VersionId"]) for entry in entries]
         return overwritten

@@ -1,4 +1,4 @@
-"""Checks that find overwritten versions. They are pure functions, as those of :mod:`sluice.audit.checks`."""
+"""Checks that find overwritten versions. They are pure functions, like those of :mod:`sluice.audit.checks`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> R
 
     An overwritten version file causes contradictions: a commit adds a file that is in the table, or removes one that is
     not, or the sizes differ from those that later writers recorded. A writer derives its checksum from the previous
-    one. So a difference is reported at the first version that has it.
+    one, so later checksums have the same difference. It is reported only at the first version that has it.
     """
     files: dict[tuple[str, str], DataFile] = {}
     added_by: dict[tuple[str, str], int] = {}
@@ -44,36 +44,36 @@ def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> R
     problems = []
     for commit in commits:
         for file in commit.removes:
-            removed = files.pop(file.key, None)
-            size -= removed.size if removed else 0
-            if removed is None and file.changes_data:
+            removed_file = files.pop(file.key, None)
+            size -= removed_file.size if removed_file else 0
+            if removed_file is None and file.changes_data:
                 problems.append(f"version {commit.version} removes {file.path}, which is not in the table")
         for file in commit.adds:
-            present = files.get(file.key)
-            size += file.size - (present.size if present else 0)
-            if present is not None and file.changes_data:
+            present_file = files.get(file.key)
+            size += file.size - (present_file.size if present_file else 0)
+            if present_file is not None and file.changes_data:
                 problems.append(f"version {commit.version} adds {file.path}, which is in the table already")
             files[file.key] = file
             added_by[file.key] = commit.version
         checksum = checksums.get(commit.version, Checksum())
         if checksum.files is None or checksum.size is None:
             continue
-        previous, difference = difference, (len(files) - checksum.files, size - checksum.size)
-        if difference not in ((0, 0), previous):
+        previous_difference, difference = difference, (len(files) - checksum.files, size - checksum.size)
+        if difference not in ((0, 0), previous_difference):
             unseen_keys = set() if checksum.keys is None else files.keys() - checksum.keys
             unseen = {added_by[key] for key in unseen_keys} - reported
             reported |= unseen
             problems.append(
-                f"up to version {commit.version} the log adds up to {len(files)} files of {size} bytes, but its "
-                f"writer saw {checksum.files} of {checksum.size} bytes: "
-                f"{_overwritten(last_compared, commit.version, unseen)}"
+                f"up to version {commit.version} the log adds up to {len(files)} files of {size} bytes, but the "
+                f"writer of that version recorded {checksum.files} of {checksum.size} bytes: "
+                f"{_overwritten_text(last_compared, commit.version, unseen)}"
             )
         last_compared = commit.version
     return Replay(files, shorten(problems))
 
 
-def _overwritten(last_compared: int, version: int, unseen: AbstractSet[int]) -> str:
-    """Return which versions were overwritten.
+def _overwritten_text(last_compared: int, version: int, unseen: AbstractSet[int]) -> str:
+    """Return a text that names the overwritten versions.
 
     Args:
         last_compared: The newest version below ``version`` with a checksum, 0 if there is none.
@@ -86,7 +86,7 @@ def _overwritten(last_compared: int, version: int, unseen: AbstractSet[int]) -> 
         verb = "was" if len(overwritten) == 1 else "were"
         return f"{version_ranges(overwritten)} {verb} overwritten after it was read"
     candidates = range(last_compared, version + 1)
-    return f"one of {version_ranges(candidates)} was overwritten" if version else "it was overwritten"
+    return f"one of {version_ranges(candidates)} was overwritten" if version else "version 0 was overwritten"
 
 
 @limit_problems

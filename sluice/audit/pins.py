@@ -48,7 +48,7 @@ def examine_pins(
     Also check that the table's retention is at least as long as the pin lasts. Deletion vectors are not checked.
 
     Returns:
-        The pins by name, and one sentence for each file that is not a pin.
+        The pins, ordered by name, and one sentence for each file that cannot be parsed as a pin.
 
     Raises:
         LogAccessError: The store cannot be listed or read.
@@ -65,11 +65,11 @@ def examine_pins(
                 pins.append(Pin.from_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
             except PinError as error:
                 damaged.append(str(error))
-    table_files, newest = (folder.files_of_table(), _newest(folder)) if pins else (set(), None)
+    table_files, newest = (folder.files_of_table(), _newest_table(folder)) if pins else (set(), None)
     statuses = []
     for pin in pins:
         has_expired = pin.has_expired()
-        problem = None if has_expired else _problem(folder, pin, table_files, newest)
+        problem = None if has_expired else _pin_problem(folder, pin, table_files, newest)
         statuses.append(PinStatus(pin, has_expired, problem))
     return statuses, damaged
 
@@ -79,7 +79,7 @@ def pin_problems(pins: Iterable[PinStatus]) -> list[str]:
     return [status.problem for status in pins if status.problem is not None]
 
 
-def _problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: DeltaTable | None) -> str | None:
+def _pin_problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: DeltaTable | None) -> str | None:
     try:
         pinned = pin.of(folder.uri)
     except PinError as error:
@@ -120,7 +120,7 @@ def _retention_problem(pin: Pin, newest: DeltaTable | None) -> str | None:
     return None
 
 
-def _newest(folder: LogFolder) -> DeltaTable | None:
+def _newest_table(folder: LogFolder) -> DeltaTable | None:
     try:
         return open_table(folder)
     except (DeltaError, OSError):

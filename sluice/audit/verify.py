@@ -52,8 +52,7 @@ class Verification:
         key: Columns whose combination of values should be unique; empty if that was not checked.
         duplicate_rows: Number of rows beyond the first of each key; None if that was not checked.
         locked_commits: Number of commits with the lock's stamp.
-        unfenced_commits: Number of those that the writer stamped itself: they are ordered, but the guard did not fence
-            them.
+        unfenced_commits: Number of commits with a stamp that the writer wrote itself. The guard did not fence them.
         unlocked_commits: Number of commits without the stamp.
         unlocked_writers: Versions of the commits without the stamp, by engine.
         observed: Versions that the guard allowed only in ``observe`` mode, by the error's name.
@@ -112,10 +111,12 @@ def verify_table(
     storage_options: Mapping[str, str] | None = None,
     clock_skew_seconds: float = 0.0,
 ) -> Verification:
-    """Check a Delta table. Its location and the options of the store are those of :func:`open_log`.
+    """Check a Delta table.
 
     Args:
+        table: Location of the table; see :func:`open_log`.
         key: Columns that identify a row; a repeated combination is a fault.
+        storage_options: Options of the store; see :func:`open_log`.
         clock_skew_seconds: Overlaps of holds up to this length are ignored, because clocks of hosts differ.
 
     Raises:
@@ -142,16 +143,16 @@ def verify_table(
     ]
     # Only a complete log can be replayed. After a clean-up the checkpoint cannot be checked.
     is_complete = [commit.version for commit in commits] == list(range(versions[-1] + 1))
-    replayed = replay(commits, checksums) if is_complete else None
-    problems += replayed.problems if replayed else ()
-    reading = _read_table(log, versions[-1], replayed, tuple(key))
-    # After a clean-up the commit that adopted the table may be missing, but not the table's properties.
-    unchanged = all(commit.adopted_by is None for commit in commits)
+    replay_result = replay(commits, checksums) if is_complete else None
+    problems += replay_result.problems if replay_result else ()
+    reading = _read_table(log, versions[-1], replay_result, tuple(key))
+    # After a log clean-up the commit that adopted the table may be missing. The table's properties are still readable.
+    adoption_is_unchanged = all(commit.adopted_by is None for commit in commits)
     adoption = reading.adoption
-    problems += check_ensembles(commits, adopted_by=adoption.ensemble if unchanged and adoption else "")
-    problems += check_names(commits, adopted_name=(adoption.table or "") if unchanged and adoption else "")
-    if reading.refusal and not problems:  # the cause, such as a gap in the log, is more precise
-        problems.append(reading.refusal)
+    problems += check_ensembles(commits, adopted_by=adoption.ensemble if adoption_is_unchanged and adoption else "")
+    problems += check_names(commits, adopted_name=(adoption.table or "") if adoption_is_unchanged and adoption else "")
+    if reading.open_problem and not problems:  # an earlier problem, such as a gap in the log, is more precise
+        problems.append(reading.open_problem)
     pins, damaged = examine_pins(table, storage_options)
     problems += [*pin_problems(pins), *damaged]
     unlocked = unlocked_writers(commits)
@@ -181,30 +182,36 @@ def verify_table(
 
 @dataclass
 class _Reading:
-    """The results of reading a table with ``deltalake``."""
+    """The results of reading a table with ``deltalake``.
+
+    Attributes:
+        open_problem: One sentence if ``deltalake`` cannot open the table, else None.
+        problems: One sentence for each other problem.
+
+    """
 
     rows_found: int | None = None
     rows_in_log: int | None = None
     duplicate_rows: int | None = None
     adoption: Adoption | None = None
-    refusal: str | None = None
+    open_problem: str | None = None
     problems: list[str] = field(default_factory=list)
 
 
-def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tuple[str, ...]) -> _Reading:
+def _read_table(log: LogFolder, version: int, replay_result: Replay | None, key: tuple[str, ...]) -> _Reading:
     reading = _Reading()
     try:
         table = open_table(log, version)
     except (DeltaError, OSError) as error:
-        reading.refusal = f"deltalake cannot open the table: {error_text(error)}"
+        reading.open_problem = f"deltalake cannot open the table: {error_text(error)}"
         return reading
     _refuse_unknown_columns(table, key)
     reading.adoption = Adoption.of(table.metadata().configuration)
-    if replayed is None:
+    if replay_result is None:
         reading.rows_in_log = _rows_by_statistics(table)
     else:
-        reading.rows_in_log = replayed.rows
-        reading.problems += _compare_files(table, replayed)
+        reading.rows_in_log = replay_result.rows
+        reading.problems += _compare_files(table, replay_result)
     try:
         reading.rows_found = _count_rows(table)
         if key:
@@ -227,16 +234,19 @@ def _refuse_unknown_columns(table: DeltaTable, key: tuple[str, ...]) -> None:
         raise AuditError(f"the table has no column {unknown[0]!r}; it has {', '.join(columns)}")
 
 
-def _compare_files(table: DeltaTable, replayed: Replay) -> list[str]:
-    """Compare the data files of the snapshot, which may start from a checkpoint, with those of the version files."""
+def _compare_files(table: DeltaTable, replay_result: Replay) -> list[str]:
+    """Return a problem if the data files of the snapshot differ from those of the version files.
+
+    ``deltalake`` may read the snapshot from a checkpoint instead of the version files.
+    """
     in_snapshot = set(table.get_add_actions().column("path").to_pylist())
-    in_log = {path for path, _ in replayed.files}
+    in_log = {path for path, _ in replay_result.files}
     if in_snapshot == in_log:
         return []
     problem = (
         f"the version files add up to {len(in_log)} data files, but the snapshot has {len(in_snapshot)}: "
-        f"{len(in_log - in_snapshot)} are not in it, {len(in_snapshot - in_log)} only in it (a checkpoint of another "
-        "history)"
+        f"{len(in_log - in_snapshot)} are missing from the snapshot, and {len(in_snapshot - in_log)} are only in the "
+        "snapshot (a checkpoint of another history)"
     )
     return [problem]
 

@@ -151,7 +151,7 @@ def test_a_location_that_deltalake_decodes_is_refused(table: EditableTable) -> N
     shutil.copytree(table.path, escaped)
     table.path.rename(decoded)
     assert verify_table(decoded).ok
-    with pytest.raises(LogAccessError, match="cannot be checked: deltalake takes %20 in a location for ' '"):
+    with pytest.raises(LogAccessError, match="cannot be checked: deltalake decodes %20 in a location as ' '"):
         verify_table(escaped)
 
 
@@ -216,8 +216,8 @@ def test_versions_are_printed_in_ranges(versions: list[int], text: str) -> None:
 def test_a_removed_version_is_a_gap(table: EditableTable) -> None:
     table.remove_versions(2)
     assert table.problem() == (
-        "version 2 is missing from the log, and version 3 is there: either files were deleted, or version 3 "
-        "is a late commit to a table that was dropped here before this one was made"
+        "version 2 is missing from the log, but version 3 exists: either files were deleted, or version 3 "
+        "is a late commit to an earlier table, which was dropped here before this table was created"
     )
 
 
@@ -230,7 +230,7 @@ def test_a_gap_below_a_checkpoint_is_found(table: EditableTable) -> None:
     """Readers of the table do not notice such a gap."""
     table.create_checkpoint()
     table.remove_versions(1)
-    assert table.problem().startswith("version 1 is missing from the log, and version 2 is there")
+    assert table.problem().startswith("version 1 is missing from the log, but version 2 exists")
     result = table.verify()
     assert result.rows_found == result.rows_in_log == 10
 
@@ -269,7 +269,7 @@ def test_a_version_overwritten_by_a_later_holder_is_found(table: EditableTable, 
 def test_a_version_overwritten_before_a_checkpoint_is_found(table: EditableTable) -> None:
     table.create_checkpoint()
     table.update_action(3, "add", path="month=1/another.parquet")
-    expected = "the version files add up to 5 data files, but the snapshot has 5: 1 are not in it"
+    expected = "the version files add up to 5 data files, but the snapshot has 5: 1 are missing from the snapshot"
     assert expected in table.problem()
 
 
@@ -385,7 +385,8 @@ def test_deletion_vectors_are_supported_after_log_clean_up(spark_table: Editable
 
 def test_a_removed_newest_version_is_found_by_its_checksum(spark_table: EditableTable) -> None:
     spark_table.remove_versions(16)
-    assert spark_table.verify().problems[0] == "version 16 is missing from the log: a checksum or checkpoint is there"
+    expected = "version 16 is missing from the log, but a later checksum or checkpoint exists"
+    assert spark_table.verify().problems[0] == expected
 
 
 def test_an_overwritten_version_is_found_by_its_checksum(spark_table: EditableTable) -> None:
@@ -406,8 +407,8 @@ def test_a_version_overwritten_after_it_was_read_is_named(spark_table: EditableT
         file.write('{"add":{"path":"p=1/late.parquet","partitionValues":{"p":"1"},"size":1,"dataChange":true}}\n')
     assert [problem for problem in spark_table.verify().problems if "the log adds up to" in problem] == [
         (
-            "up to version 7 the log adds up to 9 files of 7929 bytes, but its writer saw 8 of 7928 bytes: version 6 "
-            "was overwritten after it was read"
+            "up to version 7 the log adds up to 9 files of 7929 bytes, but the writer of that version "
+            "recorded 8 of 7928 bytes: version 6 was overwritten after it was read"
         )
     ]
 
