@@ -7,7 +7,7 @@ LOG_STORE := sluice/sluice-log-store.jar
 ARCHIVES := $(VENV)/share/sluice/zookeeper.jsa $(VENV)/share/sluice/spark.jsa $(VENV)/share/sluice/store.jsa
 UV := $(VENV)/bin/uv
 PY := $(VENV)/bin/python
-# uv installs the pinned set in a third of pip's time; PySpark is a 450 MB source archive.
+# uv installs the pinned set in a third of pip's time. PySpark, one of the packages, is a source archive of 450 MB.
 UV_VERSION := 0.13.9
 ARGS ?=
 # Tests mostly wait for other processes, so more workers than processors are useful. A driver needs 1 GB of memory.
@@ -17,7 +17,7 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 # These variables would select another Spark or another Python of the user's machine.
 unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR SPARK_REMOTE
 unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
-# With it every process compiles its imports again, which costs each driver one second of processor time.
+# With PYTHONDONTWRITEBYTECODE every process compiles its imports again: one second of processor time for each driver.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -45,7 +45,7 @@ $(LOG_STORE): $(shell find log_store -name '*.java') scripts/build_log_store.sh 
 # If Java cannot create an archive, an empty file takes its place, and JVMs start without it.
 $(ARCHIVES): $(VENV)/share/sluice/%.jsa: scripts/archive_classes.py $(READY) | $(LOG_STORE)
 	@$(PY) $< $* > $(VENV)/archive-$*.log 2>&1 || { touch $@; \
-	echo "the classes of $* could not be archived, so drivers start slower: see $(VENV)/archive-$*.log" >&2; }
+	echo "the classes of $* could not be archived, so JVMs start slower: see $(VENV)/archive-$*.log" >&2; }
 
 # An archive must match the class path of its JVM, and the soak's class path contains the log store.
 $(VENV)/share/sluice/store.jsa: $(LOG_STORE)
@@ -81,7 +81,7 @@ test-s3: $(LOG_STORE) ## The tests on S3 against your own S3 (SLUICE_TEST_S3_END
 	"set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME (docs/compatibility.md)" >&2; exit 1; }
 	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
 
-soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answers (an hour; ARGS="-k violation")
+soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers if Docker answers (an hour; ARGS="-k violation")
 	@$(PY) -m pytest -m soak -s tests $(ARGS)
 
 zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this machine, for Docker without a registry

@@ -1,8 +1,8 @@
 """Sluice: many Spark writers, one Delta Lake table, one commit at a time.
 
-The lock's whole public surface is here (``from sluice import ZookeeperLockManager``); it lives in ``lock_manager``,
-which needs kazoo and nothing else. ``LockedDeltaWriter`` comes from ``writer_jobs`` and needs PySpark, which is
-imported when it is asked for, not before.
+This package exports all public names of ``lock_manager``, which needs only kazoo:
+``from sluice import ZookeeperLockManager``. It also exports ``LockedDeltaWriter`` of ``writer_jobs``. The first access
+to that name imports PySpark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ try:
 except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "unknown"
 
-__all__ = [*_lock_manager_all, "LockedDeltaWriter", "__version__"]  # noqa: PLE0604 (names, of that package)
+__all__ = [*_lock_manager_all, "LockedDeltaWriter", "__version__"]  # noqa: PLE0604 (all elements are names)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,9 +26,9 @@ class AdoptResult:
     Attributes:
         table: Canonical URI of the table.
         ensemble: UUID of the adopting ensemble.
-        moved_from: UUID of the previous ensemble; None if it was the same one, or there was none.
-        renamed_from: The previous adopted name; None if it was the same one, or there was none.
-        version: The version that records the adoption; None if the table was adopted so already.
+        moved_from: UUID of the previous ensemble; None if that is the adopting ensemble, or there was none.
+        renamed_from: The previous adopted name; None if that is the current name, or there was none.
+        version: The version that records the adoption; None if the table already had this adoption.
 
     """
 
@@ -54,7 +54,7 @@ def adopt_table(
         table: Location, or name in the catalog. The table must exist.
         settings: Settings of the lock. They name the adopting ensemble.
         move: Whether to adopt a table that is adopted by another ensemble or under another name. The lock on the
-            previous name is held, too, because it may be another name of the same table. A writer that holds the
+            previous name is held, too, because that may be another name of the same table. A writer that holds the
             previous ensemble's lock keeps writing until the end of its block, unless ``old_hosts`` is given.
         old_hosts: Connection string of the previous ensemble. Its lock is held, too, so that no writer is active.
 
@@ -77,25 +77,26 @@ def adopt_table(
     uri = canonical_table_uri(log.location)
     state = log.state()
     if state is None:
-        raise TableError(f"there is no Delta table at {log.location}: adopt it when its first version is written")
+        raise TableError(f"there is no Delta table at {log.location}: adopt it after its first version is written")
     settings = replace(settings, job=settings.job or "sluice adopt")
-    facts = {"job": settings.job}
-    adoption = state.adoption if move else None
-    names = _names(uri, adoption)
+    metadata = {"job": settings.job}
+    expected_adoption = state.adoption if move else None
+    names = _names_to_lock(uri, expected_adoption)
     with ExitStack() as stack:
         if old_hosts is not None:
             old_manager = stack.enter_context(ZookeeperLockManager(replace(settings, zk_hosts=old_hosts)))
             old_hold = stack.enter_context(old_manager.acquire_all(names))
-            if adoption is not None:
-                adoption.check(ensemble=old_hold.ensemble_id, table=adoption.table or uri)
-            stack.enter_context(guarded(spark, old_hold, log, facts, any_ensemble=True))
+            if expected_adoption is not None:
+                expected_adoption.check(ensemble=old_hold.ensemble_id, table=expected_adoption.table or uri)
+            stack.enter_context(guarded(spark, old_hold, log, metadata, any_ensemble=True))
         manager = stack.enter_context(ZookeeperLockManager(settings))
         hold = stack.enter_context(manager.acquire_all(names))
-        stack.enter_context(guarded(spark, hold, log, facts, any_ensemble=move))
+        stack.enter_context(guarded(spark, hold, log, metadata, any_ensemble=move))
         state = log.state()
         previous = None if state is None else state.adoption
-        if move and previous != adoption:
-            raise TableError(f"the adoption of {uri} was changed concurrently, to {previous}; check it, and try again")
+        if move and previous != expected_adoption:
+            change = "removed" if previous is None else f"changed to {previous}"
+            raise TableError(f"the adoption of {uri} was {change} concurrently; check it, and try again")
         current = adoption_under(hold, log)
         version = None if previous == current else commit_adoption(spark, log, current)
     return AdoptResult(
@@ -107,7 +108,7 @@ def adopt_table(
     )
 
 
-def _names(uri: str, adoption: Adoption | None) -> list[str]:
+def _names_to_lock(uri: str, adoption: Adoption | None) -> list[str]:
     """Return the names to lock while the adoption changes: the table's URI, and its adopted name."""
     names = {uri}
     if adoption is not None and adoption.table is not None:
@@ -116,10 +117,10 @@ def _names(uri: str, adoption: Adoption | None) -> list[str]:
     return sorted(names)
 
 
-def describe(adopted: AdoptResult) -> str:
+def describe(result: AdoptResult) -> str:
     """Return the result of ``sluice adopt`` as one sentence."""
-    if adopted.version is None:
-        return f"{adopted.table} is adopted by ensemble {adopted.ensemble} already; nothing was committed"
-    change = "adopted by" if adopted.moved_from is None else f"moved from ensemble {adopted.moved_from} to"
-    name = f" under this name, no longer {adopted.renamed_from}" if adopted.renamed_from else ""
-    return f"{adopted.table} was {change} ensemble {adopted.ensemble}{name}, by version {adopted.version}"
+    if result.version is None:
+        return f"{result.table} is adopted by ensemble {result.ensemble} already; nothing was committed"
+    change = "adopted by" if result.moved_from is None else f"moved from ensemble {result.moved_from} to"
+    name = f" under this name, no longer {result.renamed_from}" if result.renamed_from else ""
+    return f"{result.table} was {change} ensemble {result.ensemble}{name}, by version {result.version}"

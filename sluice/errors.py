@@ -1,6 +1,6 @@
-"""The errors of the command line, beside those of the lock and the writers. The command prints each as one sentence.
+"""The errors of the command line, in addition to those of the lock and the writers. Each is printed as one sentence.
 
-A class exists where code or a test catches it. Every other error is a CommandError or a BadInputError.
+An error has a class of its own if code or a test catches it. Every other error is a CommandError or a BadInputError.
 
 ::
 
@@ -17,7 +17,7 @@ A class exists where code or a test catches it. Every other error is a CommandEr
     ├── JarsError (RuntimeError)                   jars are missing, or differ from the pinned ones
     ├── SparkSubmitError (RuntimeError)            spark-submit was not found
     ├── FlightsError (RuntimeError)                the demo's data set is not installed
-    ├── OutputFolderError (ValueError)             the output folder is not the command's own
+    ├── OutputFolderError (ValueError)             the output folder has other files, or cannot be written
     ├── LocalS3Error (RuntimeError)                the embedded S3 failed
     └── ChosenS3Error (RuntimeError)               the user's S3 failed
 """
@@ -60,7 +60,7 @@ class ScratchObjectError(SluiceError, RuntimeError):
 
 
 class DistributionError(SluiceError, RuntimeError):
-    """The zip cannot be built, because a package that belongs in it is not installed."""
+    """The zip cannot be built, because one of its packages is not installed as files."""
 
 
 class JarsError(SluiceError, RuntimeError):
@@ -68,7 +68,7 @@ class JarsError(SluiceError, RuntimeError):
 
 
 class SparkSubmitError(SluiceError, RuntimeError):
-    """``spark-submit`` was not found, because PySpark is not installed."""
+    """``spark-submit`` was not found, because PySpark is not installed or ``SPARK_HOME`` is wrong."""
 
 
 class FlightsError(SluiceError, RuntimeError):
@@ -80,7 +80,7 @@ class OutputFolderError(SluiceError, ValueError):
 
 
 class LocalS3Error(SluiceError, RuntimeError):
-    """The embedded S3 could not be started, or refused a bucket."""
+    """The embedded S3 could not be started, does not run, or refused a bucket."""
 
 
 class ChosenS3Error(SluiceError, RuntimeError):

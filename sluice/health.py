@@ -26,7 +26,7 @@ _BAR_WIDTH = 30
 
 
 def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[MaintenanceReport], dict[str, SluiceError]]:
-    """Measure tables with a small Spark on this machine. It changes nothing and takes no lock.
+    """Measure tables with a small Spark on this machine. Change nothing, and take no lock.
 
     Returns:
         The reports, and the error of each table that could not be measured, by location.
@@ -84,24 +84,27 @@ def print_report(report: MaintenanceReport, console: Console) -> None:
 def _figures(health: TableHealth) -> list[tuple[str, str]]:
     from writer_jobs.maintenance.findings import size_text  # noqa: PLC0415
 
-    def text(total: FileTotals) -> str:
-        return f"{total.files:,} files, {size_text(total.size)}"
+    def totals_text(totals: FileTotals) -> str:
+        return f"{totals.files:,} files, {size_text(totals.size)}"
 
     total, log, folder = health.total, health.log, health.folder
     checkpoint = "none" if log.checkpoint_version is None else f"{log.checkpoint_version:,}"
     return [
         ("version", f"{health.version:,}"),
-        ("data files", text(total.total)),
-        (f"  smaller than {size_text(health.target_file_size // 2)}", f"{text(total.small)}, {health.small_share:.0%}"),
+        ("data files", totals_text(total.total)),
+        (
+            f"  smaller than {size_text(health.target_file_size // 2)}",
+            f"{totals_text(total.small)}, {health.small_share:.0%}",
+        ),
         ("rows", "unknown" if total.rows is None else f"{total.rows:,}"),
         ("  deleted, still in the files", f"{total.deleted_rows:,}, {total.deleted_share:.1%}"),
-        (f"removed, kept for {folder.retention_seconds / _DAY_SECONDS:.1f} days", text(folder.removed)),
-        ("removed, expired (for VACUUM)", text(folder.expired)),
-        ("kept for pins", text(folder.kept_for_pins)),
-        ("kept for streams", text(folder.kept_for_streams)),
-        ("in no version, recent", text(folder.uncommitted)),
-        ("in no version, old (orphans)", text(folder.orphans)),
-        ("log", f"{log.versions:,} versions from {log.first_version:,}; {text(log.total)}"),
+        (f"removed, kept for {folder.retention_seconds / _DAY_SECONDS:.1f} days", totals_text(folder.removed)),
+        ("removed, expired (for VACUUM)", totals_text(folder.expired)),
+        ("kept for pins", totals_text(folder.kept_for_pins)),
+        ("kept for streams", totals_text(folder.kept_for_streams)),
+        ("in no version, recent", totals_text(folder.uncommitted)),
+        ("in no version, old (orphans)", totals_text(folder.orphans)),
+        ("log", f"{log.versions:,} versions from {log.first_version:,}; {totals_text(log.total)}"),
         ("newest checkpoint", f"{checkpoint}; {log.since_checkpoint:,} versions since"),
         ("growth per day", "unknown" if health.growth_per_day is None else size_text(health.growth_per_day)),
         ("versions per day", "unknown" if health.commits_per_day is None else f"{health.commits_per_day:,.1f}"),
@@ -112,24 +115,24 @@ def _histogram(health: TableHealth) -> Table:
     from writer_jobs.maintenance.findings import size_text  # noqa: PLC0415
     from writer_jobs.maintenance.health import SIZE_BOUNDS  # noqa: PLC0415
 
-    names = [f"below {size_text(bound)}" for bound in SIZE_BOUNDS] + [f"{size_text(SIZE_BOUNDS[-1])} and more"]
-    most = max(*health.total.histogram, 1)
+    labels = [f"below {size_text(bound)}" for bound in SIZE_BOUNDS] + [f"{size_text(SIZE_BOUNDS[-1])} and more"]
+    max_files = max(*health.total.histogram, 1)
     table = make_table(("file size", "files", ""), right=("files",))
-    for name, files in zip(names, health.total.histogram, strict=True):
+    for label, files in zip(labels, health.total.histogram, strict=True):
         if files:
-            table.add_row(name, f"{files:,}", "█" * max(1, round(_BAR_WIDTH * files / most)))
+            table.add_row(label, f"{files:,}", "█" * max(1, round(_BAR_WIDTH * files / max_files)))
     return table
 
 
 def _partitions(health: TableHealth) -> Table:
     from writer_jobs.maintenance.findings import size_text  # noqa: PLC0415
 
-    def worst_first(partition: PartitionHealth) -> tuple[int, int]:
+    def sort_key(partition: PartitionHealth) -> tuple[int, int]:
         return (-partition.files_saved(health.target_file_size), -partition.total.files)
 
     figures = ("files", "size", "small", "deleted rows")
     table = make_table(("partition", *figures), right=figures)
-    for partition in sorted(health.partitions, key=worst_first)[:_PARTITIONS_SHOWN]:
+    for partition in sorted(health.partitions, key=sort_key)[:_PARTITIONS_SHOWN]:
         table.add_row(
             Text(partition.name),
             f"{partition.total.files:,}",

@@ -24,10 +24,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise :class:`Interrupted` at the first stop signal in the block. Ignore later ones while the block is left.
+    """Raise :class:`Interrupted` at the first stop signal in the block. Ignore later ones until the block has ended.
 
     A signal that this process was started to ignore (``nohup``) stays ignored. Call it in the main thread only: Python
-    sets signal handlers nowhere else.
+    sets signal handlers only there.
     """
 
     def interrupt(number: int, _frame: object) -> None:
@@ -41,24 +41,24 @@ def interruptible() -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt as error:
-        # A library replaced our handler by its own.
+        # A library has replaced this handler by its own.
         raise Interrupted(signal.SIGINT) from error
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delay a stop signal until the block ends. The block starts a process that cannot be ended before it is complete.
+    """Delay a stop signal until the block ends: for the start of a process that cannot be ended before it is complete.
 
-    The signal is raised also if the block fails, because the new process may have received it, too. The handlers are
-    restored afterwards: PySpark replaces that of Ctrl-C.
+    The signal is raised even if the block fails, because the new process may have received it, too. The handlers are
+    restored afterwards, because PySpark replaces the one of Ctrl-C.
     """
-    deferred: list[int] = []
+    deferred_signals: list[int] = []
     try:
-        with _handled_by(lambda number, _: deferred.append(number)):
+        with _handled_by(lambda number, _: deferred_signals.append(number)):
             yield
     finally:
-        if deferred:
-            signal.raise_signal(deferred[0])
+        if deferred_signals:
+            signal.raise_signal(deferred_signals[0])
 
 
 @contextmanager
@@ -67,12 +67,13 @@ def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
 
     A handler that was not set by Python (None) stays: Python cannot restore it.
     """
-    previous = {number: old for number in _STOP_SIGNALS if (old := signal.getsignal(number)) is not None}
-    for number, previous_handler in previous.items():
+    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    previous_handlers = {number: old_handler for number, old_handler in handlers.items() if old_handler is not None}
+    for number, previous_handler in previous_handlers.items():
         if previous_handler is not signal.SIG_IGN:
             signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, previous_handler in previous.items():
+        for number, previous_handler in previous_handlers.items():
             signal.signal(number, previous_handler)

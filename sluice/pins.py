@@ -16,8 +16,8 @@ from sluice.console import make_table, plain_console, print_problems, table_cons
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
 
-_NAME = "sluice pins"
-_TABLES = "tables and versions"
+_COMMAND_NAME = "sluice pins"
+_TABLES_COLUMN = "tables and versions"
 
 
 def change_pins(
@@ -45,11 +45,11 @@ def change_pins(
         expires_at = None if expires is None else timestamp_or_duration(expires)
     except argparse.ArgumentTypeError as error:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
-    settings = replace(settings, job=settings.job or _NAME)
+    settings = replace(settings, job=settings.job or _COMMAND_NAME)
     with interruptible(), ZookeeperLockManager(settings) as manager:
-        # Connect first: Spark takes longer to start than ZooKeeper takes to fail.
+        # Connect before Spark starts, so that a wrong connection string is reported early.
         manager.connect(settings.timeout_seconds)
-        with start_spark(_NAME, conf) as spark:
+        with start_spark(_COMMAND_NAME, conf) as spark:
             if remove is not None:
                 remove_pin(spark, table, remove, manager=manager)
             if add is not None and expires_at is not None:
@@ -57,9 +57,10 @@ def change_pins(
 
 
 def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool) -> bool:
-    """Print a table's pins. Return whether every pin that has not expired can be read.
+    """Print a table's pins and their problems. Return whether there are no problems.
 
     Raises:
+        AuditError: There is no Delta table.
         LogAccessError: The store cannot be listed or read.
 
     """
@@ -80,7 +81,9 @@ def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool)
 
 def _pin_table(pins: list[PinStatus]) -> Table:
     # The column of URIs is the last one to be folded on a narrow terminal.
-    table = make_table(("pin", "up to event time", "made", "expires", _TABLES, "holds"), no_wrap=(_TABLES,))
+    table = make_table(
+        ("pin", "up to event time", "created", "expires", _TABLES_COLUMN, "readable"), no_wrap=(_TABLES_COLUMN,)
+    )
     for entry in pins:
         pin = entry.pin
         table.add_row(

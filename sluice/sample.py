@@ -26,7 +26,7 @@ def write_sample(folder: Path) -> list[Path]:
     paths = []
     for month, flights in islice(groupby(read_flights(), key=itemgetter("month")), 3):
         path = folder / f"flights-2013-{int(month):02}.csv"
-        content = _csv(list(islice(flights, 30)))
+        content = _csv_text(list(islice(flights, 30)))
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():
@@ -39,7 +39,7 @@ def write_sample(folder: Path) -> list[Path]:
     return paths
 
 
-def _csv(flights: list[dict[str, str]]) -> str:
+def _csv_text(flights: list[dict[str, str]]) -> str:
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, list(flights[0]), lineterminator="\n")
     writer.writeheader()

@@ -80,7 +80,7 @@ def submit_args(
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Target folder; created if it does not exist.")],
 ) -> None:
-    """Write three CSV files with 90 real flights to try a job with.
+    """Write three CSV files with 90 real flights in all, to try a job with.
 
     [bold]sluice sample landing[/]
     [bold]spark-submit $(sluice submit-args) writer_jobs/append.py --source landing/*.csv …[/]
@@ -118,12 +118,12 @@ def zookeeper(
 
     if servers not in (1, 3):
         raise typer.BadParameter("must be 1 or 3", param_hint="--servers")
-    with interruptible(), EmbeddedZooKeeper(servers, port=port, data_dir=data) as running:
-        print(running.hosts, flush=True)
+    with interruptible(), EmbeddedZooKeeper(servers, port=port, data_dir=data) as ensemble:
+        print(ensemble.hosts, flush=True)
         sys.stderr.write(f"ZooKeeper is running; Ctrl-C or kill {os.getpid()} stops it\n")
         while True:
-            ended = running.wait_for_end()
-            sentence = f"server {ended.server_id} ({ended.address}) has ended: {ended.last_words()}"
-            if 2 * sum(not server.has_ended() for server in running.servers) <= servers:
+            server = ensemble.wait_for_end()
+            sentence = f"server {server.server_id} ({server.address}) has ended: {server.last_words()}"
+            if 2 * sum(not server.has_ended() for server in ensemble.servers) <= servers:
                 raise LocalServerError(f"{sentence}; no quorum is left; start ZooKeeper again")
             sys.stderr.write(f"sluice: {sentence}; the other servers keep running\n")

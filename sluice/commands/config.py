@@ -26,7 +26,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
-# Without a callback typer would replace a group of one command by the command itself.
+# Without a callback typer would replace a group that has only one command by that command.
 @config.callback()
 def _config() -> None: ...
 
@@ -61,9 +61,9 @@ def from_stack(
     if stack.secret_arn is None:
         print(f"the stack has no secret for the role {role.value}; see docs/security.md for credentials of jobs")
     # A shell's "." searches $PATH for a name without a slash.
-    variables = environment if environment.is_absolute() else f"./{environment}"
+    environment_path = environment if environment.is_absolute() else f"./{environment}"
     print(
-        f"(set -a; . {quote(str(variables))}; spark-submit --properties-file {quote(str(defaults))} "
+        f"(set -a; . {quote(str(environment_path))}; spark-submit --properties-file {quote(str(defaults))} "
         f"$(sluice submit-args) JOB.py s3a://{stack.bucket}/TABLE)"
     )
 

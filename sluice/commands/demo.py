@@ -26,11 +26,13 @@ def demo(
     commits: Annotated[int, typer.Option(min=1, help="Number of commits of all writers together.")] = 40,
     compare: Annotated[bool, typer.Option("--compare", help="Load again without the lock, and compare.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the report, the picture and the logs.")] = Path("build/demo"),
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the table and the source files there, too.")] = False,
-    rows: Annotated[int | None, typer.Option(min=1, help="Load only so many flights.  [dim]default: all[/]")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Also keep the table and the source files there.")] = False,
+    rows: Annotated[int | None, typer.Option(min=1, help="Load only this many flights.  [dim]default: all[/]")] = None,
     s3_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Another S3, with AWS_* variables.  [dim]default: an embedded S3[/]"),
+        typer.Option(
+            metavar="URL", help="Another S3; credentials from AWS_* variables.  [dim]default: an embedded S3[/]"
+        ),
     ] = None,
     bucket: Annotated[
         str | None,
@@ -41,13 +43,13 @@ def demo(
 
     Starts its own ZooKeeper and its own S3, and one spark-submit per writer.
     Writes report.json, timeline.png and the writers' logs to the output folder,
-    with --compare also comparison.png. They replace the files of an earlier demo.
-    Without --compare an earlier comparison.png stays, and the last line of output
-    names it. Fails if a row is missing or duplicated, if two writers held the
-    lock at the same time, or if an acknowledged commit is lost.
+    with --compare also comparison.png. These files replace those of an earlier
+    demo. Without --compare an earlier comparison.png stays, and the last line of
+    output names it. Fails if a row is missing or duplicated, if two writers held
+    the lock at the same time, or if an acknowledged commit is lost.
 
     [bold]sluice demo[/]
-    [bold]sluice demo --compare[/]                            compare with a load without lock
+    [bold]sluice demo --compare[/]                            compare with a load without the lock
     [bold]sluice demo --storage local --writers 2 --commits 6 --rows 50000[/]
     [bold]sluice demo --s3-endpoint https://s3.example.com[/]  creates and removes a bucket
     [bold]sluice demo --bucket scratch[/]                     AWS itself, below a prefix

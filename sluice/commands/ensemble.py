@@ -39,8 +39,8 @@ def status(
     """Show the state of each server in the connection string.
 
     Sends the four-letter words srvr and mntr to all servers in parallel, with a
-    timeout of 2 s each, and over TLS with the client certificate if SLUICE_ZK_*
-    are set so. Needs no quorum and no session. Ignores a chroot.
+    timeout of 2 s each. Uses TLS and the client certificate if SLUICE_ZK_TLS_*
+    configure them. Needs no quorum and no session. Ignores a chroot.
 
     [bold]sluice ensemble status --zookeeper zk1:2281,zk2:2281,zk3:2281[/]
     [bold]sluice ensemble status --json[/]
@@ -66,7 +66,7 @@ def ready(
     zookeeper: ZooKeeperOption = None,
     expect: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Number of servers.  [dim]default: as many as are named[/]"),
+        typer.Option(min=1, metavar="N", help="Number of servers.  [dim]default: the number in --zookeeper[/]"),
     ] = None,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait until it is ready.")] = 0.0,
     as_json: JsonOption = False,
@@ -75,7 +75,7 @@ def ready(
 
     Requires one leader, with all others as its followers, in sync and at its
     epoch. Writes a scratch node below the lock root through one server, reads it
-    through each of the others, and deletes it. A standalone server is ready only
+    through each server, and deletes it. A standalone server is ready only
     with --expect 1. Use it before the next server is replaced:
 
     [bold]sluice ensemble ready --wait 300 && pulumi up[/]

@@ -32,7 +32,7 @@ def status(
     zookeeper: ZooKeeperOption = None,
     lock_root: LockRootOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two look-ups.")] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two requests.")] = 2.0,
     fail_if_waiting: Annotated[
         float | None,
         typer.Option(min=0.0, metavar="SECONDS", help="Exit with code 3 if a writer has waited for longer."),
@@ -42,8 +42,8 @@ def status(
     """List the holders and the waiters of locks, in the order of the queue.
 
     Shows start time, host, process, Spark application, job and fencing token.
-    The writers report all but the token. Reads only ZooKeeper, and changes
-    nothing.
+    Except for the token, these are values that the writers report. Reads only
+    ZooKeeper, and changes nothing.
 
     [bold]sluice status --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice status s3a://lake/flights --watch[/]
@@ -70,15 +70,15 @@ def status(
     with interruptible(), _make_inspector(zookeeper, lock_root) as inspector, display_of_watch as show:
         while True:
             snapshot = read_status(inspector, resource)
-            overdue = [] if fail_if_waiting is None else snapshot.waiting_longer_than(fail_if_waiting)
+            overdue_waiters = [] if fail_if_waiting is None else snapshot.waiting_longer_than(fail_if_waiting)
             show(snapshot)
-            if overdue or not watch:
+            if overdue_waiters or not watch:
                 break
             time.sleep(interval)
-    for locks, waiter in overdue:
+    for locks, waiter in overdue_waiters:
         waited = format_duration(snapshot.seconds(waiter))
         sys.stderr.write(f"sluice: {locks.name}: {describe(waiter)}: has waited for {waited}\n")
-    if overdue:
+    if overdue_waiters:
         raise typer.Exit(3)
 
 
@@ -106,7 +106,7 @@ def break_lock(
 ) -> None:
     """Show the holders of a table's lock, and remove them after confirmation.
 
-    For a holder that hangs. A dead holder loses its lock after its session
+    Use it for a holder that hangs. A dead holder loses its lock after its session
     timeout without this command. The next waiter gets the lock at once. The
     guard refuses later commits of the removed holder (LockLostError). A program
     that writes without the guard, such as deltalake, is NOT stopped: end it first.
@@ -139,7 +139,7 @@ def break_lock(
         for holder in holders:
             duration = format_duration(snapshot.seconds(holder))
             print(f"{locks.name}: held for {duration} by {describe(holder)}", flush=True)
-        if not yes and not _confirmed("Remove these holders? The guard will refuse their further commits."):
+        if not yes and not _user_confirms("Remove these holders? The guard will refuse their further commits."):
             sys.stderr.write("sluice: nothing was removed\n")
             raise typer.Exit(FAILED)
         for holder in holders:
@@ -148,13 +148,13 @@ def break_lock(
 
 
 def _make_inspector(zookeeper: str | None, lock_root: str | None) -> Inspector:
-    """Return an inspector. ``status`` and ``break`` name the ZooKeeper class here only."""
+    """Return an inspector of the ensemble. ``status`` and ``break`` use the ZooKeeper class only here."""
     from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
 
     return LockInspector(lock_settings(zookeeper, lock_root))
 
 
-def _confirmed(question: str) -> bool:
+def _user_confirms(question: str) -> bool:
     try:
         return typer.confirm(question)
     except typer.Abort as abort:

@@ -79,7 +79,7 @@ StorageOption = Annotated[
 
 
 def _spark_location(table: str) -> str:
-    """Return a folder's name with ``./`` before it: Spark takes a name without a slash for a name in the catalog."""
+    """Put ``./`` before a name without a slash if it is a folder here: Spark would look it up in the catalog."""
     return f"./{table}" if not {"/", ":"} & set(table) and Path(table).is_dir() else table
 
 

@@ -145,8 +145,8 @@ def adopt(
 
     settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
     with interruptible(), start_spark("sluice adopt", parse_pairs(conf, "--conf")) as spark:
-        adopted = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
-    print(json.dumps(asdict(adopted), indent=2) if as_json else describe(adopted))
+        result = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
+    print(json.dumps(asdict(result), indent=2) if as_json else describe(result))
 
 
 def pins(
@@ -180,15 +180,15 @@ def pins(
     [bold]sluice pins s3a://lake/flights --remove audit[/]
 
     Exit codes: 0 done, and all pins can be read; 1 a pin cannot be read;
-    2 wrong arguments, no such table or pin.
+    2 bad arguments, or there is no such table or pin.
     """
     from sluice.audit.log_folder import open_log  # noqa: PLC0415
     from sluice.pins import change_pins, print_pins  # noqa: PLC0415
 
     if (add is None) != (expires is None):
-        raise typer.BadParameter("--add and --expires belong together")
+        raise typer.BadParameter("--add and --expires belong together: give both, or none")
     options = parse_pairs(storage_option)
-    # Fail before a change if the location is of a kind that cannot be listed afterwards.
+    # Fail before the change if the pins at this kind of location cannot be listed afterwards.
     open_log(table, options)
     if add is not None or remove is not None:
         settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
@@ -239,8 +239,8 @@ def health(
 def _print_verification(verification: Verification, console: Console) -> None:
     from sluice.audit.checks import version_ranges  # noqa: PLC0415
 
-    def count(number: int | None, missing: str = "not readable") -> str:
-        return missing if number is None else f"{number:,}"
+    def count(number: int | None, none_text: str = "not readable") -> str:
+        return none_text if number is None else f"{number:,}"
 
     def by_versions(label: str, versions: tuple[int, ...]) -> tuple[str, str]:
         return f"  {label}: {version_ranges(versions)}", count(len(versions))
