@@ -57,7 +57,7 @@ class Contents:
 
 
 def find_flights() -> Path:
-    """Return the path of the installed data set, a zipped CSV file. Its package, if imported, reads it into pandas.
+    """Return the path of the installed data set, a zipped CSV file. Its package would load it with pandas on import.
 
     Raises:
         FlightsError: The data set is not installed.
@@ -71,17 +71,17 @@ def find_flights() -> Path:
 
 
 def deal_flights(folder: Path, writers: int, *, limit: int | None = None) -> tuple[list[Path], Contents]:
-    """Write the flights to one CSV file per writer, of about the same number of rows in the order of the data set.
+    """Write the flights to one CSV file per writer. Return the files, and a summary of their rows.
 
-    Missing values, ``NA`` in the data set, are written as empty fields, so that readers infer numeric columns. With
-    ``limit`` only so many rows are written, the first ones. Return the files, ``flights-1.csv``, ``flights-2.csv`` and
-    so on, and a summary of their rows.
+    The files, ``flights-1.csv`` and so on, have about the same number of rows, in the order of the data set. Missing
+    values, ``NA`` in the data set, are written as empty fields, so that readers infer numeric columns. With ``limit``
+    only the first ``limit`` rows are written.
 
     Raises:
         FlightsError: The data set is not installed, or its key is not unique.
 
     """
-    content = _read_flights()
+    content = _flights_text()
     rows = csv.reader(io.StringIO(content, newline=""))
     header = next(rows)
     total = min(content.count("\n") - 1, sys.maxsize if limit is None else limit)
@@ -137,9 +137,9 @@ def read_flights() -> Iterator[dict[str, str]]:
         FlightsError: The data set is not installed.
 
     """
-    yield from csv.DictReader(io.StringIO(_read_flights(), newline=""))
+    yield from csv.DictReader(io.StringIO(_flights_text(), newline=""))
 
 
-def _read_flights() -> str:
+def _flights_text() -> str:
     with zipfile.ZipFile(find_flights()) as archive:
         return archive.read("flights.csv").decode("utf-8")

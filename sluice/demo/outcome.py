@@ -13,7 +13,7 @@ from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, Contents
 from sluice.demo.records import AcknowledgedCommit, Writer
 
-_SHOWN = 3
+_MAX_EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,11 @@ class Outcome:
         lost_commits: Number of acknowledged commits that are not in the log.
         lost: Ids of the lost commits.
         unacknowledged_commits: Number of commits in the log that no writer reported.
-        versions: Number of version files in the log.
-        missing_versions: Number of versions that are missing below the newest one.
+        versions: Number of version files that can be parsed.
+        missing_versions: Number of versions below the newest one without such a file.
         conflicts: Number of commits without the lock that lost at least one race for a version.
-        in_conflict: Ids of the commits in conflict, as far as they have one.
-        unacknowledged_conflicts: Number of commits in conflict that no writer reported.
+        in_conflict: Ids of these commits. A commit without an id is not among them.
+        unacknowledged_conflicts: Number of these commits that no writer reported.
         retries: Number of times that a writer without the lock repeated a commit.
         overlapping_holds: Number of pairs of holds that overlap, by the writers' clocks.
         failed_writers: Numbers of the writers whose exit code was not 0.
@@ -88,7 +88,7 @@ class Outcome:
 
 
 def commit_id(commit: LogCommit) -> str | None:
-    """Return the id of a writer's commit: of its stamp, or without the lock of ``userMetadata.rival``."""
+    """Return the id of a writer's commit, from its stamp or ``userMetadata.rival``; None if it has none."""
     if commit.stamp is not None:
         return commit.stamp.commit_id
     try:
@@ -124,31 +124,35 @@ def judge(
     acknowledged = [commit for writer in writers for commit in writer.commits]
     acknowledged_ids = {commit.commit_id for commit in acknowledged}
     ids_in_log = [log_id for commit in log if (log_id := commit_id(commit)) is not None]
-    lost = acknowledged_ids - set(ids_in_log)
+    lost_ids = acknowledged_ids - set(ids_in_log)
     lost_commits = [
         f"{commit.commit_id} (writer {commit.writer}, {commit.rows} rows)"
         for commit in acknowledged
-        if commit.commit_id in lost
+        if commit.commit_id in lost_ids
     ]
-    unacknowledged = set(ids_in_log) - acknowledged_ids
+    unacknowledged_ids = set(ids_in_log) - acknowledged_ids
     overlapping = overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
     in_conflict = commits_in_conflict(log)
-    failed = tuple(writer.number for writer in writers if writer.exit_code != 0)
-    unplanned = len(acknowledged) != commits_planned
-    missing, unexpected = source.keys - table.keys, table.keys.keys() - source.keys.keys()
-    repeated = [key for key, count in table.keys.items() if count > 1]
+    failed_writers = tuple(writer.number for writer in writers if writer.exit_code != 0)
+    count_differs = len(acknowledged) != commits_planned
+    missing_keys, unexpected_keys = source.keys - table.keys, table.keys.keys() - source.keys.keys()
+    repeated_keys = [key for key, count in table.keys.items() if count > 1]
     duplicates = table.rows - len(table.keys)
-    mismatches = tuple(name for name in source.sums if source.sums[name] != table.sums.get(name))
+    mismatching_columns = tuple(name for name in source.sums if source.sums[name] != table.sums.get(name))
     problems = [
-        *(f"writer {number} failed" for number in failed),
-        *([f"{commits_planned} commits were planned, and {len(acknowledged)} acknowledged"] if unplanned else []),
-        *_problem(len(lost), "acknowledged commit", f"not in the log: {_examples(lost_commits)}"),
-        *_problem(len(unacknowledged), "commit", f"in the log, but reported by no writer: {_examples(unacknowledged)}"),
+        *(f"writer {number} failed" for number in failed_writers),
+        *([f"{commits_planned} commits were planned, and {len(acknowledged)} acknowledged"] if count_differs else []),
+        *_problem(len(lost_ids), "acknowledged commit", f"not in the log: {_examples(lost_commits)}"),
+        *_problem(
+            len(unacknowledged_ids), "commit", f"in the log, but reported by no writer: {_examples(unacknowledged_ids)}"
+        ),
         *_problem(len(ids_in_log) - len(set(ids_in_log)), "commit", "in the log more than once"),
-        *_problem(missing.total(), "row", f"missing, for example {_examples(missing)}"),
-        *_problem(duplicates, "duplicate row", f"by ({', '.join(KEY)}), for example {_examples(repeated)}"),
-        *_problem(len(unexpected), "row", f"not from the source, for example {_examples(unexpected)}"),
-        *_problem(len(mismatches), "column", f"with other values than the source: {', '.join(mismatches)}"),
+        *_problem(missing_keys.total(), "row", f"missing, for example {_examples(missing_keys)}"),
+        *_problem(duplicates, "duplicate row", f"by ({', '.join(KEY)}), for example {_examples(repeated_keys)}"),
+        *_problem(len(unexpected_keys), "row", f"not from the source, for example {_examples(unexpected_keys)}"),
+        *_problem(
+            len(mismatching_columns), "column", f"with other values than the source: {', '.join(mismatching_columns)}"
+        ),
     ]
     if locked:
         problems += describe_overlaps(overlapping)
@@ -157,15 +161,15 @@ def judge(
         writers=len(writers),
         rows_expected=source.rows,
         rows_found=table.rows,
-        missing_rows=missing.total(),
+        missing_rows=missing_keys.total(),
         duplicate_rows=duplicates,
-        unexpected_rows=len(unexpected),
-        checksum_mismatches=mismatches,
+        unexpected_rows=len(unexpected_keys),
+        checksum_mismatches=mismatching_columns,
         commits_acknowledged=len(acknowledged),
         commits_in_log=len(ids_in_log),
-        lost_commits=len(lost),
-        lost=tuple(sorted(lost)),
-        unacknowledged_commits=len(unacknowledged),
+        lost_commits=len(lost_ids),
+        lost=tuple(sorted(lost_ids)),
+        unacknowledged_commits=len(unacknowledged_ids),
         versions=len(log),
         missing_versions=max((commit.version for commit in log), default=-1) + 1 - len(log),
         conflicts=len(in_conflict),
@@ -173,7 +177,7 @@ def judge(
         unacknowledged_conflicts=sum(commit_id(commit) not in acknowledged_ids for commit in in_conflict),
         retries=sum(len(writer.retried_at) for writer in writers),
         overlapping_holds=len(overlapping),
-        failed_writers=failed,
+        failed_writers=failed_writers,
         wall_seconds=round(wall_seconds, 3),
         loading_seconds=round(_loading_seconds(acknowledged), 3),
         hold_seconds_p50=_median([hold.end - hold.start for commit in acknowledged if (hold := commit.hold)]),
@@ -185,7 +189,7 @@ def judge(
 
 
 def _problem(number: int, noun: str, fault: str) -> list[str]:
-    """Return a sentence such as ``2 rows missing``, or nothing if the number is 0."""
+    """Return a problem such as ``2 rows missing``, or nothing if the number is 0."""
     return [f"{count_text(number, noun)} {fault}"] if number else []
 
 
@@ -200,6 +204,6 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _examples(names: Collection[Any]) -> str:
-    """Return the first names in order. A name is a text or a tuple of texts."""
-    texts = [name if isinstance(name, str) else " ".join(map(str, name)) for name in sorted(names)[:_SHOWN]]
-    return ", ".join(texts) + (" …" if len(names) > _SHOWN else "")
+    """Return the first names in sorted order as text. A name is a text or a tuple of texts."""
+    texts = [name if isinstance(name, str) else " ".join(map(str, name)) for name in sorted(names)[:_MAX_EXAMPLES]]
+    return ", ".join(texts) + (" …" if len(names) > _MAX_EXAMPLES else "")

@@ -41,9 +41,11 @@ def spark_submit() -> Path:
     home = os.environ.get("SPARK_HOME")
     spec = None if home else find_spec("pyspark")
     base = Path(home) if home else Path(spec.origin).parent if spec and spec.origin else None
-    if base is None or not (base / "bin" / "spark-submit").is_file():
-        raise SparkSubmitError("PySpark was not found: pip install '.[spark]' in a clone of Sluice, or set SPARK_HOME")
-    return base / "bin" / "spark-submit"
+    if base is not None and (base / "bin" / "spark-submit").is_file():
+        return base / "bin" / "spark-submit"
+    if home:
+        raise SparkSubmitError(f"SPARK_HOME={home} has no bin/spark-submit: correct it or unset it")
+    raise SparkSubmitError("PySpark was not found: pip install '.[spark]' in a clone of Sluice, or set SPARK_HOME")
 
 
 def submit_command(
@@ -73,9 +75,9 @@ class WriterProcess:
     Args:
         number: Number of the writer, from 1. Each of its events in the queue is paired with it.
         command: Command line to start.
-        environment: Variables in addition to those of this process, which lose ZooKeeper's credentials.
+        environment: Environment variables in addition to those of this process, except for ZooKeeper's credentials.
         folder: Folder for ``writer-N.out`` and ``writer-N.err``.
-        events: Queue for the JSON objects that it prints, and for its exit.
+        events: Queue for the JSON objects that the process prints, and for its exit.
 
     """
 

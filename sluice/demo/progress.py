@@ -17,10 +17,10 @@ from rich.text import Text
 from sluice.demo.records import Phase, Writer
 
 _PLAIN_SECONDS = 10.0
-# The words and the style of each state.
-_STATES = {
+# The text and the style of each phase.
+_PHASE_STYLES = {
     Phase.STARTING: ("starting Spark", "dim"),
-    # Most commits write their rows before they acquire the lock, and load the next snapshot after they release it.
+    # A commit usually writes its rows before it requests the lock, so this phase includes writing.
     Phase.BEGUN: ("writing, waiting", "yellow"),
     Phase.HOLDING: ("COMMITTING", "bold green"),
     Phase.WRITING: ("writing", "cyan"),
@@ -48,14 +48,14 @@ class Board:
         by_phase: dict[Phase, list[str]] = defaultdict(list)
         for writer in self._writers:
             by_phase[writer.phase].append(str(writer.number))
-        phases = [f"{_STATES[phase][0]}: {', '.join(by_phase[phase])}" for phase in Phase if phase in by_phase]
+        phases = [f"{_PHASE_STYLES[phase][0]}: {', '.join(by_phase[phase])}" for phase in Phase if phase in by_phase]
         return f"{self._summary()}; {'; '.join(phases)}"
 
     def table(self) -> Table:
         """Return a table with the state of every writer."""
         table = Table(box=box.SIMPLE, title=self._title, title_justify="left", title_style="bold", pad_edge=False)
         table.add_column("writer", no_wrap=True)
-        table.add_column("now", no_wrap=True, min_width=24)
+        table.add_column("state", no_wrap=True, min_width=24)
         table.add_column("commits", no_wrap=True, min_width=26)
         table.add_column("rows", justify="right", no_wrap=True, min_width=8)
         for writer, planned in zip(self._writers, self._planned, strict=True):
@@ -68,12 +68,12 @@ class Board:
         return table
 
     def _phase_text(self, writer: Writer) -> Text:
-        words, style = _STATES[writer.phase]
-        if writer.running:
-            words += f"  {max(0.0, time.time() - writer.since):.1f} s"
+        text, style = _PHASE_STYLES[writer.phase]
+        if writer.is_running:
+            text += f"  {max(0.0, time.time() - writer.since):.1f} s"
         if writer.retried_at:
-            words += f"  ({len(writer.retried_at)} conflicts)"
-        return Text(words, style=style)
+            text += f"  ({len(writer.retried_at)} conflicts)"
+        return Text(text, style=style)
 
     def _summary(self) -> str:
         commits = sum(len(writer.commits) for writer in self._writers)

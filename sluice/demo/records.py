@@ -48,11 +48,11 @@ class AcknowledgedCommit:
 class Phase(StrEnum):
     """The state of a writer."""
 
-    STARTING = "starting"
-    BEGUN = "begun"
-    HOLDING = "holding"
+    STARTING = "starting"  # before the first commit
+    BEGUN = "begun"  # a commit was begun, and the lock is not held yet
+    HOLDING = "holding"  # the lock
     WRITING = "writing"  # without the lock
-    BETWEEN = "between"
+    BETWEEN = "between"  # after a commit, before the next one
     DONE = "done"
     FAILED = "failed"
 
@@ -91,12 +91,12 @@ class Writer:
         return sum(commit.rows for commit in self.commits)
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether its process runs."""
         return self.exit_code is None
 
     def apply(self, event: Mapping[str, Any], now: float) -> None:
-        """Update the state by one line of the writer. Ignore an unknown event.
+        """Update the state by a line that the writer printed. Ignore an unknown event.
 
         Raises:
             KeyError: The line lacks a field of its event.

@@ -17,7 +17,7 @@ from sluice.demo.outcome import Outcome
 from sluice.demo.records import Writer
 
 # Figures of the comparison that are not marked if they are larger without the lock.
-_NEUTRAL = ("wall time, s", "from first request to last commit, s", "commits acknowledged")
+_NEUTRAL_FIGURES = ("wall time, s", "from first request to last commit, s", "commits acknowledged")
 
 
 def write_report(path: Path, facts: dict[str, Any], outcome: Outcome, writers: Sequence[Writer]) -> None:
@@ -36,7 +36,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         ("duplicate rows", outcome.duplicate_rows, 0),
         ("rows that are not from the source", outcome.unexpected_rows, 0),
         ("columns whose sums differ from the source", len(outcome.checksum_mismatches), 0),
-        ("commits in the log, as acknowledged", outcome.commits_in_log, outcome.commits_acknowledged),
+        ("commits in the log", outcome.commits_in_log, outcome.commits_acknowledged),
         ("acknowledged commits that are missing", outcome.lost_commits, 0),
         ("versions missing from the log", outcome.missing_versions, 0),
         ("overlapping holds", outcome.overlapping_holds, 0),
@@ -48,7 +48,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     console.print(
         f"{count_text(outcome.writers, 'writer')}, {outcome.wall_seconds:.1f} s in total, "
         f"{outcome.loading_seconds:.1f} s from the first request to the last commit; medians: hold "
-        f"{_seconds(outcome.hold_seconds_p50)}, wait {_seconds(outcome.wait_seconds_p50)}",
+        f"{_seconds_text(outcome.hold_seconds_p50)}, wait {_seconds_text(outcome.wait_seconds_p50)}",
         soft_wrap=True,
     )
     print_problems(outcome.problems, console)
@@ -65,10 +65,10 @@ def print_comparison(locked: Outcome, rival: Outcome, console: Console) -> None:
         ("rows missing", locked.missing_rows, rival.missing_rows),
         ("duplicate rows", locked.duplicate_rows, rival.duplicate_rows),
         ("commits that lost a race (conflicts)", None, rival.conflicts),
-        ("writes done again by the job (retries)", None, rival.retries),
+        ("writes repeated by the job (retries)", None, rival.retries),
         ("writers that failed", len(locked.failed_writers), len(rival.failed_writers)),
     ):
-        is_worse = name not in _NEUTRAL and without_lock > (with_lock or 0)
+        is_worse = name not in _NEUTRAL_FIGURES and without_lock > (with_lock or 0)
         table.add_row(
             name,
             "-" if with_lock is None else f"{with_lock:,}",
@@ -85,5 +85,5 @@ def print_stderr_tail(writer: Writer, lines: Sequence[str], console: Console) ->
         console.print(Text("  " + line, style="dim"), soft_wrap=True)
 
 
-def _seconds(value: float | None) -> str:
+def _seconds_text(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f} s"

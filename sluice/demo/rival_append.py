@@ -1,6 +1,6 @@
 """The job of the comparison: it appends without the lock, and retries after a conflict. Run it by ``spark-submit``.
 
-It reads, splits and writes as ``writer_jobs/append.py`` does, and prints the same JSON lines without those of the lock:
+It reads, splits and writes as ``writer_jobs/append.py`` does. It prints a JSON line for each write, retry and commit:
 ``{"event":"writing",…}``, ``{"event":"retry",…}`` and ``{"event":"commit",…}``.
 """
 

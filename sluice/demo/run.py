@@ -48,7 +48,7 @@ class DemoOptions:
 
     Raises:
         SettingsError: There are no writers, fewer commits than writers, fewer rows than commits, a malformed endpoint,
-            or an S3 with ``local``.
+            or options of S3 with the storage ``local``.
 
     """
 
@@ -64,7 +64,7 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         if self.storage == "local" and (self.s3_endpoint or self.bucket):
-            raise SettingsError("--storage local: --s3-endpoint and --bucket are for --storage s3")
+            raise SettingsError("--s3-endpoint and --bucket are for --storage s3: omit them, or omit --storage local")
         if self.s3_endpoint is not None and not is_endpoint(self.s3_endpoint):
             raise SettingsError(f"--s3-endpoint {self.s3_endpoint}: give http://HOST:PORT or https://HOST")
         if self.writers < 1:
@@ -75,7 +75,7 @@ class DemoOptions:
             raise SettingsError(f"--rows {self.rows}: must be at least --commits {self.commits}")
 
     @property
-    def shares(self) -> list[int]:
+    def commits_per_writer(self) -> list[int]:
         """Number of commits of each writer. They differ by 1 at most."""
         return [
             (number + 1) * self.commits // self.writers - number * self.commits // self.writers
@@ -96,10 +96,11 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     """Run the demo, print its results, and write ``report.json`` and the pictures.
 
     Returns:
-        Whether every check of the load with the lock passed. The load without it (``compare``) has no influence.
+        Whether every check of the load with the lock passed. The load without the lock (``compare``) does not count.
 
     Raises:
-        SluiceError: The demo could not be started: no Java, no jars, no data, a foreign output folder, and so on.
+        SluiceError: The demo could not be started: no Java, no jars, no data, an output folder with other files, and so
+            on.
 
     """
     # Fail before anything is started if a requirement is missing.
@@ -147,9 +148,9 @@ class _Demo:
         writers: list[Writer] = []
         processes: list[WriterProcess] = []
         mode = "with the lock" if hosts else "without the lock, on Delta's stock log store"
-        board = Board(f"{table}, {mode}", writers, self.options.shares, self.source.rows)
+        board = Board(f"{table}, {mode}", writers, self.options.commits_per_writer, self.source.rows)
         try:
-            for number, (file, commits) in enumerate(zip(self.files, self.options.shares, strict=True), 1):
+            for number, (file, commits) in enumerate(zip(self.files, self.options.commits_per_writer, strict=True), 1):
                 command = _command(number, table, file, commits, hosts, self.store)
                 writers.append(Writer(number, time.time()))
                 processes.append(WriterProcess(number, command, self.store.environment, logs, events))
@@ -207,7 +208,7 @@ def _command(number: int, table: str, file: Path, commits: int, hosts: str | Non
 
 
 def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], None]) -> None:
-    while any(writer.running for writer in writers):
+    while any(writer.is_running for writer in writers):
         refresh()
         try:
             number, event = events.get(timeout=0.2)
@@ -220,11 +221,11 @@ def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], Non
 
 
 def _print_files(folder: Path, console: Console, *, compare: bool) -> None:
-    """Print the names of the files of this demo, and whether a comparison of an earlier demo is among them."""
+    """Print the names of the files of this demo. Also print whether the comparison is of an earlier demo."""
     names = {path.name for path in folder.glob("[!.]*")}
-    earlier = set() if compare else names & {_COMPARISON}
-    console.print(f"Left in {folder}: {', '.join(sorted(names - earlier))}", soft_wrap=True)
-    if earlier:
+    earlier_files = set() if compare else names & {_COMPARISON}
+    console.print(f"Files in {folder}: {', '.join(sorted(names - earlier_files))}", soft_wrap=True)
+    if earlier_files:
         console.print(f"{_COMPARISON} is of an earlier demo", soft_wrap=True)
 
 

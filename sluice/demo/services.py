@@ -43,7 +43,7 @@ def clear_output(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _MARKER).touch()
     except OSError as error:
-        raise OutputFolderError(f"{folder} cannot be used: {error.strerror}") from error
+        raise OutputFolderError(f"{folder} cannot be used: {error.strerror}; choose another --output") from error
     return folder
 
 
@@ -72,24 +72,24 @@ class Store:
 
 
 @contextmanager
-def open_store(kind: str, folder: Path, chosen: ChosenS3 | None = None) -> Iterator[Store]:
-    """Yield a store: the disk (``local``), the user's S3 if it is given, or else an embedded S3 with a bucket."""
+def open_store(kind: str, folder: Path, user_s3: ChosenS3 | None = None) -> Iterator[Store]:
+    """Yield a store: the disk if ``kind`` is ``local``, else ``user_s3``, or an embedded S3 if that is None."""
     if kind == "local":
         yield Store(f"file:{folder / 'tables'}", str(folder / "tables"))
         return
-    if chosen is not None:
-        with _environment(chosen.environment), chosen:
-            description = f"s3a://{chosen.root} on {chosen.endpoint or 'AWS'}"
-            yield Store(f"s3a://{chosen.root}", description, chosen.environment, chosen.spark_conf, chosen.root)
+    if user_s3 is not None:
+        with _set_environment(user_s3.environment), user_s3:
+            description = f"s3a://{user_s3.root} on {user_s3.endpoint or 'AWS'}"
+            yield Store(f"s3a://{user_s3.root}", description, user_s3.environment, user_s3.spark_conf, user_s3.root)
         return
-    with LocalS3(log=folder / "logs" / "s3.log") as s3, _environment(no_proxy_variables()):
+    with LocalS3(log=folder / "logs" / "s3.log") as s3, _set_environment(no_proxy_variables()):
         s3.create_bucket(_BUCKET)
         description = f"s3a://{_BUCKET} on {s3.endpoint}"
         yield Store(f"s3a://{_BUCKET}", description, s3.environment, s3.spark_conf, _BUCKET)
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for a block: boto3 and ``deltalake`` read proxies and credentials from there."""
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -105,12 +105,12 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def open_services(
-    kind: str, folder: Path, console: Console, chosen: ChosenS3 | None = None
+    kind: str, folder: Path, console: Console, user_s3: ChosenS3 | None = None
 ) -> Iterator[tuple[Store, str]]:
     """Start the store and a ZooKeeper. Yield the store and the connection string."""
     with ExitStack() as stack:
         with console.status("Starting the embedded servers …"):
-            store = stack.enter_context(open_store(kind, folder, chosen))
+            store = stack.enter_context(open_store(kind, folder, user_s3))
             hosts = stack.enter_context(EmbeddedZooKeeper()).hosts
         console.print(f"ZooKeeper serves on {hosts}, tables go to {store.description}", soft_wrap=True)
         yield store, hosts
@@ -122,11 +122,11 @@ def download_tables(store: Store, folder: Path) -> None:
         return
     client = s3_client(store.environment)
     bucket, _, folder_key = store.bucket.partition("/")
-    # With the slash, because a folder's name may begin with the name of another one.
+    # The slash excludes folders whose names only begin with this one.
     prefix = f"{folder_key}/" if folder_key else ""
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for entry in page.get("Contents", ()):
             path = folder / entry["Key"].removeprefix(prefix)
-            if not entry["Key"].endswith("/"):  # S3A's marker of a folder
+            if not entry["Key"].endswith("/"):  # with a slash at the end it is S3A's marker of a folder
                 path.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(bucket, entry["Key"], str(path))

@@ -28,12 +28,12 @@ _MIN_BAR = 3 / (_WIDTH_INCHES * _DPI)
 
 @dataclass(frozen=True)
 class Lanes:
-    """One load to draw.
+    """The lanes of one load: one for each writer, and one for the lock.
 
     Attributes:
         title: Title of the panel, one line.
         writers: The writers with their commits.
-        locked: Whether the writers took the lock. Then its lane is drawn, too.
+        locked: Whether the writers took the lock. Without it the load has no lane for the lock.
         lost: Ids of acknowledged commits that are not in the table.
         in_conflict: Ids of commits that lost a race for a version.
 
@@ -70,11 +70,11 @@ def draw_timeline(path: Path, loads: Sequence[Lanes]) -> None:
 
 def timeline_figure(loads: Sequence[Lanes]) -> Figure:
     """Return the figure that :func:`draw_timeline` writes."""
-    lanes = [len(load.names) for load in loads]
-    figure = Figure(figsize=(_WIDTH_INCHES, _LANE_INCHES * sum(lanes) + 1.4 * len(loads)), dpi=_DPI)
+    lane_counts = [len(load.names) for load in loads]
+    figure = Figure(figsize=(_WIDTH_INCHES, _LANE_INCHES * sum(lane_counts) + 1.4 * len(loads)), dpi=_DPI)
     FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained", h_pad=0.14, w_pad=0.12)
-    panels = figure.subplots(len(loads), sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
+    panels = figure.subplots(len(loads), sharex=True, squeeze=False, height_ratios=lane_counts)[:, 0]
     seconds = max(load.seconds for load in loads) * 1.01
     for axes, load in zip(panels, loads, strict=True):
         _draw_load(axes, load, seconds * _MIN_BAR)
@@ -87,9 +87,9 @@ def _draw_load(axes: Axes, load: Lanes, min_seconds: float) -> None:
     _style(axes, load)
     for lane, writer in enumerate(load.writers):
         colour = _COLOURS[lane % len(_COLOURS)]
-        requests = [commit.requested_at for commit in writer.commits] or [writer.ended_at or writer.started_at]
+        request_times = [commit.requested_at for commit in writer.commits] or [writer.ended_at or writer.started_at]
         axes.plot(
-            [writer.started_at - load.start, min(requests) - load.start], [lane, lane],
+            [writer.started_at - load.start, min(request_times) - load.start], [lane, lane],
             color=_FAINT, linewidth=1, linestyle=(0, (1, 2.5)), zorder=1,
         )  # fmt: skip
         for previous, commit in pairwise(writer.commits):
@@ -99,20 +99,20 @@ def _draw_load(axes: Axes, load: Lanes, min_seconds: float) -> None:
             )  # fmt: skip
         waits: list[tuple[float, float]] = []
         holds: list[tuple[float, float]] = []
-        lost: list[tuple[float, float]] = []
+        lost_commits: list[tuple[float, float]] = []
         for commit in writer.commits:
             start = commit.requested_at if commit.acquired_at is None else commit.acquired_at
             waits.append((commit.requested_at - load.start, start - commit.requested_at))
             bar = (start - load.start, max(commit.released_at - start, min_seconds))
-            (lost if commit.commit_id in load.lost else holds).append(bar)
+            (lost_commits if commit.commit_id in load.lost else holds).append(bar)
         _bars(axes, waits, lane, _WAIT_HEIGHT, colour, alpha=0.30)
         _bars(axes, holds, lane, _HOLD_HEIGHT, colour)
-        _bars(axes, lost, lane, _HOLD_HEIGHT, _ALARM)
+        _bars(axes, lost_commits, lane, _HOLD_HEIGHT, _ALARM)
         conflicts = [commit for commit in writer.commits if commit.commit_id in load.in_conflict]
         _marks(axes, "x", lane, [commit.released_at - load.start for commit in conflicts])
         _marks(axes, "|", lane, [retried_at - load.start for retried_at in writer.retried_at])
         if load.locked:
-            _bars(axes, holds + lost, len(load.writers), _HOLD_HEIGHT, colour)
+            _bars(axes, holds + lost_commits, len(load.writers), _HOLD_HEIGHT, colour)
     if load.locked:
         axes.axhline(len(load.writers) - 0.5, color=_PALE, linewidth=1, zorder=0)
     axes.legend(

@@ -197,7 +197,7 @@ def test_overlaps_finds_every_pair(holds: list[tuple[float, float, str]], pairs:
 
 def test_the_lines_of_a_writer_change_its_state() -> None:
     writer = Writer(3, 50.0)
-    assert (writer.phase, writer.since, writer.running) == (Phase.STARTING, 50.0, True)
+    assert (writer.phase, writer.since, writer.is_running) == (Phase.STARTING, 50.0, True)
     writer.apply({"event": "begun", "commit": 1, "commits": 2, "begun_at": 60.0}, 60.1)
     assert (writer.phase, writer.since) == (Phase.BEGUN, 60.0)
     writer.apply({"event": "holding", "commit": 1, "token": 7, "acquired_at": 61.0}, 61.1)
@@ -213,4 +213,4 @@ def test_the_lines_of_a_writer_change_its_state() -> None:
     assert commit.hold == Interval(61.0, 63.0, "writer 3, commit c")
     assert (writer.phase, writer.rows) == (Phase.BETWEEN, 10)
     writer.end(0, 70.0)
-    assert (writer.phase, writer.running, writer.ended_at) == (Phase.DONE, False, 70.0)
+    assert (writer.phase, writer.is_running, writer.ended_at) == (Phase.DONE, False, 70.0)

@@ -134,8 +134,8 @@ def test_an_impossible_demo_is_refused(options: dict[str, Any], message: str) ->
 
 
 def test_writers_get_equal_shares_of_the_commits() -> None:
-    assert DemoOptions().shares == [8, 8, 8, 8, 8]
-    assert DemoOptions(writers=3, commits=11).shares == [3, 4, 4]
+    assert DemoOptions().commits_per_writer == [8, 8, 8, 8, 8]
+    assert DemoOptions(writers=3, commits=11).commits_per_writer == [3, 4, 4]
 
 
 def loading_writers(*, locked: bool) -> list[Writer]:
@@ -234,7 +234,7 @@ def test_a_demo_names_an_earlier_comparison_that_it_keeps(tmp_path: Path) -> Non
     for compare in (False, True):
         _print_files(tmp_path, demo.console, compare=compare)
         last_lines.append(output.getvalue().splitlines()[-1])
-    prefix = f"Left in {tmp_path}: "
+    prefix = f"Files in {tmp_path}: "
     assert f"{prefix}report.json, timeline.png" in output.getvalue().splitlines()
     assert last_lines == ["comparison.png is of an earlier demo", f"{prefix}comparison.png, report.json, timeline.png"]
 
@@ -302,7 +302,7 @@ def test_a_comparison_is_printed_side_by_side() -> None:
     print_comparison(finished_load(locked=True).outcome, unlocked, Console(file=output, width=100))
     lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]
     assert "wall time, s 30.0 99.0" in lines
-    assert "writes done again by the job (retries) - 2" in lines
+    assert "writes repeated by the job (retries) - 2" in lines
 
 
 @pytest.mark.parametrize("locked", [True, False])
