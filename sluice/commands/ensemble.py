@@ -100,13 +100,13 @@ def ready(
         readiness = wait_until_ready(lock_settings(zookeeper), expect, wait, report)
     if as_json:
         print(json.dumps(readiness.to_json(), indent=2))
-    elif readiness.ready:
+    elif readiness.is_ready:
         (leader,) = [server for server in readiness.servers if server.mode in ("leader", "standalone")]
         count = readiness.expected
         print(f"ready: {count} of {count} serve, {leader.mode} {leader.address}, epoch {leader.epoch}")
     for problem in readiness.problems:
         sys.stderr.write(f"sluice: not ready: {problem}\n")
-    if not readiness.ready:
+    if not readiness.is_ready:
         raise typer.Exit(FAILED)
 
 

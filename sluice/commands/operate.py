@@ -123,11 +123,11 @@ def break_lock(
     holder matches, or ZooKeeper refuses; 2 bad arguments; 130 Ctrl-C.
     """
     from lock_manager.resources import TableResource  # noqa: PLC0415
-    from sluice.locks.breaking import check_partition, parse_token, select_holders  # noqa: PLC0415
+    from sluice.locks.breaking import parse_partition, parse_token, select_holders  # noqa: PLC0415
     from sluice.locks.status import describe, format_duration, read_status  # noqa: PLC0415
 
     resource = TableResource.of(table)
-    partition = None if partition is None else check_partition(partition)
+    partition = None if partition is None else parse_partition(partition)
     token_number = None if token is None else parse_token(token)
     with interruptible(), _make_inspector(zookeeper, lock_root) as inspector:
         snapshot = read_status(inspector, resource)

@@ -21,7 +21,7 @@ def adoption_finding(settings: LockSettings, table: str, storage_options: Mappin
     try:
         log = open_log(table, storage_options)
         if not version_files(log.names()):
-            return note(_CHECK, f"there is no Delta table at {table} yet: adopt it when its first version is written")
+            return note(_CHECK, f"there is no Delta table at {table} yet: adopt it after its first version is written")
         adoption = _read_adoption(log)
         with LockInspector(settings) as inspector:
             ensemble = inspector.ensemble_id()
@@ -53,11 +53,13 @@ def compare_adoption(table: str, adoption: Adoption | None, ensemble: str | None
             f"moved: run `sluice adopt {table} --move`",
         )
     if adoption.ensemble != ensemble:
-        here = "nothing was ever locked below this lock root" if ensemble is None else f"this is ensemble {ensemble}"
+        this_ensemble = (
+            "nothing was ever locked below this lock root" if ensemble is None else f"this is ensemble {ensemble}"
+        )
         return failed(
             _CHECK,
-            f"the table is adopted by ensemble {adoption.ensemble}, but {here}: commits will be refused. Use the "
-            "ZooKeeper and lock root of the adopting ensemble, or move the table to this one: run "
+            f"the table is adopted by ensemble {adoption.ensemble}, but {this_ensemble}: commits will be refused. Use "
+            "the ZooKeeper and lock root of the adopting ensemble, or move the table to this one: run "
             f"`sluice adopt {table} --move`",
         )
     if adoption.table is None:

@@ -16,15 +16,15 @@ from lock_manager.zookeeper.session import Session
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.ensemble.members import NO_ANSWER_TO_SRVR, Server, ask_servers, dotted
 
-#: Seconds to wait for a session.
+#: Seconds for a session with all its requests.
 CONNECT_SECONDS = 10.0
 # Tolerated difference of clocks, as the default of `sluice verify --clock-skew`.
 _SKEW_SECONDS = 1.0
 _REQUESTS = 20
 _SLOW_MS = 50.0
-_OLDEST = (3, 5, 0)
+_OLDEST_VERSION = (3, 5, 0)
 # The first releases with fixes for CVE-2023-44981 and CVE-2024-23944, by minor version.
-_FIXED: dict[tuple[int, ...], tuple[int, ...]] = {(3, 8): (3, 8, 4), (3, 9): (3, 9, 2)}
+_FIXED_VERSIONS: dict[tuple[int, ...], tuple[int, ...]] = {(3, 8): (3, 8, 4), (3, 9): (3, 9, 2)}
 
 
 def ensemble_findings(settings: LockSettings) -> list[Finding]:
@@ -44,35 +44,37 @@ def server_findings(servers: Sequence[Server]) -> list[Finding]:
         else:
             findings.append(ok(check, f"{server.mode}, ZooKeeper {dotted(server.version)}"))
     serving = [server for server in servers if server.mode is not None]
-    return [*findings, *_versions(serving), *_modes(serving, len(servers))]
+    return [*findings, *_version_findings(serving), *_mode_findings(serving, len(servers))]
 
 
-def _versions(serving: Sequence[Server]) -> list[Finding]:
+def _version_findings(serving: Sequence[Server]) -> list[Finding]:
     versions = sorted({server.version for server in serving if server.version is not None})
     check = "versions"
     if not versions:
         return []
-    if versions[0] < _OLDEST:
+    if versions[0] < _OLDEST_VERSION:
         return [failed(check, f"{dotted(versions[0])} is too old: the lock needs ZooKeeper 3.5 (create2); use 3.9.5")]
-    if versions[0] < (3, 8) or versions[0] < _FIXED.get(versions[0][:2], (0,)):
+    if versions[0] < (3, 8) or versions[0] < _FIXED_VERSIONS.get(versions[0][:2], (0,)):
         return [note(check, f"{dotted(versions[0])} has CVE-2023-44981 or CVE-2024-23944: update; 3.9.5 is tested")]
     if len(versions) > 1:
-        return [note(check, f"the servers differ: {', '.join(map(dotted, versions))}; finish the update")]
+        return [
+            note(check, f"the servers have different versions: {', '.join(map(dotted, versions))}; finish the update")
+        ]
     return [ok(check, f"ZooKeeper {dotted(versions[0])}")]
 
 
-def _modes(serving: Sequence[Server], named: int) -> list[Finding]:
+def _mode_findings(serving: Sequence[Server], server_count: int) -> list[Finding]:
     modes = [server.mode for server in serving]
     check = "quorum"
     if not modes:
         return []
-    if "standalone" in modes and named > 1:
+    if "standalone" in modes and server_count > 1:
         return [failed(check, "a standalone server is named with others: they form no ensemble, and grant a lock each")]
     if modes.count("leader") > 1:
         return [failed(check, "two leaders are named: the servers are of two ensembles, which grant a lock each")]
     if "standalone" in modes:
-        return [note(check, "a standalone server: no lock while it is down; an ensemble has three servers")]
-    if named == 1:
+        return [note(check, "a standalone server: no lock can be acquired while it is down; run an ensemble of three")]
+    if server_count == 1:
         return [note(check, "one server of an ensemble is named: name all, so that clients can use the others")]
     counts = [(modes.count(mode), mode) for mode in ("leader", "follower", "observer")]
     return [ok(check, ", ".join(f"{count} {mode}{'s' if count > 1 else ''}" for count, mode in counts if count))]
@@ -82,7 +84,11 @@ def _session_findings(settings: LockSettings) -> list[Finding]:
     session, deadline = Session(settings), Deadline(CONNECT_SECONDS)
 
     def run_checks() -> list[Finding]:
-        return [_granted(session, settings), *_lock_root(session, deadline), *_scratch_writes(session, deadline)]
+        return [
+            _timeout_finding(session, settings),
+            *_lock_root_findings(session, deadline),
+            *_scratch_findings(session, deadline),
+        ]
 
     try:
         return try_session(session, deadline, run_checks)
@@ -92,7 +98,7 @@ def _session_findings(settings: LockSettings) -> list[Finding]:
         session.close()
 
 
-def _granted(session: Session, settings: LockSettings) -> Finding:
+def _timeout_finding(session: Session, settings: LockSettings) -> Finding:
     requested, granted = settings.session_timeout_seconds, session.granted_seconds
     if granted < requested:
         return note(
@@ -102,7 +108,7 @@ def _granted(session: Session, settings: LockSettings) -> Finding:
     return ok("session", f"timeout {granted:g} s")
 
 
-def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:
+def _lock_root_findings(session: Session, deadline: Deadline) -> list[Finding]:
     root, check = session.settings.lock_root, "lock root"
     try:
         ensemble = lock_root.read_ensemble_id(session, deadline)
@@ -112,11 +118,11 @@ def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:
         return [failed(check, f"{root} cannot be read ({error.refusal}): check its ACL and this client's credentials")]
     if ensemble is None:
         return [note(check, f"{root} does not exist yet: the first lock creates it")]
-    return [ok(check, f"{root}, ensemble {ensemble}"), _acl(session, deadline)]
+    return [ok(check, f"{root}, ensemble {ensemble}"), _acl_finding(session, deadline)]
 
 
-def _acl(session: Session, deadline: Deadline) -> Finding:
-    """Check the ACLs of the lock root, of some tables and of some of their partitions: who may delete contenders."""
+def _acl_finding(session: Session, deadline: Deadline) -> Finding:
+    """Check in the ACLs of the lock root and of some tables and partitions whether all clients may delete contenders."""
     survey = survey_acls(session, deadline)
     sample = (
         f"{survey.tables_checked} of {survey.tables} tables and {survey.partitions_checked} partitions were checked"
@@ -132,7 +138,7 @@ def _acl(session: Session, deadline: Deadline) -> Finding:
     )
 
 
-def _scratch_writes(session: Session, deadline: Deadline) -> list[Finding]:
+def _scratch_findings(session: Session, deadline: Deadline) -> list[Finding]:
     """Create, write, check and delete a scratch node, as a lock does. Measure the latency and the ensemble's clock."""
     try:
         base = nearest_node(session, deadline)
@@ -157,12 +163,12 @@ def _scratch_writes(session: Session, deadline: Deadline) -> list[Finding]:
         ]
     return [
         ok("permission", f"may create, write and delete below {base}"),
-        _latency(latencies),
+        _latency_finding(latencies),
         clock_finding(scratch.created, sent_at, answered_at),
     ]
 
 
-def _latency(milliseconds: Sequence[float]) -> Finding:
+def _latency_finding(milliseconds: Sequence[float]) -> Finding:
     median, slowest = statistics.median(milliseconds), max(milliseconds)
     text = f"{median:.1f} ms for a write through the quorum (median of {len(milliseconds)}, slowest {slowest:.1f} ms)"
     if median > _SLOW_MS:

@@ -11,7 +11,7 @@ from lock_manager import LockSettings
 from sluice.audit.checks import count_text
 from sluice.doctor.finding import Finding, Verdict, failed
 
-_MISSING = (
+_NO_ENSEMBLE = (
     "no ensemble is given, so no lock can be checked: give --zookeeper host:port,… or set SLUICE_ZK_HOSTS "
     "(`sluice zookeeper` runs an ensemble for first tries)"
 )
@@ -39,7 +39,7 @@ def examine(
     from sluice.doctor.store import store_findings  # noqa: PLC0415
 
     scratch = None if store is None else scratch_objects(store, storage_options)
-    ensemble = [failed("ensemble", _MISSING)] if settings is None else ensemble_findings(settings)
+    ensemble = [failed("ensemble", _NO_ENSEMBLE)] if settings is None else ensemble_findings(settings)
     findings = [*ensemble, *machine_findings(), defaults_finding()]
     findings += [] if scratch is None else store_findings(scratch)
     if table is not None and settings is not None:
@@ -54,8 +54,8 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
     for finding in findings:
         verdict = Text(f"{finding.verdict.value:<6}  ", styles[finding.verdict])
         console.print(Text.assemble(verdict, f"{finding.check:<{width}}  {finding.message}"), soft_wrap=True)
-    number = sum(finding.failed for finding in findings)
-    if number:
-        console.print(Text(f"{count_text(number, 'check')} failed", style="bold red"))
+    failures = sum(finding.failed for finding in findings)
+    if failures:
+        console.print(Text(f"{count_text(failures, 'check')} failed", style="bold red"))
     else:
         console.print(Text("no check failed", style="bold green"))

@@ -1,4 +1,4 @@
-"""Scratch objects in a store. They are created as the log store creates a version: only if there is none.
+"""Scratch objects in a store. An object is created only if it does not exist, as the log store creates a version.
 
 On S3 that is a PUT with ``If-None-Match: *``, on a disk a hard link.
 """
@@ -27,11 +27,11 @@ class ScratchObject(Protocol):
     Methods raise ScratchObjectError if the store refuses for another reason than documented, or does not answer.
 
     Attributes:
-        where: Its location, for people.
+        location: Its URI or path, for messages.
 
     """
 
-    where: str
+    location: str
 
     def put(self, content: bytes, ready: Callable[[], object] = lambda: None) -> bool:
         """Create the object if it does not exist. Return whether it was created.
@@ -47,7 +47,7 @@ class ScratchObject(Protocol):
 
 
 def scratch_objects(location: str, options: Mapping[str, str]) -> Callable[[], ScratchObject]:
-    """Return a function that returns another scratch object of a store at each call. It sends no request.
+    """Return a function that makes a new scratch object of a store at each call. Neither function sends a request.
 
     The location is ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path.
 
@@ -70,7 +70,7 @@ def scratch_objects(location: str, options: Mapping[str, str]) -> Callable[[], S
 
 
 class _S3Client:
-    """A client that calls a function of the thread when its request is signed, before it is sent."""
+    """An S3 client that calls a function, once for each PUT, right before the request is sent."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.boto: Any = s3_client(options)
@@ -82,13 +82,13 @@ class _S3Client:
         self.boto.put_object(**arguments)
 
     def _before_send(self, **_: Any) -> None:
-        # Only once: a repeated request must not wait for rivals.
+        # A retry of the request must not wait for rivals, so the function is removed.
         vars(self._thread_local).pop("ready", lambda: None)()
 
 
 class _S3Object:
     def __init__(self, client: _S3Client, bucket: str, key: str) -> None:
-        self.where = f"s3://{bucket}/{key}"
+        self.location = f"s3://{bucket}/{key}"
         self._object = {"Bucket": bucket, "Key": key}
         self._client = client
 
@@ -123,7 +123,7 @@ class _S3Object:
 class _LocalObject:
     def __init__(self, folder: Path) -> None:
         self._file = folder / f".sluice-doctor-{uuid.uuid4().hex}"
-        self.where = str(self._file)
+        self.location = str(self._file)
 
     def put(self, content: bytes, ready: Callable[[], object] = lambda: None) -> bool:
         part = self._file.with_name(f"{self._file.name}.{uuid.uuid4().hex}.part")
@@ -137,7 +137,9 @@ class _LocalObject:
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
-            raise ScratchObjectError(f"{error.strerror}: the folder must be there, and support hard links") from error
+            raise ScratchObjectError(
+                f"{error.strerror}: the folder must exist, and its file system must support hard links"
+            ) from error
         return True
 
     def read(self) -> bytes | None:

@@ -18,8 +18,8 @@ from sluice.doctor.finding import Finding, failed, note, ok
 _CHECK = "spark defaults"
 # The usual form of java.util.Properties: a key, then blanks, an equals sign or a colon, then the value.
 _SETTING = re.compile(r"\s*([^\s=:#!]+)\s*[\s=:]\s*(.*?)\s*")
-_ONE_SCHEME = re.compile(r"spark\.delta\.logStore\.[^.]+\.impl")
-_OTHER_STORE = re.compile(r"spark\.(delta\.logStore\.|hadoop\.io\.delta\.kernel\.logStore\.).+")
+_SCHEME_SETTING = re.compile(r"spark\.delta\.logStore\.[^.]+\.impl")
+_LOG_STORE_SETTING_NAME = re.compile(r"spark\.(delta\.logStore\.|hadoop\.io\.delta\.kernel\.logStore\.).+")
 
 
 def defaults_finding() -> Finding:
@@ -35,10 +35,10 @@ def defaults_finding() -> Finding:
     except (OSError, UnicodeDecodeError) as error:
         return failed(_CHECK, f"{path} cannot be read: {error}")
     matches = map(_SETTING.fullmatch, text.splitlines())
-    return judge(path, {match[1]: match[2] for match in matches if match})
+    return settings_finding(path, {match[1]: match[2] for match in matches if match})
 
 
-def judge(path: Path, settings: Mapping[str, str]) -> Finding:
+def settings_finding(path: Path, settings: Mapping[str, str]) -> Finding:
     """Return the finding for the settings of a ``spark-defaults.conf``."""
     from writer_jobs.delta.session import LOG_STORE_SETTING  # noqa: PLC0415 (PySpark takes 0.4 s)
 
@@ -53,19 +53,21 @@ def judge(path: Path, settings: Mapping[str, str]) -> Finding:
 def _log_store_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
     from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING  # noqa: PLC0415
 
-    schemes = [key for key in settings if _ONE_SCHEME.fullmatch(key)]
-    if schemes and LOG_STORE_SETTING in settings:
-        settings_text = f"{LOG_STORE_SETTING} and {schemes[0]}"
-        return failed(_CHECK, f"{path} sets {settings_text}; Delta refuses both together: remove {schemes[0]}")
-    unguarded = [key for key, value in settings.items() if _OTHER_STORE.fullmatch(key) and value != LOG_STORE]
+    scheme_settings = [key for key in settings if _SCHEME_SETTING.fullmatch(key)]
+    if scheme_settings and LOG_STORE_SETTING in settings:
+        settings_text = f"{LOG_STORE_SETTING} and {scheme_settings[0]}"
+        return failed(_CHECK, f"{path} sets {settings_text}; Delta refuses both together: remove {scheme_settings[0]}")
+    unguarded = [
+        key for key, value in settings.items() if _LOG_STORE_SETTING_NAME.fullmatch(key) and value != LOG_STORE
+    ]
     if unguarded:
         setting = f"{unguarded[0]}={settings[unguarded[0]]}"
-        return failed(_CHECK, f"{path} sets {setting}, past the guarded log store: set it to {LOG_STORE}")
-    if schemes:
+        return failed(_CHECK, f"{path} sets {setting}, so commits bypass the guarded log store: set it to {LOG_STORE}")
+    if scheme_settings:
         return note(
             _CHECK,
             f"{path} sets the guarded log store for some schemes only: put {LOG_STORE_SETTING}="
-            f"{LOG_STORE} in place of {', '.join(schemes)}",
+            f"{LOG_STORE} in place of {', '.join(scheme_settings)}",
         )
     missing = [key for key in KERNEL_LOG_STORE_SETTINGS if key not in settings]
     if missing and LOG_STORE_SETTING in settings:
@@ -87,8 +89,8 @@ def _guard_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
         case "observe":
             return note(
                 _CHECK,
-                f"{path} sets {GUARD_MODE}=observe: commits without the lock pass, and `sluice verify` lists them. "
-                "Remove the setting when every writer takes the lock",
+                f"{path} sets {GUARD_MODE}=observe: the guard allows commits without the lock, and `sluice verify` lists "
+                "them. Remove the setting when every writer takes the lock",
             )
         case "off":
             return failed(

@@ -1,7 +1,8 @@
 """Checks that a store refuses to overwrite, with scratch objects that are removed afterwards.
 
-Promise 1 depends on it: a version file is created only if there is none. Some gateways to S3 refuse the second of two
-writers in sequence, but accept two concurrent ones. So the check also creates objects concurrently.
+Promise 1 (docs/develop.md) depends on it: a version file is created only if it does not exist. Some gateways to S3
+refuse the second of two writers in sequence, but accept two concurrent ones. So the check also creates objects
+concurrently.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sluice.errors import ScratchObjectError
 _CHECK = "put-if-absent"
 _FIRST, _SECOND = b"first", b"second"
 _RIVALS, _ROUNDS = 8, 8
-# No round of rivals starts later than this.
+# Seconds after which no further round of rivals starts.
 _SECONDS = 2.0
 _BARRIER_SECONDS = 5.0
 _ADVICE = "Use a store that honours If-None-Match (AWS S3 does, MinIO and Ceph in recent releases)"
@@ -37,10 +38,10 @@ def store_findings(scratch: Callable[[], ScratchObject]) -> list[Finding]:
     try:
         first = next_object()
         try:
-            finding = _check_in_sequence(first) or _check_concurrently(first.where, next_object)
+            finding = _check_in_sequence(first) or _check_concurrently(first.location, next_object)
         except ScratchObjectError as error:
-            finding = failed(_CHECK, f"could not be checked at {objects[-1].where}: {error}")
-            # The object may exist despite the error. A failed removal is no second finding.
+            finding = failed(_CHECK, f"could not be checked at {objects[-1].location}: {error}")
+            # The object may exist despite the error. A failed removal is not a second finding.
             with suppress(ScratchObjectError):
                 objects.pop().remove()
     finally:
@@ -48,27 +49,28 @@ def store_findings(scratch: Callable[[], ScratchObject]) -> list[Finding]:
             try:
                 scratch_object.remove()
             except ScratchObjectError as error:
-                remaining.append(f"{scratch_object.where} ({error})")
+                remaining.append(f"{scratch_object.location} ({error})")
     if not remaining:
         return [finding]
     return [finding, failed("scratch object", f"could not be removed, remove it yourself: {', '.join(remaining)}")]
 
 
 def _check_in_sequence(scratch_object: ScratchObject) -> Finding | None:
-    where = scratch_object.where
+    location = scratch_object.location
     if not scratch_object.put(_FIRST):
-        return failed(_CHECK, f"the store refused to create {where}, which does not exist: do not use this store")
+        return failed(_CHECK, f"the store refused to create {location}, which does not exist: do not use this store")
     if scratch_object.put(_SECOND) or scratch_object.read() != _FIRST:
         return failed(
             _CHECK,
-            f"the store overwrote {where} instead of refusing: two writers can both win one version there. {_ADVICE}",
+            f"the store overwrote {location} instead of refusing: two writers can both win one version there. "
+            f"{_ADVICE}",
         )
     return None
 
 
-def _check_concurrently(where: str, next_object: Callable[[], ScratchObject]) -> Finding:
-    """Have rivals create one object at the same moment, in several rounds."""
-    rounds = decided = 0
+def _check_concurrently(location: str, next_object: Callable[[], ScratchObject]) -> Finding:
+    """Let rivals create one object at the same moment, in several rounds."""
+    complete_rounds = won_rounds = 0
     end = time.monotonic() + _SECONDS
     with ThreadPoolExecutor(_RIVALS) as pool:
         for number in range(1, _ROUNDS + 1):
@@ -83,47 +85,47 @@ def _check_concurrently(where: str, next_object: Callable[[], ScratchObject]) ->
             if len(winners) > 1:
                 return failed(
                     _CHECK,
-                    f"{len(winners)} of {_RIVALS} rivals created {scratch_object.where} at the same moment (round "
+                    f"{len(winners)} of {_RIVALS} rivals created {scratch_object.location} at the same moment (round "
                     f"{number}), though the store refuses the second of two in sequence: two writers can both win one "
                     f"version there, and one commit is lost. {_ADVICE}",
                 )
             if winners and scratch_object.read() != winners[0]:
                 return failed(
                     _CHECK,
-                    f"{scratch_object.where} does not have the content of the rival that created it (round {number}): "
-                    f"a refused commit can replace an acknowledged one. {_ADVICE}",
+                    f"{scratch_object.location} does not have the content of the rival that created it (round {number}"
+                    f"): a refused commit can replace an acknowledged one. {_ADVICE}",
                 )
-            if all(together for _, together in results.values()):
-                rounds += 1
-                decided += len(winners)
+            if all(sent_together for _, sent_together in results.values()):
+                complete_rounds += 1
+                won_rounds += len(winners)
             if time.monotonic() > end:
                 break
-    if not decided:
+    if not won_rounds:
         obstacle = (
-            f"it refused all of {_RIVALS} concurrent ones, {rounds} times"
-            if rounds
-            else f"{_RIVALS} rivals never met in {number} rounds"
+            f"it refused all of {_RIVALS} concurrent ones, {complete_rounds} times"
+            if complete_rounds
+            else f"{_RIVALS} rivals never sent their requests together, in {number} rounds"
         )
         return note(
             _CHECK,
-            f"the store refuses the second of two writers in sequence, but {obstacle} (checked at {where}): "
+            f"the store refuses the second of two writers in sequence, but {obstacle} (checked at {location}): "
             "it is not known whether it accepts two concurrent writers; try again",
         )
     return ok(
         _CHECK,
-        f"the store refuses to overwrite (checked at {where}: twice in sequence, and by {_RIVALS} concurrent rivals, "
-        f"with one winner each time, in {decided} of {rounds} rounds)",
+        f"the store refuses to overwrite (checked at {location}: twice in sequence, and by {_RIVALS} concurrent "
+        f"rivals, with one winner each time, in {won_rounds} of {complete_rounds} rounds)",
     )
 
 
 def _put_together(scratch_object: ScratchObject, content: bytes, barrier: threading.Barrier) -> tuple[bool, bool]:
     """Return whether this rival created the object, and whether it sent its request together with all others."""
-    together = False
+    sent_together = False
 
     def ready() -> None:
-        nonlocal together
+        nonlocal sent_together
         with suppress(threading.BrokenBarrierError):  # a rival failed before its request; the others continue
             barrier.wait(_BARRIER_SECONDS)
-            together = True
+            sent_together = True
 
-    return scratch_object.put(content, ready), together
+    return scratch_object.put(content, ready), sent_together

@@ -13,7 +13,7 @@ from typing import Any
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.connection import WORD_SECONDS, ask_four_letter_word, members_of, reason
 
-_SRVR = re.compile(
+_SRVR_RESPONSE = re.compile(
     r"Zookeeper version: (?P<version>[0-9.]+).*?Connections: (?P<connections>\d+).*?Outstanding: (?P<outstanding>\d+)"
     r".*?Zxid: 0x(?P<zxid>[0-9a-f]+).*?Mode: (?P<mode>\w+)",
     re.DOTALL,
@@ -28,7 +28,7 @@ class Server:
 
     Attributes:
         address: ``host:port``.
-        problem: Why it does not serve; None if it answers.
+        problem: Why it does not serve, as the predicate of a sentence about the server; None if it answers.
         version: Version of ZooKeeper. None if the server does not report it. The same holds for all fields below.
         mode: ``standalone``, ``leader``, ``follower`` or ``observer``.
         zxid: Id of the last transaction that it applied.
@@ -51,7 +51,7 @@ class Server:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of that transaction: the upper 32 bits of its id, which grow with each election."""
+        """The epoch of the last transaction: the upper 32 bits of its id, which increase with each election."""
         return None if self.zxid is None else self.zxid >> 32
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def ask_servers(settings: LockSettings) -> list[Server]:
 
 
 def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Server:
-    """Query one server by ``srvr``, which ZooKeeper allows by default, and by ``mntr``, which it does not."""
+    """Query one server by ``srvr`` and ``mntr``. By default ZooKeeper allows only ``srvr``."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         text = ask_four_letter_word((host, port), b"srvr", tls).decode(errors="replace")
@@ -97,7 +97,7 @@ def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Serve
         return Server(address, _connection_problem(error, tls))
     if "not currently serving" in text:
         return Server(address, "runs, but serves no clients: it sees no quorum; check the other servers")
-    srvr = _SRVR.search(text)
+    srvr = _SRVR_RESPONSE.search(text)
     if srvr is None:
         return Server(address)
     mntr: Mapping[str, str] = {}
@@ -111,8 +111,8 @@ def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Serve
         zxid=int(srvr["zxid"], 16),
         connections=int(srvr["connections"]),
         outstanding=int(srvr["outstanding"]),
-        synced_followers=_number(mntr, "zk_synced_followers"),
-        sessions=_number(mntr, "zk_global_sessions"),
+        synced_followers=_number_field(mntr, "zk_synced_followers"),
+        sessions=_number_field(mntr, "zk_global_sessions"),
     )
 
 
@@ -133,6 +133,6 @@ def _connection_problem(error: OSError, tls: ssl.SSLContext | None) -> str:
     return f"cannot be reached ({error.strerror or error}): check that it runs, and the network path to its client port"
 
 
-def _number(fields: Mapping[str, str], name: str) -> int | None:
+def _number_field(fields: Mapping[str, str], name: str) -> int | None:
     value = fields.get(name, "").strip()
     return int(value) if value.isdecimal() else None

@@ -1,7 +1,7 @@
 """``sluice ensemble ready``: checks that all expected servers form one quorum, are in sync and serve sessions.
 
 The state that a server reports does not identify its ensemble: two ensembles may be at the same epoch. So the check
-writes a node through one server and reads it through each of the others. That also proves that each of them serves.
+writes a node through one server and reads it through each server. That also proves that each of them serves.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class Readiness:
     problems: tuple[str, ...]
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether all expected servers serve one quorum in sync."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``sluice ensemble ready --json`` prints."""
         servers = [server.to_json() for server in self.servers]
-        return {"ready": self.ready, "expected": self.expected, "wrong": list(self.problems), "servers": servers}
+        return {"ready": self.is_ready, "expected": self.expected, "wrong": list(self.problems), "servers": servers}
 
 
 def wait_until_ready(
     settings: LockSettings, expected: int | None, seconds: float, report: Callable[[Readiness, float], None]
 ) -> Readiness:
-    """Repeat the check until the ensemble is ready or the time is over. Return the last result.
+    """Repeat the check until the ensemble is ready or the seconds have passed. Return the last result.
 
     Args:
-        settings: They name the servers.
+        settings: Settings of the lock. Their connection string names the servers.
         expected: Number of servers. None for the number in the connection string; then a standalone server is a fault.
         seconds: Seconds to wait; 0 to check once.
         report: Called before each wait with the result and the seconds that are left.
@@ -66,7 +66,7 @@ def wait_until_ready(
     deadline = Deadline(seconds)
     while True:
         readiness = check_readiness(settings, expected)
-        if readiness.ready or deadline.remaining() == 0:
+        if readiness.is_ready or deadline.remaining() == 0:
             return readiness
         report(readiness, deadline.remaining())
         time.sleep(min(1.0, deadline.remaining()))
@@ -76,18 +76,19 @@ def check_readiness(settings: LockSettings, expected: int | None) -> Readiness:
     """Check once: query all servers, write through those that serve, and query the transaction ids after the write."""
     servers = ask_servers(settings)
     number = len(servers) if expected is None else expected
-    problems = [*server_faults(servers, number, alone=expected == 1), *_session_faults(settings, servers)]
+    problems = [*server_faults(servers, number, allow_standalone=expected == 1), *_session_faults(settings, servers)]
     if not problems:
         # Until the first write of an epoch a follower reports a zxid of the previous epoch.
         servers = ask_servers(settings)
-        problems = [*server_faults(servers, number, alone=expected == 1), *epoch_faults(servers)]
+        problems = [*server_faults(servers, number, allow_standalone=expected == 1), *epoch_faults(servers)]
     return Readiness(number, tuple(servers), tuple(problems))
 
 
-def server_faults(servers: Sequence[Server], expected: int, *, alone: bool) -> list[str]:
+def server_faults(servers: Sequence[Server], expected: int, *, allow_standalone: bool) -> list[str]:
     """Return the faults of the servers' states, of each one and of all together.
 
-    ``expected`` is the number of servers that the ensemble should have, and ``alone`` permits a standalone server.
+    ``expected`` is the number of servers that the ensemble should have. ``allow_standalone`` allows a single server
+    that is not part of an ensemble.
     """
     faults = []
     if len(servers) != expected:
@@ -98,7 +99,7 @@ def server_faults(servers: Sequence[Server], expected: int, *, alone: bool) -> l
             faults.append(f"{server.address} {server.problem}")
         elif server.mode is None:
             faults.append(f"{server.address} {NO_ANSWER_TO_SRVR}")
-        elif server.mode == "standalone" and not (alone and len(servers) == 1):
+        elif server.mode == "standalone" and not (allow_standalone and len(servers) == 1):
             faults.append(
                 f"{server.address} is standalone, not part of an ensemble: configure the list of members, or pass "
                 "--expect 1 if this server is the whole ensemble"

@@ -30,7 +30,7 @@ class OneAtATimePerKey:
 
     def __init__(self, application: WsgiApplication) -> None:
         self._application = application
-        self._guard = threading.Lock()
+        self._locks_mutex = threading.Lock()
         # By path. A lock exists while a request holds or awaits it.
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
@@ -39,7 +39,7 @@ class OneAtATimePerKey:
         bucket, _, key = path.lstrip("/").partition("/")
         if not bucket or not key:
             return self._application(environ, start_response)
-        with self._guard:
+        with self._locks_mutex:
             lock = self._locks.setdefault(path, threading.Lock())
         with lock:
             # When the call returns, moto has read the body and completed the request.

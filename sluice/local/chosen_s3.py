@@ -69,11 +69,11 @@ class ChosenS3:
 
     def __init__(self, endpoint: str | None, bucket: str | None = None) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
-        name = f"sluice-{uuid.uuid4().hex[:16]}"
+        scratch_name = f"sluice-{uuid.uuid4().hex[:16]}"
         # boto3 and deltalake read the variable themselves. S3A must use the same store.
         self.endpoint = endpoint = endpoint or s3_endpoint({})
-        self.bucket = bucket or name
-        self.root = f"{bucket}/{name}" if bucket else name
+        self.bucket = bucket or scratch_name
+        self.root = f"{bucket}/{scratch_name}" if bucket else scratch_name
         self._owns_bucket = bucket is None
         self._is_created = False
         self.environment = {name: os.environ[name] for name in _CREDENTIALS if name in os.environ}
@@ -147,6 +147,6 @@ class ChosenS3:
             return getattr(client, operation)(Bucket=self.bucket, **arguments)
         except s3_errors() as error:
             store = self.endpoint or "AWS"
-            raise ChosenS3Error(f"{store} refused {operation} of s3://{self.root} ({error}); {advice}") from error
+            raise ChosenS3Error(f"{operation} of s3://{self.root} failed on {store} ({error}); {advice}") from error
         finally:
             client.close()

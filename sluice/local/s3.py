@@ -1,7 +1,7 @@
 """An embedded S3 for demos and tests: moto in its own process, on a free port of 127.0.0.1.
 
-Objects are kept in memory and in temporary files until the server stops. It stops when the process that started it
-ends, even if that is killed. It is not for production, and not a model of S3's speed.
+Objects are kept in memory and in temporary files until the server stops. The server stops when the process that started
+it ends, even if that process is killed. It is not for production, and not a model of S3's speed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def no_proxy_variables() -> dict[str, str]:
 
 
 class LocalS3:
-    """An S3 endpoint that stops with this process at the latest.
+    """An embedded S3. It stops when this process ends, if not earlier.
 
     ``with LocalS3() as s3: s3.create_bucket("lake")``
 

@@ -1,4 +1,4 @@
-"""Starts small Spark drivers on this machine, and their settings, for commands, demos and soaks."""
+"""Starts small Spark drivers on this machine, for commands, demos and soaks, and defines their settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN_JVM = (
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 
-#: The same, with the archive of Spark's classes if it exists.
+#: PLAIN_JVM, and the options that use the archive of Spark's classes if it exists.
 QUICK_JVM = " ".join([PLAIN_JVM, *map(shlex.quote, archive_options(SPARK))])
 
 #: Settings for a few rows. Generated code costs more to compile than it saves.
@@ -51,8 +51,8 @@ LOCAL_DRIVER: Mapping[str, str] = {
 def start_spark(name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """Start a small driver with the jars of this installation for a block.
 
-    Its standard error is shown only if it does not start. A signal is delayed until it has started, because a JVM whose
-    Python has ended would not end. The settings override ``spark-defaults.conf``.
+    Its standard error is shown only if the driver does not start. A stop signal is delayed until the driver has
+    started, because a JVM whose Python has ended earlier would not end. ``conf`` overrides ``spark-defaults.conf``.
 
     Raises:
         JarsError: A jar is missing. The message names the command that downloads it.

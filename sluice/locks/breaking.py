@@ -11,7 +11,7 @@ from sluice.locks.status import describe
 _PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")
 
 
-def check_partition(name: str) -> str:
+def parse_partition(name: str) -> str:
     """Return a partition's name, such as ``year=2013/month=1``, without leading and trailing slashes.
 
     Raises:
@@ -31,14 +31,14 @@ def parse_token(text: str) -> int:
     """Parse a fencing token: decimal, as the commands print it, or ``0x…``, as ZooKeeper's tools print a czxid.
 
     Raises:
-        TokenError: ``text`` is neither.
+        TokenError: ``text`` is neither a decimal number nor ``0x…``.
 
     """
     try:
         return int(text, 0)
     except ValueError:
         raise TokenError(
-            f"{text!r} is not a fencing token: write the decimal number of `sluice status`, or 0x and a czxid"
+            f"{text!r} is not a fencing token: write the decimal number that `sluice status` shows, or 0x and a czxid"
         ) from None
 
 

@@ -21,7 +21,7 @@ from lock_manager.resources import TableResource
 from sluice.console import make_table, table_console
 
 _COLUMNS = ("", "scope", "token", "since (UTC)", "for", "host", "pid", "application", "job")
-_NUMBERS = ("token", "for", "pid")
+_NUMBER_COLUMNS = ("token", "for", "pid")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -32,7 +32,7 @@ class Status:
     Attributes:
         ensemble: UUID of the ensemble; None if no table was ever locked below this lock root.
         tables: The tables, with their holders and waiters.
-        at: Time of the look-up, seconds since the epoch.
+        at: Time at which the locks were read, seconds since the epoch.
 
     """
 
@@ -41,7 +41,7 @@ class Status:
     at: float = field(default_factory=time.time)
 
     def seconds(self, entry: QueueEntry) -> float:
-        """Return for how many seconds an entry holds or waits: at least 0, because clocks differ."""
+        """Return the seconds for which an entry has held or waited, at least 0, because clocks differ."""
         return max(0.0, self.at - entry.since)
 
     def waiting_longer_than(self, seconds: float) -> list[tuple[TableLocks, QueueEntry]]:
@@ -142,21 +142,23 @@ def print_status(status: Status, console: Console) -> None:
 
 
 def _render(status: Status) -> Group:
-    """Return a list for each table that is locked or awaited, and the number of the other tables."""
-    busy = [table for table in status.tables if table.entries]
-    parts: list[Table | Text] = [_table_of(status, table) for table in busy]
-    if len(status.tables) == 1 and not busy:
+    """Return a list of entries for each table that is locked or awaited, and the number of the other tables."""
+    busy_tables = [table for table in status.tables if table.entries]
+    parts: list[Table | Text] = [_entries_table(status, table) for table in busy_tables]
+    if len(status.tables) == 1 and not busy_tables:
         parts.append(Text(f"{printable(status.tables[0].name)}: no holders, no waiters"))
     elif not status.tables:
-        parts.append(Text("no table was ever locked here"))
-    elif len(busy) < len(status.tables):
-        idle = len(status.tables) - len(busy)
-        parts.append(Text(f"{idle} {'table' if idle == 1 else 'tables'} without holders and waiters", style="dim"))
+        parts.append(Text("no table was ever locked below this lock root"))
+    elif len(busy_tables) < len(status.tables):
+        idle_count = len(status.tables) - len(busy_tables)
+        parts.append(
+            Text(f"{idle_count} {'table' if idle_count == 1 else 'tables'} without holders and waiters", style="dim")
+        )
     return Group(*parts)
 
 
-def _table_of(status: Status, locks: TableLocks) -> Table:
-    table = make_table(_COLUMNS, right=_NUMBERS, title=Text(printable(locks.name)))
+def _entries_table(status: Status, locks: TableLocks) -> Table:
+    table = make_table(_COLUMNS, right=_NUMBER_COLUMNS, title=Text(printable(locks.name)))
     for entry in (*locks.holders, *locks.waiters):
         since = datetime.fromtimestamp(min(entry.since, status.at), UTC)
         cells = (

@@ -18,9 +18,9 @@ from sluice.errors import DistributionError
 from sluice.local.jars import jar_paths, jars_folder
 
 _PACKAGES = ("lock_manager", "writer_jobs", "kazoo")
-_IF_INSTALLED = ("puresasl", "delta")
+_OPTIONAL_PACKAGES = ("puresasl", "delta")
 # Distributions whose licence must be in the zip, by package.
-_LICENSED = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
+_DISTRIBUTIONS = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
 # "connect" is Delta for Spark Connect: it needs gRPC, and cannot write with the lock.
 _EXCLUDED = frozenset({"__pycache__", "tests", "testing", "connect"})
 _SUFFIXES = frozenset({".py", ".typed"})
@@ -62,7 +62,7 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
     cluster's ``spark-defaults.conf`` sets other extensions or another catalog, because ``--conf`` replaces those.
 
     Args:
-        zip_path: A zip of :func:`build_zip`. By default a new one is built beside the folder of the jars.
+        zip_path: A zip of :func:`build_zip`. By default a new one is built next to the folder of the jars.
         guard: ``required``, ``observe`` or ``off``; None for no argument, which means ``required``.
 
     Raises:
@@ -92,14 +92,14 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
 
 def _contents() -> Iterator[tuple[str, Path]]:
     """Yield the name of every entry of the zip, and its file."""
-    packages = [*_PACKAGES, *(package for package in _IF_INSTALLED if importlib.util.find_spec(package))]
+    packages = [*_PACKAGES, *(package for package in _OPTIONAL_PACKAGES if importlib.util.find_spec(package))]
     for package in packages:
         folder = _folder_of(package)
         for file in folder.rglob("*"):
             relative = file.relative_to(folder)
             if file.suffix in _SUFFIXES and file.is_file() and _EXCLUDED.isdisjoint(relative.parts):
                 yield f"{package}/{relative.as_posix()}", file
-        for licence in importlib.metadata.files(_LICENSED[package]) or () if package in _LICENSED else ():
+        for licence in importlib.metadata.files(_DISTRIBUTIONS[package]) or () if package in _DISTRIBUTIONS else ():
             if licence.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")):
                 yield f"{package}/{licence.name}", Path(str(licence.locate()))
 

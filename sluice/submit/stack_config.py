@@ -21,7 +21,7 @@ from sluice.errors import BadInputError, CommandError
 
 _OUTPUTS = "`pulumi stack output --json`"
 # Values that need no quotes in a shell, in systemd, in Docker and in java.util.Properties.
-_PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+")
+_UNQUOTED = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def write_config(stack: StackConfig, folder: Path, *, force: bool) -> tuple[Path
 def _output(outputs: Mapping[str, Any], name: str) -> str:
     if name not in outputs:
         raise BadInputError(f"the output {name} is missing: give the output of {_OUTPUTS} of a deployed stack")
-    return _plain(outputs[name], name)
+    return _unquoted_text(outputs[name], name)
 
 
 def _secret_arn(outputs: Mapping[str, Any], role: str) -> str | None:
@@ -133,18 +133,18 @@ def _secret_arn(outputs: Mapping[str, Any], role: str) -> str | None:
     if arns.get(role) is None:
         return None
     name = f"secret_arns.{role}"
-    arn = _plain(arns[role], name)
+    arn = _unquoted_text(arns[role], name)
     if not ARN.fullmatch(arn):
         # Without the value, which may be the secret itself.
         raise BadInputError(f"the output {name} must be arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME")
     return arn
 
 
-def _plain(value: object, name: str) -> str:
+def _unquoted_text(value: object, name: str) -> str:
     if value in (None, ""):
         raise BadInputError(f"the output {name} is empty: check the configuration of the stack")
     if value == "[secret]":  # Pulumi prints it in place of a secret output
         raise BadInputError(f"the output {name} is hidden: run `pulumi stack output --json --show-secrets`")
-    if not isinstance(value, str) or not _PLAIN.fullmatch(value):
+    if not isinstance(value, str) or not _UNQUOTED.fullmatch(value):
         raise BadInputError(f"the output {name} must be a text that needs no quotes in a shell")
     return value

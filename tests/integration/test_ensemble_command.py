@@ -277,7 +277,7 @@ def test_a_member_of_another_ensemble_is_reported(
     stranger = server_in_mode("follower", second_ensemble).address
     hosts = f"{server_in_mode('leader', ensemble).address},{server_in_mode('follower', ensemble).address},{stranger}"
     # Control: the servers' own reports show no fault.
-    assert server_faults(ask_servers(LockSettings(zk_hosts=hosts)), 3, alone=False) == []
+    assert server_faults(ask_servers(LockSettings(zk_hosts=hosts)), 3, allow_standalone=False) == []
     faults, _ = ready(hosts)
     assert faults != []
     assert all("is of another ensemble" in fault for fault in faults)
@@ -315,7 +315,7 @@ def test_ctrl_c_ends_the_wait(standalone: EmbeddedZooKeeper, heed_ctrl_c: None) 
     ],
 )
 def test_observers_and_incomplete_reports_are_faults(servers: list[Server], message: str) -> None:
-    (fault,) = server_faults(servers, 2, alone=False)
+    (fault,) = server_faults(servers, 2, allow_standalone=False)
     assert message in fault
 
 

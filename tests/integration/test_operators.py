@@ -155,7 +155,7 @@ def operators(zookeeper: Any, ensemble_client: KazooClient, eventually: Callable
 
 def test_status_and_break_of_no_table_create_no_znode(operators: Operators) -> None:
     for arguments, output in (
-        (("status",), "no table was ever locked here\n"),
+        (("status",), "no table was ever locked below this lock root\n"),
         (("status", TABLE), f"{URI}: no holders, no waiters\n"),
         (("break", TABLE), f"{URI}: no holders\n"),
     ):

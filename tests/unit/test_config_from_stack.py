@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from lock_manager import LockSettings, aws_secret
 from sluice.commands.app import app
 from sluice.doctor.finding import Verdict
-from sluice.doctor.spark import judge
+from sluice.doctor.spark import settings_finding
 from writer_jobs.delta.session import DEFAULTS, DELTA_EXTENSION, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def test_docker_and_systemd_read_the_same_values_as_a_shell(config: ConfigComman
 def test_spark_gets_the_guarded_log_store(config: ConfigCommand) -> None:
     config.run()
     properties = config.properties()
-    assert judge(config.folder, properties).verdict is Verdict.OK
+    assert settings_finding(config.folder, properties).verdict is Verdict.OK
     assert {key: properties[key] for key in DEFAULTS} == dict(DEFAULTS)
     assert properties["spark.sql.extensions"] == DELTA_EXTENSION
     assert {properties[key] for key in (LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS)} == {LOG_STORE}

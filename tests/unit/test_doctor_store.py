@@ -26,7 +26,7 @@ class MemoryObject:
     numbers = itertools.count()
 
     def __init__(self, is_ready: Callable[[int], bool]) -> None:
-        self.where = f"memory:{next(self.numbers)}"
+        self.location = f"memory:{next(self.numbers)}"
         self._is_ready = is_ready
         self._lock = threading.Lock()
         self._rivals = itertools.count()
@@ -61,5 +61,5 @@ def test_a_round_in_which_rivals_do_not_meet_does_not_count(
     monkeypatch.setattr(doctor_store, "_BARRIER_SECONDS", 0.1)
     (finding,) = store_findings(lambda: MemoryObject(is_ready))
     assert finding.verdict is Verdict.NOTE, finding
-    assert f"{RIVALS} rivals never met in 8 rounds" in finding.message
+    assert f"{RIVALS} rivals never sent their requests together, in 8 rounds" in finding.message
     assert finding.message.endswith("it is not known whether it accepts two concurrent writers; try again")

@@ -15,7 +15,7 @@ from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
 from lock_manager.zookeeper.znodes import parse_queue
 from sluice.errors import BreakError, PartitionNameError, TokenError
-from sluice.locks.breaking import check_partition, parse_token, select_holders
+from sluice.locks.breaking import parse_partition, parse_token, select_holders
 from sluice.locks.status import Status, describe, format_duration, read_status, scope_text
 
 A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
@@ -235,10 +235,10 @@ def test_holders_are_selected_by_partition_and_token(queues: Queues) -> None:
 
 
 def test_malformed_partition_names_and_tokens_are_refused() -> None:
-    assert check_partition("/year=2013/month=1/") == "year=2013/month=1"
+    assert parse_partition("/year=2013/month=1/") == "year=2013/month=1"
     for name in ("", "month", "month=", "month=1//day=2", "=1"):
         with pytest.raises(PartitionNameError, match="COLUMN=VALUE"):
-            check_partition(name)
+            parse_partition(name)
     assert (parse_token("0x1f"), parse_token("31")) == (31, 31)
     for text in ("first", "1f", ""):
         with pytest.raises(TokenError, match="decimal"):
