@@ -1,4 +1,5 @@
-// Curator's InterProcessMutex for benchmarks/lock.py. It reads a number of rounds from each line, and prints nanoseconds.
+// Curator's InterProcessMutex for benchmarks/lock.py. Each input line is a number of rounds. Each output line has their
+// durations in nanoseconds.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import org.apache.curator.framework.CuratorFramework;
@@ -16,7 +17,7 @@ public class CuratorBench {
         System.out.println("ready");
         for (String order = orders.readLine(); order != null; order = orders.readLine()) {
             StringBuilder answer = new StringBuilder();
-            for (int left = Integer.parseInt(order); left > 0; left--) {
+            for (int remaining = Integer.parseInt(order); remaining > 0; remaining--) {
                 long started = System.nanoTime();
                 mutex.acquire();
                 mutex.release();

@@ -22,7 +22,7 @@ from delta.tables import DeltaTable
 from figures import print_table, save
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the common name)
-from turns import SETTINGS, copy_table, in_turns, metrics_of, row, unguarded
+from turns import SETTINGS, copy_table, figures_of, metrics_of, run_in_turns, unguarded
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
@@ -34,8 +34,8 @@ DELETES, INSERTS = 0.1, 0.1
 
 def make_changes(spark: SparkSession, rows: int, changes: int, folder: Path) -> tuple[str, str]:
     """Write all changes, and the newest change of each key; return both paths."""
-    number = F.rand(7)
-    key = F.when(number < INSERTS, F.lit(rows) + (F.rand(8) * rows).cast("long")).otherwise(
+    chance = F.rand(7)
+    key = F.when(chance < INSERTS, F.lit(rows) + (F.rand(8) * rows).cast("long")).otherwise(
         (F.rand(9) * rows).cast("long")
     )
     change_rows = spark.range(changes).select(
@@ -86,7 +86,7 @@ def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: 
     missing = table_rows.where("id % 100 = 7").withColumn("id", F.col("id") + 2 * options.rows)
     run_apply_changes(base, missing.withColumn("op", F.lit("d")))
     all_path, newest_path = make_changes(spark, options.rows, options.changes, folder)
-    return in_turns(
+    return run_in_turns(
         spark,
         folder,
         base,
@@ -129,7 +129,7 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
     apply_cells(writer, reduce(DataFrame.union, puts), MAPPING)
     kinds = F.array(*map(F.lit, ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")))
     kind = F.when(F.rand(3) < DELETES, kinds[(F.rand(4) * 4).cast("int")]).otherwise("Put")
-    picked = spark.range(options.cells).select(
+    random_cells = spark.range(options.cells).select(
         (F.rand(1) * options.rows / 4).cast("long").alias("id"),
         (F.rand(2) * 3).cast("int").alias("column"),
         kind.alias("kind"),
@@ -142,7 +142,7 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
         "position": F.concat(row, F.lit("0")),
     }
     column_cells = [
-        picked.where(F.col("column") == index).select(*cell(name, F.col("t"), F.col("kind"), value))
+        random_cells.where(F.col("column") == index).select(*cell(name, F.col("t"), F.col("kind"), value))
         for index, (name, value) in enumerate(values.items())
     ]
     reduce(DataFrame.union, column_cells).distinct().write.parquet(cells)
@@ -158,7 +158,7 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
     touched = spark.read.parquet(cells).select(F.col("row").cast("long").alias("id")).distinct()
     final_rows = touched.join(spark.read.format("delta").load(expected).withColumn("op", F.lit("u")), "id", "left")
     final_rows.withColumn("op", F.coalesce("op", F.lit("d"))).write.parquet(final)
-    return in_turns(
+    return run_in_turns(
         spark,
         folder,
         base,
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=1_000_000, help="changes in the batch (1000000)")
     parser.add_argument("--cells", type=int, default=100_000, help="cells in the batch of cells (100000)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, in turns (3)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="rounds before them (1)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="first rounds, not measured (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/changes.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -187,10 +187,10 @@ def main() -> None:
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         results = {}
         for batch, measure in (("changes", measure_changes), ("cells", measure_cells)):
-            number = getattr(options, batch)
-            if number:
+            size = getattr(options, batch)
+            if size:
                 results[batch] = [
-                    row(name, runs, number) for name, runs in measure(spark, manager, folder, options).items()
+                    figures_of(name, runs, size) for name, runs in measure(spark, manager, folder, options).items()
                 ]
     for batch, rows in results.items():
         print_table(rows)

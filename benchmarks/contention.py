@@ -53,12 +53,12 @@ class Driver:
             )
         self.errors = errors
 
-    def tell(self, **order: Any) -> None:
+    def send_order(self, **order: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> dict[str, Any]:
+    def read_answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -68,7 +68,7 @@ class Driver:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.tell(end=1)
+            self.send_order(end=1)
             try:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:
@@ -102,7 +102,7 @@ class Bench:
         *,
         seconds: float = 0,
         commits: int = 1,
-        more: Sequence[Mapping[str, Any]] = (),
+        extra_keys: Sequence[Mapping[str, Any]] = (),
     ) -> list[dict[str, Any]]:
         """Let writers write at the same time and return their answers.
 
@@ -111,53 +111,53 @@ class Bench:
             table: URI of the table.
             mode: Mode of the writes.
             work_s: Seconds of waiting before each commit, or ``CPU``.
-            seconds: Duration.
+            seconds: Duration; 0 to stop after ``commits``.
             commits: Minimum number of commits of each writer.
-            more: Additional keys of each writer's order.
+            extra_keys: Additional keys of each writer's order.
 
         """
         for number, driver in enumerate(active):
-            extra = more[number] if more else {}
-            driver.tell(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0, **extra)
+            extra = extra_keys[number] if extra_keys else {}
+            driver.send_order(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0, **extra)
         for driver in active:
-            driver.answer()
+            driver.read_answer()
         until = time.time() + seconds if seconds else 0
         for driver in active:
-            driver.tell(until=until, commits=commits)
-        return [driver.answer() for driver in active]
+            driver.send_order(until=until, commits=commits)
+        return [driver.read_answer() for driver in active]
 
     def row(self, mode: str, writers: int, work_s: float, table: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
         commits = [commit for answer in answers for commit in answer["commits"]]
-        took = [commit["took_s"] for commit in commits]
-        held = [commit["held_s"] for commit in commits if "held_s" in commit]
+        durations = [commit["took_s"] for commit in commits]
+        hold_durations = [commit["held_s"] for commit in commits if "held_s" in commit]
         return {
             "mode": mode,
             "writers": writers,
             "work_s": "cpu" if work_s == CPU else work_s,
             "commits": len(commits),
-            "commits_per_s": len(commits) / span(answers),
-            "p50_s": statistics.median(took),
-            "p95_s": percentile(took, 0.95),
-            "p99_s": percentile(took, 0.99),
-            "lock_held_p50_s": statistics.median(held) if held else None,
-            "lock_held_p99_s": percentile(held, 0.99) if held else None,
+            "commits_per_s": len(commits) / span_seconds(answers),
+            "p50_s": statistics.median(durations),
+            "p95_s": percentile(durations, 0.95),
+            "p99_s": percentile(durations, 0.99),
+            "lock_held_p50_s": statistics.median(hold_durations) if hold_durations else None,
+            "lock_held_p99_s": percentile(hold_durations, 0.99) if hold_durations else None,
             "conflicts": sum(answer["conflicts"] for answer in answers),
-            "lost": None if mode == "limit" else self.lost(table, len(commits)),
+            "lost": None if mode == "limit" else self.count_lost(table, len(commits)),
             "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / len(commits),
         }
 
-    def lost(self, table: str, acknowledged: int) -> int:
+    def count_lost(self, table: str, acknowledged: int) -> int:
         """Count acknowledged appends, of one row each, whose row is missing for a reader other than Spark."""
         rows = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table()
-        # One more row created the table.
+        # The append that created the table added one more row.
         return acknowledged + 1 - int(rows.num_rows)
 
 
-def span(answers: list[dict[str, Any]]) -> float:
+def span_seconds(answers: list[dict[str, Any]]) -> float:
     """Return the seconds from the start of the first writer to the last commit."""
     ends: list[float] = [commit["ended"] for answer in answers for commit in answer["commits"]]
-    began: float = min(answer["began"] for answer in answers)
-    return max(ends) - began
+    first_start: float = min(answer["began"] for answer in answers)
+    return max(ends) - first_start
 
 
 def main() -> None:
@@ -214,7 +214,7 @@ def start(stack: ExitStack, writers: int, flights_limit: int | None) -> Bench:
         drivers.append(Driver(command, environment, folder / f"writer-{number}.log"))
         stack.callback(drivers[-1].close)
     for driver in drivers:
-        driver.answer()
+        driver.read_answer()
     return Bench(drivers)
 
 

@@ -44,10 +44,14 @@ def draw(rows: Sequence[dict[str, Any]], output: Path) -> None:
                 (row["writers"], row["commits_per_s"]) for row in rows if (row["mode"], row["work_s"]) == (mode, work)
             )
             panel.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label)
-        alone = [r["commits_per_s"] for r in rows if (r["mode"], r["work_s"], r["writers"]) == ("gate", work, 1)]
+        rate_of_one = [
+            row["commits_per_s"] for row in rows if (row["mode"], row["work_s"], row["writers"]) == ("gate", work, 1)
+        ]
         writers = sorted({row["writers"] for row in rows if row["mode"] in STYLES})
-        if alone and work != 0:
-            panel.plot(writers, [alone[0] * count for count in writers], ":", color="#999999", label="perfect scaling")
+        if rate_of_one and work != 0:
+            panel.plot(
+                writers, [rate_of_one[0] * count for count in writers], ":", color="#999999", label="perfect scaling"
+            )
         if limit and work == 0:
             panel.axhline(limit, color="#999999", linestyle="--", label="one driver, ready-made commits")
         panel.set_title(WORK.get(work, f"{work} s"), fontsize=10)

@@ -50,18 +50,18 @@ class Writer:
         self.locked_retries = _RetryCounter()
 
     def run(self, cell: dict[str, Any]) -> dict[str, Any]:
-        with self.stores(cell["mode"]):
-            write = self.writer(cell)
+        with self.configured_store(cell["mode"]):
+            write = self.write_function(cell)
             send({"ready": cell["number"]})
             limits = json.loads(sys.stdin.readline())
             commits: list[dict[str, Any]] = []
-            conflicts, began, cpu = 0, time.time(), cpu_seconds(self.jvm_pid)
+            conflicts, began, cpu_start = 0, time.time(), cpu_seconds(self.jvm_pid)
             while len(commits) < limits.get("commits", 0) or time.time() < limits.get("until", 0):
                 started = time.time()
                 commit, commit_conflicts = self.retry(write, self.rows(cell, len(commits)))
                 commits.append({"took_s": time.time() - started, "ended": time.time(), **commit})
                 conflicts += commit_conflicts
-            cpu_s = cpu_seconds(self.jvm_pid) - cpu
+            cpu_s = cpu_seconds(self.jvm_pid) - cpu_start
             return {"commits": commits, "conflicts": conflicts, "began": began, "cpu_s": cpu_s}
 
     def retry(self, write: Callable[[DataFrame], dict[str, Any]], rows: DataFrame) -> tuple[dict[str, Any], int]:
@@ -92,40 +92,40 @@ class Writer:
             return rows
         return rows.selectExpr(f"id % {KEYS} AS id", "work * 0L + 1L AS n", f"{cell['part']}L AS part")
 
-    def writer(self, cell: dict[str, Any]) -> Callable[[DataFrame], dict[str, Any]]:
+    def write_function(self, cell: dict[str, Any]) -> Callable[[DataFrame], dict[str, Any]]:
         table, mode = cell["table"], cell["mode"]
         if mode == "limit":
-            return self.ready_made(table)
+            return self.ready_made_commit(table)
         if mode not in ("gate", "whole write"):
-            return lambda rows: self.plain(cell, rows)
+            return lambda rows: self.write_plain(cell, rows)
         writer = LockedDeltaWriter(self.spark, self.manager, table)
-        hold: LockDuring = "commit" if mode == "gate" else "write"
+        lock_during: LockDuring = "commit" if mode == "gate" else "write"
 
-        def locked(rows: DataFrame) -> dict[str, Any]:
-            result = self.locked(cell, writer, rows, hold)
+        def write(rows: DataFrame) -> dict[str, Any]:
+            result = self.write_locked(cell, writer, rows, lock_during)
             return {"held_s": result.held_seconds, "waited_s": result.waited_seconds, "version": result.version}
 
-        return locked
+        return write
 
-    def locked(
-        self, cell: dict[str, Any], writer: LockedDeltaWriter, rows: DataFrame, hold: LockDuring
+    def write_locked(
+        self, cell: dict[str, Any], writer: LockedDeltaWriter, rows: DataFrame, lock_during: LockDuring
     ) -> CommitResult:
         operation, part = cell.get("operation", "append"), f"part = {cell.get('part')}"
         if operation == "append":
-            return writer.append(rows, lock_during=hold)
+            return writer.append(rows, lock_during=lock_during)
         if operation == "overwrite":
-            return writer.overwrite(rows, replace_where=part, lock_during=hold)
+            return writer.overwrite(rows, replace_where=part, lock_during=lock_during)
         if operation == "update":
-            return writer.update({"n": "n + 1"}, f"{part} AND id = 0", lock_during=hold)
+            return writer.update({"n": "n + 1"}, f"{part} AND id = 0", lock_during=lock_during)
         if operation == "optimize":
-            return writer.optimize(lock_during=hold)
+            return writer.optimize(lock_during=lock_during)
         merge = writer.merge(rows.alias("s"), f"t.{part} AND t.id = s.id", alias="t")
         result: CommitResult = (
-            merge.whenMatchedUpdate(set=INCREMENT).whenNotMatchedInsertAll().execute(lock_during=hold)
+            merge.whenMatchedUpdate(set=INCREMENT).whenNotMatchedInsertAll().execute(lock_during=lock_during)
         )
         return result
 
-    def plain(self, cell: dict[str, Any], rows: DataFrame) -> dict[str, Any]:
+    def write_plain(self, cell: dict[str, Any], rows: DataFrame) -> dict[str, Any]:
         operation, part, table = cell.get("operation", "append"), f"part = {cell.get('part')}", cell["table"]
         if operation == "append":
             rows.write.format("delta").mode("append").save(table)
@@ -140,13 +140,13 @@ class Writer:
             merge.whenMatchedUpdate(set=INCREMENT).whenNotMatchedInsertAll().execute()
         return {}
 
-    def ready_made(self, table: str) -> Callable[[DataFrame], dict[str, Any]]:
+    def ready_made_commit(self, table: str) -> Callable[[DataFrame], dict[str, Any]]:
         """Return a function that commits a ready-made action without writing a data file."""
         jvm: Any = self.spark._jvm
         delta = jvm.org.apache.spark.sql.delta
         none = jvm.scala.Option.empty()
         log = delta.DeltaLog.forTable(self.spark._jsparkSession, table)
-        # Delta computes the version's checksum for a write, and not for a manual update.
+        # Delta computes the version's checksum for a write, but not for a manual update.
         mode = jvm.org.apache.spark.sql.SaveMode.Append
         write = getattr(delta, "DeltaOperations$Write")
         operation = write(mode, *[none] * 8)
@@ -159,7 +159,7 @@ class Writer:
         return commit
 
     @contextmanager
-    def stores(self, mode: str) -> Iterator[None]:
+    def configured_store(self, mode: str) -> Iterator[None]:
         """Set the guard mode and the log store of a mode. They apply to tables that this driver opens later."""
         changes = {}
         if mode in ("optimistic", "stock", "limit"):

@@ -57,21 +57,21 @@ class Writer:
     def commit(self, table: str, scope: TableScope, work_seconds: float) -> int:
         """Do the work and commit under the lock; return the number of versions that other writers had taken."""
         with self.manager.acquire_all([scope]) as hold:
-            bound = GuardedHold(hold, {"job": f"writer {self.number}"}, schema=SCHEMA)
-            self.guard.add(bound)
+            guarded_hold = GuardedHold(hold, {"job": f"writer {self.number}"}, schema=SCHEMA)
+            self.guard.add(guarded_hold)
             try:
                 time.sleep(work_seconds)
-                version, tries = max(self.jvm.versions(table, 0), default=-1) + 1, 0
+                version, conflicts = max(self.jvm.versions(table, 0), default=-1) + 1, 0
                 while True:
                     try:
-                        self.jvm.write(table, version, self._lines(), block=bound.name)
+                        self.jvm.write(table, version, self._lines(), block=guarded_hold.name)
                     except VersionTakenError:
-                        version, tries = version + 1, tries + 1
+                        version, conflicts = version + 1, conflicts + 1
                     else:
-                        return tries
+                        return conflicts
             finally:
-                self.guard.remove(bound)
-                bound.settle(self.jvm.attempts(hold.hold_id))
+                self.guard.remove(guarded_hold)
+                guarded_hold.settle(self.jvm.attempts(hold.hold_id))
 
     def _lines(self) -> list[str]:
         info = {"timestamp": 1795261760000, "operation": "WRITE", "txnId": str(uuid.uuid4())}
@@ -92,10 +92,10 @@ def measure(kind: str, writers: list[Writer], options: Any) -> dict[str, Any]:
 
     started = time.monotonic()
     with ThreadPoolExecutor(len(writers)) as pool:
-        tries = sum(pool.map(run, writers))
-    took = time.monotonic() - started
-    return {"locks": kind, "writers": len(writers), "wall_s": took, "taken": tries,
-            "commits_per_s": len(writers) * options.commits / took}  # fmt: skip
+        conflicts = sum(pool.map(run, writers))
+    seconds = time.monotonic() - started
+    return {"locks": kind, "writers": len(writers), "wall_s": seconds, "taken": conflicts,
+            "commits_per_s": len(writers) * options.commits / seconds}  # fmt: skip
 
 
 def main() -> None:
@@ -121,11 +121,11 @@ def main() -> None:
             # Warm-up: the first LIST and PUT load classes.
             table = f"s3a://bench/warm-{writer.number}"
             writer.commit(table, TableScope.of(TableResource.of(table)), 0)
-        alone = {kind: measure(kind, writers[:1], options)["commits_per_s"] for kind in KINDS}
+        rate_of_one = {kind: measure(kind, writers[:1], options)["commits_per_s"] for kind in KINDS}
         for number in numbers:
             for kind in KINDS:
                 row = measure(kind, writers[:number], options)
-                rows.append({**row, "of_perfect": row["commits_per_s"] / (number * alone[kind])})
+                rows.append({**row, "of_perfect": row["commits_per_s"] / (number * rate_of_one[kind])})
     print_table(rows)
     for row in (row for row in rows if row["writers"] == 2 and row["locks"] != KINDS[0]):
         verdict = "reached" if row["of_perfect"] >= GOAL else "MISSED"

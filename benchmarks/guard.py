@@ -66,42 +66,42 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     checks: list[float] = []
     warm_up = options.warm_up
-    bound = GuardedHold(hold, {"job": "bench"})
-    guard.add(bound)
+    guarded_hold = GuardedHold(hold, {"job": "bench"})
+    guard.add(guarded_hold)
     version = 0
     for number in range(warm_up + options.commits):
-        took = {}
+        durations = {}
         # Alternate the order.
         for mode in MODES if number % 2 else MODES[::-1]:
             lines = commit_lines(options.files)
             started = time.perf_counter()
-            jvms[mode].write(table, version, lines, block=bound.name)
-            took[mode] = time.perf_counter() - started
+            jvms[mode].write(table, version, lines, block=guarded_hold.name)
+            durations[mode] = time.perf_counter() - started
             version += 1
         started = time.perf_counter()
         hold.check()
-        took["check"] = time.perf_counter() - started
+        durations["check"] = time.perf_counter() - started
         if number >= warm_up:
-            checks.append(took["check"])
+            checks.append(durations["check"])
             for mode in MODES:
-                seconds[mode].append(took[mode])
-    guard.remove(bound)
+                seconds[mode].append(durations[mode])
+    guard.remove(guarded_hold)
     for jvm in jvms.values():
-        bound.settle(jvm.attempts(hold.hold_id))
+        guarded_hold.settle(jvm.attempts(hold.hold_id))
     stamps = [
         json.loads(jvms["off"].read(table, number)[0])["commitInfo"]["sluice"] for number in (version - 2, version - 1)
     ]
-    if len(bound.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
+    if len(guarded_hold.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
         raise SystemExit("exactly one of the two stores must ask the guard, at every commit; the figures are invalid")
-    without, guarded = seconds["off"], seconds["required"]
+    unguarded, guarded = seconds["off"], seconds["required"]
     return {
         "store": table.partition(":")[0],
         "commits": options.commits,
-        "without_p50_ms": 1e3 * statistics.median(without),
+        "without_p50_ms": 1e3 * statistics.median(unguarded),
         "guarded_p50_ms": 1e3 * statistics.median(guarded),
-        "cost_p50_ms": 1e3 * (statistics.median(guarded) - statistics.median(without)),
-        "cost_p10_ms": 1e3 * (percentile(guarded, 0.1) - percentile(without, 0.1)),
-        "without_p99_ms": 1e3 * percentile(without, 0.99),
+        "cost_p50_ms": 1e3 * (statistics.median(guarded) - statistics.median(unguarded)),
+        "cost_p10_ms": 1e3 * (percentile(guarded, 0.1) - percentile(unguarded, 0.1)),
+        "without_p99_ms": 1e3 * percentile(unguarded, 0.99),
         "guarded_p99_ms": 1e3 * percentile(guarded, 0.99),
         "quorum_check_p50_ms": 1e3 * statistics.median(checks),
     }
@@ -109,8 +109,10 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commits", type=int, default=1000, help="commits with and without, on each store (1000)")
-    parser.add_argument("--warm-up", type=int, default=200, metavar="COMMITS", help="commits before them (200)")
+    parser.add_argument(
+        "--commits", type=int, default=1000, help="commits with and without the guard, on each store (1000)"
+    )
+    parser.add_argument("--warm-up", type=int, default=200, metavar="COMMITS", help="first commits, not measured (200)")
     parser.add_argument("--files", type=int, default=4, help="data files in each commit (4)")
     parser.add_argument("--servers", type=int, default=1, choices=(1, 3), help="ZooKeeper servers (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/guard.json"))

@@ -22,7 +22,7 @@ from deltalake import DeltaTable as PlainTable
 from figures import print_table, save
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the common name)
-from turns import SETTINGS, in_turns, metrics_of, row, unguarded
+from turns import SETTINGS, figures_of, metrics_of, run_in_turns, unguarded
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
@@ -39,7 +39,7 @@ def read_flights(spark: SparkSession, folder: Path, copies: int, limit: int | No
 
     Args:
         spark: Session.
-        folder: Where to write the file of flights.
+        folder: Folder for the file of flights.
         copies: Number of copies. Each has different carriers.
         limit: Number of flights; None for all.
 
@@ -59,16 +59,16 @@ def plain_merge(spark: SparkSession, table: str, late: DataFrame) -> dict[str, s
     return metrics_of(spark, table)
 
 
-def overlapping(table: str) -> tuple[int, int]:
+def count_overlapping_files(table: str) -> tuple[int, int]:
     """Return the number of files, and the number of those whose statistics cover a day of the late rows."""
     files = pa.table(PlainTable(table).get_add_actions(flatten=True)).to_pylist()
     days = [datetime(2013, month, DAY, tzinfo=UTC) for month in range(1, 13)]
-    near = [
+    overlapping = [
         file
         for file in files
         if any(file["min.time_hour"] < day + timedelta(days=1) and file["max.time_hour"] >= day for day in days)
     ]
-    return len(files), len(near)
+    return len(files), len(overlapping)
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--updates", type=float, default=0.5, help="share of later versions among late rows (0.5)")
     parser.add_argument("--flights", type=int, help="read only this many flights (all)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, in turns (3)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="rounds before them (1)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="first rounds, not measured (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/late_rows.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -93,18 +93,18 @@ def main() -> None:
         partitioned_rows = rows.repartitionByRange(12 * options.files, "month", "time_hour")
         LockedDeltaWriter(spark, manager, base).append(partitioned_rows, partition_by=["month"])
         table_rows = rows.count()
-        picked = rows.where(F.dayofmonth("time_hour") == DAY).withColumn("chance", F.rand(1))
-        share = 0.01 * table_rows / picked.count()
-        picked = picked.where(F.col("chance") < share)
+        candidates = rows.where(F.dayofmonth("time_hour") == DAY).withColumn("chance", F.rand(1))
+        share = 0.01 * table_rows / candidates.count()
+        late_rows = candidates.where(F.col("chance") < share)
         is_new = F.col("chance") < share * (1 - options.updates)
-        picked.select(
+        late_rows.select(
             *(name for name in rows.columns if name not in ("flight", "version", "arr_delay")),
             F.when(is_new, F.col("flight") + 100_000).otherwise(F.col("flight")).alias("flight"),
             F.lit(999).alias("arr_delay"),
             F.when(is_new, 1).otherwise(2).alias("version"),
         ).write.parquet(late)
         number = spark.read.parquet(late).count()
-        files, near = overlapping(base)
+        files, overlapping_files = count_overlapping_files(base)
 
         def run_apply_rows(table: str) -> dict[str, str]:
             writer = LockedDeltaWriter(spark, manager, table)
@@ -117,7 +117,7 @@ def main() -> None:
             )
             return dict(result.commit.metrics) if result.commit else {}
 
-        runs_by_name = in_turns(
+        runs_by_name = run_in_turns(
             spark,
             folder,
             base,
@@ -127,11 +127,14 @@ def main() -> None:
                 "apply_rows": run_apply_rows,
             },
         )
-    results = [row(name, runs, number) for name, runs in runs_by_name.items()]
+    results = [figures_of(name, runs, number) for name, runs in runs_by_name.items()]
     print_table(results)
-    print(f"{number:,} late rows for a table of {table_rows:,} rows in {files} files; {near} files can contain them")
+    print(
+        f"{number:,} late rows for a table of {table_rows:,} rows in {files} files; {overlapping_files} files can "
+        "contain them"
+    )
     print(f"apply_rows is {results[0]['seconds'] / results[1]['seconds']:.2f} times as fast as a plain MERGE")
-    save(options.output, {"files": files, "near": near, "runs": results})
+    save(options.output, {"files": files, "near": overlapping_files, "runs": results})
 
 
 if __name__ == "__main__":

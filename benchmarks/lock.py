@@ -33,7 +33,7 @@ KAZOO_PATH = "/bench/kazoo"
 SERVER_COUNTERS = ("zk_packets_received", "zk_sum_node_deleted_watch_count", "zk_sum_node_children_watch_count")
 
 
-def counters(zookeeper: EmbeddedZooKeeper) -> dict[str, float]:
+def read_counters(zookeeper: EmbeddedZooKeeper) -> dict[str, float]:
     total = dict.fromkeys(SERVER_COUNTERS, 0.0)
     for server in zookeeper.servers:
         for line in server.command(b"mntr").decode().splitlines():
@@ -46,7 +46,7 @@ def counters(zookeeper: EmbeddedZooKeeper) -> dict[str, float]:
 # -- uncontended -----------------------------------------------------------------------------------------------------
 
 
-def timed(cycle: Callable[[], object]) -> Callable[[int], list[float]]:
+def timed_cycles(cycle: Callable[[], object]) -> Callable[[int], list[float]]:
     def run(count: int) -> list[float]:
         seconds = []
         for _ in range(count):
@@ -90,8 +90,8 @@ def uncontended(zookeeper: EmbeddedZooKeeper, rounds: int, per_round: int) -> li
 
     with ZookeeperLockManager(zookeeper.hosts) as manager:
         contestants = {
-            "sluice": timed(lambda: manager.acquire(TABLE).release()),
-            "kazoo Lock": timed(kazoo_cycle),
+            "sluice": timed_cycles(lambda: manager.acquire(TABLE).release()),
+            "kazoo Lock": timed_cycles(kazoo_cycle),
             "Curator InterProcessMutex": run_curator,
         }
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -100,10 +100,10 @@ def uncontended(zookeeper: EmbeddedZooKeeper, rounds: int, per_round: int) -> li
             run(max(300, 3 * per_round))  # warm-up, mainly of the JVM
         for _ in range(rounds):
             for name, run in contestants.items():
-                start_count = counters(zookeeper)["zk_packets_received"]
+                start_count = read_counters(zookeeper)["zk_packets_received"]
                 seconds[name] += run(per_round)
-                # One request is that of the counters.
-                requests[name] += counters(zookeeper)["zk_packets_received"] - start_count - 1
+                # One of these requests reads the counters.
+                requests[name] += read_counters(zookeeper)["zk_packets_received"] - start_count - 1
     curator.communicate()
     client.stop()
     client.close()
@@ -150,7 +150,7 @@ def waiter(kind: str, hosts: str) -> None:
 
 
 def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int) -> dict[str, Any]:
-    """Repeat some rounds: acquire, wait until all processes queue, release, and collect their times."""
+    """Run rounds: acquire, wait until all processes queue, release, and collect their times. Return the figures."""
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, "--waiter", kind, zookeeper.hosts],
@@ -163,7 +163,7 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
     orders = [process.stdin for process in processes if process.stdin]
     answers = [process.stdout for process in processes if process.stdout]
     handoffs: list[float] = []
-    fired = 0.0
+    fired_watches = 0.0
     in_order = True
     with ZookeeperLockManager(zookeeper.hosts) as manager:
         observer = KazooClient(zookeeper.hosts)
@@ -181,12 +181,12 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
             while len(observer.get_children(node)) <= waiters:
                 time.sleep(0.05)
             time.sleep(0.5)  # until the last processes have set their watches
-            start_counts = counters(zookeeper)
+            start_counts = read_counters(zookeeper)
             released_at = time.monotonic()
             holder.release()
             rows = sorted(tuple(map(float, answer.readline().split())) for answer in answers)
-            end_counts = counters(zookeeper)
-            fired += sum(end_counts[name] - start_counts[name] for name in SERVER_COUNTERS[1:])
+            end_counts = read_counters(zookeeper)
+            fired_watches += sum(end_counts[name] - start_counts[name] for name in SERVER_COUNTERS[1:])
             in_order &= [row[1] for row in rows] == sorted(row[1] for row in rows)
             for _, held_at, next_released_at in rows:
                 handoffs.append(held_at - released_at)
@@ -201,7 +201,7 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
         "handoffs": len(handoffs),
         "handoff_p50_ms": 1e3 * statistics.median(handoffs),
         "handoff_p99_ms": 1e3 * percentile(handoffs, 0.99),
-        "watches_fired_per_release": fired / len(handoffs),
+        "watches_fired_per_release": fired_watches / len(handoffs),
         "first_come_first_served": in_order,
     }
 
@@ -220,14 +220,14 @@ def main() -> None:
         waiter(*options.waiter)
         return
     with EmbeddedZooKeeper(options.servers) as zookeeper:
-        free = uncontended(zookeeper, options.rounds, options.per_round)
-        print_table(free)
-        queued = [
+        uncontended_rows = uncontended(zookeeper, options.rounds, options.per_round)
+        print_table(uncontended_rows)
+        contended_rows = [
             contended(zookeeper, kind, options.waiters, options.contended_rounds) for kind in ("sluice", "kazoo Lock")
         ]
-        print_table(queued)
+        print_table(contended_rows)
     about = {"python": platform.python_version(), "cpus": os.cpu_count(), "zookeeper_servers": options.servers}
-    save(options.output, {"about": about, "uncontended": free, "contended": queued})
+    save(options.output, {"about": about, "uncontended": uncontended_rows, "contended": contended_rows})
 
 
 if __name__ == "__main__":

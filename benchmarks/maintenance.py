@@ -51,7 +51,7 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
 }
 ALONE = ("plain", "alone", "one", "few")
-BESIDE = ("maintain", "hot", "optimize")
+WITH_APPENDER = ("maintain", "hot", "optimize")
 APPENDER = Path(__file__).with_name("maintenance_appender.py")
 
 
@@ -66,7 +66,7 @@ def make_table(spark: SparkSession, writer: LockedDeltaWriter, files: int, parti
 def second_driver(
     operation: str, hosts: str, table: str, folder: Path
 ) -> Iterator[Callable[[], list[dict[str, float]]]]:
-    """Start a driver that appends or updates; when it is warm, yield a function that ends it and returns the writes."""
+    """Start a driver that appends or updates. When it is warm, yield a function that ends it and returns its writes."""
     output = folder / f"{operation}.json"
     stop = output.with_suffix(".stop")
     stop.unlink(missing_ok=True)
@@ -91,9 +91,9 @@ def second_driver(
             process.kill()
 
 
-def stock_figures(table: str) -> float:
+def stock_seconds(table: str) -> float:
     """Return the seconds that stock tools need to list the table's files and the sizes of all files in its folder."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     table_files = set(DeltaTable(table).file_uris())
     sizes = {}
     for folder, _, names in os.walk(table):
@@ -101,7 +101,7 @@ def stock_figures(table: str) -> float:
             sizes.update({f"{folder}/{name}": (Path(folder) / name).stat().st_size for name in names})
     assert table_files
     assert sizes
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def waits(appends: list[dict[str, float]], began: float, ended: float) -> tuple[list[float], list[float]]:
@@ -126,8 +126,8 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20_000, help="files of each table (20000)")
     parser.add_argument("--partitions", type=int, default=20, help="partitions of each table (20)")
     parser.add_argument(
-        "--runs", nargs="+", default=[*ALONE, *BESIDE], choices=[*ALONE, *BESIDE], metavar="RUN",
-        help=f"compactions without an appender: {', '.join(ALONE)}; with an appender: {', '.join(BESIDE)} (all)",
+        "--runs", nargs="+", default=[*ALONE, *WITH_APPENDER], choices=[*ALONE, *WITH_APPENDER], metavar="RUN",
+        help=f"compactions without an appender: {', '.join(ALONE)}; with one: {', '.join(WITH_APPENDER)} (all)",
     )  # fmt: skip
     parser.add_argument(
         "--quiet", type=float, default=10, metavar="SECONDS", help="appends before a compaction with an appender (10)"
@@ -145,10 +145,10 @@ def main() -> None:
         make_table(spark, LockedDeltaWriter(spark, manager, maintained), options.files, options.partitions)
         for copy in (plain, locked):
             shutil.copytree(maintained, copy)
-        print_figures(spark, manager, inspector, (maintained, plain, locked), zookeeper.hosts, folder, options)
+        measure_and_save(spark, manager, inspector, (maintained, plain, locked), zookeeper.hosts, folder, options)
 
 
-def print_figures(
+def measure_and_save(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     inspector: LockInspector,
@@ -159,18 +159,20 @@ def print_figures(
 ) -> None:
     maintained, plain, locked = tables
     measurements = [
-        {"sluice, s": measure(spark, maintained).health.measuring_seconds, "stock, s": stock_figures(maintained)}
+        {"sluice, s": measure(spark, maintained).health.measuring_seconds, "stock, s": stock_seconds(maintained)}
         for _ in range(3)
     ]
-    print_table([{"look": number, **row} for number, row in enumerate(measurements, start=1)])
-    rates, appender_waits, held = [], [], []
+    print_table([{"measurement": number, **row} for number, row in enumerate(measurements, start=1)])
+    rates, appender_waits, longest_holds = [], [], []
 
     def compact(name: str, work: Callable[[], float | None]) -> tuple[float, float]:
         began = time.time()
-        working = work()
+        work_seconds = work()
         ended = time.time()
-        rate = options.files / (working or ended - began)
-        rates.append({"compaction": name, "seconds": ended - began, "of it work": working, "files/s of work": rate})
+        rate = options.files / (work_seconds or ended - began)
+        rates.append(
+            {"compaction": name, "seconds": ended - began, "of it work": work_seconds, "files/s of work": rate}
+        )
         return began, ended
 
     def plain_optimize() -> None:
@@ -189,7 +191,7 @@ def print_figures(
             report = maintainer.run([Action.COMPACT], on_measured=lambda _: times.append(time.time()))
             assert report.done
             assert all(result.problem is None for result in report.done), report.done
-            held.append(max(result.held_seconds for result in report.done))
+            longest_holds.append(max(result.held_seconds for result in report.done))
             return times[-1] - times[0]
 
         return run
@@ -223,7 +225,9 @@ def print_figures(
             earlier, during = waits(end_appender(), began, ended)
         appender_waits.append({"beside": f"nothing, before {name}", **wait_figures(earlier)})
         appender_waits.append({"beside": name, **wait_figures(during)})
-    write_figures(options.output, {"seen": measurements, "rates": rates, "kept_back": appender_waits, "held": held})
+    write_figures(
+        options.output, {"seen": measurements, "rates": rates, "kept_back": appender_waits, "held": longest_holds}
+    )
 
 
 def write_figures(output: Path, figures: dict[str, list[Any]]) -> None:

@@ -1,7 +1,7 @@
 """A driver of ``maintenance.py`` that writes to a table repeatedly until a file exists.
 
 ``maintenance_appender.py append|update HOSTS TABLE OUTPUT READY STOP``: each write appends a row, or updates a row of
-partition 0. After the warm-up it creates READY. When STOP exists, it writes its figures to OUTPUT and ends.
+partition 0. After the warm-up the driver creates READY. When STOP exists, it writes its figures to OUTPUT and ends.
 """
 
 from __future__ import annotations

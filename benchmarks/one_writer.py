@@ -62,7 +62,9 @@ class TimedGuard(CommitGuard):
         return answer
 
 
-def phases(began: float, guard: TimedGuard, result: CommitResult, released: float, ended: float) -> dict[str, float]:
+def phase_seconds(
+    began: float, guard: TimedGuard, result: CommitResult, released: float, ended: float
+) -> dict[str, float]:
     at = guard.at
     marks = [
         began, at["turn"], result.acquired_at, at["commit"], at["commit answered"], at["outcome"], released, ended,
@@ -83,7 +85,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
             released.append(time.time())
 
     HeldLock.release = timed_release  # type: ignore[method-assign]
-    parts: list[dict[str, float]] = []
+    append_phases: list[dict[str, float]] = []
 
     def gate() -> float:
         guard.at.clear()
@@ -92,7 +94,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
         result = writer.append(rows, lock_during="commit")
         ended = time.time()
         if "turn" in guard.at:
-            parts.append(phases(began, guard, result, released[-1], ended))
+            append_phases.append(phase_seconds(began, guard, result, released[-1], ended))
         return ended - began
 
     def plain() -> float:
@@ -105,33 +107,43 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
         return ended - began
 
     appends: dict[str, Callable[[], float]] = {"gate": gate, "plain": plain}
-    took: dict[str, list[float]] = {name: [] for name in appends}
+    durations: dict[str, list[float]] = {name: [] for name in appends}
     for number in range(warm_up + pairs):
         for name in (tuple(appends), tuple(appends)[::-1])[number % 2]:
-            took[name].append(appends[name]())
+            durations[name].append(appends[name]())
     HeldLock.release = release  # type: ignore[method-assign]
-    gated, bare = took["gate"][warm_up:], took["plain"][warm_up:]
+    gate_times, plain_times = durations["gate"][warm_up:], durations["plain"][warm_up:]
+    measured_phases = append_phases[-pairs:]
     generator = random.Random(1)  # noqa: S311 (reproducible, not secret)
     ratios = []
     for _ in range(RESAMPLES):
         sample = [generator.randrange(pairs) for _ in range(pairs)]
-        ratios.append(statistics.median(gated[i] for i in sample) / statistics.median(bare[i] for i in sample))
+        ratios.append(
+            statistics.median(gate_times[i] for i in sample) / statistics.median(plain_times[i] for i in sample)
+        )
     return {
         "pairs": pairs,
-        "ratio_p50": statistics.median(gated) / statistics.median(bare),
+        "ratio_p50": statistics.median(gate_times) / statistics.median(plain_times),
         "ratio_low": percentile(sorted(ratios), 0.025),
         "ratio_high": percentile(sorted(ratios), 0.975),
-        **{f"{name}_p50_s": statistics.median(values) for name, values in (("gate", gated), ("plain", bare))},
-        **{f"{name}_p95_s": percentile(values, 0.95) for name, values in (("gate", gated), ("plain", bare))},
-        "phases_ms": {name: 1000 * statistics.mean(part[name] for part in parts[-pairs:]) for name in PHASES},
-        "phases_p50_ms": {name: 1000 * statistics.median(part[name] for part in parts[-pairs:]) for name in PHASES},
+        **{
+            f"{name}_p50_s": statistics.median(values)
+            for name, values in (("gate", gate_times), ("plain", plain_times))
+        },
+        **{
+            f"{name}_p95_s": percentile(values, 0.95) for name, values in (("gate", gate_times), ("plain", plain_times))
+        },
+        "phases_ms": {name: 1000 * statistics.mean(phases[name] for phases in measured_phases) for name in PHASES},
+        "phases_p50_ms": {
+            name: 1000 * statistics.median(phases[name] for phases in measured_phases) for name in PHASES
+        },
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60, help="measured pairs of appends (60)")
-    parser.add_argument("--warm-up", type=int, default=12, metavar="PAIRS", help="pairs before them (12)")
+    parser.add_argument("--warm-up", type=int, default=12, metavar="PAIRS", help="first pairs, not measured (12)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/one_writer.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -146,9 +158,11 @@ def main() -> None:
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         result = measure(spark, manager, guard, options)
     means, medians = result["phases_ms"], result["phases_p50_ms"]
-    rows = [{"what": name, "mean_ms": means[name], "p50_ms": medians[name], "is": PHASES[name]} for name in PHASES]
+    rows = [
+        {"phase": name, "mean_ms": means[name], "p50_ms": medians[name], "content": PHASES[name]} for name in PHASES
+    ]
     totals = {"mean_ms": sum(means.values()), "p50_ms": 1000 * result["gate_p50_s"]}
-    rows.append({"what": "all", **totals, "is": "an append"})
+    rows.append({"phase": "all", **totals, "content": "an append"})
     print_table(rows)
     print_table([{name: value for name, value in result.items() if not isinstance(value, dict)}])
     save(options.output, {"one_writer": result})

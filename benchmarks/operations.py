@@ -1,4 +1,4 @@
-"""Measure benefit and cost of a lock for the commit only, for operations that read the table.
+"""Measure the benefit and the cost of a lock for the commit only, for operations that read the table.
 
 Each writer is a driver, as in ``contention.py``. The writers work on one partitioned table: each on its own part, or
 all on the same (hot) part. MERGE and overwrite read a source that takes 2 s; UPDATE has no source.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from contention import Bench, span, start
+from contention import Bench, span_seconds, start
 from contention_writer import KEYS
 from deltalake import DeltaTable, write_deltalake
 from figures import percentile, print_table, save
@@ -60,7 +60,7 @@ class Operations:
     ) -> list[dict[str, Any]]:
         """Let every driver run its cell on a table for a number of seconds; return the answers."""
         uri = table.replace("s3:", "s3a:")
-        return self.bench.run(self.bench.drivers, uri, mode, work_s, seconds=seconds, more=cells)
+        return self.bench.run(self.bench.drivers, uri, mode, work_s, seconds=seconds, extra_keys=cells)
 
     def cell(self, operation: str, mode: str, seconds: float, *, hot: bool) -> dict[str, Any]:
         """Let all writers run an operation for a number of seconds; return the row."""
@@ -70,20 +70,20 @@ class Operations:
         ]
         answers = self.run(table, mode, WORK_S[operation], seconds, cells)
         commits = [commit for answer in answers for commit in answer["commits"]]
-        took = [commit["took_s"] for commit in commits]
-        counted = sum(DeltaTable(table).to_pyarrow_table()["n"].to_pylist())
+        durations = [commit["took_s"] for commit in commits]
+        increments_in_table = sum(DeltaTable(table).to_pyarrow_table()["n"].to_pylist())
         return {
             "operation": operation,
             "rows": "hot" if hot else "own",
             "mode": mode,
             "commits": len(commits),
-            "commits_per_s": len(commits) / span(answers),
-            "p50_s": statistics.median(took),
-            "p95_s": percentile(took, 0.95),
-            "most_s": max(took),
+            "commits_per_s": len(commits) / span_seconds(answers),
+            "p50_s": statistics.median(durations),
+            "p95_s": percentile(durations, 0.95),
+            "most_s": max(durations),
             "done_again": sum(answer["conflicts"] for answer in answers),
             # Each operation increases ``n`` by one, except an overwrite, which replaces earlier rows.
-            "lost": None if operation == "overwrite" else len(commits) - counted,
+            "lost": None if operation == "overwrite" else len(commits) - increments_in_table,
             "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / len(commits),
         }
 
@@ -100,7 +100,7 @@ class Operations:
             "compactions": len(answers[0]["commits"]),
             "compaction_p50_s": statistics.median(commit["took_s"] for commit in answers[0]["commits"]),
             "done_again": answers[0]["conflicts"],
-            "appends_per_s": len(appends) / span(answers),
+            "appends_per_s": len(appends) / span_seconds(answers),
             "append_p50_s": statistics.median(appends),
             "append_p95_s": percentile(appends, 0.95),
             "append_most_s": max(appends),

@@ -1,7 +1,7 @@
 """Count the S3 requests of a write, in total and while the lock is held, compared with a plain Delta write.
 
-A server in this process counts the requests by S3 operation. The figures are medians over the rounds. No round writes a
-checkpoint.
+The S3 server of this process counts the requests by operation. The figures are medians over the rounds. No round writes
+a checkpoint.
 
     python benchmarks/s3_requests.py [--rounds 6]
 """
@@ -53,7 +53,7 @@ class Request:
     operation: str
 
 
-class Counting:
+class CountingMiddleware:
     """WSGI middleware that records each request."""
 
     def __init__(self, application: WsgiApplication) -> None:
@@ -72,11 +72,11 @@ class CountedS3(FaultyS3):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counting = Counting(self.gate)
+        self.counting = CountingMiddleware(self.gate)
         self.gate = self.counting  # type: ignore[assignment]
 
 
-def count(requests: list[Request], begin: float, end: float) -> Counter[str]:
+def count_operations(requests: list[Request], begin: float, end: float) -> Counter[str]:
     return Counter(request.operation for request in requests if begin <= request.at <= end)
 
 
@@ -91,8 +91,8 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, s3: CountedS3, r
         finally:
             conf.set(GUARD_MODE, "required")
 
-    def locked(hold: LockDuring) -> CommitResult:
-        return writer.append(spark.range(3).coalesce(1), lock_during=hold)
+    def locked(lock_during: LockDuring) -> CommitResult:
+        return writer.append(spark.range(3).coalesce(1), lock_during=lock_during)
 
     appends: dict[str, Callable[[], CommitResult | None]] = {
         "Delta alone, no lock": plain,
@@ -109,9 +109,9 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, s3: CountedS3, r
             s3.counting.requests.clear()
             result = write()
             requests = list(s3.counting.requests)
-            total_counts.append(count(requests, 0, time.time()))
+            total_counts.append(count_operations(requests, 0, time.time()))
             if result is not None:
-                held_counts.append(count(requests, result.acquired_at, result.released_at))
+                held_counts.append(count_operations(requests, result.acquired_at, result.released_at))
                 seconds.append(result.held_seconds)
         rows.append(row(name, total_counts, None))
         if held_counts:

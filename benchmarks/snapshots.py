@@ -1,9 +1,9 @@
 """Compute the state of a stream at one moment from a pin and later changes, compared with a filter over all data.
 
 The flights of 2013, several times, arrive as a stream in the order of their departures; one in a hundred is late. 95 %
-of the rows are before the moment. A pin is taken when the watermark has passed the moment, and the rest arrives after
-it. The state at that moment equals the pinned rows plus the rows added since minus the rows removed since. The changes
-since the pin and a filter over the whole table take turns, and both must give the same rows.
+of the rows are before the moment. A pin is taken when the watermark has passed the moment. The other rows arrive after
+the pin. The state at that moment equals the pinned rows plus the rows added since minus the rows removed since. The two
+methods, the changes since the pin and a filter over the whole table, take turns. Both must return the same rows.
 
     python benchmarks/snapshots.py [--copies 3] [--batches 40] [--rounds 3]
 """
@@ -52,8 +52,8 @@ def batches_of(rows: DataFrame, folder: Path, number: int) -> list[str]:
     return [f"{folder}/batch={index}" for index in range(number)]
 
 
-def same_rows(left: DataFrame, right: DataFrame) -> bool:
-    return bool(left.exceptAll(right).isEmpty() and right.exceptAll(left).isEmpty())
+def have_same_rows(first: DataFrame, second: DataFrame) -> bool:
+    return bool(first.exceptAll(second).isEmpty() and second.exceptAll(first).isEmpty())
 
 
 def moment_of(rows: DataFrame, share: float) -> datetime:
@@ -62,13 +62,13 @@ def moment_of(rows: DataFrame, share: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def filtered(spark: SparkSession, table: str, at: datetime) -> DataFrame:
+def rows_by_filter(spark: SparkSession, table: str, at: datetime) -> DataFrame:
     return spark.read.format("delta").load(table).where(F.col("time_hour") <= F.lit(at))
 
 
-def in_seconds(work: DataFrame) -> float:
+def seconds_to_compute(rows: DataFrame) -> float:
     begin = time.perf_counter()
-    work.write.format("noop").mode("overwrite").save()
+    rows.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - begin
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--moment", type=float, default=0.95, metavar="SHARE", help="rows before the moment (0.95)")
     parser.add_argument("--flights", type=int, help="read only this many flights (all)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, in turns (3)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="rounds before them (1)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="first rounds, not measured (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/snapshots.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -107,27 +107,27 @@ def main() -> None:
                 pin = take_pin(spark, {table: "time_hour"}, name="x", at=at, expires_at=expires, manager=manager)
         if pin is None:
             parser.error("no watermark passed the moment: increase --batches or decrease --moment")
-        print_figures(spark, table, pin, at, options)
+        measure_and_save(spark, table, pin, at, options)
 
 
-def print_figures(spark: SparkSession, table: str, pin: Pin, at: datetime, options: argparse.Namespace) -> None:
+def measure_and_save(spark: SparkSession, table: str, pin: Pin, at: datetime, options: argparse.Namespace) -> None:
     since = changed_since(spark, pin, table)
-    all_files = len(filtered(spark, table, at).inputFiles())
+    all_files = len(rows_by_filter(spark, table, at).inputFiles())
     changes = rows_since(spark, pin, table)
     added, removed = (changes.where(F.col(CHANGE) == change).drop(CHANGE) for change in ("new", "gone"))
     state = pinned_rows(spark, pin, table).exceptAll(removed).unionAll(added)
-    equal = same_rows(state, filtered(spark, table, at))
+    equal = have_same_rows(state, rows_by_filter(spark, table, at))
     seconds: dict[str, list[float]] = {"rows_since": [], "filter over all data": []}
     for turn in range(-options.warm_up, options.rounds):
-        for name, work in (
+        for name, rows in (
             ("rows_since", rows_since(spark, pin, table)),
-            ("filter over all data", filtered(spark, table, at)),
+            ("filter over all data", rows_by_filter(spark, table, at)),
         ):
-            took = in_seconds(work)
+            duration = seconds_to_compute(rows)
             if turn >= 0:
-                seconds[name].append(took)
+                seconds[name].append(duration)
     files = {"rows_since": since.files_read, "filter over all data": all_files}
-    results = [{"what": name, "files": files[name], "seconds": min(took)} for name, took in seconds.items()]
+    results = [{"method": name, "files": files[name], "seconds": min(durations)} for name, durations in seconds.items()]
     print_table(results)
     print(
         f"moment {at.isoformat()}, pinned version {pin.tables[0].version}; up to version {since.version} "

@@ -42,7 +42,7 @@ def metrics_of(spark: SparkSession, table: str) -> dict[str, str]:
 
 
 def peak_mib(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Run a function; return its result, its seconds, and the peak resident size of a process meanwhile, in MiB."""
+    """Run a function. Return its result, its duration in seconds, and the peak resident size of a process in MiB."""
     # Reset the peak size (proc(5), clear_refs).
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     began = time.monotonic()
@@ -52,15 +52,15 @@ def peak_mib(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
     return result, seconds, int(size.split()[1]) / 1024
 
 
-def copy_table(table: str, to: str) -> None:
+def copy_table(table: str, target: str) -> None:
     """Copy a table with its side tables."""
     for suffix in ("", "_tombstones", "_cells"):
-        shutil.rmtree(to + suffix, ignore_errors=True)
+        shutil.rmtree(target + suffix, ignore_errors=True)
         if Path(table + suffix).exists():
-            shutil.copytree(table + suffix, to + suffix)
+            shutil.copytree(table + suffix, target + suffix)
 
 
-def in_turns(
+def run_in_turns(
     spark: SparkSession, folder: Path, base: str, options: Any, contestants: dict[str, Callable[[str], dict[str, str]]]
 ) -> dict[str, list[tuple[float, float, dict[str, str]]]]:
     """Run contestants in turns, each on its own copy of a table.
@@ -88,7 +88,7 @@ def in_turns(
     return runs
 
 
-def row(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int) -> dict[str, Any]:
+def figures_of(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int) -> dict[str, Any]:
     seconds = statistics.median(run[0] for run in runs)
     metrics = runs[-1][2]
     return {

@@ -58,7 +58,7 @@ def new_archive(name: str) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def end(gateway: JavaGateway, process: subprocess.Popen[bytes]) -> None:
+def end_jvm(gateway: JavaGateway, process: subprocess.Popen[bytes]) -> None:
     """Let a Py4J JVM exit normally and wait for it. A killed JVM writes no archive."""
     gateway.close()
     assert process.stdin is not None  # noqa: S101 (the process was started with a pipe)
@@ -84,9 +84,9 @@ def run_spark(archive: Path, folder: Path, s3: LocalS3) -> None:
     rows = spark.read.csv(str(csv), header=True, schema="id LONG, day INT").cache()
     rows.write.format("delta").mode("append").partitionBy("day").save(f"{folder}/table")
     rows.groupBy("day").count().collect()
-    gateway = spark.sparkContext._gateway  # noqa: SLF001 (`end` waits for its JVM)
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 (`end_jvm` waits for its JVM)
     spark.stop()
-    end(gateway, gateway.proc)
+    end_jvm(gateway, gateway.proc)
 
 
 def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
@@ -105,7 +105,7 @@ def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
     jvm.write_data_file(table, "1.parquet", [2**40])
     jvm.write(table, 0, ['{"commitInfo":{"txnId":"archive"}}'], block="archive")
     jvm.read(table, 0)
-    end(jvm._gateway, jvm._process)  # noqa: SLF001 (`end` waits for the JVM)
+    end_jvm(jvm._gateway, jvm._process)  # noqa: SLF001 (`end_jvm` waits for the JVM)
 
 
 def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:

@@ -23,8 +23,8 @@ nodes=("$@")
 if ((${#nodes[@]} == 0)); then
   mapfile -t nodes < <(sluice ensemble status --json | python3 -c '
 import json, sys
-leads = [server["mode"] == "leader" for server in json.load(sys.stdin)["servers"]]
-print(*sorted(range(1, len(leads) + 1), key=lambda node: leads[node - 1]), sep="\n")')
+is_leader = [server["mode"] == "leader" for server in json.load(sys.stdin)["servers"]]
+print(*sorted(range(1, len(is_leader) + 1), key=lambda node: is_leader[node - 1]), sep="\n")')
   ((${#nodes[@]} == count)) || {
     echo "sluice ensemble status lists ${#nodes[@]} members, and the stack has $count: check SLUICE_ZK_HOSTS" >&2
     exit 1
@@ -49,7 +49,7 @@ restart() {
 
 replace() {
   pulumi config set replaceNode "$1"
-  # Also after a failure, a later `pulumi up` must replace no machine.
+  # Remove the setting even after a failure, so that a later `pulumi up` replaces no machine.
   trap 'pulumi config rm replaceNode' EXIT
   pulumi up --yes --skip-preview
   pulumi config rm replaceNode
@@ -57,7 +57,7 @@ replace() {
 }
 
 ready 60 || {
-  echo "nothing was done: repair the ensemble first (sluice ensemble status)" >&2
+  echo "the ensemble is not ready, so no member was rolled: repair it first (sluice ensemble status)" >&2
   exit 1
 }
 for node in "${nodes[@]}"; do

@@ -4,7 +4,7 @@ The image contains a small Java runtime (jlink), the libraries that ldd lists, a
 jars. The same JDK, jars and libraries give the same image id. The image is ``sluice-zookeeper:VERSION``. As in the
 public image, a server reads ``/conf/zoo.cfg`` and stores its data in ``/data``.
 
-Exit codes: 0 built; 1 something is missing, which one sentence names.
+Exit codes: 0 built; 1 a component is missing, or Docker refused. One sentence names the reason.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def write_layer(target: Path, java: Path) -> str:
             entry.size, entry.mode = path.stat().st_size, 0o755 if path.stat().st_mode & 0o100 else 0o644
             with path.open("rb") as content:
                 tar.addfile(entry, content)
-    with target.open("rb") as written:
-        return hashlib.file_digest(written, "sha256").hexdigest()
+    with target.open("rb") as layer_file:
+        return hashlib.file_digest(layer_file, "sha256").hexdigest()
 
 
 def write_image(target: Path, layer: Path, digest: str, name: str) -> None:
@@ -127,22 +127,22 @@ def write_image(target: Path, layer: Path, digest: str, name: str) -> None:
     ).encode()
     config_name = f"{hashlib.sha256(configuration).hexdigest()}.json"
     manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
-    with gzip.open(target, "wb", compresslevel=1) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with gzip.open(target, "wb", compresslevel=1) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
         add_content(tar, config_name, configuration)
         add_content(tar, "manifest.json", manifest)
         tar.add(layer, "layer.tar")
 
 
 def build() -> str:
-    """Build the image and load it into the engine; return a message with its size, duration and id."""
+    """Build the image and load it into the engine. Return a message with its size, the duration and its id."""
     started = time.monotonic()
     with docker_engine() as engine, tempfile.TemporaryDirectory(prefix="sluice-image-") as folder:
         base = Path(folder)
         make_java(base / "java")
         digest = write_layer(base / "layer.tar", base / "java")
         write_image(base / "image.tar.gz", base / "layer.tar", digest, OWN_IMAGE)
-        with (base / "image.tar.gz").open("rb") as packed:
-            engine.client.images.load(packed)
+        with (base / "image.tar.gz").open("rb") as image_file:
+            engine.client.images.load(image_file)
         image = engine.client.images.get(OWN_IMAGE)
     seconds = time.monotonic() - started
     return f"{OWN_IMAGE} is built: {image.attrs['Size'] / 1e6:.0f} MB, {seconds:.0f} s, {image.id}"

@@ -1,6 +1,6 @@
 """The virtual environment with PySpark for Iceberg, and Iceberg's jars, created below build/peers at the first use.
 
-Iceberg needs a different PySpark than this project, and so a separate virtual environment.
+Iceberg needs another version of PySpark than this project, so it has a separate virtual environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PYSPARK = "pyspark==4.1.0"
 JARS = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,org.xerial:sqlite-jdbc:3.50.3.0"
 #: A file in a folder, written when the folder is complete. It contains the names of the installed packages.
 COMPLETE = ".complete"
-RESOLVE = """
+RESOLVE_PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
@@ -38,7 +38,7 @@ def iceberg_python() -> Path:
         subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
         subprocess.run([UV, "pip", "install", "--quiet", "--python", python, PYSPARK], check=True)
 
-    complete(folder, PYSPARK, install)
+    ensure_complete(folder, PYSPARK, install)
     return python
 
 
@@ -47,10 +47,10 @@ def iceberg_jars() -> list[Path]:
     folder = BUILD / "ivy"
 
     def resolve() -> None:
-        command = [str(iceberg_python()), "-c", RESOLVE, JARS, str(folder)]
+        command = [str(iceberg_python()), "-c", RESOLVE_PROGRAM, JARS, str(folder)]
         subprocess.run(command, env=iceberg_variables(), check=True, stderr=subprocess.DEVNULL)
 
-    complete(folder, JARS, resolve)
+    ensure_complete(folder, JARS, resolve)
     return sorted((folder / "jars").glob("*.jar"))
 
 
@@ -60,7 +60,7 @@ def iceberg_variables() -> dict[str, str]:
     return {**variables, "SPARK_LOCAL_IP": "127.0.0.1", "PATH": f"{BUILD / 'venv' / 'bin'}:{variables['PATH']}"}
 
 
-def complete(folder: Path, packages: str, make: Callable[[], None]) -> None:
+def ensure_complete(folder: Path, packages: str, make: Callable[[], None]) -> None:
     """Create a folder unless it is complete. An incomplete folder is removed first.
 
     Args:

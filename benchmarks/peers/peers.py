@@ -116,16 +116,16 @@ def start(system: dict[str, Any], number: int, folder: Path) -> Driver:
 def run(drivers: list[Driver], name: str, writers: int, appends: int, table: str) -> dict[str, Any]:
     active = drivers[:writers]
     # The first append creates the table and is not measured.
-    active[0].tell(table=table, appends=1)
-    active[0].answer()
+    active[0].send_order(table=table, appends=1)
+    active[0].read_answer()
     for driver in active:
-        driver.tell(table=table, appends=appends)
-    answers = [driver.answer() for driver in active]
-    active[0].tell(count=table)
-    rows = active[0].answer()["rows"] - ROWS
+        driver.send_order(table=table, appends=appends)
+    answers = [driver.read_answer() for driver in active]
+    active[0].send_order(count=table)
+    rows = active[0].read_answer()["rows"] - ROWS
     attempts = [append for answer in answers for append in answer["appends"]]
     commits = [append for append in attempts if append["error"] is None]
-    took = [append["ended"] - append["began"] for append in commits]
+    durations = [append["ended"] - append["began"] for append in commits]
     span = max(append["ended"] for append in attempts) - min(append["began"] for append in attempts)
     return {
         "system": name,
@@ -135,8 +135,8 @@ def run(drivers: list[Driver], name: str, writers: int, appends: int, table: str
         "failed": len(attempts) - len(commits),
         "lost": max(0, ROWS * len(commits) - rows) // ROWS,
         "commits_per_s": len(commits) / span,
-        "p50_s": statistics.median(took) if took else 0.0,
-        "p95_s": percentile(took, 0.95) if took else 0.0,
+        "p50_s": statistics.median(durations) if durations else 0.0,
+        "p95_s": percentile(durations, 0.95) if durations else 0.0,
         "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / max(1, len(commits)),
         "errors": sorted({append["error"] for append in attempts if append["error"]})[:3],
     }
@@ -170,11 +170,11 @@ def main() -> None:
                 number += len(drivers)
                 try:
                     for driver in drivers:
-                        driver.answer()
+                        driver.read_answer()
                     for index, driver in enumerate(drivers):
-                        driver.tell(table=f"private{number}x{index}", appends=options.warm_up)
+                        driver.send_order(table=f"private{number}x{index}", appends=options.warm_up)
                     for driver in drivers:
-                        driver.answer()
+                        driver.read_answer()
                     for writers in options.writers:
                         rows.append(run(drivers, name, writers, options.appends, f"shared{number}x{writers}"))
                         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

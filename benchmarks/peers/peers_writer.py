@@ -49,12 +49,12 @@ class Sluice(Delta):
 
         super().__init__(spark, options)
         self.manager = ZookeeperLockManager(options["zookeeper"], timeout_seconds=600)
-        self.writer = LockedDeltaWriter
+        self.writer_class = LockedDeltaWriter
         self.writers: dict[str, Any] = {}
 
     def append(self, table: str, rows: Any) -> None:
         if table not in self.writers:
-            self.writers[table] = self.writer(self.spark, self.manager, self.path(table))
+            self.writers[table] = self.writer_class(self.spark, self.manager, self.path(table))
         self.writers[table].append(rows, lock_during=self.options["hold"])
 
 

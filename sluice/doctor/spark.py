@@ -89,8 +89,8 @@ def _guard_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
         case "observe":
             return note(
                 _CHECK,
-                f"{path} sets {GUARD_MODE}=observe: the guard allows commits without the lock, and `sluice verify` lists "
-                "them. Remove the setting when every writer takes the lock",
+                f"{path} sets {GUARD_MODE}=observe: the guard allows commits without the lock, and `sluice verify` "
+                "lists them. Remove the setting when every writer takes the lock",
             )
         case "off":
             return failed(
