@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sluice
-from sluice.audit.log_files import LogCommit, read_commits, version_files
+from sluice.audit.log_files import LogCommit, read_commits, versions_in
 from sluice.audit.log_folder import open_log
 from soak.s3_faults import Put
 
@@ -78,7 +78,7 @@ def read_table(table: str, storage_options: Mapping[str, str], applications: Col
     """
     uri = table.replace("s3a://", "s3://", 1)
     log = open_log(uri, storage_options)
-    versions = version_files(log.names())
+    versions = versions_in(log.names())
     commits = list(read_commits(log, versions))
     content: dict[str, Any] = {"rows": [], "versions": [], "transactions": {}}
     read_error = ""

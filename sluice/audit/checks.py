@@ -16,7 +16,7 @@ from typing import ParamSpec
 
 from lock_manager.resources import table_key
 from lock_manager.table_records.adoption import UNSET_PROPERTIES
-from sluice.audit.log_files import CHECKSUM_FILE, LogCommit, version_files
+from sluice.audit.log_files import CHECKSUM_FILE, LogCommit, versions_in
 
 _P = ParamSpec("_P")
 _MAX_SHOWN = 5
@@ -110,7 +110,7 @@ def check_versions(names: Sequence[str]) -> Iterator[str]:
     ``names`` are the names of the files in ``_delta_log``. Log clean-up removes only the oldest versions, and only if a
     checkpoint makes them superfluous.
     """
-    versions = version_files(names)
+    versions = versions_in(names)
     for previous, version in pairwise(versions):
         if version != previous + 1:
             yield (

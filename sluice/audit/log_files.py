@@ -117,7 +117,7 @@ class Checksum:
     keys: frozenset[tuple[str, str]] | None = None
 
 
-def version_files(names: Sequence[str]) -> list[int]:
+def versions_in(names: Sequence[str]) -> list[int]:
     """Return the versions whose files are among ``names``, ascending."""
     return sorted(int(match[1]) for match in map(_VERSION_FILE.fullmatch, names) if match)
 
@@ -129,7 +129,7 @@ def existing_versions(names: Sequence[str], location: str) -> list[int]:
         AuditError: There is no version file, so there is no Delta table at ``location``.
 
     """
-    versions = version_files(names)
+    versions = versions_in(names)
     if not versions:
         raise AuditError(f"there is no Delta table at {location}: no version file in its _delta_log")
     return versions

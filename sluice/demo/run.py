@@ -19,7 +19,7 @@ from rich.console import Console
 from lock_manager import SettingsError
 from lock_manager.testing.embedded import find_java
 from sluice.audit.checks import count_text
-from sluice.audit.log_files import LogCommit, read_commits, version_files
+from sluice.audit.log_files import LogCommit, read_commits, versions_in
 from sluice.audit.log_folder import error_text, open_log
 from sluice.audit.verify import verify_table
 from sluice.console import print_problems
@@ -171,7 +171,7 @@ class _Demo:
         contents = Contents()
         try:
             log = open_log(table, options)
-            versions = version_files(log.names())
+            versions = versions_in(log.names())
             commits = [commit for commit in read_commits(log, versions) if isinstance(commit, LogCommit)]
             if versions:
                 # The writers share one clock.

@@ -8,7 +8,7 @@ from lock_manager import Adoption, canonical_table_uri
 from lock_manager.errors import LockError, ResourceError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.inspector import LockInspector
-from sluice.audit.log_files import version_files
+from sluice.audit.log_files import versions_in
 from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.errors import LogAccessError
@@ -20,7 +20,7 @@ def adoption_finding(settings: LockSettings, table: str, storage_options: Mappin
     """Compare the table's adopting ensemble and adopted name with this ensemble and this name."""
     try:
         log = open_log(table, storage_options)
-        if not version_files(log.names()):
+        if not versions_in(log.names()):
             return note(_CHECK, f"there is no Delta table at {table} yet: adopt it after its first version is written")
         adoption = _read_adoption(log)
         with LockInspector(settings) as inspector:
