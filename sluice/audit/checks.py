@@ -60,7 +60,7 @@ class Interval:
     shared: bool = False
 
 
-def overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
+def find_overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
     """Return the pairs of holds that overlap although they exclude each other, at most one pair for each two owners.
 
     Overlaps up to ``clock_skew_seconds`` are ignored, because the clocks of the hosts differ.

@@ -25,9 +25,9 @@ from sluice.audit.checks import (
     commits_in_conflict,
     count_text,
     describe_overlaps,
+    find_overlaps,
     holds_in_log,
     observed_commits,
-    overlaps,
     unlocked_writers,
 )
 from sluice.audit.log_files import LogCommit, existing_versions, read_checksums, read_commits, read_overwritten
@@ -131,7 +131,7 @@ def verify_table(
     commits = [entry for entry in entries if isinstance(entry, LogCommit)]
     unreadable = [entry for entry in entries if isinstance(entry, str)]
     checksums = read_checksums(log, names)
-    overlapping = overlaps(holds_in_log(commits), clock_skew_seconds=clock_skew_seconds)
+    overlapping = find_overlaps(holds_in_log(commits), clock_skew_seconds=clock_skew_seconds)
     problems = [
         *check_versions(names),
         *unreadable,

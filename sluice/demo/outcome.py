@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sluice.audit.checks import commits_in_conflict, count_text, describe_overlaps, overlaps
+from sluice.audit.checks import commits_in_conflict, count_text, describe_overlaps, find_overlaps
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, Contents
 from sluice.demo.records import AcknowledgedCommit, Writer
@@ -131,7 +131,7 @@ def judge(
         if commit.commit_id in lost_ids
     ]
     unacknowledged_ids = set(ids_in_log) - acknowledged_ids
-    overlapping = overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
+    overlapping = find_overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
     in_conflict = commits_in_conflict(log)
     failed_writers = tuple(writer.number for writer in writers if writer.exit_code != 0)
     count_differs = len(acknowledged) != commits_planned

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lock_manager.table_records.commit_stamp import CommitStamp
-from sluice.audit.checks import Interval, overlaps
+from sluice.audit.checks import Interval, find_overlaps
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import Contents
 from sluice.demo.outcome import Outcome, commit_id, judge
@@ -192,7 +192,7 @@ def test_commits_without_the_lock_have_an_id_in_their_metadata(metadata: str, na
     ],
 )
 def test_overlaps_finds_every_pair(holds: list[tuple[float, float, str]], pairs: int) -> None:
-    assert len(overlaps([Interval(*hold) for hold in holds])) == pairs
+    assert len(find_overlaps([Interval(*hold) for hold in holds])) == pairs
 
 
 def test_the_lines_of_a_writer_change_its_state() -> None:
