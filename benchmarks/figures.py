@@ -1,4 +1,4 @@
-"""Statistics and tables of benchmarks. It imports only the standard library, because peers_writer.py needs it."""
+"""Statistics and tables of benchmarks. Imports only the standard library, because peers_writer.py has no other."""
 
 from __future__ import annotations
 

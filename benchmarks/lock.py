@@ -136,17 +136,17 @@ def waiter(kind: str, hosts: str) -> None:
         if kind == "sluice":
             hold = manager.acquire(TABLE)
             held_at = time.monotonic()
-            order = hold.token
+            sequence_number = hold.token
             released_at = time.monotonic()
             hold.release()
         else:
             lock = client.Lock(KAZOO_PATH)
             lock.acquire()
             held_at = time.monotonic()
-            order = int(lock.node[-10:])
+            sequence_number = int(lock.node[-10:])
             released_at = time.monotonic()
             lock.release()
-        report(order, held_at, released_at)
+        report(sequence_number, held_at, released_at)
 
 
 def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
         )
         for _ in range(waiters)
     ]
-    orders = [process.stdin for process in processes if process.stdin]
-    answers = [process.stdout for process in processes if process.stdout]
+    inputs = [process.stdin for process in processes if process.stdin]
+    outputs = [process.stdout for process in processes if process.stdout]
     handoffs: list[float] = []
     fired_watches = 0.0
     in_order = True
@@ -169,22 +169,22 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
         observer = KazooClient(zookeeper.hosts)
         observer.start()
         node = KAZOO_PATH if kind != "sluice" else table_node(manager.settings.lock_root, TableResource.of(TABLE))
-        for answer in answers:
-            answer.readline()
+        for output in outputs:
+            output.readline()
         for _ in range(rounds):
             holder: Any = manager.acquire(TABLE) if kind == "sluice" else observer.Lock(KAZOO_PATH)
             if kind != "sluice":
                 holder.acquire()
-            for order in orders:
-                order.write("go\n")
-                order.flush()
+            for standard_input in inputs:
+                standard_input.write("go\n")
+                standard_input.flush()
             while len(observer.get_children(node)) <= waiters:
                 time.sleep(0.05)
             time.sleep(0.5)  # until the last processes have set their watches
             start_counts = read_counters(zookeeper)
             released_at = time.monotonic()
             holder.release()
-            rows = sorted(tuple(map(float, answer.readline().split())) for answer in answers)
+            rows = sorted(tuple(map(float, output.readline().split())) for output in outputs)
             end_counts = read_counters(zookeeper)
             fired_watches += sum(end_counts[name] - start_counts[name] for name in SERVER_COUNTERS[1:])
             in_order &= [row[1] for row in rows] == sorted(row[1] for row in rows)

@@ -73,7 +73,7 @@ def run_in_turns(
         contestants: Functions by name. Each writes to the table at a path and returns Delta's metrics.
 
     Returns:
-        By contestant, (seconds, peak MiB, Delta's metrics) of each measured round.
+        For each contestant, a tuple (seconds, peak MiB, Delta's metrics) of each measured round.
 
     """
     pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())

@@ -36,7 +36,7 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[Maintenanc
 
     """
     reports, errors = [], {}
-    # All cores: a table may have many files.
+    # All cores are used, because a table may have many files.
     with interruptible(), start_spark("sluice health", {"spark.master": "local[*]", **conf}) as spark:
         from writer_jobs.maintenance.measure import measure  # noqa: PLC0415 (needs PySpark)
         from writer_jobs.maintenance.result import MaintenanceReport  # noqa: PLC0415

@@ -32,7 +32,7 @@ def shorten(problems: Sequence[str]) -> list[str]:
 
 
 def limit_problems(check: Callable[_P, Iterable[str]]) -> Callable[_P, list[str]]:
-    """Decorate a check that yields problems, so that it returns a list of the first few."""
+    """Decorate a check that yields problems: the decorated check returns the first few in a list."""
 
     @functools.wraps(check)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> list[str]:

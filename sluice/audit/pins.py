@@ -105,7 +105,7 @@ def _pin_problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: Del
 def _retention_problem(pin: Pin, newest: DeltaTable | None) -> str | None:
     """Return a problem if a retention of the table is shorter than the pin lasts.
 
-    Then Delta's own VACUUM or log clean-up will break the pin. A retention that is not a simple interval is ignored.
+    Then Delta's own VACUUM or log clean-up breaks the pin. A retention that is not a simple interval is ignored.
     """
     properties = {} if newest is None else newest.metadata().configuration
     for name, default in _RETENTIONS.items():

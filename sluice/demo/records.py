@@ -16,7 +16,7 @@ class AcknowledgedCommit:
 
     Attributes:
         writer: Number of the writer, from 1.
-        commit_id: Id of the commit. The commit in the log has it, too.
+        commit_id: Id of the commit. It is also in the commit in the log.
         rows: Number of rows that the commit appended.
         version: The table's version; None if the writer did not report it.
         requested_at: Time of the request for the lock, or without the lock the start of the write.

@@ -103,7 +103,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
             on.
 
     """
-    # Fail before anything is started if a requirement is missing.
+    # Check the requirements before any process starts.
     find_java()
     spark_submit()
     jar_paths()

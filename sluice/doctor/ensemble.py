@@ -122,7 +122,7 @@ def _lock_root_findings(session: Session, deadline: Deadline) -> list[Finding]:
 
 
 def _acl_finding(session: Session, deadline: Deadline) -> Finding:
-    """Check by the ACLs of the lock root and of some tables and partitions if every client may delete contenders."""
+    """Check whether every client may delete contenders. Read ACLs of the lock root and some tables and partitions."""
     survey = survey_acls(session, deadline)
     sample = (
         f"{survey.tables_checked} of {survey.tables} tables and {survey.partitions_checked} partitions were checked"

@@ -15,10 +15,10 @@ _PACKAGES = ("delta-sluice", "kazoo", "pyspark", "delta-spark", "deltalake")
 
 def machine_findings() -> list[Finding]:
     """Check the installation on this machine. A cluster has its own PySpark and Java."""
-    return [_packages(), _java(), _jars(), _log_store()]
+    return [_packages_finding(), _java_finding(), _jars_finding(), _log_store_finding()]
 
 
-def _packages() -> Finding:
+def _packages_finding() -> Finding:
     installed, missing = [], []
     for name in _PACKAGES:
         try:
@@ -29,14 +29,14 @@ def _packages() -> Finding:
     return note("python", f"{text}; not installed: {', '.join(missing)}") if missing else ok("python", text)
 
 
-def _java() -> Finding:
+def _java_finding() -> Finding:
     try:
         return ok("java", find_java())
     except LocalServerError as error:
         return note("java", f"no Spark driver can run here: {error}")
 
 
-def _jars() -> Finding:
+def _jars_finding() -> Finding:
     folder, pinned = jars_folder(), locked_jars()
     missing = [jar.file_name for jar in pinned if not (folder / jar.file_name).is_file()]
     if missing:
@@ -44,17 +44,17 @@ def _jars() -> Finding:
             "jars",
             f"{len(missing)} of {len(pinned)} are missing from {folder} (the first: {missing[0]}): run `sluice jars`",
         )
-    different = [jar.file_name for jar in pinned if not is_pinned(folder / jar.file_name, jar)]
-    if different:
+    different_jars = [jar.file_name for jar in pinned if not is_pinned(folder / jar.file_name, jar)]
+    if different_jars:
         return failed(
             "jars",
-            f"{len(different)} of {len(pinned)} in {folder} are not the pinned ones (the first: {different[0]}): "
+            f"{len(different_jars)} of {len(pinned)} in {folder} are not the pinned ones (the first: {different_jars[0]}): "
             "run `sluice jars`, which downloads them again",
         )
     return ok("jars", f"{len(pinned)} in {folder}, with the pinned SHA-256")
 
 
-def _log_store() -> Finding:
+def _log_store_finding() -> Finding:
     check = "log store"
     try:
         with zipfile.ZipFile(LOG_STORE_JAR) as jar:

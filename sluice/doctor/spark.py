@@ -57,11 +57,11 @@ def _log_store_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
     if scheme_settings and LOG_STORE_SETTING in settings:
         settings_text = f"{LOG_STORE_SETTING} and {scheme_settings[0]}"
         return failed(_CHECK, f"{path} sets {settings_text}; Delta refuses both together: remove {scheme_settings[0]}")
-    unguarded = [
+    unguarded_settings = [
         key for key, value in settings.items() if _LOG_STORE_SETTING_NAME.fullmatch(key) and value != LOG_STORE
     ]
-    if unguarded:
-        setting = f"{unguarded[0]}={settings[unguarded[0]]}"
+    if unguarded_settings:
+        setting = f"{unguarded_settings[0]}={settings[unguarded_settings[0]]}"
         return failed(_CHECK, f"{path} sets {setting}, so commits bypass the guarded log store: set it to {LOG_STORE}")
     if scheme_settings:
         return note(

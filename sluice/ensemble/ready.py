@@ -143,7 +143,7 @@ def epoch_faults(servers: Sequence[Server]) -> list[str]:
 
 
 def _session_faults(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
-    """Write a node below the lock root through one of the servers that serve, and read it through each of them."""
+    """Write a node below the lock root through one serving server, and read it through each. Return the faults."""
     serving = [server.address for server in servers if server.mode is not None]
     if not serving:
         return []

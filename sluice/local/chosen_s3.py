@@ -20,7 +20,7 @@ from sluice.local.s3 import THIS_MACHINE, no_proxy_variables
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _DEFAULT_REGION = "us-east-1"
-_CANNOT_LIST_VERSIONS = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_IMPLEMENTED)
+_STATUSES_WITHOUT_VERSIONS = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_IMPLEMENTED)
 
 
 def is_endpoint(url: str) -> bool:
@@ -88,7 +88,7 @@ class ChosenS3:
         self.spark_conf = {f"spark.hadoop.{key}": value for key, value in s3a_settings(endpoint, region).items()}
 
     def start(self) -> Self:
-        """Create the bucket, or check that the given one can be listed."""
+        """Create the bucket, or check that the existing one can be listed."""
         if self._owns_bucket:
             region = self.environment["AWS_REGION"]
             # AWS requires the location of every region except this one.
@@ -134,7 +134,7 @@ class ChosenS3:
             page = self._request("list_object_versions", advice, **scope)
         except ChosenS3Error as error:
             status, code = s3_response(error)
-            if status not in _CANNOT_LIST_VERSIONS and code != "NotImplemented":
+            if status not in _STATUSES_WITHOUT_VERSIONS and code != "NotImplemented":
                 raise
             page = self._request("list_objects_v2", advice, **scope)
             return [{"Key": entry["Key"]} for entry in page.get("Contents", ())]
