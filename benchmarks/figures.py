@@ -1,4 +1,4 @@
-"""Statistics and tables of benchmarks. Imports only the standard library, because peers_writer.py has no other."""
+"""Statistics and tables of benchmarks. The module needs no packages, because Iceberg's environment has only PySpark."""
 
 from __future__ import annotations
 

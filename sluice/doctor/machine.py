@@ -44,12 +44,12 @@ def _jars_finding() -> Finding:
             "jars",
             f"{len(missing)} of {len(pinned)} are missing from {folder} (the first: {missing[0]}): run `sluice jars`",
         )
-    different_jars = [jar.file_name for jar in pinned if not is_pinned(folder / jar.file_name, jar)]
-    if different_jars:
+    changed_jars = [jar.file_name for jar in pinned if not is_pinned(folder / jar.file_name, jar)]
+    if changed_jars:
         return failed(
             "jars",
-            f"{len(different_jars)} of {len(pinned)} in {folder} are not the pinned ones (the first: {different_jars[0]}): "
-            "run `sluice jars`, which downloads them again",
+            f"{len(changed_jars)} of {len(pinned)} in {folder} are not the pinned ones (the first: {changed_jars[0]}"
+            "): run `sluice jars`, which downloads them again",
         )
     return ok("jars", f"{len(pinned)} in {folder}, with the pinned SHA-256")
 
