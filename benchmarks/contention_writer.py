@@ -1,9 +1,9 @@
 """A writer of ``contention.py`` and ``operations.py``: a Spark driver that runs the cells of its orders.
 
 Standard input has lines of JSON. A cell has two lines: first ``table``, ``mode``, ``work_s``, ``number``, and for other
-operations than append ``operation`` and ``part``; then ``until`` or ``commits``, which end the cell. ``{"end": 1}`` ends
-the writer. Each line on standard output is an answer. It has the duration of each write, and the processor time of this
-driver with its JVM.
+operations than append ``operation`` and ``part``; then ``until`` or ``commits``, which end the cell. ``{"end": 1}``
+ends the writer. Each line on standard output is an answer. It has the duration of each write, and the processor time of
+this driver with its JVM.
 """
 
 from __future__ import annotations
