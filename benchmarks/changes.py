@@ -83,8 +83,8 @@ def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: 
         return dict(result.commit.metrics) if result.commit else {}
 
     # One delete for each hundred rows, of ids that the table does not have: their tombstones stay.
-    missing = table_rows.where("id % 100 = 7").withColumn("id", F.col("id") + 2 * options.rows)
-    run_apply_changes(base, missing.withColumn("op", F.lit("d")))
+    absent_rows = table_rows.where("id % 100 = 7").withColumn("id", F.col("id") + 2 * options.rows)
+    run_apply_changes(base, absent_rows.withColumn("op", F.lit("d")))
     all_path, newest_path = make_changes(spark, options.rows, options.changes, folder)
     return run_in_turns(
         spark,

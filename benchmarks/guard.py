@@ -93,16 +93,16 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
     ]
     if len(guarded_hold.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
         raise SystemExit("exactly one of the two stores must ask the guard, at every commit; the figures are invalid")
-    unguarded, guarded = seconds["off"], seconds["required"]
+    unguarded_seconds, guarded_seconds = seconds["off"], seconds["required"]
     return {
         "store": table.partition(":")[0],
         "commits": options.commits,
-        "without_p50_ms": 1e3 * statistics.median(unguarded),
-        "guarded_p50_ms": 1e3 * statistics.median(guarded),
-        "cost_p50_ms": 1e3 * (statistics.median(guarded) - statistics.median(unguarded)),
-        "cost_p10_ms": 1e3 * (percentile(guarded, 0.1) - percentile(unguarded, 0.1)),
-        "without_p99_ms": 1e3 * percentile(unguarded, 0.99),
-        "guarded_p99_ms": 1e3 * percentile(guarded, 0.99),
+        "without_p50_ms": 1e3 * statistics.median(unguarded_seconds),
+        "guarded_p50_ms": 1e3 * statistics.median(guarded_seconds),
+        "cost_p50_ms": 1e3 * (statistics.median(guarded_seconds) - statistics.median(unguarded_seconds)),
+        "cost_p10_ms": 1e3 * (percentile(guarded_seconds, 0.1) - percentile(unguarded_seconds, 0.1)),
+        "without_p99_ms": 1e3 * percentile(unguarded_seconds, 0.99),
+        "guarded_p99_ms": 1e3 * percentile(guarded_seconds, 0.99),
         "quorum_check_p50_ms": 1e3 * statistics.median(checks),
     }
 

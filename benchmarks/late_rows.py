@@ -63,12 +63,12 @@ def count_overlapping_files(table: str) -> tuple[int, int]:
     """Return the number of files, and the number of those whose statistics cover a day of the late rows."""
     files = pa.table(PlainTable(table).get_add_actions(flatten=True)).to_pylist()
     days = [datetime(2013, month, DAY, tzinfo=UTC) for month in range(1, 13)]
-    overlapping = [
+    overlapping_files = [
         file
         for file in files
         if any(file["min.time_hour"] < day + timedelta(days=1) and file["max.time_hour"] >= day for day in days)
     ]
-    return len(files), len(overlapping)
+    return len(files), len(overlapping_files)
 
 
 def main() -> None:

@@ -107,9 +107,9 @@ def stock_seconds(table: str) -> float:
 def waits(appends: list[dict[str, float]], began: float, ended: float) -> tuple[list[float], list[float]]:
     """Return the waits of the appends that ended before a compaction, and of those that overlapped it."""
     runs = [(append["asked_at"], append["asked_at"] + append["took_s"], append["waited_s"]) for append in appends]
-    earlier = [waited for _, done_at, waited in runs if done_at < began]
-    during = [waited for asked_at, done_at, waited in runs if asked_at <= ended and done_at >= began]
-    return earlier, during
+    waits_before = [wait for _, done_at, wait in runs if done_at < began]
+    waits_during = [wait for asked_at, done_at, wait in runs if asked_at <= ended and done_at >= began]
+    return waits_before, waits_during
 
 
 def wait_figures(seconds: list[float]) -> dict[str, Any]:
@@ -222,9 +222,9 @@ def measure_and_save(
             end_appender = stack.enter_context(second_driver("append", hosts, table, folder))
             time.sleep(options.quiet)
             began, ended = compact(f"{name}, beside an appender", work)
-            earlier, during = waits(end_appender(), began, ended)
-        appender_waits.append({"beside": f"nothing, before {name}", **wait_figures(earlier)})
-        appender_waits.append({"beside": name, **wait_figures(during)})
+            waits_before, waits_during = waits(end_appender(), began, ended)
+        appender_waits.append({"beside": f"nothing, before {name}", **wait_figures(waits_before)})
+        appender_waits.append({"beside": name, **wait_figures(waits_during)})
     write_figures(
         options.output, {"seen": measurements, "rates": rates, "kept_back": appender_waits, "held": longest_holds}
     )

@@ -111,11 +111,11 @@ def main() -> None:
 
 
 def measure_and_save(spark: SparkSession, table: str, pin: Pin, at: datetime, options: argparse.Namespace) -> None:
-    since = changed_since(spark, pin, table)
+    changes_since_pin = changed_since(spark, pin, table)
     all_files = len(rows_by_filter(spark, table, at).inputFiles())
     changes = rows_since(spark, pin, table)
-    added, removed = (changes.where(F.col(CHANGE) == change).drop(CHANGE) for change in ("new", "gone"))
-    state = pinned_rows(spark, pin, table).exceptAll(removed).unionAll(added)
+    added_rows, removed_rows = (changes.where(F.col(CHANGE) == change).drop(CHANGE) for change in ("new", "gone"))
+    state = pinned_rows(spark, pin, table).exceptAll(removed_rows).unionAll(added_rows)
     equal = have_same_rows(state, rows_by_filter(spark, table, at))
     seconds: dict[str, list[float]] = {"rows_since": [], "filter over all data": []}
     for turn in range(-options.warm_up, options.rounds):
@@ -126,14 +126,15 @@ def measure_and_save(spark: SparkSession, table: str, pin: Pin, at: datetime, op
             duration = seconds_to_compute(rows)
             if turn >= 0:
                 seconds[name].append(duration)
-    files = {"rows_since": since.files_read, "filter over all data": all_files}
+    files = {"rows_since": changes_since_pin.files_read, "filter over all data": all_files}
     results = [{"method": name, "files": files[name], "seconds": min(durations)} for name, durations in seconds.items()]
     print_table(results)
     print(
-        f"moment {at.isoformat()}, pinned version {pin.tables[0].version}; up to version {since.version} "
-        f"{since.rows_new:,} rows were added and {since.rows_gone:,} removed; same rows: {equal}"
+        f"moment {at.isoformat()}, pinned version {pin.tables[0].version}; up to version {changes_since_pin.version} "
+        f"{changes_since_pin.rows_new:,} rows were added and {changes_since_pin.rows_gone:,} removed; "
+        f"same rows: {equal}"
     )
-    print(f"{all_files / since.files_read:.1f} times fewer files")
+    print(f"{all_files / changes_since_pin.files_read:.1f} times fewer files")
     save(options.output, {"equal": equal, "runs": results})
 
 

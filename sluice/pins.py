@@ -64,11 +64,11 @@ def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool)
         LogAccessError: The store cannot be listed or read.
 
     """
-    pins, damaged = examine_pins(table, storage_options)
-    problems = [*pin_problems(pins), *damaged]
+    pins, file_problems = examine_pins(table, storage_options)
+    problems = [*pin_problems(pins), *file_problems]
     if as_json:
         entries = [{**entry.pin.to_json(), "expired": entry.has_expired, "problem": entry.problem} for entry in pins]
-        print(json.dumps({"table": table, "ok": not problems, "pins": entries, "damaged": damaged}, indent=2))
+        print(json.dumps({"table": table, "ok": not problems, "pins": entries, "damaged": file_problems}, indent=2))
         return not problems
     console = plain_console()
     if pins:

@@ -27,8 +27,10 @@ _LATE_COMMIT = "a late commit to an earlier table, which was dropped here before
 
 def shorten(problems: Sequence[str]) -> list[str]:
     """Return the first few problems, and a sentence with the number of the others."""
-    more = len(problems) - _MAX_SHOWN
-    return [*problems[:_MAX_SHOWN], f"(and {more} more of this kind)"] if more > 0 else list(problems)
+    remaining_count = len(problems) - _MAX_SHOWN
+    if remaining_count <= 0:
+        return list(problems)
+    return [*problems[:_MAX_SHOWN], f"(and {remaining_count} more of this kind)"]
 
 
 def limit_problems(check: Callable[_P, Iterable[str]]) -> Callable[_P, list[str]]:
@@ -68,10 +70,12 @@ def find_overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0)
     pairs: dict[tuple[str, str], tuple[Interval, Interval]] = {}
     open_holds: dict[str, list[Interval]] = defaultdict(list)
     for hold in sorted(holds):
-        earlier_holds = [earlier for earlier in open_holds[hold.node] if earlier.end - clock_skew_seconds > hold.start]
-        for earlier in earlier_holds:
-            if earlier.owner != hold.owner and not (earlier.shared and hold.shared):
-                pairs.setdefault((earlier.owner, hold.owner), (earlier, hold))
+        earlier_holds = [
+            earlier_hold for earlier_hold in open_holds[hold.node] if earlier_hold.end - clock_skew_seconds > hold.start
+        ]
+        for earlier_hold in earlier_holds:
+            if earlier_hold.owner != hold.owner and not (earlier_hold.shared and hold.shared):
+                pairs.setdefault((earlier_hold.owner, hold.owner), (earlier_hold, hold))
         open_holds[hold.node] = [*earlier_holds, hold]
     return list(pairs.values())
 
@@ -122,8 +126,8 @@ def check_versions(names: Sequence[str]) -> Iterator[str]:
     if versions and versions[0] > 0 and not any(checkpoint >= versions[0] - 1 for checkpoint in checkpoints):
         yield f"{_missing_text(0, versions[0] - 1)} from the log, and there is no checkpoint"
     if versions and max(recorded_versions, default=0) > versions[-1]:
-        missing = _missing_text(versions[-1] + 1, max(recorded_versions))
-        yield f"{missing} from the log, but a later checksum or checkpoint exists"
+        missing_text = _missing_text(versions[-1] + 1, max(recorded_versions))
+        yield f"{missing_text} from the log, but a later checksum or checkpoint exists"
 
 
 def _missing_text(first: int, last: int) -> str:
@@ -291,8 +295,8 @@ def version_ranges(versions: Sequence[int]) -> str:
         else:
             ranges.append((version, version))
     texts = [str(start) if start == end else f"{start} to {end}" for start, end in ranges[:_MAX_SHOWN]]
-    more = ["…"] if len(ranges) > _MAX_SHOWN else []
-    return f"version{'s' if len(versions) > 1 else ''} {', '.join([*texts, *more])}"
+    ellipsis = ["…"] if len(ranges) > _MAX_SHOWN else []
+    return f"version{'s' if len(versions) > 1 else ''} {', '.join([*texts, *ellipsis])}"
 
 
 def count_text(number: int, noun: str) -> str:

@@ -104,10 +104,10 @@ def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
     if stamp is None:
         return cells
     tokens = [*stamp.tokens.values(), *stamp.shared_tokens.values()]
-    more = f" +{len(tokens) - 1}" if len(tokens) > 1 else ""
+    suffix = f" +{len(tokens) - 1}" if len(tokens) > 1 else ""
     return cells | {
         "job": stamp.job or "",
         "hold": stamp.hold[:_ID_LENGTH] if stamp.fenced else f"{stamp.hold[:_ID_LENGTH]}, not fenced",
-        "token": f"{max(stamp.tokens.values() or tokens, default=0)}{more}",
+        "token": f"{max(stamp.tokens.values() or tokens, default=0)}{suffix}",
         "ensemble": stamp.ensemble[:_ID_LENGTH],
     }

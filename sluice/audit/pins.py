@@ -58,20 +58,20 @@ def examine_pins(
     log = open_log(table, storage_options)
     existing_versions(log.names(), log.uri)
     folder = open_log(table, storage_options, folder=PINS_FOLDER)
-    pins, damaged = [], []
+    pins, file_problems = [], []
     for name in folder.names():
         if name.endswith(".json") and not name.startswith("."):
             try:
                 pins.append(Pin.from_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
             except PinError as error:
-                damaged.append(str(error))
+                file_problems.append(str(error))
     table_files, newest = (folder.files_of_table(), _newest_table(folder)) if pins else (set(), None)
     statuses = []
     for pin in pins:
         has_expired = pin.has_expired()
         problem = None if has_expired else _pin_problem(folder, pin, table_files, newest)
         statuses.append(PinStatus(pin, has_expired, problem))
-    return statuses, damaged
+    return statuses, file_problems
 
 
 def pin_problems(pins: Iterable[PinStatus]) -> list[str]:

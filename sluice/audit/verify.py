@@ -131,7 +131,7 @@ def verify_table(
     commits = [entry for entry in entries if isinstance(entry, LogCommit)]
     unreadable = [entry for entry in entries if isinstance(entry, str)]
     checksums = read_checksums(log, names)
-    overlapping = find_overlaps(holds_in_log(commits), clock_skew_seconds=clock_skew_seconds)
+    overlapping_pairs = find_overlaps(holds_in_log(commits), clock_skew_seconds=clock_skew_seconds)
     problems = [
         *check_versions(names),
         *unreadable,
@@ -139,7 +139,7 @@ def verify_table(
         *describe_overwritten(read_overwritten(log, versions)),
         *check_tokens(commits),
         *check_commit_ids(commits),
-        *describe_overlaps(overlapping),
+        *describe_overlaps(overlapping_pairs),
     ]
     # Only a complete log can be replayed. After a clean-up the checkpoint cannot be checked.
     is_complete = [commit.version for commit in commits] == list(range(versions[-1] + 1))
@@ -153,8 +153,8 @@ def verify_table(
     problems += check_names(commits, adopted_name=(adoption.table or "") if adoption_is_unchanged and adoption else "")
     if reading.open_problem and not problems:  # an earlier problem, such as a gap in the log, is more precise
         problems.append(reading.open_problem)
-    pins, damaged = examine_pins(table, storage_options)
-    problems += [*pin_problems(pins), *damaged]
+    pins, pin_file_problems = examine_pins(table, storage_options)
+    problems += [*pin_problems(pins), *pin_file_problems]
     unlocked = unlocked_writers(commits)
     unlocked_commits = sum(map(len, unlocked.values()))
     return Verification(
@@ -174,7 +174,7 @@ def verify_table(
         ensemble=adoption.ensemble if adoption else None,
         adopted_name=adoption.table if adoption else None,
         conflicts=len(commits_in_conflict(commits)),
-        overlapping_holds=len(overlapping),
+        overlapping_holds=len(overlapping_pairs),
         pins=sum(not pin.has_expired for pin in pins),
         problems=(*problems, *reading.problems),
     )
@@ -229,9 +229,9 @@ def _read_table(log: LogFolder, version: int, replay_result: Replay | None, key:
 
 def _refuse_unknown_columns(table: DeltaTable, key: tuple[str, ...]) -> None:
     columns = [column.name for column in table.schema().fields]
-    unknown = [name for name in key if name not in columns]
-    if unknown:
-        raise AuditError(f"the table has no column {unknown[0]!r}; it has {', '.join(columns)}")
+    unknown_names = [name for name in key if name not in columns]
+    if unknown_names:
+        raise AuditError(f"the table has no column {unknown_names[0]!r}; it has {', '.join(columns)}")
 
 
 def _compare_files(table: DeltaTable, replay_result: Replay) -> list[str]:
@@ -274,12 +274,12 @@ def _count_duplicates(table: DeltaTable, key: tuple[str, ...]) -> tuple[int, str
     """Return the number of rows beyond the first of each key, and the worst keys as text. DataFusion counts."""
     columns = ", ".join('"' + name.replace('"', '""') + '"' for name in key)
     # Safe: only names of existing columns, quoted, are put into these statements.
-    repeated = f"SELECT {columns}, count(*) AS _times FROM checked GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608
+    repeated_keys = f"SELECT {columns}, count(*) AS _times FROM checked GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608
     query = QueryBuilder().register("checked", table)
-    extra = query.execute(f"SELECT sum(_times - 1) AS extra FROM ({repeated})").read_all()  # noqa: S608
+    extra = query.execute(f"SELECT sum(_times - 1) AS extra FROM ({repeated_keys})").read_all()  # noqa: S608
     (total,) = extra.column("extra").to_pylist()
     if not total:
         return 0, ""
-    worst = query.execute(f"{repeated} ORDER BY _times DESC, {columns} LIMIT 3").read_all()
+    worst = query.execute(f"{repeated_keys} ORDER BY _times DESC, {columns} LIMIT 3").read_all()
     rows = zip(*(worst.column(index).to_pylist() for index in range(len(key) + 1)), strict=True)
     return int(total), "; ".join(f"({', '.join(map(str, values))}) {times} times" for *values, times in rows)

@@ -76,8 +76,8 @@ def status(
                 break
             time.sleep(interval)
     for locks, waiter in overdue_waiters:
-        waited = format_duration(snapshot.seconds(waiter))
-        sys.stderr.write(f"sluice: {locks.name}: {describe(waiter)}: has waited for {waited}\n")
+        wait_duration = format_duration(snapshot.seconds(waiter))
+        sys.stderr.write(f"sluice: {locks.name}: {describe(waiter)}: has waited for {wait_duration}\n")
     if overdue_waiters:
         raise typer.Exit(3)
 
@@ -143,8 +143,8 @@ def break_lock(
             sys.stderr.write("sluice: nothing was removed\n")
             raise typer.Exit(FAILED)
         for holder in holders:
-            removed = inspector.remove(locks, holder)
-            print(f"removed: {describe(holder)}" if removed else f"released in the meantime: {describe(holder)}")
+            is_removed = inspector.remove(locks, holder)
+            print(f"removed: {describe(holder)}" if is_removed else f"released in the meantime: {describe(holder)}")
 
 
 def _make_inspector(zookeeper: str | None, lock_root: str | None) -> Inspector:

@@ -121,27 +121,31 @@ def judge(
         table_problems: Problems that the check of the table found.
 
     """
-    acknowledged = [commit for writer in writers for commit in writer.commits]
-    acknowledged_ids = {commit.commit_id for commit in acknowledged}
+    acknowledged_commits = [commit for writer in writers for commit in writer.commits]
+    acknowledged_ids = {commit.commit_id for commit in acknowledged_commits}
     ids_in_log = [log_id for commit in log if (log_id := commit_id(commit)) is not None]
     lost_ids = acknowledged_ids - set(ids_in_log)
     lost_commits = [
         f"{commit.commit_id} (writer {commit.writer}, {commit.rows} rows)"
-        for commit in acknowledged
+        for commit in acknowledged_commits
         if commit.commit_id in lost_ids
     ]
     unacknowledged_ids = set(ids_in_log) - acknowledged_ids
-    overlapping = find_overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
+    overlapping_pairs = find_overlaps([hold for commit in acknowledged_commits if (hold := commit.hold) is not None])
     in_conflict = commits_in_conflict(log)
     failed_writers = tuple(writer.number for writer in writers if writer.exit_code != 0)
-    count_differs = len(acknowledged) != commits_planned
+    count_differs = len(acknowledged_commits) != commits_planned
     missing_keys, unexpected_keys = source.keys - table.keys, table.keys.keys() - source.keys.keys()
     repeated_keys = [key for key, count in table.keys.items() if count > 1]
     duplicates = table.rows - len(table.keys)
     mismatching_columns = tuple(name for name in source.sums if source.sums[name] != table.sums.get(name))
     problems = [
         *(f"writer {number} failed" for number in failed_writers),
-        *([f"{commits_planned} commits were planned, and {len(acknowledged)} acknowledged"] if count_differs else []),
+        *(
+            [f"{commits_planned} commits were planned, and {len(acknowledged_commits)} acknowledged"]
+            if count_differs
+            else []
+        ),
         *_problem(len(lost_ids), "acknowledged commit", f"not in the log: {_examples(lost_commits)}"),
         *_problem(
             len(unacknowledged_ids), "commit", f"in the log, but reported by no writer: {_examples(unacknowledged_ids)}"
@@ -155,7 +159,7 @@ def judge(
         ),
     ]
     if locked:
-        problems += describe_overlaps(overlapping)
+        problems += describe_overlaps(overlapping_pairs)
     return Outcome(
         locked=locked,
         writers=len(writers),
@@ -165,7 +169,7 @@ def judge(
         duplicate_rows=duplicates,
         unexpected_rows=len(unexpected_keys),
         checksum_mismatches=mismatching_columns,
-        commits_acknowledged=len(acknowledged),
+        commits_acknowledged=len(acknowledged_commits),
         commits_in_log=len(ids_in_log),
         lost_commits=len(lost_ids),
         lost=tuple(sorted(lost_ids)),
@@ -176,13 +180,17 @@ def judge(
         in_conflict=tuple(log_id for commit in in_conflict if (log_id := commit_id(commit)) is not None),
         unacknowledged_conflicts=sum(commit_id(commit) not in acknowledged_ids for commit in in_conflict),
         retries=sum(len(writer.retried_at) for writer in writers),
-        overlapping_holds=len(overlapping),
+        overlapping_holds=len(overlapping_pairs),
         failed_writers=failed_writers,
         wall_seconds=round(wall_seconds, 3),
-        loading_seconds=round(_loading_seconds(acknowledged), 3),
-        hold_seconds_p50=_median([hold.end - hold.start for commit in acknowledged if (hold := commit.hold)]),
+        loading_seconds=round(_loading_seconds(acknowledged_commits), 3),
+        hold_seconds_p50=_median([hold.end - hold.start for commit in acknowledged_commits if (hold := commit.hold)]),
         wait_seconds_p50=_median(
-            [commit.acquired_at - commit.requested_at for commit in acknowledged if commit.acquired_at is not None]
+            [
+                commit.acquired_at - commit.requested_at
+                for commit in acknowledged_commits
+                if commit.acquired_at is not None
+            ]
         ),
         problems=(*problems, *table_problems),
     )
@@ -193,10 +201,12 @@ def _problem(number: int, noun: str, fault: str) -> list[str]:
     return [f"{count_text(number, noun)} {fault}"] if number else []
 
 
-def _loading_seconds(acknowledged: Sequence[AcknowledgedCommit]) -> float:
-    if not acknowledged:
+def _loading_seconds(acknowledged_commits: Sequence[AcknowledgedCommit]) -> float:
+    if not acknowledged_commits:
         return 0.0
-    return max(commit.released_at for commit in acknowledged) - min(commit.requested_at for commit in acknowledged)
+    return max(commit.released_at for commit in acknowledged_commits) - min(
+        commit.requested_at for commit in acknowledged_commits
+    )
 
 
 def _median(values: Sequence[float]) -> float | None:

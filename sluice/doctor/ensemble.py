@@ -43,12 +43,12 @@ def server_findings(servers: Sequence[Server]) -> list[Finding]:
             findings.append(note(check, NO_ANSWER_TO_SRVR))
         else:
             findings.append(ok(check, f"{server.mode}, ZooKeeper {dotted(server.version)}"))
-    serving = [server for server in servers if server.mode is not None]
-    return [*findings, *_version_findings(serving), *_mode_findings(serving, len(servers))]
+    serving_servers = [server for server in servers if server.mode is not None]
+    return [*findings, *_version_findings(serving_servers), *_mode_findings(serving_servers, len(servers))]
 
 
-def _version_findings(serving: Sequence[Server]) -> list[Finding]:
-    versions = sorted({server.version for server in serving if server.version is not None})
+def _version_findings(serving_servers: Sequence[Server]) -> list[Finding]:
+    versions = sorted({server.version for server in serving_servers if server.version is not None})
     check = "versions"
     if not versions:
         return []
@@ -63,8 +63,8 @@ def _version_findings(serving: Sequence[Server]) -> list[Finding]:
     return [ok(check, f"ZooKeeper {dotted(versions[0])}")]
 
 
-def _mode_findings(serving: Sequence[Server], server_count: int) -> list[Finding]:
-    modes = [server.mode for server in serving]
+def _mode_findings(serving_servers: Sequence[Server], server_count: int) -> list[Finding]:
+    modes = [server.mode for server in serving_servers]
     check = "quorum"
     if not modes:
         return []

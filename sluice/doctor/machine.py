@@ -19,14 +19,16 @@ def machine_findings() -> list[Finding]:
 
 
 def _packages_finding() -> Finding:
-    installed, missing = [], []
+    installed_packages, missing_packages = [], []
     for name in _PACKAGES:
         try:
-            installed.append(f"{name} {version(name)}")
+            installed_packages.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            missing.append(name)
-    text = ", ".join(installed)
-    return note("python", f"{text}; not installed: {', '.join(missing)}") if missing else ok("python", text)
+            missing_packages.append(name)
+    text = ", ".join(installed_packages)
+    if missing_packages:
+        return note("python", f"{text}; not installed: {', '.join(missing_packages)}")
+    return ok("python", text)
 
 
 def _java_finding() -> Finding:
@@ -38,11 +40,12 @@ def _java_finding() -> Finding:
 
 def _jars_finding() -> Finding:
     folder, pinned = jars_folder(), locked_jars()
-    missing = [jar.file_name for jar in pinned if not (folder / jar.file_name).is_file()]
-    if missing:
+    missing_jars = [jar.file_name for jar in pinned if not (folder / jar.file_name).is_file()]
+    if missing_jars:
         return failed(
             "jars",
-            f"{len(missing)} of {len(pinned)} are missing from {folder} (the first: {missing[0]}): run `sluice jars`",
+            f"{len(missing_jars)} of {len(pinned)} are missing from {folder} (the first: {missing_jars[0]}): "
+            "run `sluice jars`",
         )
     changed_jars = [jar.file_name for jar in pinned if not is_pinned(folder / jar.file_name, jar)]
     if changed_jars:

@@ -69,12 +69,12 @@ def _log_store_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
             f"{path} sets the guarded log store for some schemes only: put {LOG_STORE_SETTING}="
             f"{LOG_STORE} in place of {', '.join(scheme_settings)}",
         )
-    missing = [key for key in KERNEL_LOG_STORE_SETTINGS if key not in settings]
-    if missing and LOG_STORE_SETTING in settings:
+    missing_settings = [key for key in KERNEL_LOG_STORE_SETTINGS if key not in settings]
+    if missing_settings and LOG_STORE_SETTING in settings:
         return failed(
             _CHECK,
-            f"{path} sets the guarded log store for Delta, but not for Delta Kernel: {len(missing)} settings are "
-            f"missing (the first: {missing[0]} {LOG_STORE}); `sluice submit-args` prints all of them",
+            f"{path} sets the guarded log store for Delta, but not for Delta Kernel: {len(missing_settings)} settings "
+            f"are missing (the first: {missing_settings[0]} {LOG_STORE}); `sluice submit-args` prints all of them",
         )
     return None
 

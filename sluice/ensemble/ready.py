@@ -122,11 +122,13 @@ def _leader_faults(servers: Sequence[Server], expected: int) -> list[str]:
         leader_is_unnamed = all(modes) and "follower" in modes
         return ["the connection string names no leader: name every server of the ensemble"] if leader_is_unnamed else []
     (leader,) = leaders
-    synced = leader.synced_followers
-    if synced is None:
+    synced_followers = leader.synced_followers
+    if synced_followers is None:
         return [f"{leader.address} leads, but does not report synced followers: allow mntr (4lw.commands.whitelist)"]
-    if synced != expected - 1:
-        return [f"{leader.address} leads with {count_text(synced, 'follower')} in sync instead of {expected - 1}"]
+    if synced_followers != expected - 1:
+        return [
+            f"{leader.address} leads with {count_text(synced_followers, 'follower')} in sync instead of {expected - 1}"
+        ]
     return []
 
 
@@ -144,16 +146,16 @@ def epoch_faults(servers: Sequence[Server]) -> list[str]:
 
 def _session_faults(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
     """Write a node below the lock root through one serving server, and read it through each. Return the faults."""
-    serving = [server.address for server in servers if server.mode is not None]
-    if not serving:
+    serving_addresses = [server.address for server in servers if server.mode is not None]
+    if not serving_addresses:
         return []
-    session, deadline = _session(settings, ",".join(serving)), Deadline(_SESSION_SECONDS)
+    session, deadline = _session(settings, ",".join(serving_addresses)), Deadline(_SESSION_SECONDS)
 
     def write_and_read() -> list[str]:
         with scratch_node(session, nearest_node(session, deadline), deadline) as scratch:
             session.wait(session.client.set_async(scratch.path, _CONTENT), deadline)
-            with ThreadPoolExecutor(len(serving)) as pool:
-                faults = pool.map(lambda address: _read_fault(settings, address, scratch.path), serving)
+            with ThreadPoolExecutor(len(serving_addresses)) as pool:
+                faults = pool.map(lambda address: _read_fault(settings, address, scratch.path), serving_addresses)
                 return [fault for fault in faults if fault is not None]
 
     try:

@@ -160,12 +160,12 @@ def _render(status: Status) -> Group:
 def _entries_table(status: Status, locks: TableLocks) -> Table:
     table = make_table(_COLUMNS, right=_NUMBER_COLUMNS, title=Text(printable(locks.name)))
     for entry in (*locks.holders, *locks.waiters):
-        since = datetime.fromtimestamp(min(entry.since, status.at), UTC)
+        started_at = datetime.fromtimestamp(min(entry.since, status.at), UTC)
         cells = (
             "holds" if entry.holds else f"waits for {len(entry.waits_for)}" if entry.waits_for else "waits",
             scope_text(entry),
             str(entry.token),
-            since.strftime("%Y-%m-%d %H:%M:%S"),
+            started_at.strftime("%Y-%m-%d %H:%M:%S"),
             format_duration(status.seconds(entry)),
             _field(entry, "host"),
             _field(entry, "pid"),
