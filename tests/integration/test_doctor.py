@@ -398,7 +398,7 @@ def test_a_folder_is_checked_with_a_hard_link(hosts: str, tmp_path: Path) -> Non
     assert (code, findings["put-if-absent"][0]) == (0, "ok")
     assert list(tmp_path.iterdir()) == []
     code, findings = doctor(hosts, "--table", str(tmp_path / "missing"))
-    assert (code, "the folder must be there" in findings["put-if-absent"][1]) == (1, True)
+    assert (code, "the folder must exist" in findings["put-if-absent"][1]) == (1, True)
 
 
 def test_a_table_of_another_ensemble_or_name_is_a_fault(hosts: str, tmp_path: Path) -> None:
