@@ -47,7 +47,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delay a stop signal until the block ends: for the start of a process that cannot be ended before it is complete.
+    """Delay a stop signal until the block ends, which starts a process that cannot be ended during its start.
 
     The signal is raised even if the block fails, because the new process may have received it, too. The handlers are
     restored afterwards, because PySpark replaces the one of Ctrl-C.

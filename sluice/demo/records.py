@@ -49,7 +49,7 @@ class Phase(StrEnum):
     """The state of a writer."""
 
     STARTING = "starting"  # before the first commit
-    BEGUN = "begun"  # a commit was begun, and the lock is not held yet
+    BEGUN = "begun"  # a commit has begun, and its lock is not held yet
     HOLDING = "holding"  # the lock
     WRITING = "writing"  # without the lock
     BETWEEN = "between"  # after a commit, before the next one
