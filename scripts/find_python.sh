@@ -1,6 +1,6 @@
 #!/bin/sh
-# Print the Python for .venv, or fail with one sentence that names the missing program. Also check the JDK, which the set-up
-# needs later. PYTHON=/path/to/python selects a Python.
+# Print the Python for .venv, or fail with one sentence that names the missing program. Also check the JDK, which the
+# set-up needs later. PYTHON=/path/to/python selects a Python.
 set -u
 complain() { echo "sluice: $1" >&2; exit 1; }
 
