@@ -55,7 +55,7 @@ class Writer:
         stack.callback(self.jvm.close)
 
     def commit(self, table: str, scope: TableScope, work_seconds: float) -> int:
-        """Do the work and commit under the lock; return the number of versions that other writers had taken."""
+        """Do the work and commit under the lock. Return the number of versions that other writers put first."""
         with self.manager.acquire_all([scope]) as hold:
             guarded_hold = GuardedHold(hold, {"job": f"writer {self.number}"}, schema=SCHEMA)
             self.guard.add(guarded_hold)

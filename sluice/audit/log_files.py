@@ -70,7 +70,7 @@ class LogCommit:
         version: The number in the file's name.
         timestamp: Time at which the commit was prepared, seconds since the epoch; None if it is not recorded.
         engine: The engine, for example ``Apache-Spark/4.2.0 Delta-Lake/4.4.0``.
-        read_version: The version that the writer had read; None if it is not recorded.
+        read_version: The version that the writer read; None if it is not recorded.
         txn_id: Delta's id of the transaction.
         operation: Delta's name of the operation.
         rows: Number of rows that the commit wrote, or that MERGE, UPDATE or DELETE changed; None if the log has no

@@ -41,7 +41,7 @@ class _Group(_Flags, TyperGroup):
 class Commands(typer.Typer):
     """A group of commands. Each prints an error as one sentence, and has the option ``--verbose``.
 
-    ``--help`` shows no type beside a flag.
+    ``--help`` shows no type next to a flag.
     """
 
     def __init__(self, **options: Any) -> None:

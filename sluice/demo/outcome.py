@@ -134,18 +134,14 @@ def judge(
     overlapping_pairs = find_overlaps([hold for commit in acknowledged_commits if (hold := commit.hold) is not None])
     in_conflict = commits_in_conflict(log)
     failed_writers = tuple(writer.number for writer in writers if writer.exit_code != 0)
-    count_differs = len(acknowledged_commits) != commits_planned
+    count_problem = f"{commits_planned} commits were planned, and {len(acknowledged_commits)} acknowledged"
     missing_keys, unexpected_keys = source.keys - table.keys, table.keys.keys() - source.keys.keys()
     repeated_keys = [key for key, count in table.keys.items() if count > 1]
     duplicates = table.rows - len(table.keys)
     mismatching_columns = tuple(name for name in source.sums if source.sums[name] != table.sums.get(name))
     problems = [
         *(f"writer {number} failed" for number in failed_writers),
-        *(
-            [f"{commits_planned} commits were planned, and {len(acknowledged_commits)} acknowledged"]
-            if count_differs
-            else []
-        ),
+        *([count_problem] if len(acknowledged_commits) != commits_planned else []),
         *_problem(len(lost_ids), "acknowledged commit", f"not in the log: {_examples(lost_commits)}"),
         *_problem(
             len(unacknowledged_ids), "commit", f"in the log, but reported by no writer: {_examples(unacknowledged_ids)}"

@@ -55,7 +55,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
 
 
 def print_comparison(locked: Outcome, rival: Outcome, console: Console) -> None:
-    """Print the figures of a load with the lock beside those of a load without it."""
+    """Print the figures of a load with the lock next to those of a load without it."""
     table = make_table(("the same load", "with the lock", "without"), right=("with the lock", "without"))
     for name, with_lock, without_lock in (
         ("wall time, s", locked.wall_seconds, rival.wall_seconds),
