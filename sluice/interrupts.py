@@ -47,10 +47,11 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delay a stop signal until the block ends, which starts a process that cannot be ended during its start.
+    """Delay a stop signal until the block ends.
 
-    The signal is raised even if the block fails, because the new process may have received it, too. The handlers are
-    restored afterwards, because PySpark replaces the one of Ctrl-C.
+    Use it around the start of a process that cannot be ended during its start. The signal is raised even if the block
+    fails, because the new process may have received it, too. The handlers are restored afterwards, because PySpark
+    replaces the one of Ctrl-C.
     """
     deferred_signals: list[int] = []
     try:
