@@ -132,7 +132,7 @@ def test_after_the_budget_tables_are_skipped(lake: Lake) -> None:
     )
     assert job.code == 0
     assert [line["event"] for line in job.lines] == ["skipped", "skipped"]
-    assert [table["skipped"] for table in lake.reported_tables()] == ["the budget was over"] * 2
+    assert [table["skipped"] for table in lake.reported_tables()] == ["the time budget was used up"] * 2
     assert file_counts(first_table, second_table) == [5, 6]
 
 

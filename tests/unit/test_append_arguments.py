@@ -60,7 +60,7 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
 )
 def test_a_parse_error_is_one_line(extra: list[str]) -> None:
     arguments = [*REQUIRED[:4], *extra, *REQUIRED[4:]]
-    with pytest.raises(ArgumentsError, match="--help explains") as error:
+    with pytest.raises(ArgumentsError, match="see --help") as error:
         parse_arguments(arguments)
     assert "\n" not in str(error.value)
 

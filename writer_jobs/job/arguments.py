@@ -23,11 +23,11 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.exit_codes import HELP as EXIT_CODES_HELP
 
-#: Start of a location. The name of a table in a catalog has no scheme.
-NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+#: The scheme of a URI, with which a location begins. The name of a table in a catalog has no scheme.
+URI_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HELP_END = f"""\
 If the job fails, standard error has one sentence; with --verbose also the stack trace.
-The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
+The job reads SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT from the environment.
 
 {EXIT_CODES_HELP}"""
 _IDENTITY, _APPLIED = "identity", "applied"
@@ -40,7 +40,7 @@ def in_identity(
 ) -> dict[str, Any]:
     """Return the metadata of a field that is recorded in a run's identity under this name.
 
-    If ``if_empty`` is false, an empty value is not recorded.
+    ``to_json`` converts the field's value to a JSON value. If ``if_empty`` is false, an empty value is not recorded.
     """
     return {_IDENTITY: (name, to_json, if_empty)}
 
@@ -51,7 +51,7 @@ class HelpShown(Exception):  # noqa: N818 (not an error)
 
 @dataclass(frozen=True, kw_only=True)
 class JobArguments:
-    """The arguments of every job. The help of the options describes them; None is an option that is not given."""
+    """The arguments of every job. ``--help`` describes each; None means that the option was not given."""
 
     zookeeper: str | None
     table: str
@@ -62,7 +62,7 @@ class JobArguments:
 
     @property
     def commits(self) -> int | None:
-        """The number of commits; None for a stream, which commits until it stops."""
+        """The number of commits; None: it is not known in advance, as for a stream."""
         return 1
 
     @property
@@ -73,15 +73,15 @@ class JobArguments:
     @property
     def identity(self) -> dict[str, Any]:
         """The options that identify a run, as JSON values by name; inherited options come last."""
-        declared_here = inspect.get_annotations(type(self))
-        recorded = {}
-        for option in sorted(fields(self), key=lambda option: option.name not in declared_here):
+        class_annotations = inspect.get_annotations(type(self))
+        identity = {}
+        for option in sorted(fields(self), key=lambda option: option.name not in class_annotations):
             if _IDENTITY in option.metadata:
                 name, to_json, if_empty = option.metadata[_IDENTITY]
                 value = getattr(self, option.name)
                 if value or if_empty:
-                    recorded[name] = to_json(value)
-        return recorded
+                    identity[name] = to_json(value)
+        return identity
 
     @property
     def apply_options(self) -> dict[str, Any]:
@@ -129,8 +129,13 @@ class JobArguments:
 
 
 def check_location(table: str) -> None:
-    """Make sure that the location of a table has a canonical URI; accept the name of a table in a catalog."""
-    if NAME_WITH_SCHEME.match(table):
+    """Make sure that the location of a table has a canonical URI; accept the name of a table in a catalog.
+
+    Raises:
+        ResourceError: The location has no canonical URI.
+
+    """
+    if URI_SCHEME.match(table):
         canonical_table_uri(table)
 
 
@@ -154,7 +159,7 @@ class JobParser(argparse.ArgumentParser):
     """A parser with methods for the options of all jobs.
 
     It does not end the process: ``parse_args`` raises ArgumentsError for an invalid command line, and HelpShown after
-    ``--help``. The exit codes follow the epilog.
+    ``--help``. The exit codes are the end of the help.
     """
 
     def __init__(self, program: str, description: str, epilog: str) -> None:
@@ -169,7 +174,7 @@ class JobParser(argparse.ArgumentParser):
     def add_table(self, *, several: bool = False, required: bool = True) -> None:
         """Add the options for the ensemble and the table, or for several tables."""
         add = self.add_argument
-        add("--zookeeper", metavar="HOSTS", help="host:port,host:port[/chroot] of the ensemble ($SLUICE_ZK_HOSTS)")
+        add("--zookeeper", metavar="HOSTS", help="host:port,host:port[/chroot] of the ensemble; default: $SLUICE_ZK_HOSTS")
         if several:
             add(
                 "--table", dest="tables", required=required, type=nonblank, metavar="URI|NAME", action="append",
@@ -188,7 +193,7 @@ class JobParser(argparse.ArgumentParser):
     def add_report(self) -> None:
         """Add the options for the report and the metrics."""
         add = self.add_argument
-        add("--report", type=nonblank, metavar="URI", help="JSON file for the outcome, also written when the job fails")
+        add("--report", type=nonblank, metavar="URI", help="JSON file that gets the outcome, also if the job fails")
         add(
             "--metrics", metavar="WHERE",
             help="Prometheus metrics: PORT or HOST:PORT to serve on (default HOST: 127.0.0.1), or FILE.prom to write; "
@@ -201,7 +206,7 @@ class JobParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise an ArgumentsError instead of ending the process."""
-        raise ArgumentsError(f"{message} (--help explains)")
+        raise ArgumentsError(f"{message} (see --help)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 (argparse's signature)
         """Raise HelpShown instead of ending the process; argparse calls this method after ``--help`` only."""
@@ -224,8 +229,8 @@ def number(number_type: type[_Number], least: float, most: float, description: s
     return parse
 
 
-#: A type for argparse.
-positive = number(int, 1, math.inf, "a whole number of at least 1")
+#: A type for argparse: a whole number of at least 1.
+positive_integer = number(int, 1, math.inf, "a whole number of at least 1")
 
 
 def nonblank(argument: str) -> str:
@@ -251,5 +256,5 @@ def key_and_value(argument: str) -> tuple[str, str]:
     key, equals, value = argument.partition("=")
     if not equals or not key.strip():
         # The message does not repeat the argument, which can be a secret.
-        raise argparse.ArgumentTypeError("expected KEY=VALUE (yours is not shown: it may be a secret)")
+        raise argparse.ArgumentTypeError("expected KEY=VALUE (the argument is not shown, because it may be a secret)")
     return key.strip(), value

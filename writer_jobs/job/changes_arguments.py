@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import APPLIED, JobParser, in_identity, number, positive
+from writer_jobs.job.arguments import APPLIED, JobParser, in_identity, number, positive_integer
 from writer_jobs.job.inputs.file_arguments import FileJobArguments, add_new_table, add_report_and_reader_options
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream
 from writer_jobs.merge.apply import RETENTION
@@ -74,5 +74,5 @@ def add_changes(parser: JobParser, retained: str) -> None:
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; the load is applied once")
     add_stream(parser)
-    add("--max-files-per-batch", type=positive, metavar="N", help="most files of a stream's micro-batch")
+    add("--max-files-per-batch", type=positive_integer, metavar="N", help="most files of a stream's micro-batch")
     add_report_and_reader_options(parser)

@@ -1,4 +1,4 @@
-"""The tables of a maintenance run, and their order: within a budget, the table with the most valuable work first."""
+"""The tables of a maintenance run, and their order: with a budget, the table with the most valuable work first."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MEASURING_SHARE = 0.5
 
 
 def list_tables(
-    spark: SparkSession, names: Sequence[str], *, catalog: str | None = None, listed_in: str | None = None
+    spark: SparkSession, names: Sequence[str], *, catalog: str | None = None, tables_file: str | None = None
 ) -> list[str]:
     """Return locations and names of tables and of their side tables, each table once.
 
     Args:
         names: Locations of tables, or names in the catalog.
         catalog: Database; all of its Delta tables are added.
-        listed_in: File with one table per line.
+        tables_file: Path of a file with one table per line.
 
     Raises:
         StorageError: The list cannot be read.
@@ -42,8 +42,8 @@ def list_tables(
 
     """
     tables = list(names)
-    if listed_in is not None:
-        tables += _read_list(spark, listed_in)
+    if tables_file is not None:
+        tables += _read_list(spark, tables_file)
     if catalog is not None:
         tables += _list_database(spark, catalog)
     locations = _unique_locations(spark, tables)
@@ -70,7 +70,7 @@ def _location(spark: SparkSession, table: str) -> str:
 def _read_list(spark: SparkSession, path: str) -> list[str]:
     text = HadoopFiles.of(spark).read_text(path)
     if text is None:
-        raise StorageError(f"{path}: there is no such list of tables")
+        raise StorageError(f"the list of tables {path} does not exist")
     # Some editors write a byte order mark at the start of a UTF-8 file.
     lines = (line.partition("#")[0].strip() for line in text.removeprefix("\ufeff").splitlines())
     if not (tables := [line for line in lines if line]):

@@ -11,7 +11,7 @@ from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.job.append.runs import FILE_SYSTEM_OPTIONS, check_run_id
 from writer_jobs.job.arguments import (
     APPLIED,
-    NAME_WITH_SCHEME,
+    URI_SCHEME,
     JobArguments,
     JobParser,
     column_names,
@@ -80,7 +80,7 @@ class FileJobArguments(JobArguments):
 def is_local(files: HadoopFiles, path: str) -> bool:
     """Return whether a path or URI is on the driver's disk."""
     # A path without a scheme is on the default file system, which need not be the disk.
-    uri = path if NAME_WITH_SCHEME.match(path) else files.qualify(path)
+    uri = path if URI_SCHEME.match(path) else files.qualify(path)
     return uri.startswith("file:")
 
 

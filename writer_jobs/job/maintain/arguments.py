@@ -17,7 +17,7 @@ from writer_jobs.job.arguments import (
     column_names,
     nonblank,
     number,
-    positive,
+    positive_integer,
 )
 from writer_jobs.maintenance.executor import HOLD_AT_MOST_SECONDS
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT
@@ -43,16 +43,19 @@ examples:
   spark-submit $(sluice submit-args) writer_jobs/maintain.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
       --table s3a://lake/flights --compact --vacuum
 
-policy, as table properties (ALTER TABLE t SET TBLPROPERTIES ('sluice.maintenance.targetFileSize' = '256 MiB')):
-  sluice.maintenance.auto             actions that --auto may do, or off (all of them)
-  sluice.maintenance.targetFileSize   size of a file after compaction; smaller than half of it is small (128 MiB)
-  sluice.maintenance.minSmallFiles    --auto compacts a partition if it then has this many files less (4)
+policy, as table properties (ALTER TABLE t SET TBLPROPERTIES ('sluice.maintenance.targetFileSize' = '256 MiB')), with
+the defaults in parentheses:
+  sluice.maintenance.auto             actions that --auto may do; off: no action (all actions)
+  sluice.maintenance.targetFileSize   size of a file after compaction; a file below half of it is small (128 MiB)
+  sluice.maintenance.minSmallFiles    --auto compacts a partition if that saves at least this many files (4)
   sluice.maintenance.zorderBy         columns to order by (none)
-  sluice.maintenance.unorderedShare   --auto orders a partition again with this share of new bytes (0.2)
-  sluice.maintenance.deletedRowShare  --auto rewrites files with this share of deleted rows (0.05)
+  sluice.maintenance.unorderedShare   --auto orders a partition again if at least this share of its bytes is new (0.2)
+  sluice.maintenance.deletedRowShare  --auto purges a partition if at least this share of its rows is deleted (0.05)
   sluice.maintenance.forgetAfterDays  set by feeds on TABLE_tombstones, TABLE_cells: the longest --tombstone-days
-  sluice.maintenance.expiredRowShare  --auto rewrites those tables with this share of expired rows (0.2)
-  sluice.maintenance.streams          checkpoint folders of streams that read the table; their files stay
+  sluice.maintenance.expiredRowShare  --auto rewrites these two tables if at least this share of their rows is expired
+                                      (0.2)
+  sluice.maintenance.streams          checkpoint folders of streams that read the table; maintenance keeps the files
+                                      that these streams need (none)
 
 rules:
   TABLE_tombstones and TABLE_cells, which upsert.py and cdc.py create, are maintained with their table.
@@ -63,18 +66,18 @@ rules:
   A compaction works without the lock, and fails if a writer changes the same files. Then the job repeats it after the
   other work. The third time it holds the lock of its partition, for --hold-at-most seconds. Only then writers wait.
   The job may be killed at any point: the table stays correct. If another maintain.py works on the table, the job waits
-  for --lock-timeout, and then leaves that table.
+  for --lock-timeout, and then gives up this table.
   After a failure the job continues with the other work and the other tables. The exit code is that of the first
   failure.
   With --budget and several tables the job first measures all of them, for half of the budget at most. It begins with
-  the table where it gains most.
+  the table whose maintenance is worth most.
 
 standard output has one JSON object per line:
   {"event": "measured" | "finding" | "done" | "table" | "failed" | "skipped", ...}.
 """
 
 
-_ACTIONS = {
+_ACTION_HELP = {
     Action.COMPACT: "compact small files, partition by partition",
     Action.ZORDER: "put the rows in Z-order by these columns, partition by partition",
     Action.CLUSTER: "let Delta cluster a table that was created with CLUSTER BY",
@@ -93,7 +96,7 @@ class MaintainArguments(JobArguments):
 
     tables: tuple[str, ...]
     catalog: str | None
-    listed_in: str | None
+    tables_file: str | None
     auto: bool
     actions: frozenset[Action]
     zorder_by: tuple[str, ...]
@@ -115,14 +118,14 @@ class MaintainArguments(JobArguments):
 
     @property
     def requested_actions(self) -> frozenset[Action] | None:
-        """The actions on each table; None for those that the table's findings name."""
+        """The actions on each table; None: the actions that the table's findings name."""
         return None if self.auto else self.actions
 
     def check(self) -> None:
         """Check the arguments; see :meth:`JobArguments.check`."""
         super().check()
-        if not (self.tables or self.catalog or self.listed_in):
-            raise ArgumentsError("name the tables: give --table, --tables-in or --catalog (--help explains)")
+        if not (self.tables or self.catalog or self.tables_file):
+            raise ArgumentsError("name the tables: give --table, --tables-in or --catalog (see --help)")
         for table in self.tables:
             check_location(table)
         if self.auto and self.actions:
@@ -133,7 +136,7 @@ class MaintainArguments(JobArguments):
                 "because more partitions than that are locked as the whole table"
             )
         if self.budget is not None and not self.auto and not self.actions:
-            raise ArgumentsError("--budget is for --auto or actions: it does not limit a measurement")
+            raise ArgumentsError("give --budget with --auto or with actions: it does not limit a measurement")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
@@ -142,8 +145,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     parser.add_table(several=True, required=False)
     add, seconds = parser.add_argument, number(float, 0, sys.float_info.max, "a number of seconds")
     add(
-        "--tables-in", dest="listed_in", type=nonblank, metavar="URI",
-        help="file with a table on each line; # begins a comment",
+        "--tables-in", dest="tables_file", type=nonblank, metavar="URI",
+        help="file that lists one table on each line; # begins a comment",
     )  # fmt: skip
     add("--catalog", type=nonblank, metavar="DATABASE", help="all Delta tables of this database of the catalog")
     add(
@@ -152,11 +155,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     )  # fmt: skip
     for action in Action:
         if action is Action.ZORDER:
-            add("--zorder", dest="zorder_by", type=column_names, default=(), metavar="COLUMNS", help=_ACTIONS[action])
+            add("--zorder", dest="zorder_by", type=column_names, default=(), metavar="COLUMNS", help=_ACTION_HELP[action])
         else:
             add(
                 f"--{action}", dest="actions", action="append_const", const=action, default=[],
-                help=_ACTIONS[action],
+                help=_ACTION_HELP[action],
             )  # fmt: skip
     add(
         "--budget", type=seconds, metavar="S",
@@ -164,13 +167,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         "started",
     )  # fmt: skip
     add(
-        "--parallel", type=positive, default=PARALLEL, metavar="N",
+        "--parallel", type=positive_integer, default=PARALLEL, metavar="N",
         help=f"work on N partitions of a table at the same time ({PARALLEL})",
     )  # fmt: skip
     add(
-        "--partitions-per-commit", type=positive, default=PARTITIONS_PER_COMMIT, metavar="N",
-        help="--compact and --purge rewrite up to N partitions in one commit, while together they have less to rewrite "
-        f"than one file of the target size ({PARTITIONS_PER_COMMIT}; {MAX_PARTITIONS} at most)",
+        "--partitions-per-commit", type=positive_integer, default=PARTITIONS_PER_COMMIT, metavar="N",
+        help="--compact and --purge rewrite up to N partitions in one commit, as long as together they have less to "
+        f"rewrite than one file of the target size ({PARTITIONS_PER_COMMIT}; {MAX_PARTITIONS} at most)",
     )  # fmt: skip
     add(
         "--hold-at-most", type=seconds, default=HOLD_AT_MOST_SECONDS, metavar="S",
@@ -184,5 +187,5 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     options = parser.parse_args(argv)
     options.actions = frozenset([*options.actions, *([Action.ZORDER] if options.zorder_by else [])])
     options.tables = tuple(dict.fromkeys(options.tables))
-    options.table = next(iter(filter(None, (*options.tables, options.listed_in, options.catalog))), "")
+    options.table = next(iter(filter(None, (*options.tables, options.tables_file, options.catalog))), "")
     return build_arguments(MaintainArguments, options)

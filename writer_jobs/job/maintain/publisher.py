@@ -19,7 +19,7 @@ from writer_jobs.maintenance.result import MaintenanceReport
 
 log = logging.getLogger(__name__)
 
-_NO_BUDGET = "the budget was over"
+_NO_BUDGET = "the time budget was used up"
 # During the work on a table, at least this time passes between two writes of the report, and at least this multiple of
 # the duration of a write. The report of a table with many partitions is long.
 _WRITE_SECONDS = 1.0
@@ -44,9 +44,9 @@ class HealthPublisher:
         self._page_uri = page_uri
         self._gauges = gauges
         self._reports: list[MaintenanceReport] = []
-        self._failed: dict[str, str] = {}
+        self._failure_messages: dict[str, str] = {}
         self._needs_write = False
-        self._current: MaintenanceReport | None = None
+        self._current_report: MaintenanceReport | None = None
         self._next_write_at = 0.0
         self._tables: list[dict[str, Any]] = []
 
@@ -89,13 +89,13 @@ class HealthPublisher:
         often than ``_WRITE_SECONDS`` and ``_WRITE_RATIO`` allow.
         """
         self._output.event("done", table=report.before.table, **report.done[-1].to_json())
-        self._current = report
+        self._current_report = report
         if time.monotonic() >= self._next_write_at:
             self._try_to_write(with_page=False)
 
     def publish_table(self, report: MaintenanceReport) -> None:
         """Publish the report of a table that was maintained, or only measured."""
-        self._current = None
+        self._current_report = None
         self._reports.append(report)
         if self._gauges is not None:
             if report.after is not None:
@@ -126,22 +126,27 @@ class HealthPublisher:
         self._output.event("skipped", table=table, reason=_NO_BUDGET)
         self._try_to_write()
 
-    def publish_failure(self, table: str, sentence: str, code: int, report: MaintenanceReport | None = None) -> None:
+    def publish_failure(self, table: str, message: str, code: int, report: MaintenanceReport | None = None) -> None:
         """Publish that the maintenance of a table failed.
 
-        ``table`` is its name in the arguments. ``report`` has the actions before the failure, if there were any.
+        Args:
+            table: Name of the table in the arguments.
+            message: Message of the error, as one sentence.
+            code: Exit code of the error.
+            report: Report with the actions before the failure; None: the table was not measured.
+
         """
-        self._current = None
+        self._current_report = None
         table = table if report is None else report.before.table
-        self._failed[table] = sentence
+        self._failure_messages[table] = message
         if report is not None:
             self._reports.append(report)
             if self._gauges is not None:
                 self._gauges.count(report)
         self._tables.append(
-            {"table": table, "error": sentence, "exit_code": code, **({} if report is None else report.to_json())}
+            {"table": table, "error": message, "exit_code": code, **({} if report is None else report.to_json())}
         )
-        self._output.event("failed", table=table, error=sentence, exit_code=code)
+        self._output.event("failed", table=table, error=message, exit_code=code)
         self._try_to_write()
 
     def finish(self) -> None:
@@ -159,15 +164,15 @@ class HealthPublisher:
         try:
             self._write(with_page=with_page)
         except StorageError as error:
-            log.warning("written later: %s", error)
+            log.warning("the report or page could not be written and is tried again later: %s", error)
             self._needs_write = True
 
     def _write(self, *, with_page: bool = True) -> None:
         started_at = time.monotonic()
-        current = [] if self._current is None else [self._current.to_json()]
+        current = [] if self._current_report is None else [self._current_report.to_json()]
         self._add_to_report(tables=[*self._tables, *current])
         if with_page and self._page_uri is not None:
-            self._files.write_text(self._page_uri, page(self._reports, self._failed))
+            self._files.write_text(self._page_uri, page(self._reports, self._failure_messages))
         if with_page:
             self._needs_write = False
         ended_at = time.monotonic()

@@ -23,7 +23,7 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
     publisher = HealthPublisher(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
     publisher.start()
     budget = Deadline(math.inf if arguments.budget is None else arguments.budget)
-    tables = list_tables(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
+    tables = list_tables(spark, arguments.tables, catalog=arguments.catalog, tables_file=arguments.tables_file)
     first_failure: Exception | None = None
     with LockInspector(context.manager.settings) as inspector:
         ordered_tables = order_by_worth(
@@ -52,9 +52,9 @@ def _maintain_table(
     publisher: HealthPublisher,
     table: str,
     measurement: Measurement | None,
-    seconds: float,
+    budget_seconds: float,
 ) -> Exception | None:
-    """Maintain one table, publish the work also after an error, and return the first failure."""
+    """Maintain one table, publish its results (also after an error), and return the first failure; None: no failure."""
     arguments, maintainer = context.arguments, None
     try:
         executor = UnitExecutor(
@@ -74,7 +74,7 @@ def _maintain_table(
         )
         report = maintainer.run(
             arguments.requested_actions,
-            budget_seconds=seconds,
+            budget_seconds=budget_seconds,
             zorder_by=arguments.zorder_by,
             on_measured=publisher.publish_health,
             measurement=measurement,
