@@ -193,7 +193,7 @@ def test_table_source_and_report_may_be_on_s3(job: AppendDriver, s3: Any) -> Non
         (["--source", "{source}", "--lock-timeout", "soon"], "invalid float"),
         (["--source", "{source}", "--commits", "0"], "'0' is not a whole number from 1"),
         (["--source", "{source}", "--partition-by", "id,,name"], "not a list of distinct column names"),
-        (["--source", "{source}", "--partition-by", "nothing"], "partitioned not, and not by nothing"),
+        (["--source", "{source}", "--partition-by", "nothing"], "is not partitioned, but --partition-by is nothing"),
         (["--source", "{source}", "--option", "sep"], "expected KEY=VALUE"),
         (["--source", "{source}", "--format", "excel"], "invalid choice"),
         (["--source", "{source}", "--run-id", ""], "run id '' must have 1 to 128 printable characters"),

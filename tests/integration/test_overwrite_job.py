@@ -196,9 +196,9 @@ def test_a_load_with_a_run_id_is_applied_once(table: OverwrittenTable) -> None:
     [
         (("--dynamic", "--replace-where", "id = 1"), "not both"),
         (("--dynamic", "--overwrite-schema"), "replaces the whole table"),
-        (("--partition-by", "id"), "is partitioned by part, and not by id"),
+        (("--partition-by", "id"), "is partitioned by part, but --partition-by is id"),
         (("--hold", "commit", "--replace-where", "part = 'a'"), "holds the lock for the whole write"),
-        (("--replace-where", "part = "), "--replace-where 'part = ': Syntax error"),
+        (("--replace-where", "part = "), "--replace-where 'part = ' is not valid: Syntax error"),
     ],
 )
 def test_contradictory_arguments_are_refused_in_one_sentence(
@@ -215,7 +215,7 @@ def test_a_predicate_with_an_unknown_column_takes_no_lock(table: OverwrittenTabl
     assert (job.code, job.lines) == (2, [])
     # PySpark may print a line of its own first; under spark-submit it does not.
     *_, sentence = job.error.splitlines()
-    assert "--replace-where 'nowhere = 1': " in sentence
+    assert "--replace-where 'nowhere = 1' is not valid: " in sentence
     assert table.rows() == INITIAL_ROWS
 
 

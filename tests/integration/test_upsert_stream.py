@@ -278,7 +278,7 @@ def test_a_checkpoint_of_another_query_is_refused(stream: UpsertStream, tmp_path
     second_folder.mkdir()
     for arguments, message in [
         (("--run-id", "monday"), "not both"),
-        (("--source", second_folder), "one folder"),
+        (("--source", second_folder), "a folder, or a glob in quotes"),
         (("--checkpoint", stream.table / "notes"), "in the folder of the table"),
         (("--checkpoint", f"{stream.table}_late/notes"), "in the folder of the table"),
     ]:

@@ -41,7 +41,7 @@ def test_a_stream_has_a_trigger_and_a_checkpoint() -> None:
         ([*STREAM, "--max-files-per-batch", "0"], "not a whole number"),
         (["--max-files-per-batch", "1"], "give --trigger with it"),
         ([*STREAM, "--run-id", "monday"], "not both"),
-        ([*STREAM, "--source", "s3a://other/"], "one folder"),
+        ([*STREAM, "--source", "s3a://other/"], "a folder, or a glob in quotes"),
     ],
 )
 def test_invalid_stream_arguments_are_refused(arguments: list[str], message: str) -> None:

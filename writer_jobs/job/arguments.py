@@ -174,7 +174,10 @@ class JobParser(argparse.ArgumentParser):
     def add_table(self, *, several: bool = False, required: bool = True) -> None:
         """Add the options for the ensemble and the table, or for several tables."""
         add = self.add_argument
-        add("--zookeeper", metavar="HOSTS", help="host:port,host:port[/chroot] of the ensemble; default: $SLUICE_ZK_HOSTS")
+        add(
+            "--zookeeper", metavar="HOSTS",
+            help="host:port,host:port[/chroot] of the ensemble; default: $SLUICE_ZK_HOSTS",
+        )  # fmt: skip
         if several:
             add(
                 "--table", dest="tables", required=required, type=nonblank, metavar="URI|NAME", action="append",

@@ -36,7 +36,7 @@ class ChangesJobArguments(FileJobArguments):
 
     @property
     def commits(self) -> int | None:
-        """One; None for a stream, which commits until it stops."""
+        """1; None for a stream, which commits until it stops."""
         return 1 if self.stream is None else None
 
     def check(self) -> None:
@@ -47,32 +47,42 @@ class ChangesJobArguments(FileJobArguments):
                 raise ArgumentsError("--max-files-per-batch is for a stream: give --trigger with it")
             return
         if self.run_id is not None:
-            raise ArgumentsError("give --run-id or --trigger, not both: a stream's checkpoint makes it apply once")
+            raise ArgumentsError(
+                "give --run-id or --trigger, not both: the checkpoint of a stream already prevents repetitions"
+            )
         if len(self.sources) > 1:
-            raise ArgumentsError("with --trigger, --source is one folder or one glob in quotes")
+            raise ArgumentsError("with --trigger, give one --source: a folder, or a glob in quotes")
 
 
 def add_scd_type(parser: JobParser) -> None:
     """Add the options for the SCD type and a new table."""
     parser.add_argument(
         "--scd-type", dest="stored_as_scd_type", default=1, type=int, choices=(1, 2),
-        help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT up to, "
-        "and without, __END_AT",
+        help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT "
+        "(inclusive) to __END_AT (exclusive)",
     )  # fmt: skip
     add_new_table(parser)
 
 
-def add_changes(parser: JobParser, retained: str) -> None:
-    """Add the remaining options of a job that applies changes, and retains these changes for ``--tombstone-days``."""
+def add_changes(parser: JobParser, retained_changes: str) -> None:
+    """Add the remaining options of a job that applies changes.
+
+    ``retained_changes`` is a noun, for the help: the changes that the job stores for ``--tombstone-days``.
+    """
     days = number(float, 0, _MOST_DAYS, f"a number of days from 0 to {_MOST_DAYS}")
     add = parser.add_argument
     add(
         "--tombstone-days", dest="tombstone_retention", default=RETENTION, metavar="DAYS",
         type=lambda argument: timedelta(days=days(argument)),
-        help=f"how long {retained} are stored ({_RETENTION_DAYS:g}): a change must not arrive later than that",
+        help=f"days to store {retained_changes} ({_RETENTION_DAYS:g}); no change may arrive later than that",
     )  # fmt: skip
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; the load is applied once")
     add_stream(parser)
-    add("--max-files-per-batch", type=positive_integer, metavar="N", help="most files of a stream's micro-batch")
+    add(
+        "--max-files-per-batch",
+        type=positive_integer,
+        metavar="N",
+        help="largest number of files in a micro-batch of a stream",
+    )
     add_report_and_reader_options(parser)

@@ -89,7 +89,7 @@ EXIT_CODES = (
 )
 _ROWS = "".join(f"  {row.code:<4} {row.repeat:<7} {row.meaning}\n" for row in EXIT_CODES)
 
-#: For the end of ``--help``.
+#: Last section of ``--help``.
 HELP = f"""\
 exit codes:
   code repeat  meaning
@@ -98,7 +98,7 @@ exit codes:
   Without these options it may do so after 3 and 4 only, and only if the job printed no "commit" line.
   Some cluster managers change the exit code: --report writes it to a file.
   After code 7 the failed commit is in the table, after 6 it may be, after 2 to 5 and 8 it is not.
-  After 1, 130 or 143 look it up with `sluice log`.
+  After 1, 130 or 143 look the commit up with `sluice log`.
   Ctrl-C at a terminal ends the JVM of spark-submit at once, as if killed.
   SIGTERM to the Python process stops the job cleanly.
 """

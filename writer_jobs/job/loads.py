@@ -1,6 +1,7 @@
-"""Apply a load once, or each micro-batch of a stream once.
+"""Apply a load of a job, or the micro-batches of a stream.
 
-A load with a run id is one transaction; the id must not be reused for another load.
+A load with a run id is one transaction, which is applied once; the id must not be reused for another load. Each
+micro-batch is a transaction, too.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.commit_stamp import run_note
 from writer_jobs.errors import NothingAppliedError, RunError
 from writer_jobs.job.inputs.file_arguments import FileJobArguments
-from writer_jobs.job.runner import JobContext, failing_store_is_a_failed_write
+from writer_jobs.job.runner import JobContext, storage_errors_as_failed_writes
 from writer_jobs.job.stream_arguments import StreamArguments
 from writer_jobs.merge.table_feed import feed_of
 from writer_jobs.streaming.query import ApplyBatch, BatchQuery, BatchResult
 from writer_jobs.writer import LockedDeltaWriter
 
-_A = TypeVar("_A", bound=FileJobArguments)
+_Arguments = TypeVar("_Arguments", bound=FileJobArguments)
 _HEX_DIGITS = 15  # 60 bits: a txnVersion is a non-negative integer of 64 bits
 
 
@@ -38,10 +39,10 @@ class Load:
 
     """
 
-    def __init__(self, context: JobContext[_A], basis: Mapping[str, Any]) -> None:
+    def __init__(self, context: JobContext[_Arguments], basis: Mapping[str, Any]) -> None:
         self._writer, self._output, self._stop = context.writer, context.output, context.stop
         self._run_id = context.arguments.run_id
-        self._is_applied, self._newest = False, NO_VERSION
+        self._is_applied, self._newest_version = False, NO_VERSION
         self._txn: tuple[str, int] | None = None
         self._metadata: Mapping[str, Any] | None = None
         if self._run_id is not None:
@@ -50,10 +51,10 @@ class Load:
             # An earlier release hashed no modification times.
             sources = [source[:2] for source in basis.get("sources", ())]
             self._earlier_version = _hash({**basis, "sources": sources}) if sources else NO_VERSION
-        self._check()
+        self._look_up()
 
     def is_applied(self, counters: Iterable[str] = ()) -> bool:
-        """Return whether the table already has the load, and print its commit if so; there the counters are null.
+        """Return whether the table already has the load; if so, print its commit, with null for each of the counters.
 
         Called before the sources are read. A load that writes something after its commit to the table must not use it.
         """
@@ -69,34 +70,39 @@ class Load:
 
         Args:
             apply: Applies the load with the transaction and the metadata of its commit, both None for a load without a
-                run id. Calls its third argument under the lock.
+                run id. Calls its third argument with the hold, under the lock.
 
         Raises:
             RunError: The table has another load with this run id.
             SluiceError: An error of ``apply``.
 
         """
-        version = {}
-        with failing_store_is_a_failed_write(self._writer.table), self._stop.deferred(self._writer.cancel):
+        version_field = {}
+        with storage_errors_as_failed_writes(self._writer.table), self._stop.deferred(self._writer.cancel):
             self._output.begun(1, time.time())
-            result = apply(self._txn, self._metadata, self._holding)
+            result = apply(self._txn, self._metadata, self._before_write)
             if self._txn is not None and result.already_applied:
-                self._check()
-                version = {"version": self._version()}
-            counts = {**result.counts, **version}
+                self._look_up()
+                version_field = {"version": self._version()}
+            counts = {**result.counts, **version_field}
             self._output.commit(1, result.commit, **counts, already_committed=result.already_applied)
 
-    def _holding(self, hold: Hold) -> None:
-        self._check()
+    def _before_write(self, hold: Hold) -> None:
+        self._look_up()
         self._output.holding(1, hold.token, hold.acquired_at)
 
-    def _check(self) -> None:
-        """Look up whether the newest version of the table has this load."""
+    def _look_up(self) -> None:
+        """Look up whether the newest version of the table has this load.
+
+        Raises:
+            RunError: The table has another load with this run id.
+
+        """
         if self._txn is None:
             return
         application, version = self._txn
         head = self._writer.log.head(application)
-        last_version, self._newest = head.last_transaction, head.version
+        last_version, self._newest_version = head.last_transaction, head.version
         if last_version != NO_VERSION and last_version == self._earlier_version:
             version = last_version
             self._txn = (application, version)
@@ -107,11 +113,13 @@ class Load:
         self._is_applied = last_version == version
 
     def _version(self) -> int | None:
-        """Return the table version of the load's commit as of the last :meth:`_check`.
+        """Return the table version of the load's commit as of the last :meth:`_look_up`.
 
         None if the log no longer has the commit, or if an earlier release made it.
         """
-        return None if self._txn is None else self._writer.log.run_versions(self._txn[0], newest=self._newest).get(1)
+        if self._txn is None:
+            return None
+        return self._writer.log.run_versions(self._txn[0], newest=self._newest_version).get(1)
 
 
 def _hash(basis: Mapping[str, Any]) -> int:
@@ -135,12 +143,12 @@ def run_stream(context: JobContext[Any], frame: DataFrame, stream: StreamArgumen
 
     """
     query = BatchQuery(context.writer, context.output, apply)
-    with failing_store_is_a_failed_write(context.writer.table), context.stop.deferred(query.stop):
+    with storage_errors_as_failed_writes(context.writer.table), context.stop.deferred(query.stop):
         query.run(frame, trigger=stream.trigger, checkpoint=stream.checkpoint)
 
 
 class AppliedTotals:
-    """Whether a run of ``cdc.py`` or ``stream.py`` applied changes; if not, exit code 8 for an input that is not empty.
+    """Totals of a run of ``cdc.py`` or ``stream.py``, to find out whether it applied nothing of a non-empty input.
 
     ``source_tables`` are the source tables whose events are applied; empty: all.
     """
@@ -149,13 +157,13 @@ class AppliedTotals:
         self._writer = writer
         self._source_tables = source_tables
         self._is_applied = False
-        self._dead = self._filtered = 0
+        self._dead_letters = self._filtered = 0
         self._dead_reason: str | None = None
 
     def add(self, dead_letters: int, dead_reason: str | None = None, filtered: int = 0, *, is_applied: bool) -> None:
         """Add the numbers of a batch; ``is_applied``: rows or changes were applied by this run or by an earlier one."""
         self._is_applied |= is_applied
-        self._dead += dead_letters
+        self._dead_letters += dead_letters
         self._dead_reason = dead_reason or self._dead_reason
         self._filtered += filtered
 
@@ -163,18 +171,18 @@ class AppliedTotals:
         """Make sure that the run applied something, unless its batches had nothing to apply.
 
         A run with events of other source tables only is correct if the table is bound to the named source tables, which
-        then had no events. Otherwise the name may be misspelled.
+        then had no events. Otherwise a name may be misspelled.
 
         Raises:
-            NothingAppliedError: Each message was a dead letter, or of a source table that is not the table's.
+            NothingAppliedError: Each message is a dead letter, or an event of another source table.
 
         """
-        if self._is_applied or not (self._dead or (self._filtered and not self._is_bound())):
+        if self._is_applied or not (self._dead_letters or (self._filtered and not self._is_bound())):
             return
         reasons = []
-        if self._dead:
+        if self._dead_letters:
             frequent = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
-            reasons.append(f"{self._dead} messages are in {self._writer.table}_dead_letters{frequent}")
+            reasons.append(f"{self._dead_letters} messages are in {self._writer.table}_dead_letters{frequent}")
         if self._filtered:
             names = ", ".join(self._source_tables)
             reasons.append(f"{self._filtered} events are of other source tables than {names}")

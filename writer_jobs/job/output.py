@@ -19,12 +19,12 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session
 from writer_jobs.job.arguments import JobArguments
-from writer_jobs.late_rows.result import COUNTERS as COUNTED_OF_ROWS
+from writer_jobs.late_rows.result import COUNTERS as ROW_COUNTERS
 from writer_jobs.merge.result import COUNTERS
 
-# Commits of a stream in its report. A stream can make millions.
-_MOST_REPORTED = 20
-_COUNTED = dict.fromkeys((*COUNTERS, *COUNTED_OF_ROWS))
+# The report of a stream has this many of its last commits. A stream can make millions.
+_MAX_REPORTED_COMMITS = 20
+_COUNTERS = dict.fromkeys((*COUNTERS, *ROW_COUNTERS))
 
 
 def under_spark_submit() -> bool:
@@ -47,9 +47,9 @@ class JvmStandardError(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Print a text at once. Without the JVM, which reads Python's pipe, the text is dropped."""
+        """Print a text at once. If the JVM is gone, the text is dropped: nothing else reads Python's output."""
         if text and not getattr(self._state, "is_writing", False):
-            # py4j logs, and a handler of its log can write here.
+            # The call of the JVM can log, and a log handler can write here. Such a nested text is dropped.
             self._state.is_writing = True
             try:
                 with suppress(*JVM_ERRORS):
@@ -62,12 +62,15 @@ class JvmStandardError(io.TextIOBase):
 
 
 class JobOutput:
-    """The JSON lines of a job, and the commits for its report; for a stream its last commits, and totals."""
+    """The JSON lines of a job, and the commits for its report.
 
-    def __init__(self, commits: int | None) -> None:
-        self._commits: deque[dict[str, Any]] = deque(maxlen=_MOST_REPORTED if commits is None else None)
+    ``commit_count`` is the number of commits. If it is None, the report has the last commits, and totals.
+    """
+
+    def __init__(self, commit_count: int | None) -> None:
+        self._commits: deque[dict[str, Any]] = deque(maxlen=_MAX_REPORTED_COMMITS if commit_count is None else None)
         self._totals: Counter[str] = Counter()
-        self._commit_count = commits
+        self._commit_count = commit_count
         self._last_committed = 0
 
     @property
@@ -86,9 +89,10 @@ class JobOutput:
         self.event("holding", commit=commit, commits=count, token=token, acquired_at=acquired_at, **fields)
 
     def commit(self, commit: int, result: CommitResult | None, **fields: Any) -> None:
-        """Print a commit, whose number counts from 1, with counts of the job.
+        """Print a commit with the job's counts.
 
-        ``result`` is None for a commit that the table already had, found without the lock.
+        ``commit`` is its number, from 1. ``result`` is None for a commit that the table already had, and that was found
+        without the lock.
         """
         names = ("token", "hold_id", "commit_id", "requested_at", "acquired_at", "released_at")
         line = {
@@ -106,11 +110,11 @@ class JobOutput:
         if line["version"] is not None or line["already_committed"]:
             self._last_committed = commit
         self._totals["commits"] += 1
-        self._totals.update({name: line[name] for name in _COUNTED if line.get(name) is not None})
+        self._totals.update({name: line[name] for name in _COUNTERS if line.get(name) is not None})
         self.event("commit", **line)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Print an event; JSON values."""
+        """Print an event; its fields are JSON values."""
         try:
             print(json.dumps({"event": event, **fields}), flush=True)
         except BrokenPipeError:
@@ -118,7 +122,7 @@ class JobOutput:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (as long as the process)
 
     def committed_suffix(self) -> str:
-        """Return which commits are in the table, for the end of an error's sentence; empty if none are."""
+        """Return the end of an error's sentence, which states the commits in the table; empty if there are none."""
         if not self._last_committed:
             return ""
         total = "" if self._commit_count is None else f" of {self._commit_count}"

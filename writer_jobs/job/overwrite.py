@@ -33,7 +33,7 @@ from writer_jobs.job.runner import Job, JobContext
 PROGRAM = "overwrite.py"
 _DESCRIPTION = """\
 Replace rows of a Delta table by the rows of files, in one commit under the table's ZooKeeper lock: all rows, the rows
-that match a predicate, or the rows of the new rows' partitions.
+that match a predicate, or the rows in the partitions of the new rows.
 """
 _EPILOG = """\
 examples:
@@ -60,15 +60,17 @@ rules:
   With --dynamic a partition without new rows does not change. A table without partitions is replaced as a whole.
 
 locks:
-  The whole table is locked if all of it is replaced. Otherwise the partitions with replaced or new rows are locked;
-  more than 64 partitions are locked as the table. The lock is held for the whole write, or with --hold commit for the
-  commit only. Then the job repeats the write if another writer meanwhile adds rows that it would replace. --hold commit
-  is refused with --replace-where: the job finds the partitions in the table, and again under the lock. --hold commit
-  has no effect with --overwrite-schema, or if the table does not exist.
+  The whole table is locked if all of it is replaced. Otherwise the partitions with replaced or new rows are locked; if
+  there are more than 64 of them, the whole table is locked. The lock is held for the whole write, or with --hold commit
+  for the commit only. With --hold commit the job repeats the write if another writer meanwhile adds rows that it would
+  replace. --hold commit is refused with --replace-where, because the job looks up the partitions of the replaced rows
+  in the table, and does so again under the lock. It has no effect with --overwrite-schema, or if the table does not
+  exist.
 
 runs:
   With --run-id ID a load that is in the table is not repeated, also if other writers have committed since. The id
-  belongs to that load: other files (size, modification time), or another --replace-where, are refused.
+  belongs to that load: other files (size, modification time), or another --replace-where, --dynamic or
+  --overwrite-schema, are refused.
 
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has version and
 rows.
@@ -95,20 +97,19 @@ class OverwriteArguments(FileJobArguments):
             )
         if self.hold == "commit" and self.replace_where is not None:
             raise ArgumentsError(
-                "--hold commit cannot be given with --replace-where: the job finds the partitions to lock in the table "
-                "and again under the lock, so it holds the lock for the whole write: leave --hold out, or replace "
-                "whole partitions with --dynamic"
+                "--hold commit cannot be given with --replace-where, because the job looks up the partitions of the "
+                "replaced rows again under the lock: leave --hold out, or replace whole partitions with --dynamic"
             )
 
     def partition_columns(self, table: str, state: TableState | None, schema: StructType) -> tuple[str, ...]:
-        """Return the partition columns of a table that gets the files' columns: the given ones, or the table's.
+        """Return the partition columns of a table that gets the files' columns: the user's, or else the table's.
 
         Delta makes the table unpartitioned if a write with ``overwriteSchema`` names no partition columns. The names
         are spelled as in the schema of the files.
 
         Raises:
-            SourceError: The files lack a given partition column.
-            ArgumentsError: The files lack a partition column of the table, and no partition columns are given.
+            SourceError: The files lack a partition column of the user.
+            ArgumentsError: The files lack a partition column of the table, and the user gave no partition columns.
 
         """
         table_columns = state.partition_columns if state is not None else ()
@@ -133,11 +134,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> OverwriteArguments:
     add = parser.add_argument
     add(
         "--replace-where", type=nonblank, metavar="SQL",
-        help="replace the rows that match SQL; all rows of the files must match, too",
+        help="replace the rows for which this condition is true; it must be true for all rows of the files, too",
     )  # fmt: skip
     add("--dynamic", action="store_true", help="replace the partitions of the new rows")
     add("--overwrite-schema", action="store_true", help="give the table the columns and types of the files")
-    add_new_table(parser, "; with --overwrite-schema also other columns, which an existing table then gets")
+    add_new_table(parser, "; --overwrite-schema also gives an existing table other partition columns")
     add(
         "--hold", choices=("commit", "write"), default="write",
         help="hold the lock for the whole write (the default), or for the commit only (docs/gate.md); commit is "
@@ -178,16 +179,16 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     keeps_partition_columns = state is not None and arguments.overwrite_schema and not arguments.partition_by
 
     def overwrite(
-        txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None, holding: Callable[[Hold], None]
+        txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None, before_write: Callable[[Hold], None]
     ) -> _OverwriteResult:
-        def before_write(hold: Hold) -> None:
-            holding(hold)
+        def check_partition_columns(hold: Hold) -> None:
+            before_write(hold)
             # The write has the partition columns from before the lock. It would undo a change of them.
             new_state = writer.log.state() if keeps_partition_columns else None
             if new_state is not None and state is not None and new_state.partition_columns != state.partition_columns:
                 raise WriteConflictError(
                     table=writer.table,
-                    reason="another writer has changed its partition columns: start the job again",
+                    reason="another writer has changed the table's partition columns: start the job again",
                 )
 
         commit = writer.overwrite(
@@ -201,7 +202,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
             lock_during=arguments.hold,
             lock_timeout_seconds=arguments.lock_timeout,
             metadata=metadata,
-            before_write=before_write,
+            before_write=check_partition_columns,
         )
         return _OverwriteResult(commit, commit.already_committed, {})
 
@@ -218,7 +219,7 @@ def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructTyp
     try:
         spark.createDataFrame([], schema).where(predicate)
     except (*JVM_ERRORS, PySparkException) as error:
-        raise ArgumentsError(f"--replace-where {predicate!r}: {error_reason(error)}") from error
+        raise ArgumentsError(f"--replace-where {predicate!r} is not valid: {error_reason(error)}") from error
 
 
 #: The job that ``spark-submit`` runs.

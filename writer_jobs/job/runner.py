@@ -31,17 +31,17 @@ from writer_jobs.writer import LockedDeltaWriter
 
 # A server that is down refuses a TCP connection at once. A server that restarts gets this much time.
 _REACH_SECONDS = 2.0
-# The time to find an ensemble: at most the lock's timeout, and at least the second value.
-_CONNECT_SECONDS = 15.0
-_CONNECT_SECONDS_AT_LEAST = 2.0
+# Limits of the time to connect to the ensemble; between them it is the lock's timeout.
+_MIN_CONNECT_SECONDS = 2.0
+_MAX_CONNECT_SECONDS = 15.0
 # PySpark logs each analysis error with its stack trace, also a handled one.
 _PYSPARK_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
-_A = TypeVar("_A", bound=JobArguments)
+_Arguments = TypeVar("_Arguments", bound=JobArguments)
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobContext(Generic[_A]):
+class JobContext(Generic[_Arguments]):
     """The context of a job's function.
 
     Attributes:
@@ -53,7 +53,7 @@ class JobContext(Generic[_A]):
     """
 
     program: str
-    arguments: _A
+    arguments: _Arguments
     spark: SparkSession
     manager: LockManager
     output: JobOutput
@@ -63,14 +63,14 @@ class JobContext(Generic[_A]):
 
     @cached_property
     def writer(self) -> LockedDeltaWriter:
-        """The writer of the table, whose canonical URI the report then has."""
+        """The writer of the table. The first access adds the table's canonical URI to the report."""
         writer = LockedDeltaWriter(self.spark, self.manager, self.arguments.table)
         self.report(table=writer.table)
         return writer
 
 
 @dataclass(frozen=True)
-class Job(Generic[_A]):
+class Job(Generic[_Arguments]):
     """A job for ``spark-submit``.
 
     Attributes:
@@ -81,11 +81,11 @@ class Job(Generic[_A]):
     """
 
     program: str
-    parse: Callable[[Sequence[str] | None], _A]
-    work: Callable[[JobContext[_A]], None]
+    parse: Callable[[Sequence[str] | None], _Arguments]
+    work: Callable[[JobContext[_Arguments]], None]
 
     def run(self, argv: Sequence[str] | None = None) -> int:
-        """Run the job with a command line, by default this process's, and return its exit code.
+        """Run the job and return its exit code. ``argv`` is the command line; None: that of this process.
 
         A Spark session that already runs in this process is used and stays open.
         """
@@ -132,13 +132,18 @@ class Job(Generic[_A]):
         return self.run()
 
     def _work(
-        self, arguments: _A, output: JobOutput, stop: StopSignals, report: Report, metrics: MetricsExporter | None
+        self,
+        arguments: _Arguments,
+        output: JobOutput,
+        stop: StopSignals,
+        report: Report,
+        metrics: MetricsExporter | None,
     ) -> None:
         settings = arguments.lock_settings()
         with ZookeeperLockManager(settings) as probe:
-            # First, because executors, listing and reading are expensive.
+            # Before the session starts, because executors, listing and reading are expensive.
             probe.check_reachable(_REACH_SECONDS)
-            probe.connect(min(_CONNECT_SECONDS, max(settings.timeout_seconds, _CONNECT_SECONDS_AT_LEAST)))
+            probe.connect(min(_MAX_CONNECT_SECONDS, max(settings.timeout_seconds, _MIN_CONNECT_SECONDS)))
         arguments.check_local_sources(driver_files())
         with _session(self.program, arguments.session_settings, verbose=arguments.verbose) as spark:
             stop.install()
@@ -167,11 +172,11 @@ class Job(Generic[_A]):
 
 
 @contextmanager
-def failing_store_is_a_failed_write(table: str) -> Iterator[None]:
-    """Convert errors of a store during the job's work to failed writes: the arguments were valid at the start.
+def storage_errors_as_failed_writes(table: str) -> Iterator[None]:
+    """Convert errors of a store during the job's work to failed writes, because the arguments were valid at the start.
 
     Raises:
-        WriteFailedError: Instead of StorageError.
+        WriteFailedError: The block raised a StorageError.
 
     """
     try:

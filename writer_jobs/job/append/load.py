@@ -23,7 +23,7 @@ from writer_jobs.job.append.split import SplitRows
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import SourceReader
 from writer_jobs.job.output import JobOutput
-from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+from writer_jobs.job.runner import Job, JobContext, storage_errors_as_failed_writes
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -214,9 +214,7 @@ class AppendLoad:
 
 
 def refuse_other_partitioning(table: str, state: TableState | None, partition_by: Sequence[str]) -> None:
-    """Make sure that an existing table has the given partition columns.
-
-    If no columns are given, every table has them.
+    """Make sure that an existing table has the partition columns ``partition_by``; if that is empty, accept any table.
 
     Raises:
         TableError: The table has other partition columns.
@@ -225,8 +223,11 @@ def refuse_other_partitioning(table: str, state: TableState | None, partition_by
     if not state or not partition_by:
         return
     if [name.lower() for name in partition_by] != [name.lower() for name in state.partition_columns]:
-        actual = f"by {','.join(state.partition_columns)}" if state.partition_columns else "not"
-        raise TableError(f"{table} is partitioned {actual}, and not by {','.join(partition_by)}")
+        columns = ",".join(state.partition_columns)
+        partitioning = f"partitioned by {columns}" if columns else "not partitioned"
+        raise TableError(
+            f"{table} is {partitioning}, but --partition-by is {','.join(partition_by)}: leave --partition-by out"
+        )
 
 
 def _has_same_columns(planned: StructType, actual: StructType) -> bool:
@@ -240,7 +241,7 @@ def _has_same_columns(planned: StructType, actual: StructType) -> bool:
 
 def _append(context: JobContext[AppendArguments]) -> None:
     load = AppendLoad(context.spark, context.writer, context.arguments, context.output, context.stop.deferred)
-    with failing_store_is_a_failed_write(context.writer.table):
+    with storage_errors_as_failed_writes(context.writer.table):
         load.run()
 
 

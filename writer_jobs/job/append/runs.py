@@ -32,7 +32,7 @@ from writer_jobs.job.inputs.source_files import SourceFiles
 
 _RUNS_FOLDER = "_sluice/runs"
 #: Prefix of reader options that are settings of a file system, such as credentials.
-FILE_SYSTEM_OPTIONS = "fs."
+FILE_SYSTEM_PREFIX = "fs."
 _CHECKSUM_ERROR = "org.apache.hadoop.fs.ChecksumException"
 _FORMAT = 2
 _FORMAT_WITH_VALUES = 1
@@ -161,7 +161,7 @@ class RunRecords:
         if record_format == _FORMAT:
             return Run(record["id"], basis, schema, text)
         # This format has the values of all options, also of those that are refused now.
-        options = {name: value for name, value in basis[_OPTIONS].items() if not name.startswith(FILE_SYSTEM_OPTIONS)}
+        options = {name: value for name, value in basis[_OPTIONS].items() if not name.startswith(FILE_SYSTEM_PREFIX)}
         return Run(record["id"], {**basis, _OPTIONS: _hashed(options, "")}, schema)
 
 

@@ -12,7 +12,7 @@ from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, in_identity, nonblank
 from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, add_scd_type, text_in_identity
-from writer_jobs.job.inputs.file_arguments import add_source, add_topic, is_local, refuse_half_a_topic
+from writer_jobs.job.inputs.file_arguments import add_source, add_topic, is_local, refuse_incomplete_topic
 from writer_jobs.job.stream_arguments import HELP as STREAMS_HELP
 from writer_jobs.job.stream_arguments import take_stream
 
@@ -68,7 +68,7 @@ locks:
 runs:
   A job that was killed can be started again: a change that is applied twice is stored once. With --run-id ID a run that
   is in the table is skipped, but its input is read again, to write dead letters that a killed run did not write. If its
-  files have another size or modification time by then, it is refused (2).
+  files have another size or modification time by then, it is refused (exit code 2).
 
 """
 _END = """
@@ -102,9 +102,9 @@ class CdcArguments(ChangesJobArguments):
     def check(self) -> None:
         """Check the arguments; see :meth:`JobArguments.check`."""
         super().check()
-        refuse_half_a_topic(self.kafka, self.topic)
+        refuse_incomplete_topic(self.kafka, self.topic)
         if bool(self.sources) == (self.kafka is not None):
-            raise ArgumentsError("give --source, or --kafka and --topic")
+            raise ArgumentsError("give one source: --source, or --kafka and --topic")
         if self.kafka is not None and (self.format is not None or self.max_files_per_batch is not None):
             raise ArgumentsError("--format and --max-files-per-batch are for files, not for --kafka")
         has_cells = self.decoder != "debezium"
@@ -138,21 +138,22 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     )  # fmt: skip
     add(
         "--sequence-by", type=nonblank, metavar="SQL",
-        help="order of events, over source, op, ts_ms, transaction, origin",
+        help="SQL expression over source, op, ts_ms, transaction, origin; the event of a key with the largest value wins; by "
+        "default its position in the database's log",
     )  # fmt: skip
     add(
         "--source-table", dest="source_tables", action="append", type=nonblank, default=[], metavar="NAME",
         help="table whose events are applied, such as shop.public.orders or orders; events of other tables are counted "
-        "only; repeat it for the leaf partitions of a table. A name of several tables is refused. Without the option "
-        "events of several tables are refused",
+        "only; repeat the option for the leaf partitions of a table. A name that several tables have is refused. Without "
+        "the option, events of several tables are refused",
     )  # fmt: skip
     add(
         "--max-dead-letters", type=_dead_letter_limit, metavar="N|N%",
-        help="most dead letters of a batch, as a number or in percent; a batch with more is refused, and none of it is "
-        "written",
+        help="largest number, or percentage, of dead letters in a batch; a batch with more is refused, and none of it "
+        "is written",
     )  # fmt: skip
     add_scd_type(parser)
-    add_changes(parser, "cells, or deletes,")
+    add_changes(parser, "cells or deletes")
     options = parser.parse_args(argv)
     options.source_tables = tuple(dict.fromkeys(options.source_tables))
     options.stream = take_stream(options)

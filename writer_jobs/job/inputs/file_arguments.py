@@ -8,7 +8,7 @@ from typing import Any
 
 from writer_jobs.delta.hadoop_files import HadoopFiles, is_glob
 from writer_jobs.errors import ArgumentsError, SourceError
-from writer_jobs.job.append.runs import FILE_SYSTEM_OPTIONS, check_run_id
+from writer_jobs.job.append.runs import FILE_SYSTEM_PREFIX, check_run_id
 from writer_jobs.job.arguments import (
     APPLIED,
     URI_SCHEME,
@@ -21,7 +21,7 @@ from writer_jobs.job.arguments import (
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import FORMATS
 
-# Default of all tables that the session creates, side tables included.
+# Setting of the column mapping of all tables that the session creates, side tables included.
 _COLUMN_MAPPING = "spark.databricks.delta.properties.defaults.columnMapping.mode"
 
 
@@ -59,7 +59,7 @@ class FileJobArguments(JobArguments):
         if self.run_id is not None:
             check_run_id(self.run_id)
         for name in self.options:
-            if name.lower().startswith(FILE_SYSTEM_OPTIONS):
+            if name.lower().startswith(FILE_SYSTEM_PREFIX):
                 raise ArgumentsError(
                     f"--option {name}: settings and credentials of a file system are not reader options: give them to "
                     f"the session, by an instance role, in spark-defaults.conf, or with --conf spark.hadoop.{name}=…"
@@ -92,7 +92,7 @@ def add_source(parser: JobParser, *, formats: Sequence[str] = FORMATS, required:
         metavar="FILES",
         help="files, folders, globs; paths or URIs that Spark can read. A file that is named twice is read once",
     )  # fmt: skip
-    add("--format", choices=formats, help="format of the files; by default the format of their names")
+    add("--format", choices=formats, help="format of the files; by default their names show it")
 
 
 def add_topic(parser: JobParser) -> None:
@@ -102,10 +102,15 @@ def add_topic(parser: JobParser) -> None:
         "--kafka", type=nonblank, metavar="HOSTS",
         help="host:port,… of a Kafka cluster; needs Spark's package for Kafka",
     )  # fmt: skip
-    add("--topic", type=nonblank, metavar="NAME", help="topic, from its earliest message; --option startingOffsets=…")
+    add(
+        "--topic",
+        type=nonblank,
+        metavar="NAME",
+        help="topic; read from its earliest message, or from --option startingOffsets=…",
+    )
 
 
-def refuse_half_a_topic(kafka: str | None, topic: str | None) -> None:
+def refuse_incomplete_topic(kafka: str | None, topic: str | None) -> None:
     """Make sure that both options of a topic are given, or none.
 
     Raises:
@@ -120,8 +125,8 @@ def add_new_table(parser: JobParser, more_help: str = "") -> None:
     """Add the options for a new table. ``more_help`` continues the help of ``--partition-by``."""
     parser.add_argument(
         "--partition-by", default=(), type=column_names, metavar="COLS",
-        help="partition columns of a new table, separated by commas; for an existing table give its own or none"
-        + more_help,
+        help="partition columns of a new table, separated by commas; for an existing table give the same columns, or "
+        "none" + more_help,
     )  # fmt: skip
     parser.add_argument(
         "--column-mapping", action="store_true",
@@ -139,5 +144,5 @@ def add_report_and_reader_options(parser: JobParser) -> None:
         help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated. No credentials: "
         "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
     )  # fmt: skip
-    add("--null-value", metavar="TEXT", help="text for null in CSV files: --option nullValue=TEXT")
+    add("--null-value", metavar="TEXT", help="text that means null in CSV files; short for --option nullValue=TEXT")
     parser.add_verbose()

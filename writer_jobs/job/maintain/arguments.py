@@ -155,7 +155,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     )  # fmt: skip
     for action in Action:
         if action is Action.ZORDER:
-            add("--zorder", dest="zorder_by", type=column_names, default=(), metavar="COLUMNS", help=_ACTION_HELP[action])
+            add(
+                "--zorder", dest="zorder_by", type=column_names, default=(), metavar="COLUMNS",
+                help=_ACTION_HELP[action],
+            )  # fmt: skip
         else:
             add(
                 f"--{action}", dest="actions", action="append_const", const=action, default=[],

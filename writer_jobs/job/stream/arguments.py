@@ -15,7 +15,7 @@ from writer_jobs.job.inputs.file_arguments import (
     add_report_and_reader_options,
     add_source,
     add_topic,
-    refuse_half_a_topic,
+    refuse_incomplete_topic,
 )
 from writer_jobs.job.stream_arguments import HELP as STREAMS_HELP
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream, take_stream
@@ -64,10 +64,10 @@ rules:
   replaces the table's row. A row with a smaller sequence never replaces a newer row. A text column is refused as
   sequence: give an expression, such as "timestamp(updated_at)".
   The table itself is compared with the rows, so a repetition is found however late it is. Files whose statistics
-  exclude a batch's keys are not read. So name the event time's partition column, and partition by it.
+  exclude a batch's rows are not read. So partition the table by a function of the event time, such as its month.
   The watermark is the newest event time of earlier batches, less --watermark-delay. Older rows are counted as late and
   written to the table. With --allowed-lateness, rows that trail the newest event time by more than that are written to
-  TABLE_late, with that event time, and are counted; repetitions of rows in the table are not written.
+  TABLE_late, together with the newest event time, and are counted. A row that the table has is not written there.
   Text in the event time is read as a timestamp; without an offset, in the session's time zone.
   In a file, a null in a key or in the event time ends the stream: correct the file, and start again. A message or a row
   of --source-table with such a null becomes a dead letter.
@@ -81,8 +81,8 @@ locks:
 _END = """\
   With --source-table the job reads Delta's own source: a table whose rows are changed or removed needs --option
   skipChangeCommits=true. Messages that are not JSON of --value-schema are written to TABLE_dead_letters and counted.
-  So are messages, and rows of a table, with a null in a key, or without an event time of the years 1 to 9999. If these
-  are the whole input until the stream ends, the exit code is 8.
+  So are messages, and rows of a table, with a null in a key, or without an event time of the years 1 to 9999. If the
+  whole input of a run becomes dead letters, the exit code is 8.
   --option applies to Delta's source, or to Kafka's: options such as maxBytesPerTrigger and maxOffsetsPerTrigger limit a
   batch.
   For files, the source is one folder, or a glob in quotes. A file is read once, so it must be complete when it appears
@@ -125,7 +125,7 @@ class StreamJobArguments(FileJobArguments):
     def check(self) -> None:
         """Check the arguments; see :meth:`JobArguments.check`."""
         super().check()
-        refuse_half_a_topic(self.kafka, self.topic)
+        refuse_incomplete_topic(self.kafka, self.topic)
         if bool(self.sources) + (self.source_table is not None) + (self.kafka is not None) != 1:
             raise ArgumentsError("give one source: --source, --source-table, or --kafka and --topic")
         if not self.sources and self.format is not None:
@@ -135,7 +135,7 @@ class StreamJobArguments(FileJobArguments):
         if self.source_table is not None and self.value_schema is not None:
             raise ArgumentsError("--value-schema applies to messages only: a table has columns")
         if len(self.sources) > 1:
-            raise ArgumentsError("--source is one folder or one glob in quotes")
+            raise ArgumentsError("give one --source: a folder, or a glob in quotes")
         if self.allowed_lateness is not None and self.allowed_lateness < self.watermark_delay:
             raise ArgumentsError(
                 "--allowed-lateness is less than --watermark-delay: a row that is not late cannot be too late"
@@ -148,12 +148,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     parser.add_table()
     add_source(parser, required=False)
     add = parser.add_argument
-    add("--source-table", type=nonblank, metavar="URI|NAME", help="a Delta table: the rows that are appended to it")
+    add("--source-table", type=nonblank, metavar="URI|NAME", help="Delta table whose appended rows are the input")
     add_topic(parser)
     add(
         "--value-schema", type=nonblank, metavar="DDL",
-        help='columns of messages whose values are JSON, such as "flight string, departed_at timestamp": of a topic, '
-        "or of Parquet files with the columns of Kafka's source",
+        help='columns of the JSON objects in messages, such as "flight string, departed_at timestamp"; the messages '
+        "come from a topic, or from Parquet files with the columns of Kafka's source",
     )  # fmt: skip
     add(
         "--keys", required=True, type=column_names, metavar="COLS",
@@ -173,13 +173,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     )  # fmt: skip
     add(
         "--allowed-lateness", type=duration, metavar="TIME",
-        help="how far a row may trail the newest event time before it is too late for the table; by default any time",
+        help="how far a row may trail the newest event time before it is too late for the table; by default no row is too "
+        "late",
     )  # fmt: skip
     add_new_table(parser)
     add("--schema-evolution", action="store_true", help="add columns that the table lacks, and widen its types")
     parser.add_lock_timeout()
     add_stream(parser)
-    add("--max-files-per-batch", type=positive_integer, metavar="N", help="most files of a micro-batch")
+    add("--max-files-per-batch", type=positive_integer, metavar="N", help="largest number of files in a micro-batch")
     add_report_and_reader_options(parser)
     parser.set_defaults(run_id=None)
     options = parser.parse_args(argv)
