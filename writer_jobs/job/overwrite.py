@@ -183,7 +183,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     ) -> _OverwriteResult:
         def check_partition_columns(hold: Hold) -> None:
             before_write(hold)
-            # The write has the partition columns from before the lock. It would undo a change of them.
+            # The write sets the partition columns that the table had before the lock, so it would undo a later change.
             new_state = writer.log.state() if keeps_partition_columns else None
             if new_state is not None and state is not None and new_state.partition_columns != state.partition_columns:
                 raise WriteConflictError(

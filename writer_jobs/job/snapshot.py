@@ -40,17 +40,20 @@ examples:
 rules:
   The job pins the tables' newest versions. A row belongs to the pin if its event time is --at or earlier; without --at
   all rows do.
-  A pin is made if the watermark of each stream that writes one of the tables is past --at, by the table's log.
-  Otherwise the job ends with exit code 2, and names the stream. Rows that arrive later for that moment are late.
+  A pin is made if, according to the tables' logs, the watermark of each stream that writes one of the tables is past
+  --at. Otherwise the job ends with exit code 2, and names the stream. Rows with an event time up to --at that arrive
+  after the pin are late, and do not belong to it.
   If the tables have a pin with this name, the job reads it: it takes no lock, changes nothing, and does not extend the
-  pin. Name the pin's tables. Give --at to make sure that the pin is of this moment.
+  pin. Then --table must name exactly the pin's tables. With --at the job checks that the pin has this moment.
   If delta.deletedFileRetentionDuration and delta.logRetentionDuration of its tables are too short, a pin raises them by
   a commit; when the last pin is removed, they get their previous values. `sluice pins TABLE` lists and removes pins.
 
 standard output has one JSON object per line. For each table {"event": "pinned", "table", "version", "made": whether
-this run made the pin, "expires_at", "newest_version"}; of the moment's rows "rows_new" and "rows_gone" since the pin
-was made (a replaced row counts for both), "files" of both versions and "files_read" of them; and "rows_new_before" and
-"rows_gone_before" from "passed_version", in which all streams were past the moment, to the pin, or null if unknown.
+this run made the pin, "expires_at", "newest_version", ...}. "rows_new" and "rows_gone" count rows up to --at that were
+added and removed since the pin was made (a replaced row counts for both). "files" is the number of files of the pinned
+and the newest version together, "files_read" the number of those that the comparison read. "passed_version" is the
+first version at which all streams were past --at. "rows_new_before" and "rows_gone_before" count the changes from that
+version to the pin. Each of these three fields is null if it is unknown.
 For each copy {"event": "copied", "table", "to", "rows"}, for each view {"event": "view", "table", "view"}.
 """
 
@@ -87,7 +90,7 @@ class SnapshotArguments(JobArguments):
         for table in self.tables[1:]:
             check_location(table)
         if len(set(self.tables)) < len(self.tables):
-            raise ArgumentsError("--table names a table twice")
+            raise ArgumentsError("--table names the same table twice: give each table once")
         if len(self.event_times) not in (0, 1, len(self.tables)):
             raise ArgumentsError("give --event-time once for all tables, or once for each, in the same order")
         if self.expires is not None and bool(self.event_times) != (self.at is not None):
@@ -107,7 +110,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> SnapshotArguments:
     )  # fmt: skip
     add(
         "--expires", type=timestamp_or_duration, metavar="TIME",
-        help='expiry of the pin: a time, or "30 days" from now; without it the job reads a pin and makes none',
+        help='expiry of the pin: a time, or a duration from now such as "30 days"; without this option the job only '
+        "reads an existing pin",
     )  # fmt: skip
     add(
         "--leave-out-stream", dest="streams_left_out", action="append", default=[], type=nonblank, metavar="ID",
@@ -140,24 +144,26 @@ def _snapshot(context: JobContext[SnapshotArguments]) -> None:
     if arguments.copy_to is not None or arguments.views is not None:
         refuse_equal_names(pin)
     if not is_new:
-        for pinned in pin.tables:
-            refuse_missing_files(context.spark, pin, pinned)
+        for pinned_table in pin.tables:
+            refuse_missing_files(context.spark, pin, pinned_table)
     # The counts come last, because they also read older versions, which may no longer exist.
-    for pinned in pin.tables:
+    for pinned_table in pin.tables:
         if arguments.copy_to is not None:
-            target, copied = copy_pinned(
+            target, commit = copy_pinned(
                 context.spark,
                 pin,
-                pinned,
+                pinned_table,
                 arguments.copy_to,
                 manager=context.manager,
                 lock_timeout_seconds=arguments.lock_timeout,
             )
-            output.event("copied", table=pinned.table, to=target, rows=copied.rows)
+            output.event("copied", table=pinned_table.table, to=target, rows=commit.rows)
         if arguments.views is not None:
-            output.event("view", table=pinned.table, view=make_view(context.spark, pin, pinned, arguments.views))
-    for pinned in pin.tables:
-        output.event("pinned", **_pinned_fields(context.spark, pin, pinned, is_new=is_new))
+            output.event(
+                "view", table=pinned_table.table, view=make_view(context.spark, pin, pinned_table, arguments.views)
+            )
+    for pinned_table in pin.tables:
+        output.event("pinned", **_pinned_fields(context.spark, pin, pinned_table, is_new=is_new))
 
 
 def _pin(context: JobContext[SnapshotArguments]) -> tuple[Pin, bool]:
@@ -189,13 +195,13 @@ def _pin(context: JobContext[SnapshotArguments]) -> tuple[Pin, bool]:
     return pin, True
 
 
-def _pinned_fields(spark: SparkSession, pin: Pin, pinned: PinnedTable, *, is_new: bool) -> dict[str, Any]:
+def _pinned_fields(spark: SparkSession, pin: Pin, pinned_table: PinnedTable, *, is_new: bool) -> dict[str, Any]:
     """Return the fields of the event ``pinned``, with the changes of the table's rows after and before the pin."""
-    later_changes = changed_since(spark, pin, pinned.location)
-    earlier_changes = changed_before(spark, pin, pinned.location)
+    later_changes = changed_since(spark, pin, pinned_table.location)
+    earlier_changes = changed_before(spark, pin, pinned_table.location)
     return {
-        "table": pinned.table,
-        "version": pinned.version,
+        "table": pinned_table.table,
+        "version": pinned_table.version,
         "made": is_new,
         "expires_at": pin.expires_at.isoformat(),
         "newest_version": later_changes.version,
@@ -203,7 +209,7 @@ def _pinned_fields(spark: SparkSession, pin: Pin, pinned: PinnedTable, *, is_new
         "rows_gone": later_changes.rows_gone,
         "files": later_changes.files,
         "files_read": later_changes.files_read,
-        "passed_version": pinned.passed_version,
+        "passed_version": pinned_table.passed_version,
         "rows_new_before": None if earlier_changes is None else earlier_changes.rows_new,
         "rows_gone_before": None if earlier_changes is None else earlier_changes.rows_gone,
     }

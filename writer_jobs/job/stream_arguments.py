@@ -18,10 +18,10 @@ streams:
   With --trigger the job is a Structured Streaming query. available-now applies the rows that exist now, and ends. An
   interval, such as "10 seconds", continues until the job is stopped. The checkpoint folder records which rows are
   applied. A job that is killed at any point and started again with the same checkpoint applies each micro-batch exactly
-  once: the commit notes the query's id (txnAppId) and the batch's number (txnVersion). A checkpoint belongs to one query
-  and one table, and one process at a time uses it. On SIGTERM and Ctrl-C, a batch that holds its lock finishes; a batch
-  that computes, or waits for its lock, gives up. A second signal, at least 10 seconds later, cancels the batch. If the
-  JVM of spark-submit gets the signal, it ends at once, as if killed.
+  once: the commit notes the query's id (txnAppId) and the batch's number (txnVersion). A checkpoint belongs to one
+  query and one table, and one process at a time uses it. On SIGTERM and Ctrl-C, a batch that holds its lock finishes; a
+  batch that computes, or waits for its lock, gives up. A second signal, at least 10 seconds later, cancels the batch.
+  If the JVM of spark-submit gets the signal, it ends at once, as if killed.
 """
 
 

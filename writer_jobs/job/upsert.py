@@ -40,7 +40,7 @@ examples:
       --table s3a://lake/customers --source s3a://landing/2026-11-21/ --format json \\
       --keys id --sequence-by "timestamp(updated_at)"
 
-  # with deletes, which a later arrival of an older change does not undo; op and position are not stored in the table
+  # with deletes, which an older change does not undo if it arrives later; op and position are not stored in the table
   spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
       --table s3a://lake/customers --source /data/changes.parquet --keys country,id --partition-by country \\
       --sequence-by "struct(committed_at, position)" --apply-as-deletes "op = 'd'" \\
@@ -72,9 +72,9 @@ rules:
   Columns that the changes lack do not change; they are null in new rows.
 
 reading files:
-  As append.py does, by the rules of docs/inputs.md: a value that is not exactly a value of its column's type fails the
-  job. Columns of the table are read with its types, others with types that Spark infers, which reads csv and json files
-  once more. All files are one batch, in any order.
+  Files are read as append.py reads them, by the rules of docs/inputs.md: a value that is not exactly a value of its
+  column's type fails the job. Columns of the table are read with its types, others with types that Spark infers, which
+  reads csv and json files once more. All files are one batch, in any order.
   Nested fields are compared, added and widened as columns are. A JSON object replaces the whole value of its column: a
   nested field that it lacks becomes null. Types that could round or cut a value are refused.
 
@@ -85,18 +85,18 @@ locks:
 
 runs:
   A job that was killed can be started again: a change that is applied twice is stored once. With --run-id ID a run that
-  is in the table is skipped. If its files have another size or modification time by then, it is refused (2).
+  is in the table is skipped. If its files have another size or modification time by then, it is refused (exit code 2).
 
 """
 _END = """\
   The source is one folder, or a glob in quotes. A file is read once, so it must be complete when it appears (rename it
   into place) and must not change. Remove it only after it is applied, or start the stream with --skip-missing. Each
   micro-batch is read as the files of one run are: a new column is added with the first file that has it. A file that
-  does not parse ends the stream: correct it, and start again. --max-files-per-batch limits a micro-batch, which by
+  cannot be parsed ends the stream: correct it, and start again. --max-files-per-batch limits a micro-batch, which by
   default has all files that exist.
 
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes,
-folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence; of a stream also batch,
+folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence; for a stream also batch,
 missing_files and, if the sequence is a timestamp or a date, lag_s: the age of its newest change in seconds. The report
 of a stream has the last commits, and totals.
 """
@@ -121,7 +121,10 @@ class UpsertArguments(ChangesJobArguments):
         included = {name.lower() for name in (self.column_list if self.column_list is not None else self.keys)}
         excluded = {name.lower() for name in self.except_column_list or ()}
         if missing_keys := [name for name in self.keys if name.lower() not in included - excluded]:
-            raise ArgumentsError(f"the table needs its key columns: {', '.join(missing_keys)}")
+            raise ArgumentsError(
+                f"the table would lack the key columns {', '.join(missing_keys)}: name them in --columns, and not in "
+                "--except-columns"
+            )
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
@@ -131,8 +134,19 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
     add_source(parser)
     add = parser.add_argument
     add("--keys", required=True, type=column_names, metavar="COLS", help="columns that together identify a row")
-    add("--sequence-by", required=True, type=nonblank, metavar="SQL", help="order of the changes of one key")
-    add("--apply-as-deletes", type=nonblank, metavar="SQL", help="condition of changes that are deletes; default: none")
+    add(
+        "--sequence-by",
+        required=True,
+        type=nonblank,
+        metavar="SQL",
+        help="SQL expression; the change of a key with the largest value wins",
+    )
+    add(
+        "--apply-as-deletes",
+        type=nonblank,
+        metavar="SQL",
+        help="SQL condition that is true for deletes; default: no change is a delete",
+    )
     add(
         "--columns", dest="column_list", type=column_names, metavar="COLS",
         help="columns that the table gets; by default all",
@@ -162,13 +176,13 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
     load = Load(context, {**arguments.identity, "sources": sources.basis})
     if load.is_applied((*COUNTERS, "newest_sequence", "lag_s")):
         return
-    changes = _read(context, sources)
+    changes = _read_changes(context, sources)
 
     def apply(
-        txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None, holding: Callable[[Hold], None]
+        txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None, before_write: Callable[[Hold], None]
     ) -> ChangesResult:
         options = arguments.apply_options
-        return apply_changes(writer, changes, **options, txn=txn, metadata=metadata, before_write=holding)
+        return apply_changes(writer, changes, **options, txn=txn, metadata=metadata, before_write=before_write)
 
     load.apply(apply)
 
@@ -176,21 +190,21 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
 def _upsert_stream(context: JobContext[UpsertArguments], stream: StreamArguments) -> None:
     arguments, writer = context.arguments, context.writer
     batches = FileBatches(context.spark, arguments.sources[0], stream)
-    query = {**arguments.identity, "table": writer.table, "source": batches.path}
-    claim_checkpoint(HadoopFiles.of(context.spark), stream.checkpoint, query)
+    query_identity = {**arguments.identity, "table": writer.table, "source": batches.path}
+    claim_checkpoint(HadoopFiles.of(context.spark), stream.checkpoint, query_identity)
 
-    def apply(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+    def apply(_: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> ChangesResult:
         sources, missing = batches.files(txn[1])
         result = ChangesResult(table=writer.table)
         if sources is not None:
-            changes = _read(context, sources)
-            result = apply_changes(writer, changes, **arguments.apply_options, txn=txn, before_write=holding)
+            changes, options = _read_changes(context, sources), arguments.apply_options
+            result = apply_changes(writer, changes, **options, txn=txn, before_write=before_write)
         return replace(result, missing_files=missing)
 
     run_stream(context, batches.frame(arguments.max_files_per_batch), stream, apply)
 
 
-def _read(context: JobContext[UpsertArguments], sources: SourceFiles) -> DataFrame:
+def _read_changes(context: JobContext[UpsertArguments], sources: SourceFiles) -> DataFrame:
     arguments, writer = context.arguments, context.writer
     reader = SourceReader(context.spark, sources, arguments.format, arguments.options, writer.table)
     return reader.read_changes(writer.log.state(), evolves=arguments.schema_evolution)

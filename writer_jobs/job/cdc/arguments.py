@@ -138,14 +138,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     )  # fmt: skip
     add(
         "--sequence-by", type=nonblank, metavar="SQL",
-        help="SQL expression over source, op, ts_ms, transaction, origin; the event of a key with the largest value wins; by "
-        "default its position in the database's log",
+        help="SQL expression over source, op, ts_ms, transaction, origin; the event of a key with the largest value "
+        "wins; by default the position in the database's log",
     )  # fmt: skip
     add(
         "--source-table", dest="source_tables", action="append", type=nonblank, default=[], metavar="NAME",
         help="table whose events are applied, such as shop.public.orders or orders; events of other tables are counted "
-        "only; repeat the option for the leaf partitions of a table. A name that several tables have is refused. Without "
-        "the option, events of several tables are refused",
+        "only; repeat the option for the leaf partitions of a table. A name that several tables have is refused. "
+        "Without the option, events of several tables are refused",
     )  # fmt: skip
     add(
         "--max-dead-letters", type=_dead_letter_limit, metavar="N|N%",

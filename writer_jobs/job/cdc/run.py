@@ -29,7 +29,7 @@ from writer_jobs.streaming.query import ApplyBatch
 
 
 class MessageApplier:
-    """The applier of the batches of one run.
+    """Applies the batches of one run.
 
     Raises:
         MappingError: The mapping file is malformed.
@@ -54,17 +54,17 @@ class MessageApplier:
         messages: Messages,
         txn: tuple[str, int] | None,
         metadata: Mapping[str, Any] | None,
-        holding: Callable[[Hold], None],
+        before_write: Callable[[Hold], None],
     ) -> ChangesResult:
-        """Apply a batch. Without a run id, a load has no transaction.
+        """Apply a batch. ``txn`` is None for a load without a run id.
 
         Raises:
-            SourceError: The decoder cannot read such messages.
+            SourceError: The decoder cannot read messages of this format.
             SluiceError: See :func:`apply_cells` and :func:`apply_events`.
 
         """
         arguments = self._arguments
-        options: dict[str, Any] = {"txn": txn, "metadata": metadata, "before_write": holding}
+        options: dict[str, Any] = {"txn": txn, "metadata": metadata, "before_write": before_write}
         if self._mapping is not None:
             result = apply_cells(
                 self._writer,
@@ -77,7 +77,8 @@ class MessageApplier:
             )
         elif messages.are_rows:
             raise SourceError(
-                "the source has no messages: Debezium's events are JSON, or Parquet with the columns of Kafka's source"
+                "the source has no messages: give Debezium's events as JSON, or as Parquet with the columns of Kafka's "
+                "source"
             )
         else:
             result = apply_events(self._writer, messages.rows, **arguments.apply_options, **options)
@@ -89,7 +90,10 @@ def _cells(decoder: str, messages: Messages, mapping: HBaseMapping) -> DataFrame
     if decoder == "hbase":
         return messages.rows if messages.are_rows else parse_json_cells(messages.rows, mapping)
     if messages.are_lines:
-        raise SourceError("the source has lines: events of HBase's Kafka proxy are Avro in a topic, or rows of Parquet")
+        raise SourceError(
+            "the source has lines of text: give the events of HBase's Kafka proxy as Avro in a topic, or as rows of "
+            "Parquet"
+        )
     return (parse_event_cells if messages.are_rows else parse_avro_cells)(messages.rows, mapping)
 
 
@@ -112,27 +116,27 @@ def _cdc(context: JobContext[CdcArguments]) -> None:
 
 def _apply_stream(context: JobContext[CdcArguments], stream: StreamArguments) -> None:
     arguments, files, table = context.arguments, HadoopFiles.of(context.spark), context.writer.table
-    applier, query = MessageApplier(context), {**arguments.identity, "table": table}
+    applier, query_identity = MessageApplier(context), {**arguments.identity, "table": table}
 
-    def apply_files(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+    def apply_files(_: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> ChangesResult:
         sources, missing = batches.files(txn[1])
         result = ChangesResult(table=table)
         if sources is not None:
             messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, table)
-            result = applier.apply(messages, txn, None, holding)
+            result = applier.apply(messages, txn, None, before_write)
         return replace(result, missing_files=missing)
 
-    def apply_topic(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
-        return applier.apply(Messages(batch), txn, None, holding)
+    def apply_topic(batch: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> ChangesResult:
+        return applier.apply(Messages(batch), txn, None, before_write)
 
     apply: ApplyBatch
     if arguments.kafka is not None and arguments.topic is not None:
-        claim_checkpoint(files, stream.checkpoint, {**query, "topic": arguments.topic})
+        claim_checkpoint(files, stream.checkpoint, {**query_identity, "topic": arguments.topic})
         topic = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
         frame, apply = topic.rows, apply_topic
     else:
         batches = FileBatches(context.spark, arguments.sources[0], stream)
-        claim_checkpoint(files, stream.checkpoint, {**query, "source": batches.path})
+        claim_checkpoint(files, stream.checkpoint, {**query_identity, "source": batches.path})
         frame, apply = batches.frame(arguments.max_files_per_batch), apply_files
     run_stream(context, frame, stream, apply)
     applier.totals.refuse_nothing_applied()

@@ -173,8 +173,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     )  # fmt: skip
     add(
         "--allowed-lateness", type=duration, metavar="TIME",
-        help="how far a row may trail the newest event time before it is too late for the table; by default no row is too "
-        "late",
+        help="how far a row may trail the newest event time before it is too late for the table; by default no row is "
+        "too late",
     )  # fmt: skip
     add_new_table(parser)
     add("--schema-evolution", action="store_true", help="add columns that the table lacks, and widen its types")

@@ -37,15 +37,15 @@ class RowSource:
     """A source of rows.
 
     Attributes:
-        name: The source as the checkpoint records it.
+        identity: The fields of the source in the checkpoint's record of the query.
         frame: The streaming data frame.
-        batch: Returns a context with the rows of a micro-batch, from its data frame and its number.
+        open_batch: Returns a context with the rows of a micro-batch, from its data frame and its number.
 
     """
 
-    name: Mapping[str, str]
+    identity: Mapping[str, str]
     frame: DataFrame
-    batch: Callable[[DataFrame, int], AbstractContextManager[RowBatch]]
+    open_batch: Callable[[DataFrame, int], AbstractContextManager[RowBatch]]
 
 
 def _row_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
@@ -66,9 +66,9 @@ def _topic_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: Str
 def _table_source(
     spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, table: str
 ) -> RowSource:
-    """Return the rows that are appended to a Delta table. A dead letter has the JSON of its row."""
-    most_files = arguments.max_files_per_batch
-    limit = {} if most_files is None else {"maxFilesPerTrigger": str(most_files)}
+    """Return the source of the rows that are appended to a Delta table. A dead letter has the JSON of its row."""
+    max_files = arguments.max_files_per_batch
+    limit = {} if max_files is None else {"maxFilesPerTrigger": str(max_files)}
     try:
         location = locate_table(spark, table)
         frame = spark.readStream.format("delta").options(**{**arguments.options, **limit}).load(location)
@@ -77,7 +77,7 @@ def _table_source(
     except SluiceError as error:
         raise SourceError(f"source table {table}: {error}") from error
 
-    def batch(rows: DataFrame, _: int) -> AbstractContextManager[RowBatch]:
+    def open_batch(rows: DataFrame, _: int) -> AbstractContextManager[RowBatch]:
         messages = rows.select(
             F.lit(None).cast("binary").alias("key"),
             F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).cast("binary").alias("value"),
@@ -86,17 +86,17 @@ def _table_source(
         )
         return nullcontext(separate_dead_letters(messages, writer, arguments))
 
-    return RowSource({"source-table": location}, frame, batch)
+    return RowSource({"source-table": location}, frame, open_batch)
 
 
 def _file_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
-    """Return the rows in files; see :class:`FileBatches`."""
+    """Return the source of the rows in files; see :class:`FileBatches`."""
     batches = FileBatches(spark, arguments.sources[0], arguments.stream)
     schema = arguments.value_schema
     json_messages = None if schema is None else JsonMessages(writer, arguments, schema)
 
     @contextmanager
-    def batch(_: DataFrame, number: int) -> Iterator[RowBatch]:
+    def open_batch(_: DataFrame, number: int) -> Iterator[RowBatch]:
         sources, missing = batches.files(number)
         if sources is None:
             yield RowBatch(None, missing_files=missing)
@@ -106,7 +106,7 @@ def _file_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: Stre
             with json_messages.rows(_file_messages(spark, writer, arguments, sources)) as rows_of_messages:
                 yield replace(rows_of_messages, missing_files=missing)
 
-    return RowSource({"source": batches.path}, batches.frame(arguments.max_files_per_batch), batch)
+    return RowSource({"source": batches.path}, batches.frame(arguments.max_files_per_batch), open_batch)
 
 
 def _file_rows(
@@ -141,10 +141,10 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
     source, totals = _row_source(spark, writer, arguments), AppliedTotals(writer)
     stream = RowStream(writer, files, checkpoint, cast("RowOptions", arguments.apply_options))
-    claim_checkpoint(files, checkpoint, {**stream.query_identity, **source.name})
+    claim_checkpoint(files, checkpoint, {**stream.query_identity, **source.identity})
 
-    def apply(frame: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        result = stream.apply(partial(source.batch, frame, txn[1]), txn, holding)
+    def apply(frame: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> RowsResult:
+        result = stream.apply(partial(source.open_batch, frame, txn[1]), txn, before_write)
         is_applied = result.arrived > 0 or result.already_applied
         totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
         return result
