@@ -304,7 +304,7 @@ def test_messages_with_json_of_the_schema_become_rows(
     not_text = "column note: the text of its JSON would change; send a JSON string"
     not_exact, decimal = "is not exactly a value of type", "decimal(30,21)"
     reasons = {
-        **dict.fromkeys((1, 3, 4, 20), "not JSON of the schema"),
+        **dict.fromkeys((1, 3, 4, 20), "the value is not a JSON object of --value-schema"),
         2: f"column at: the value 'soon' {not_exact} timestamp",
         5: "null in flight",
         6: "null in at",

@@ -1,7 +1,7 @@
 """The files of each micro-batch of a stream that reads a folder.
 
-The stream returns the files' paths only. A batch is read as a run of the job reads its files, with the columns of its
-files, so a new column is added with the first file that has it.
+The stream returns the files' paths only. The files of a batch are read in the same way as the files of a job that is
+not a stream: with their own columns, so a new column is added with the first file that has it.
 
 Spark's checkpoint lists the files of a batch before the batch begins. Spark's own reader silently skips listed files
 that have been deleted, and never reads them again.
@@ -25,11 +25,11 @@ _ANY_AGE = {"maxFileAge": "36500d"}
 # Format version of both checkpoint logs; the default of Spark 4.2.
 _VERSION, _VERSION_SETTING = "v1", "spark.sql.streaming.offsetLog.formatVersion"
 # Columns of Spark's format binaryFile. The content is not selected, so Spark does not read it.
-_FILES = "path string, modificationTime timestamp, length bigint, content binary"
+_FILE_SCHEMA = "path string, modificationTime timestamp, length bigint, content binary"
 
 
 class FileBatches:
-    """A folder or glob to which files are added.
+    """The micro-batches of a folder or glob to which files are added.
 
     Raises:
         SourceError: The folder does not exist, or is a file.
@@ -50,16 +50,16 @@ class FileBatches:
         #: The source as Spark's reader takes it.
         self.path = source if folder is None else escape_glob(folder.path)
 
-    def frame(self, most_files: int | None) -> DataFrame:
-        """Return the paths of the files as a stream, with at most so many in a micro-batch, or all that exist."""
-        options = _ANY_AGE if most_files is None else {**_ANY_AGE, "maxFilesPerTrigger": str(most_files)}
+    def frame(self, max_files: int | None) -> DataFrame:
+        """Return the paths of the files as a stream. A micro-batch has at most ``max_files``; None: all that exist."""
+        options = _ANY_AGE if max_files is None else {**_ANY_AGE, "maxFilesPerTrigger": str(max_files)}
         reader = self._spark.readStream.format("binaryFile").options(**options)
-        return reader.schema(_FILES).load(self.path).select("path")
+        return reader.schema(_FILE_SCHEMA).load(self.path).select("path")
 
     def files(self, batch: int) -> tuple[SourceFiles | None, int]:
         """Return the files of a micro-batch of :meth:`frame`, and the number of deleted files that are skipped.
 
-        The files exist and are not empty; None if there are none.
+        Files that are empty are left out; None if no other file exists.
 
         Raises:
             SourceError: A file was deleted before it was read, and deleted files are not skipped.
@@ -67,25 +67,27 @@ class FileBatches:
             CheckpointError: The checkpoint does not list the files, or has an unknown format.
 
         """
-        statuses = {path: self._files.status(path) for path in self._listed(batch)}
+        statuses = {path: self._files.status(path) for path in self._listed_paths(batch)}
         missing = [path for path, status in statuses.items() if status is None]
         if missing and not self._skip_missing:
             raise SourceError(
-                f"source {missing[0]} does not exist, and micro-batch {batch} of the stream has it: put it back, or "
+                f"source {missing[0]} was deleted before micro-batch {batch} of the stream read it: put it back, or "
                 "pass --skip-missing to continue without it"
             )
         files = sorted(status for status in statuses.values() if status is not None)
-        sources = SourceFiles(tuple(file for file in files if file.length), self._base([file.path for file in files]))
+        sources = SourceFiles(
+            tuple(file for file in files if file.length), self._base_folder([file.path for file in files])
+        )
         return sources if sources.files else None, len(missing)
 
-    def _listed(self, batch: int) -> Iterator[str]:
+    def _listed_paths(self, batch: int) -> Iterator[str]:
         """Yield the paths of a batch's files from the checkpoint.
 
         Source: Spark's ``OffsetSeqLog`` (a version, metadata, then a line for each source) and ``FileStreamSourceLog``
         (a version, then a line for each file; every tenth list also has the lines of the lists before it, which may be
         removed then). After a process was killed between the two logs, the next process applies two lists as one batch.
         """
-        previous, newest = self._last_list(batch - 1) if batch else -1, self._last_list(batch)
+        previous, newest = self._last_list_number(batch - 1) if batch else -1, self._last_list_number(batch)
         for number in range(newest, previous, -1):
             name, lines = self._read(f"sources/0/{number}", f"sources/0/{number}.compact")
             for file in map(json.loads, lines[1:]):
@@ -94,7 +96,7 @@ class FileBatches:
             if name.endswith(".compact"):
                 return
 
-    def _last_list(self, batch: int) -> int:
+    def _last_list_number(self, batch: int) -> int:
         """Return the number of the last list of files for a batch or an earlier one."""
         _, lines = self._read(f"offsets/{batch}")
         return int(json.loads(lines[2])["logOffset"])
@@ -107,12 +109,12 @@ class FileBatches:
                 if lines[:1] != [_VERSION]:
                     raise CheckpointError(
                         f"{self._checkpoint}/{name} has the format {''.join(lines[:1])}, and this program reads "
-                        f"{_VERSION} only: use a new checkpoint without {_VERSION_SETTING}"
+                        f"{_VERSION} only: use a new checkpoint, and do not set {_VERSION_SETTING}"
                     )
                 return name, lines
-        raise CheckpointError(f"{self._checkpoint}/{names[0]} does not exist: the checkpoint is incomplete")
+        raise CheckpointError(f"{self._checkpoint}/{names[0]} does not exist: restore it, or use a new checkpoint")
 
-    def _base(self, paths: list[str]) -> str | None:
+    def _base_folder(self, paths: list[str]) -> str | None:
         """Return the folder whose sub-folders are columns; None without such sub-folders."""
         if self._folder is None:
             return None

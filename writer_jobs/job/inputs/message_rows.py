@@ -30,7 +30,8 @@ _CORRUPT, _REASON = "__sluice_corrupt", "__sluice_reason"
 _DOCUMENT = "__sluice_document"
 # Whether the message has a number with more digits than VARIANT stores, for a column of type double or of type decimal.
 _LONG_DOUBLE, _LONG_DECIMAL = "__sluice_long_double", "__sluice_long_decimal"
-_TEXTS = (*INEXACT_TYPES, T.BinaryType)
+# Types whose values are read as text first, and then cast.
+_TEXT_TYPES = (*INEXACT_TYPES, T.BinaryType)
 # Types of variants whose text equals their JSON. Objects, and numbers with a fraction or an exponent, can differ.
 _SAME_TEXT = r"^(STRING|BOOLEAN|BIGINT|DECIMAL\(\d+,0\))\z"
 
@@ -47,12 +48,11 @@ class JsonMessages:
         self._writer = writer
         self._arguments = arguments
         try:
-            parsed = T.StructType.fromDDL(schema)
+            self._schema = T.StructType.fromDDL(schema)
         except (*JVM_ERRORS, PySparkException) as error:
-            raise SourceError(f"--value-schema {schema!r}: {error_reason(error)}") from error
-        if contains_type(parsed, (T.CharType, T.VarcharType)):
-            raise SourceError(f"--value-schema {schema!r}: write string for char(n) and varchar(n)")
-        self._schema = parsed
+            raise SourceError(f"--value-schema {schema!r} is not valid: {error_reason(error)}") from error
+        if contains_type(self._schema, (T.CharType, T.VarcharType)):
+            raise SourceError(f"--value-schema {schema!r} is not supported: write string for char(n) and varchar(n)")
 
     @contextmanager
     def rows(self, messages: DataFrame) -> Iterator[RowBatch]:
@@ -64,31 +64,34 @@ class JsonMessages:
 
         """
         text = F.col("value").cast("string")
-        text_schema = as_text(self._schema, _TEXTS)
+        text_schema = as_text(self._schema, _TEXT_TYPES)
         document = parse_single_value(text)
         # from_json finds values of the wrong JSON type, but reads a number as text through a double. The variant keeps
         # the number's digits.
-        checked = F.from_json(
+        json_row = F.from_json(
             text,
             T.StructType([*text_schema, T.StructField(_CORRUPT, T.StringType())]),
             {"columnNameOfCorruptRecord": _CORRUPT},
         )
-        is_bad = document.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
+        is_invalid = document.isNull() | json_row.isNull() | json_row.getField(_CORRUPT).isNotNull()
         misfit = _misfit(F.col(_DOCUMENT), F.col(ROW), self._schema, "")
-        reason = F.when(is_bad, "not JSON of the schema").otherwise(misfit)
+        reason = F.when(is_invalid, "the value is not a JSON object of --value-schema").otherwise(misfit)
         try:
-            parsed = messages.select(
+            parsed_messages = messages.select(
                 *("key", "value", "origin"),
                 document.alias(_DOCUMENT),
                 has_long_number(text).alias(_LONG_DOUBLE),
                 has_long_number(text, EXACT_DIGITS[T.DoubleType]).alias(_LONG_DECIMAL),
             )
-            parsed = parsed.withColumn(ROW, F.col(_DOCUMENT).try_cast(text_schema)).withColumn(_REASON, reason)
-            row = from_text(F.col(ROW), self._schema, _TEXTS, lambda item, data_type, _: _value(item, data_type), "")
-            parsed = parsed.select("key", "value", "origin", row.alias(ROW), _REASON)
+            parsed_messages = parsed_messages.withColumn(ROW, F.col(_DOCUMENT).try_cast(text_schema))
+            parsed_messages = parsed_messages.withColumn(_REASON, reason)
+            row = from_text(
+                F.col(ROW), self._schema, _TEXT_TYPES, lambda item, data_type, _: _cast_exactly(item, data_type), ""
+            )
+            parsed_messages = parsed_messages.select("key", "value", "origin", row.alias(ROW), _REASON)
         except PySparkException as error:
-            raise SourceError(f"--value-schema: {error_reason(error)}") from error
-        with closing(MaterializedRows.of(self._writer.table, parsed, "messages")) as materialized:
+            raise SourceError(f"JSON cannot be read with --value-schema: {error_reason(error)}") from error
+        with closing(MaterializedRows.of(self._writer.table, parsed_messages, "messages")) as materialized:
             yield separate_dead_letters(materialized.rows, self._writer, self._arguments)
 
 
@@ -118,7 +121,7 @@ def _misfit(value: Column, text_value: Column, target: T.DataType, path: str) ->
     if isinstance(target, T.StringType):
         is_lost = ~F.schema_of_variant(value).rlike(_SAME_TEXT)
         return F.when(is_value & is_lost, f"column {path}: the text of its JSON would change; send a JSON string")
-    is_changed = (_value(text_value, target) if isinstance(target, _TEXTS) else text_value).isNull()
+    is_changed = (_cast_exactly(text_value, target) if isinstance(target, _TEXT_TYPES) else text_value).isNull()
     if isinstance(target, T.DecimalType | T.FloatType | T.DoubleType):
         is_too_large = text_value.endswith("Infinity") & ~F.col("value").cast("string").contains('Infinity"')
         is_changed |= is_too_large | F.col(_LONG_DECIMAL if isinstance(target, T.DecimalType) else _LONG_DOUBLE)
@@ -132,7 +135,7 @@ def _first_misfit(values: Column, text_values: Column, target: T.DataType, path:
     return F.try_element_at(F.array_compact(sentences), F.lit(1))
 
 
-def _value(text: Column, target: T.DataType) -> Column:
+def _cast_exactly(text: Column, target: T.DataType) -> Column:
     """Cast a JSON text; null if the text is not exactly one value of the type."""
     return F.try_to_binary(text, F.lit("base64")) if isinstance(target, T.BinaryType) else exact_cast(text, target)
 
@@ -142,16 +145,17 @@ def _unknown_field(value: Column, target: T.StructType, path: str) -> Column:
     names = F.map_keys(F.try_variant_get(value, "$", "map<string,variant>"))
     unknown = F.filter(names, lambda name: ~name.isin(*target.names))
     if not path:
-        folded = [name.lower() for name in target.names]
-        unknown = F.filter(unknown, lambda name: F.lower(name).isin(*folded))
-    place = F.lit(f"{path}.".lstrip("."))
-    return F.concat(F.lit("field "), place, F.try_element_at(unknown, F.lit(1)), F.lit(" is not in --value-schema"))
+        lower_names = [name.lower() for name in target.names]
+        unknown = F.filter(unknown, lambda name: F.lower(name).isin(*lower_names))
+    prefix = F.lit(f"{path}.".lstrip("."))
+    return F.concat(F.lit("field "), prefix, F.try_element_at(unknown, F.lit(1)), F.lit(" is not in --value-schema"))
 
 
 def separate_dead_letters(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:
     """Separate the rows of messages from dead letters: messages without a row, or with a row that cannot be stored.
 
-    Messages have ``key``, ``value``, ``origin``, the row in ``ROW``, and optionally in ``_REASON`` why they have none.
+    Messages have the columns ``key``, ``value``, ``origin`` and ``ROW``, and optionally ``_REASON``: the reason why a
+    message has no row.
     """
     state = writer.log.state()
     partition_columns = arguments.partition_by if state is None else state.partition_columns
@@ -170,9 +174,10 @@ def separate_dead_letters(messages: DataFrame, writer: LockedDeltaWriter, argume
     if _REASON in messages.columns:
         reasons.insert(0, F.col(_REASON))
     messages = messages.withColumn(_REASON, F.coalesce(*reasons))
-    dead = messages.where(F.col(_REASON).isNotNull()).select("key", "value", "origin", F.col(_REASON).alias("reason"))
-    rows = messages.where(F.col(_REASON).isNull()).select(f"{ROW}.*")
-    return RowBatch(with_event_timestamps(rows, arguments.event_time), dead)
+    reason = F.col(_REASON)
+    dead_letters = messages.where(reason.isNotNull()).select("key", "value", "origin", reason.alias("reason"))
+    rows = messages.where(reason.isNull()).select(f"{ROW}.*")
+    return RowBatch(with_event_timestamps(rows, arguments.event_time), dead_letters)
 
 
 def _event_time_reasons(value: Column, data_type: T.DataType) -> Iterator[Column]:

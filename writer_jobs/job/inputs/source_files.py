@@ -10,8 +10,8 @@ from urllib.parse import unquote
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, is_glob
 from writer_jobs.errors import SourceError, StorageError
 
-_SUFFIXES = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}
-_COMPRESSED = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")
+_FORMAT_OF_SUFFIX = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}
+_COMPRESSION_SUFFIXES = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SourceFiles:
     @property
     def are_compressed(self) -> bool:
         """Whether the name of a file has the suffix of a compression."""
-        return any(file.name.lower().rpartition(".")[2] in _COMPRESSED for file in self.files)
+        return any(file.name.lower().rpartition(".")[2] in _COMPRESSION_SUFFIXES for file in self.files)
 
     @property
     def folder_columns(self) -> tuple[str, ...]:
@@ -51,10 +51,10 @@ class SourceFiles:
 
     @property
     def format(self) -> str:
-        """The format that the files' names have.
+        """The format that the files' names show.
 
         Raises:
-            SourceError: The names have no format, or several.
+            SourceError: The names show no format, or different formats.
 
         """
         formats = {_format_of(file.name) for file in self.files}
@@ -101,7 +101,7 @@ def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
     literal = files.status(source)
     if literal is not None:
         if literal.is_hidden and not literal.is_folder:
-            raise SourceError(f"source {source}: Spark skips files whose names begin with _ or .: rename it")
+            raise SourceError(f"Spark skips source {source}, because its name begins with _ or a dot: rename the file")
         return [literal]
     if not is_glob(source):
         return []
@@ -122,12 +122,12 @@ def _files_below(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatu
             has_columns = True
             files_below += _files_below(files, entry)[0]
         else:
-            raise SourceError(f"source {folder.path} has a sub-folder, {entry.name}: name its files, or a glob")
+            raise SourceError(f"source {folder.path} has a sub-folder, {entry.name}: give the files, or a glob")
     return files_below, has_columns
 
 
 def _format_of(name: str) -> str | None:
     parts = name.lower().split(".")
-    if len(parts) > 1 and parts[-1] in _COMPRESSED:
+    if len(parts) > 1 and parts[-1] in _COMPRESSION_SUFFIXES:
         parts.pop()
-    return _SUFFIXES.get(parts[-1]) if len(parts) > 1 else None
+    return _FORMAT_OF_SUFFIX.get(parts[-1]) if len(parts) > 1 else None

@@ -15,11 +15,11 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.feeds.message_values import parse_single_value
 
 _LONGEST_SAMPLE = 80
-# Replaces two quotes. Texts do not contain this character (Unicode, noncharacters).
-_DOUBLED = "\uffff"
+# Replaces two quotes during the check. Unicode reserves this noncharacter, so texts do not contain it.
+_DOUBLED_QUOTE = "\uffff"
 _SEPARATORS = {"\\t": "\t", "\\\\": "\\"}
 # With one of these options the user defines a syntax other than that of RFC 4180.
-_OTHER_SYNTAX = ("escape", "quote", "comment", "linesep", "chartoescapequoteescaping", "unescapedquotehandling")
+_SYNTAX_OPTIONS = ("escape", "quote", "comment", "linesep", "chartoescapequoteescaping", "unescapedquotehandling")
 _HINT = (
     "RFC 4180 requires quotes around fields with quotes, separators or newlines, and doubles quotes within them; for "
     "another syntax give --option escape=…, or --option quote= for files in which quotes have no meaning"
@@ -34,6 +34,7 @@ class CsvSyntax:
     """The syntax of CSV files that the options of a user, with lower-case names, define.
 
     Attributes:
+        separator: Separator of the fields.
         ignores_blanks: Whether blanks around quotes are ignored.
         forbids_multiline: Whether the user set ``multiLine=false``.
         is_utf8: Whether the encoding is UTF-8.
@@ -49,7 +50,7 @@ class CsvSyntax:
         self.ignores_blanks = any(option.lower() == "true" for option in blanks)
         self.forbids_multiline = options.get("multiline", "").lower() == "false"
         self.is_utf8 = is_utf8(encoding)
-        self.is_standard = not any(name in options for name in _OTHER_SYNTAX) and _is_like_ascii(encoding)
+        self.is_standard = not any(name in options for name in _SYNTAX_OPTIONS) and _is_like_ascii(encoding)
 
 
 def encoding_of(options: Mapping[str, str]) -> str:
@@ -91,7 +92,7 @@ def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: 
         F.lit(syntax.is_standard)
         & value.contains('"')
         & ~is_open
-        & _without_quoted(value, syntax).rlike(f'["{_DOUBLED}]')
+        & _without_quoted(value, syntax).rlike(f'["{_DOUBLED_QUOTE}]')
     )
     result = lines.agg(
         F.first(F.when(is_damaged, file), ignorenulls=True).alias("damaged"),
@@ -126,7 +127,8 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
     text = F.regexp_replace("value", r"\r\z", "")
     file_window = Window.partitionBy("file").orderBy("block", "number")
     outside, inside = (_without_quoted(start, syntax) for start in (text, F.concat(F.lit('"'), text)))
-    # Whether the line has a misplaced quote or CR if it starts outside, or inside, quotes: bad_outside, bad_inside.
+    # bad_outside: whether a line that starts outside quotes has a misplaced quote or CR; bad_inside: the same for a
+    # line that starts inside quotes.
     numbered_lines = lines.select(
         F.col("_metadata.file_path").alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
@@ -134,7 +136,7 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         _has_odd_quotes(F.col("value")).cast("int").alias("odd"),
         F.col("value").endswith("\r").alias("is_crlf"),
         *(
-            unquoted.rlike(f'["{_DOUBLED}\r]').alias(name)
+            unquoted.rlike(f'["{_DOUBLED_QUOTE}\r]').alias(name)
             for name, unquoted in (("bad_outside", outside), ("bad_inside", inside))
         ),
     )
@@ -194,7 +196,7 @@ def _has_odd_quotes(line: Column) -> Column:
 
 
 def _without_quoted(line: Column, syntax: CsvSyntax) -> Column:
-    """Return a line without its quoted fields, with a mark for two quotes. The last field may be open.
+    """Return a line without its quoted fields, with ``_DOUBLED_QUOTE`` for two quotes. The last field may be open.
 
     The replacement takes several steps, because a regular expression with a loop over escaped quotes would overflow
     Java's stack on long fields.
@@ -202,8 +204,8 @@ def _without_quoted(line: Column, syntax: CsvSyntax) -> Column:
     blanks = r"\s*" if syntax.ignores_blanks else ""
     separator = rf"\Q{syntax.separator}\E"
     end = rf"{blanks}(?=\z|{separator})"
-    pattern = rf'(^|{separator}){blanks}({_DOUBLED}*"[^"]*("{end}|\z)|{_DOUBLED}+{end})'
-    marked_line = F.replace(F.replace(line, F.lit(_DOUBLED), F.lit("")), F.lit('""'), F.lit(_DOUBLED))
+    pattern = rf'(^|{separator}){blanks}({_DOUBLED_QUOTE}*"[^"]*("{end}|\z)|{_DOUBLED_QUOTE}+{end})'
+    marked_line = F.replace(F.replace(line, F.lit(_DOUBLED_QUOTE), F.lit("")), F.lit('""'), F.lit(_DOUBLED_QUOTE))
     return F.regexp_replace(marked_line, pattern, "$1")
 
 

@@ -15,12 +15,13 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
 from writer_jobs.job.inputs.source_lines import encoding_of, is_utf8
 
-# Options with the user's format of a type.
+# The reader option that sets the format of a type's values, in lower case.
 _FORMAT_OPTIONS: Mapping[type[T.DataType], str] = {
     T.DateType: "dateformat",
     T.TimestampType: "timestampformat",
     T.TimestampNTZType: "timestampntzformat",
 }
+# A fraction of a second that is finer than microseconds.
 _TOO_MANY_DIGITS = r"\.\d{6}0*[1-9]"
 # CSV options with texts for values without digits, and the names of these values in SQL.
 _NOT_FINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
@@ -28,9 +29,10 @@ _REPLACEMENT = "\ufffd"
 
 
 class SourceValues:
-    """The casts of a file's values, by the user's options for Spark's reader, with lower-case names.
+    """The casts of the values of files with one format.
 
-    The values of ``folder_columns`` are in names of folders.
+    ``options`` are the user's options for Spark's reader, with lower-case names. The values of ``folder_columns`` are
+    in names of folders.
 
     Raises:
         SourceError: The option timeZone differs from the session's time zone.
@@ -51,28 +53,28 @@ class SourceValues:
                 f"{zone}; set it with --conf spark.sql.session.timeZone=…"
             )
 
-    def read_as(self, schema: T.StructType) -> T.StructType:
+    def schema_to_read(self, schema: T.StructType) -> T.StructType:
         """Return a schema with string in place of types whose values Spark can change."""
         return T.StructType(
-            [T.StructField(field.name, as_text(field.dataType, self._texts(field.name))) for field in schema]
+            [T.StructField(field.name, as_text(field.dataType, self._text_types(field.name))) for field in schema]
         )
 
     def may_change(self, field: T.StructField) -> bool:
         """Return whether the type that Spark inferred for a column can change a value."""
-        return isinstance(field.dataType, (T.IntegerType, T.LongType, *self._texts(field.name)))
+        return isinstance(field.dataType, (T.IntegerType, T.LongType, *self._text_types(field.name)))
 
-    def changes(self, text: Column, target: T.DataType) -> Column:
-        """Return whether a cast to a type changes a text, such as 007, +5, or digits that are cut."""
+    def is_changed_by_cast(self, text: Column, target: T.DataType) -> Column:
+        """Return the condition that a cast to a type changes a text, such as 007, +5, or one with too many digits."""
         has_format = _FORMAT_OPTIONS.get(type(target)) in self._options
         is_rewritten = F.expr("false") if has_format else text.rlike(r"^(\+|-?0\d)")
         return text.isNotNull() & (self._value(text, target).isNull() | is_rewritten)
 
     def cast(self, rows: DataFrame, schema: T.StructType) -> DataFrame:
-        """Cast rows with the types of :meth:`read_as` to a schema.
+        """Cast rows with the types of :meth:`schema_to_read` to a schema.
 
         A value that would change fails the job that reads it. With the option mode=PERMISSIVE such a value is null.
         """
-        text_types = {field.name: types for field in schema if (types := self._texts(field.name))}
+        text_types = {field.name: types for field in schema if (types := self._text_types(field.name))}
         if not text_types:
             return rows
         file = rows.metadataColumn("_metadata").getField("file_path")
@@ -91,7 +93,7 @@ class SourceValues:
 
         return rows.select(*map(column, rows.columns))
 
-    def _texts(self, column: str) -> tuple[type[T.DataType], ...]:
+    def _text_types(self, column: str) -> tuple[type[T.DataType], ...]:
         """Return the types that Spark reads as text in a column."""
         if not self._is_text and column not in self._folder_columns:
             return ()

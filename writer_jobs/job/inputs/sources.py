@@ -76,10 +76,10 @@ class SourceReader:
         }
         #: All options of the reader: the user's and the defaults.
         self.options = {**defaults, **options, **({"basePath": sources.base} if sources.base else {})}
-        self._effective = {name.lower(): value.lower() for name, value in self.options.items()}
+        self._effective_options = {name.lower(): value.lower() for name, value in self.options.items()}
         if file_format == "json" and not is_utf8(encoding_of(self._user_options)):
             raise SourceError("JSON is read as UTF-8 only (RFC 8259): convert the files, and drop --option encoding")
-        if file_format == "json" and self._effective.get("multiline") == "true" and sources.are_compressed:
+        if file_format == "json" and self._effective_options.get("multiline") == "true" and sources.are_compressed:
             # Spark reads numbers a second time from the file, which is not possible in a compressed file.
             raise SourceError("JSON files with --option multiLine=true must not be compressed: decompress them")
         self._folder_columns = set(sources.folder_columns)
@@ -101,12 +101,12 @@ class SourceReader:
             WriteFailedError: A record is malformed.
 
         """
-        schema = self._inferred(target, types=self.format == "csv" and target is None)
+        schema = self._inferred_schema(target, types=self.format == "csv" and target is None)
         if target is None:
             if not schema.fields:
                 raise SourceError("the source files have no columns to create a table with")
-            return self._without_changes(schema)
-        if self.format == "csv" and self._effective["header"] != "true":
+            return self._with_exact_types(schema)
+        if self.format == "csv" and self._effective_options["header"] != "true":
             schema = self._by_position(schema, target)
         if self.format == "json" and not schema.fields:
             return _nullable(target.schema)
@@ -117,20 +117,20 @@ class SourceReader:
     def read_changes(self, target: TableState | None, *, evolves: bool = False) -> DataFrame:
         """Return the rows of files of changes; see :meth:`read`. Such files may have columns that the table lacks.
 
-        Columns of the table have the table's types, or if it ``evolves`` the inferred type if that type is wider. For
-        other columns and nested fields Spark infers the types.
+        Columns of the table have the table's types. If the table ``evolves``, an inferred type that is wider replaces
+        the table's type. Spark infers the types of other columns and nested fields.
 
         Raises:
             SourceError: The files cannot be read as this format, or have no columns.
             WriteFailedError: A record, or a line, is malformed.
 
         """
-        schema = self._inferred(target, types=self.format == "csv")
+        schema = self._inferred_schema(target, types=self.format == "csv")
         if not schema.fields:
             raise SourceError("the source files have no columns")
         types = {} if target is None else self._table_types(target)
         schema = self._types_to_read(schema, types, widens=evolves)
-        return self.read(self._without_changes(schema, table_columns=types))
+        return self.read(self._with_exact_types(schema, table_columns=types))
 
     def _table_types(self, target: TableState) -> dict[str, DataType]:
         """Return the table's types, by folded name, of the columns that are read with the table's types."""
@@ -147,9 +147,9 @@ class SourceReader:
 
         return StructType([field_to_read(field) for field in schema])
 
-    def _inferred(self, target: TableState | None, *, types: bool) -> StructType:
-        infer = types and "inferschema" not in self._effective
-        with self._readable():
+    def _inferred_schema(self, target: TableState | None, *, types: bool) -> StructType:
+        infer = types and "inferschema" not in self._effective_options
+        with self._convert_errors():
             reader = self._reader().options(**({"inferSchema": "true"} if infer else {}))
             schemas = self._schemas(reader, self._paths)
         try:
@@ -168,7 +168,7 @@ class SourceReader:
         return [*self._schemas(reader, paths[:half]), *self._schemas(reader, paths[half:])]
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except LinesError as error:
@@ -190,11 +190,11 @@ class SourceReader:
 
         """
         # With a schema, the Parquet reader ignores columns that the schema lacks. The schema was just inferred.
-        rows = self._reader().schema(self._values.read_as(schema)).load(self._paths)
+        rows = self._reader().schema(self._values.schema_to_read(schema)).load(self._paths)
         return self._values.cast(rows, schema)
 
-    def _without_changes(self, schema: StructType, table_columns: Collection[str] = ()) -> StructType:
-        """Return a schema with string for inferred columns whose type would change a value.
+    def _with_exact_types(self, schema: StructType, table_columns: Collection[str] = ()) -> StructType:
+        """Return a schema with the type string for columns whose inferred type would change a value.
 
         ``table_columns`` are the folded names of columns whose type is not inferred.
 
@@ -202,37 +202,37 @@ class SourceReader:
             WriteFailedError: A record is malformed.
 
         """
-        inferred = [
+        fields_to_check = [
             field
             for field in schema
             if (self.format == "csv" or field.name in self._folder_columns)
             and self._fold(field.name) not in table_columns
             and self._values.may_change(field)
         ]
-        if not inferred:
+        if not fields_to_check:
             return schema
-        text_schema = _with_strings(schema, {field.name for field in inferred})
+        text_schema = _with_strings(schema, {field.name for field in fields_to_check})
         texts = self._reader().schema(text_schema).load(self._paths)
-        has_change = (
-            F.max(self._values.changes(texts[quoted(field.name)], field.dataType)).alias(field.name)
-            for field in inferred
+        change_flags = (
+            F.max(self._values.is_changed_by_cast(texts[quoted(field.name)], field.dataType)).alias(field.name)
+            for field in fields_to_check
         )
         try:
-            row = texts.agg(*has_change).collect()[0]
+            row = texts.agg(*change_flags).collect()[0]
         except (*JVM_ERRORS, PySparkException) as error:
             raise WriteFailedError(table=self._table, reason=error_reason(error)) from error
         return _with_strings(schema, {name for name, is_changed in row.asDict().items() if is_changed})
 
     def _reader(self) -> DataFrameReader:
-        return self._spark.read.format(self.format).options(**{**self.options, **self._layout})
+        return self._spark.read.format(self.format).options(**{**self.options, **self._line_options})
 
     @cached_property
-    def _layout(self) -> Mapping[str, str]:
-        """Options for the layout of the files' lines, after a check of the lines."""
-        if self.format not in ("csv", "json") or self._effective.get("mode") != "failfast":
+    def _line_options(self) -> Mapping[str, str]:
+        """Options of Spark's reader for the lines of the files, after a check of the lines."""
+        if self.format not in ("csv", "json") or self._effective_options.get("mode") != "failfast":
             return {}
         options = self._user_options
-        with self._readable():
+        with self._convert_errors():
             if self.format == "json":
                 documents = {"wholetext": options["multiline"]} if "multiline" in options else {}
                 separator = {"lineSep": options["linesep"]} if "linesep" in options else {}
@@ -244,25 +244,28 @@ class SourceReader:
         return self._spark.read.format("text").options(**_ALL_FILES, **options).load(self._paths)
 
     def _fold(self, name: str) -> str:
+        """Return a name in lower case, unless the session distinguishes case."""
         return name if self._is_case_sensitive else name.lower()
 
     def _by_position(self, schema: StructType, target: TableState) -> StructType:
         if len(schema.fields) != len(target.schema.fields):
-            self._mismatch(f"the files have {len(schema.fields)} columns, the table {len(target.schema.fields)}")
+            self._refuse_schema(
+                f"the files have {len(schema.fields)} columns, the table has {len(target.schema.fields)}"
+            )
         return _nullable(target.schema)
 
     def _check_names(self, schema: StructType, target: TableState) -> None:
         differences = type_differences(target.schema, schema, self._fold)
         if unknown := mismatch(difference for difference in differences if difference.is_unknown):
-            self._mismatch(unknown)
+            self._refuse_schema(unknown)
         if self.format == "csv":
             file_columns = {self._fold(name) for name in schema.names}
             supplied = {self._fold(name) for name in target.supplied_columns}
             missing = [name for name in target.schema.names if self._fold(name) not in file_columns | supplied]
             if missing:
-                self._mismatch(f"the source has no column {', '.join(missing)}")
+                self._refuse_schema(f"the source has no column {', '.join(missing)}")
 
-    def _mismatch(self, reason: str) -> None:
+    def _refuse_schema(self, reason: str) -> None:
         raise SchemaMismatchError(table=self._table, reason=reason)
 
 
