@@ -120,7 +120,7 @@ def test_the_split_depends_on_the_rows_alone(spark: SparkSession) -> None:
     assert sorted(number for part in reference for number in part) == list(range(100))
     assert all(len(part) > 30 for part in reference)
     assert parts(SplitRows(rows.repartition(3).orderBy("s"), 2)) == reference
-    assert parts(SplitRows(rows.coalesce(1), 2, together=["d"])) == reference
+    assert parts(SplitRows(rows.coalesce(1), 2, colocated_columns=["d"])) == reference
 
 
 def test_a_catalog_table_is_appended_to_by_name(

@@ -156,7 +156,7 @@ def test_glob_characters_in_paths_are_escaped() -> None:
 def test_each_run_id_has_its_own_folder_of_records() -> None:
     def paths(run_id: str) -> tuple[str, str]:
         records = RunRecords(HadoopFiles(None, None), "/t", run_id)
-        return records.folder, records.earlier
+        return records.folder, records.earlier_path
 
     assert paths("nightly-2013") == ("/t/_sluice/runs/nightly-2013", "/t/_sluice/runs/nightly-2013.json")
     # The folder is neither a parent nor the file in which an earlier release stored run "r".

@@ -57,10 +57,11 @@ several commits:
 
 runs:
   With --run-id ID commit i carries txnAppId=ID, txnVersion=i. A record below _sluice/runs in the table's folder has the
-  division of the rows; of reader options it has salted hashes and no values. A run that is started again skips commits
-  that are in the table, and makes the others. Other files, other contents (size, modification time), another --commits,
-  format, reader option, session time zone or Spark version are refused. If the table forgets transactions
-  (delta.setTransactionRetentionDuration), it may have forgotten those of a run: then the run is refused, too.
+  division of the rows. It stores salted hashes of the reader options, not their values. A run that is started again
+  skips commits that are in the table, and makes the others. Other files, other contents (size, modification time),
+  another --commits, format, reader option, session time zone or Spark version are refused. If the table forgets
+  transactions (delta.setTransactionRetentionDuration), it may have forgotten those of a run: then the run is refused,
+  too.
 
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}.
 """
@@ -70,14 +71,14 @@ standard output has one JSON object per line: {"event": "begun" | "holding" | "c
 class AppendArguments(FileJobArguments):
     """The arguments of ``append.py``; see its ``--help``."""
 
-    divide_into: int
+    commit_count: int
     lock: Literal["table", "partitions"]
     hold: Literal["commit", "write"]
 
     @property
     def commits(self) -> int:
         """The number of commits into which the rows are divided."""
-        return self.divide_into
+        return self.commit_count
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
@@ -88,7 +89,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
     add_new_table(parser)
     add = parser.add_argument
     add(
-        "--commits", dest="divide_into", default=1, metavar="N",
+        "--commits", dest="commit_count", default=1, metavar="N",
         type=number(int, 1, _MOST_COMMITS, f"a whole number from 1 to {_MOST_COMMITS}"),
         help="number of commits to divide the rows into (1)",
     )  # fmt: skip

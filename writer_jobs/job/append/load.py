@@ -36,14 +36,16 @@ class _Plan:
     """The plan of a load.
 
     Attributes:
-        committed: Number of the run's commits in the table.
-        run: The run, recorded with its first commit; None without a run id.
+        state: State of the table; None: it does not exist.
+        committed_count: Number of the run's commits in the table.
+        run: The run, recorded before its first commit; None without a run id.
+        schema: Names and types to read the files with.
         versions: Table versions by the number of the run's commits, as far as the log still has them.
 
     """
 
     state: TableState | None
-    committed: int
+    committed_count: int
     run: Run | None
     schema: StructType
     versions: Mapping[int, int] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class AppendLoad:
         self._files = HadoopFiles.of(spark)
         self._sources = find_sources(self._files, arguments.sources)
         self._reader = SourceReader(spark, self._sources, arguments.format, arguments.options, writer.table)
-        self._reported = 0
+        self._last_reported = 0
 
     def run(self) -> None:
         """Make the commits that are not in the table.
@@ -85,12 +87,12 @@ class AppendLoad:
                 fit the table. Earlier commits stay in the table.
 
         """
-        while self._reported < self._arguments.commits:
+        while self._last_reported < self._arguments.commits:
             plan = self._plan()
-            for commit in range(self._reported + 1, plan.committed + 1):
+            for commit in range(self._last_reported + 1, plan.committed_count + 1):
                 self._output.commit(commit, None, version=plan.versions.get(commit))
-                self._reported = commit
-            if plan.committed < self._arguments.commits:
+                self._last_reported = commit
+            if plan.committed_count < self._arguments.commits:
                 with suppress(_PlanOutdatedError):
                     self._make_commits(plan)
 
@@ -106,26 +108,28 @@ class AppendLoad:
             self._spark, sources=self._sources, file_format=self._reader.format, commits=arguments.commits
         )
         head = log.head(run_id)
-        committed = max(0, head.last_transaction)
-        if committed == 0:
+        committed_count = max(0, head.last_transaction)
+        if committed_count == 0:
             earlier_runs = records.all()
             if state and state.forgets_transactions and earlier_runs:
                 raise RunError(
                     f"run {run_id!r} was begun before, and its progress is unknown, because the table forgets "
-                    "transactions (delta.setTransactionRetentionDuration): look into its history, then choose another "
-                    "run id"
+                    "transactions (delta.setTransactionRetentionDuration): look into the table's history, then choose "
+                    "another run id"
                 )
             schema = self._schema(state)
             # An attempt that ended before its first commit left a record. The record is used if nothing has changed.
             unchanged = (
-                run for run in earlier_runs if run.text and run.schema == schema and not run.changes(basis, options)
+                run
+                for run in earlier_runs
+                if run.text and run.schema == schema and not run.changed_inputs(basis, options)
             )
             run = next(unchanged, None) or Run.begin(run_id, basis, options, schema)
             return _Plan(state, 0, run, schema)
         run, newest = begun_run(records, log, run_id, head)
-        check_same_basis(run, basis, options, committed)
+        check_same_basis(run, basis, options, committed_count)
         # The recorded schema determines the split; the table's schema may have changed.
-        return _Plan(state, committed, run, run.schema, log.run_versions(run_id, newest=newest))
+        return _Plan(state, committed_count, run, run.schema, log.run_versions(run_id, newest=newest))
 
     def _records(self, run_id: str) -> RunRecords:
         return RunRecords(self._files, self._writer.location, run_id)
@@ -151,11 +155,11 @@ class AppendLoad:
         except JVM_ERRORS as error:
             raise WriteFailedError(table=self._writer.table, reason=error_reason(error)) from error
         try:
-            for commit in range(plan.committed + 1, commits + 1):
+            for commit in range(plan.committed_count + 1, commits + 1):
                 # Checked for each commit: Spark reads rows that its cache evicted from the files again.
                 self._check_sources_unchanged()
                 part = rows if split is None else split.part(commit - 1)
-                self._make_commit(commit, part, plan, is_first=commit == plan.committed + 1)
+                self._make_commit(commit, part, plan, is_first=commit == plan.committed_count + 1)
         finally:
             if split is not None:
                 with suppress(*JVM_ERRORS):
@@ -172,10 +176,10 @@ class AppendLoad:
         def before_write(hold: Hold) -> None:
             self._output.holding(commit, hold.token, hold.acquired_at)
             if is_first:
-                self._confirm(plan)
+                self._confirm_plan(plan)
 
         run = plan.run
-        begins_run = is_first and run is not None and plan.committed == 0
+        begins_run = is_first and run is not None and plan.committed_count == 0
         with self._uninterrupted(self._writer.cancel):
             self._output.begun(commit, time.time())
             result = self._writer.append(
@@ -185,28 +189,33 @@ class AppendLoad:
                 # Under the table's lock no other process begins a run with this id.
                 lock="table" if begins_run else arguments.lock,
                 lock_during=arguments.hold,
-                metadata={} if run is None else self._note(run, commit),
+                metadata={} if run is None else self._commit_metadata(run, commit),
                 before_write=before_write,
             )
             if begins_run and result.already_committed:
                 # Another process has begun this run. A new plan compares its split with this one.
                 raise _PlanOutdatedError
             self._output.commit(commit, result)
-            self._reported = commit
+            self._last_reported = commit
 
-    def _note(self, run: Run, commit: int) -> dict[str, Any]:
+    def _commit_metadata(self, run: Run, commit: int) -> dict[str, Any]:
         basis = {} if run.digest is None else {"basis": run.digest}
         return run_note(run.run_id, commit, self._arguments.commits, **basis)
 
-    def _confirm(self, plan: _Plan) -> None:
-        """Under the lock, before the first commit: check that the plan still fits the table, and record the run."""
+    def _confirm_plan(self, plan: _Plan) -> None:
+        """Check that the plan still fits the table, and record the run. Called under the lock before the first commit.
+
+        Raises:
+            _PlanOutdatedError: The plan does not fit the table any more.
+
+        """
         state = self._writer.log.state() if plan.state is None else plan.state
         if state is not None and plan.state is None:
             # Another writer created the table after this job planned to create it.
             refuse_other_partitioning(self._writer.table, state, self._arguments.partition_by)
             if not _has_same_columns(plan.schema, state.schema):
                 raise _PlanOutdatedError
-        if plan.run is not None and plan.committed == 0:
+        if plan.run is not None and plan.committed_count == 0:
             if self._writer.log.head(plan.run.run_id).last_transaction > 0:
                 # Another process has begun this run.
                 raise _PlanOutdatedError
@@ -231,7 +240,7 @@ def refuse_other_partitioning(table: str, state: TableState | None, partition_by
 
 
 def _has_same_columns(planned: StructType, actual: StructType) -> bool:
-    """Return whether rows that were planned for a new table have the names and types of the existing table."""
+    """Return whether the schema planned for a new table has the names and types of the existing table."""
 
     def types(schema: StructType) -> dict[str, str]:
         return {field.name.lower(): field.dataType.simpleString() for field in schema}

@@ -46,7 +46,7 @@ def check_run_id(run_id: str) -> str:
     """Return a valid run id unchanged.
 
     Raises:
-        RunError: The id is empty, longer than 128 characters, or has a control character.
+        RunError: The id is blank, longer than 128 characters, or has a character that is not printable.
 
     """
     if not run_id.strip() or len(run_id) > _LONGEST_ID or not run_id.isprintable():
@@ -84,7 +84,7 @@ class Run:
         """Hash of the record, which the run's commits note; None for a record of an earlier release."""
         return None if self.text is None else _digest(self.text)
 
-    def changes(self, basis: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
+    def changed_inputs(self, basis: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
         """Return the names of the inputs and options that differ from the record, without their values."""
         recorded_basis = {name: value for name, value in self.basis.items() if name != _OPTIONS}
         changed = [name for name in sorted({*recorded_basis, *basis}) if recorded_basis.get(name) != basis.get(name)]
@@ -107,7 +107,7 @@ class RunRecords:
         self._run_id = run_id
         name = f"{table_location}/{_RUNS_FOLDER}/{quote(run_id, safe='')}"
         #: Path of the record of an earlier release.
-        self.earlier = f"{name}.json"
+        self.earlier_path = f"{name}.json"
         #: Folder of the records. Without dots, so it is not ".." and not a file that an earlier release wrote.
         self.folder = f"{table_location}/{_RUNS_FOLDER}/{quote(run_id, safe='').replace('.', '%2E')}"
 
@@ -117,7 +117,7 @@ class RunRecords:
         digests = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return [run for run in (*map(self.with_digest, digests), self.of_earlier_release()) if run is not None]
 
-    def only(self) -> Run | None:
+    def only_record(self) -> Run | None:
         """Return the record if it is complete and no other file is in the folder; else None."""
         entries = self._files.children(self.folder)
         return runs[0] if len(entries) <= 1 and len(runs := self.all()) == 1 else None
@@ -128,8 +128,11 @@ class RunRecords:
         return self._parsed(text) if text is not None and _digest(text) == digest else None
 
     def of_earlier_release(self) -> Run | None:
-        """Return the record of an earlier release, which could replace it after the first commit."""
-        text = self._text(self.earlier)
+        """Return the record of an earlier release; None if there is none.
+
+        Earlier releases could replace the record after the run's first commit.
+        """
+        text = self._text(self.earlier_path)
         return None if text is None else self._parsed(text)
 
     def save(self, run: Run) -> None:
@@ -187,22 +190,22 @@ def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) 
     """Return the record of a run that has commits in the table, and the newest version that can be one of them.
 
     A record is written before the first commit of its run, so a single record is the valid one. Of several records, the
-    newest commit of the run notes the valid one: the log is read backwards to that commit. The head of the log has
-    transactions of this run.
+    newest commit of the run notes the valid one: the log is read backwards to that commit. ``head`` is the head of the
+    log, and has transactions of this run.
 
     Raises:
         RunError: The record is missing, or several records can be the valid one.
         StorageError: The log or a record cannot be read.
 
     """
-    if (only := records.only()) is not None:
-        return only, head.version
+    if (only_record := records.only_record()) is not None:
+        return only_record, head.version
     note, version = log.find_run(run_id, newest=head.version)
     if note is not None:
         digest = note.get("basis")
         run = records.of_earlier_release() if digest is None else records.with_digest(str(digest))
         if run is None:
-            path = records.earlier if digest is None else f"{records.folder}/{digest}.json"
+            path = records.earlier_path if digest is None else f"{records.folder}/{digest}.json"
             raise RunError(
                 f"run {run_id!r} has commits in the table (up to {head.last_transaction}), and the record by which "
                 f"they were made is missing or damaged: restore {path}, or choose another run id for the rows that "
@@ -228,11 +231,11 @@ def check_same_basis(run: Run, basis: Mapping[str, Any], options: Mapping[str, s
         RunError: The run has another split.
 
     """
-    changed = run.changes(basis, options)
-    if changed:
+    changed_inputs = run.changed_inputs(basis, options)
+    if changed_inputs:
         raise RunError(
             f"run {run.run_id!r} has {committed} of {run.basis.get('number of commits')} commits in the table already, "
-            f"and since then the {' and the '.join(changed)} changed: restore them, or choose another run id"
+            f"and since then the {' and the '.join(changed_inputs)} changed: restore them, or choose another run id"
         )
 
 
@@ -241,7 +244,7 @@ def _digest(text: str) -> str:
 
 
 def _hashed(options: Mapping[str, str], salt: str) -> dict[str, Any]:
-    """Hash each value slowly, with the salt and the option's name, so that equal values have different hashes."""
+    """Return the salt, and a slow hash of each value. The option's name is hashed, too, so that equal values differ."""
 
     def hashed(name: str, value: str) -> str:
         return hashlib.pbkdf2_hmac("sha256", value.encode(), f"{salt} {name}".encode(), _HASH_ITERATIONS).hex()

@@ -23,20 +23,23 @@ class SplitRows:
 
     Args:
         df: The rows, with columns in the order of their schema.
-        together: Columns whose equal values are put into one Spark partition for each part. A table with these
-            partition columns then gets one file for each of its partitions and part, and not one for each task.
+        parts: Number of parts.
+        colocated_columns: Columns whose equal values are put into one Spark partition for each part. A table with
+            these partition columns then gets one file for each of its partitions and part, and not one for each task.
 
     """
 
-    def __init__(self, df: DataFrame, parts: int, together: Sequence[str] = ()) -> None:
+    def __init__(self, df: DataFrame, parts: int, colocated_columns: Sequence[str] = ()) -> None:
         self._part = "__sluice_part"
         while self._part in df.columns:
             self._part += "_"
-        number = F.pmod(F.xxhash64(*(_hashable(df, name) for name in df.columns)), F.lit(parts))
-        numbered_rows = df.withColumn(self._part, number)
-        if together:
+        part_number = F.pmod(F.xxhash64(*(_hashable(df, name) for name in df.columns)), F.lit(parts))
+        numbered_rows = df.withColumn(self._part, part_number)
+        if colocated_columns:
             tasks = max(df.sparkSession.sparkContext.defaultParallelism, df.rdd.getNumPartitions())
-            numbered_rows = numbered_rows.repartition(tasks, self._part, *(_column(df, name) for name in together))
+            numbered_rows = numbered_rows.repartition(
+                tasks, self._part, *(_column(df, name) for name in colocated_columns)
+            )
         self._rows = numbered_rows.sortWithinPartitions(self._part).persist()
 
     def count(self) -> int:
