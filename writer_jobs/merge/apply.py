@@ -52,8 +52,8 @@ def apply_changes(
 
         apply_changes(writer, changes, keys=["id"], sequence_by="updated_at", apply_as_deletes="op = 'd'")
 
-    The result does not depend on the order in which changes arrive, on how they are split into batches, or on how often
-    each arrives:
+    The result does not depend on the order in which changes arrive, on how they are split into batches, or on how many
+    times a change arrives:
 
     - Of several changes of a key, the one with the largest sequence wins, within a batch and between batches. With
       history, each change counts, in that order: a row ends where the next change of its key starts, in one commit.
@@ -70,7 +70,7 @@ def apply_changes(
     The batch is folded before the lock is requested. If the table's partition columns are keys, only the partitions of
     the batch are locked. Otherwise the whole table is locked, because the partition of a row does not follow from its
     keys. The tombstones are locked with the table and committed before it. If a run is killed between the two commits,
-    the next one undoes the first commit. So a batch is applied as a whole or not at all.
+    the next run undoes the first commit. So a batch is applied as a whole or not at all.
 
     Args:
         writer: Writer of the table. The table is created if it does not exist.
@@ -78,8 +78,8 @@ def apply_changes(
             may have nulls in all other columns.
         keys: Columns that together identify a row.
         sequence_by: Order of the changes of a key: a column name, SQL or a column, such as
-            ``struct("committed_at", "position")``. A text column is refused, an expression of one is not. A row's
-            sequence is in the table column of that name, if the table gets it, and else in ``__SEQUENCE``.
+            ``struct("committed_at", "position")``. A text column is refused; an expression of a text column is not. If
+            the sequence is a column that the table gets, the table stores it there, and otherwise in ``__SEQUENCE``.
         apply_as_deletes: Condition (SQL or a column) that is true for deletes; null counts as false.
         column_list: Columns that the table gets; None: all columns.
         except_column_list: Columns that the table does not get.
@@ -102,7 +102,7 @@ def apply_changes(
     Raises:
         ValueError: Arguments contradict each other.
         ChangesError: The changes lack a column, or their order is not known; the message has the keys. Or the table is
-            fed in another way.
+            bound to another feed.
         SchemaMismatchError: The changes do not fit the table.
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 

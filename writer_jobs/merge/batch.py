@@ -41,8 +41,10 @@ class ChangeBatch:
 
     Attributes:
         rows: The folded changes, with the columns of ``prepared``.
+        change_count: Number of changes.
+        folded_count: Number of folded changes.
         delete_count: Number of folded changes that are deletes.
-        newest: Largest sequence; None of an empty batch.
+        newest: Largest sequence; None for an empty batch.
 
     Raises:
         ChangesError: A key or a sequence is null, or the order of two changes is not known.
@@ -59,7 +61,7 @@ class ChangeBatch:
     ) -> None:
         self._spec = spec
         self._has_one_per_key = tuple(group_columns) == tuple(spec.keys)
-        self._is_unordered = _has_null(prepared.schema, SEQ)
+        self._is_unordered = _is_incomplete(prepared.schema, SEQ)
         self._prepared = prepared
         change_metrics, folded_metrics = Observation(), Observation()
         observed_changes = prepared.observe(
@@ -151,27 +153,27 @@ def _sample_keys(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
 
 
 def fold(changes: DataFrame, group_columns: Sequence[str], tie_breaker: str | None) -> DataFrame:
-    """Return the newest change of each group. Its ``AMBIGUOUS`` is true if another change is as new but not equal.
+    """Return the newest change of each group. Its ``AMBIGUOUS`` is true if a different change of the group is as new.
 
     Of changes of a group with the same sequence, the one with the largest value of ``tie_breaker`` is the newest.
 
     A window needs one shuffle and one sort. Aggregates of whole rows would sort before the shuffle, too.
     """
     content = [name for name in changes.columns if name not in (*group_columns, SEQ, DELETED, tie_breaker)]
-    newest_first = [F.col(SEQ).desc()] if tie_breaker is None else [F.col(SEQ).desc(), F.col(tie_breaker).desc()]
-    group = Window.partitionBy(*(quoted(name) for name in group_columns)).orderBy(*newest_first)
-    same_order = group.rangeBetween(Window.currentRow, Window.currentRow)
+    order = [F.col(SEQ).desc()] if tie_breaker is None else [F.col(SEQ).desc(), F.col(tie_breaker).desc()]
+    group = Window.partitionBy(*(quoted(name) for name in group_columns)).orderBy(*order)
+    equally_new = group.rangeBetween(Window.currentRow, Window.currentRow)
     return (
         changes.withColumn(_HASH, content_hash(changes, content))
         .withColumn(_RANK, F.row_number().over(group))
-        .withColumn(AMBIGUOUS, F.min(_HASH).over(same_order) != F.max(_HASH).over(same_order))
+        .withColumn(AMBIGUOUS, F.min(_HASH).over(equally_new) != F.max(_HASH).over(equally_new))
         .where(F.col(_RANK) == 1)
         .drop(_RANK, _HASH)
     )
 
 
-def _has_null(schema: StructType, name: str) -> Column:
-    """Return the condition that a value, or a field of a struct, is null or NaN."""
+def _is_incomplete(schema: StructType, name: str) -> Column:
+    """Return the condition that a column, or a field of its struct, is null or NaN."""
     column_type = schema[name].dataType
     condition = _is_null_or_nan(F.col(name), column_type)
     if isinstance(column_type, StructType):

@@ -38,8 +38,8 @@ class BatchApplier:
     """Applies one batch to one table.
 
     Args:
-        shape: The table, with the same model.
-        model: Rows and side table that the changes become.
+        shape: The table that the batch needs; it has the same model.
+        model: Model of the table's rows and of its side table.
         prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
         retention: How long maintenance keeps the rows of the side table.
         txn: ``(txnAppId, txnVersion)`` of the batch.
@@ -65,12 +65,12 @@ class BatchApplier:
         self._retention_days = retention / timedelta(days=1)
         self._txn = txn
         self._write_options = write_options
-        self._id = uuid.uuid4().hex
+        self._batch_id = uuid.uuid4().hex
         self._side_table = SideTable(spark, writer.manager, writer.location, spec.keys, model.side_table)
         self._records = BatchRecords(HadoopFiles.of(spark), writer.location)
         self._snapshot_before = writer.log.snapshot()
-        fitted = shape.fit(prepared, self._snapshot_before.state)
-        self.batch = ChangeBatch(fitted, spec, model.group_columns, model.tie_breaker)
+        fitted_changes = shape.fit(prepared, self._snapshot_before.state)
+        self.batch = ChangeBatch(fitted_changes, spec, model.group_columns, model.tie_breaker)
         # These rows are committed to the side table before the table.
         self._side_rows = model.side_rows(self.batch)
         self._deadline = lock_deadline(write_options, writer.manager)
@@ -157,7 +157,7 @@ class BatchApplier:
         )
 
     def _refuse_other_side_table(self, side_state: TableState | None) -> None:
-        """Refuse a table whose side table shows that another feed created it, before the table is bound to this feed.
+        """Refuse a table whose side table is not of this feed, before the table is bound to this feed.
 
         Raises:
             ChangesError: The side table has other keys, or the table has rows and lacks the side table that they need.
@@ -173,7 +173,12 @@ class BatchApplier:
             )
 
     def _refuse_rows_without_side_table(self) -> None:
-        """Refuse a table that has rows if all of them have to follow from the missing side table."""
+        """Refuse a table that has rows if all rows have to be computed from the side table, which is missing.
+
+        Raises:
+            ChangesError: The table has such rows.
+
+        """
         if self._model.side_table.holds_all_rows:
             table = self._spark.read.format("delta").load(self._writer.location)
             if not table.isEmpty():
@@ -191,34 +196,34 @@ class BatchApplier:
         """
         state = self._shape.check_again(snapshot.state, self._schema)
         target = LockTarget.of(self._writer.log, partitions, snapshot)
-        locked_names = None if target.partitions is None else tuple(map(str, target.partitions))
+        locked_partitions = None if target.partitions is None else tuple(map(str, target.partitions))
         batch = self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
         stored_side_rows = None
         if has_side_table:
-            self._undo_ended_batches(locked_names, lock)
+            self._undo_ended_batches(locked_partitions, lock)
             # Read before this batch adds its rows: the model gets those from the batch itself.
             predicate = LockTarget.of(self._side_table.writer.log, partitions).predicate()
             stored_side_rows = self._side_table.rows(predicate).where(batch.bounds())
 
-        written = {name.lower() for name in self._schema.names}
-        generated = [name for name in state.generated_columns if name.lower() not in written]
+        written_columns = {name.lower() for name in self._schema.names}
+        generated_columns = [name for name in state.generated_columns if name.lower() not in written_columns]
 
         def read_table() -> DataFrame:
             # Delta refuses a merge that writes generated columns.
-            return rows_within(self._spark, target, batch.bounds()).drop(*generated)
+            return rows_within(self._spark, target, batch.bounds()).drop(*generated_columns)
 
         # The model may read the table. If that fails, nothing has been committed yet.
         source = self._model.source(batch.rows, read_table, stored_side_rows)
         if has_side_table and self._side_rows is not None:
-            self._records.write(BatchRecord(self._id, state.version, locked_names))
-            self._side_table.add(self._side_rows, self._id, lock)
+            self._records.write(BatchRecord(self._batch_id, state.version, locked_partitions))
+            self._side_table.add(self._side_rows, self._batch_id, lock)
         try:
             commit = self._merge(self._model.merge(self._writer, source, batch.bounds(T)), lock)
         except WriteFailedError as error:
             if self._side_rows is not None and not isinstance(error, CommitUnknownError):
                 try:
-                    self._undo_ended_batches(locked_names, lock)
+                    self._undo_ended_batches(locked_partitions, lock)
                 except (SluiceError, *JVM_ERRORS, PySparkException) as undo_error:
                     error.add_note(
                         f"{self._side_table.location} may still have rows of this batch; the next batch deletes them: "
@@ -226,13 +231,13 @@ class BatchApplier:
                     )
             raise
         if self._side_rows is not None:
-            self._records.remove(self._id)
+            self._records.remove(self._batch_id)
         return commit
 
-    def _undo_ended_batches(self, locked_names: tuple[str, ...] | None, lock: Lock) -> None:
+    def _undo_ended_batches(self, locked_partitions: tuple[str, ...] | None, lock: Lock) -> None:
         """Delete the side rows of batches that ended before the commit to the table, in the locked partitions."""
         for record in self._records.all():
-            if not record.has_ended(locked_names):
+            if not record.has_ended(locked_partitions):
                 continue
             is_settled = self._writer.log.has_batch(record.batch, after=record.after)
             if not is_settled:
@@ -242,7 +247,7 @@ class BatchApplier:
                 self._records.remove(record.batch)
 
     def _merge(self, merge: LockedMerge, lock: Lock) -> CommitResult:
-        metadata = {**(self._write_options.get("metadata") or {}), CHANGES: self._id}
+        metadata = {**(self._write_options.get("metadata") or {}), CHANGES: self._batch_id}
         with self._spec.refusals():
             commit: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=self._txn)
         return commit

@@ -36,9 +36,16 @@ class BatchRecord:
     after: int
     partitions: tuple[str, ...] | None
 
-    def has_ended(self, locked_names: tuple[str, ...] | None) -> bool:
-        """Return whether the batch had locked one of these partitions (None: the whole table), so that it has ended."""
-        return locked_names is None or self.partitions is None or not set(locked_names).isdisjoint(self.partitions)
+    def has_ended(self, locked_partitions: tuple[str, ...] | None) -> bool:
+        """Return whether the batch has ended, because it had locked one of the partitions that the caller holds now.
+
+        ``locked_partitions`` are the names of these partitions; None: the whole table.
+        """
+        return (
+            locked_partitions is None
+            or self.partitions is None
+            or not set(locked_partitions).isdisjoint(self.partitions)
+        )
 
 
 class BatchRecords:

@@ -37,9 +37,10 @@ END = "__END_AT"
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeSpec:
-    """The keys, order, deletes and columns of changes to a table, whose canonical URI is in messages.
+    """The keys, order, deletes and columns of changes to a table.
 
-    The other fields are named as in Spark's AutoCDC; see :func:`writer_jobs.apply_changes`.
+    ``table`` is the canonical URI of the table, for error messages. The other fields are named as in Spark's AutoCDC;
+    see :func:`writer_jobs.apply_changes`.
 
     Raises:
         ValueError: The arguments contradict each other.
@@ -61,8 +62,11 @@ class ChangeSpec:
         for argument, names in (("keys", self.keys), ("column_list", self.column_list or ())):
             if len({name.lower() for name in names}) != len(names):
                 raise ValueError(f"{argument} names a column twice: {', '.join(names)}")
-        if lost := _missing(self.keys, self._selected(self.keys)):
-            raise ValueError(f"the table needs its key columns: {', '.join(lost)}")
+        if missing := _missing(self.keys, self._selected(self.keys)):
+            raise ValueError(
+                f"the table would lack the key columns {', '.join(missing)}: name them in column_list, and not in "
+                "except_column_list"
+            )
 
     def columns(self, changes: DataFrame) -> tuple[str, ...]:
         """Return the columns of the changes that the table gets, in the order of the changes.
@@ -99,7 +103,7 @@ class ChangeSpec:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Raise the failure of a write by ``raise_error`` as a :class:`ChangesError`, other failures as they are."""
+        """Convert a write failure that ``raise_error`` caused to a :class:`ChangesError`; raise others unchanged."""
         try:
             yield
         except WriteFailedError as error:
@@ -125,12 +129,12 @@ class ChangeSpec:
         for name in changes.columns:
             if name.lower() in (SEQ, DELETED, SEQUENCE.lower()):
                 raise self.misfit(f"the name of the column {name} is reserved: rename the column")
-        deleted = F.expr("false") if self.apply_as_deletes is None else _column(self.apply_as_deletes)
+        is_delete = F.expr("false") if self.apply_as_deletes is None else _column(self.apply_as_deletes)
         try:
             prepared = changes.select(
                 *(changes[quoted(name)] for name in columns),
                 _column(self.sequence_by).alias(SEQ),
-                deleted.alias(DELETED),
+                is_delete.alias(DELETED),
             )
             types = {field.name: field.dataType for field in prepared.schema}
         except (*JVM_ERRORS, PySparkException) as error:

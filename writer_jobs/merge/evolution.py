@@ -10,18 +10,18 @@ from writer_jobs.delta.type_differences import TypeDifference, holds, is_wider, 
 _WIDENING = "delta.enableTypeWidening"
 
 
-def target_type(column: DataType, rows: DataType) -> DataType:
-    """Return the type that stores rows in a column: that of the column, or that of the rows if it would lose values."""
-    if not (isinstance(column, AtomicType) and isinstance(rows, AtomicType)):
-        return rows
-    return column if holds(column, rows) and not is_wider(rows, column) else rows
+def target_type(column_type: DataType, row_type: DataType) -> DataType:
+    """Return the type that a column needs to store rows: its own, or that of the rows if its own would lose values."""
+    if not (isinstance(column_type, AtomicType) and isinstance(row_type, AtomicType)):
+        return row_type
+    return column_type if holds(column_type, row_type) and not is_wider(row_type, column_type) else row_type
 
 
 def alter_clauses(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
     """Return the clauses that alter a table so that it can store changes; empty if it can store them as it is.
 
-    Nested fields are added and widened, too. ``columns`` are those of the changes that the table gets. Each clause of
-    ``ALTER TABLE name`` is a statement of its own.
+    Nested fields are added and widened, too. ``columns`` are the columns of the changes that the table gets. Each
+    clause is for an ``ALTER TABLE name`` statement of its own.
     """
     fields = StructType([changes[name] for name in columns])
     differences = list(type_differences(table, fields))

@@ -32,10 +32,10 @@ from writer_jobs.merge.merge_sql import qualified
 
 # Suffixes of SQL's integer literals.
 _SUFFIXES: dict[type[DataType], str] = {ByteType: "Y", ShortType: "S", IntegerType: "", LongType: "L"}
-_BOUNDED = (*_SUFFIXES, StringType, DateType, TimestampType)
+_BOUNDED_TYPES = (*_SUFFIXES, StringType, DateType, TimestampType)
 _BOUNDS = ("least", "most")
 # Python's replacement for bytes that are not UTF-8.
-_NO_UTF8 = "\ufffd"
+_REPLACEMENT_CHARACTER = "\ufffd"
 # Before 1900 the calendars of Spark and of Java's literals differ; after 9999 Python has no dates.
 _FIRST, _LAST = datetime(1900, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 _DAY = timedelta(days=1)
@@ -47,7 +47,9 @@ class KeyBounds:
     """The bounds of a batch's keys: two values for each column, or several ranges."""
 
     def __init__(self, schema: StructType, keys: Sequence[str]) -> None:
-        self._types = {name: schema[name].dataType for name in keys if isinstance(schema[name].dataType, _BOUNDED)}
+        self._types = {
+            name: schema[name].dataType for name in keys if isinstance(schema[name].dataType, _BOUNDED_TYPES)
+        }
         self._ranges: dict[str, list[tuple[Any, Any]]] = {}
 
     @classmethod
@@ -69,13 +71,13 @@ class KeyBounds:
         """Set the bounds from the values of :meth:`aggregates`, by alias."""
         for number, name in enumerate(self._types):
             least, most = (values.get(f"{bound}{number}") for bound in _BOUNDS)
-            if least is not None and most is not None and _NO_UTF8 not in f"{least}{most}":
+            if least is not None and most is not None and _REPLACEMENT_CHARACTER not in f"{least}{most}":
                 self._ranges[name] = [(least, most)]
 
     def refine(self, rows: DataFrame, name: str) -> None:
-        """Split the bounds of a column into ranges that have values, so that files between them are skipped: one pass.
+        """Split the bounds of a column into ranges that have values, so that Delta skips files between them.
 
-        Only for whole numbers, dates and timestamps.
+        This reads the rows once. Columns other than whole numbers, dates and timestamps keep their bounds.
         """
         key_type = self._types.get(name)
         if key_type is None or isinstance(key_type, StringType) or name not in self._ranges:
@@ -92,11 +94,12 @@ class KeyBounds:
         condition = F.expr("true")
         for name, ranges in self._ranges.items():
             column = F.col(quoted(name)) if alias is None else qualified(alias, name)
-            within = F.expr("false")
+            is_within = F.expr("false")
             for bounds in ranges:
                 least, most = (_literal(bound, self._types[name]) for bound in bounds)
-                within = F.expr("true") if least is None or most is None else within | column.between(least, most)
-            condition = condition & within
+                in_range = F.expr("true") if least is None or most is None else column.between(least, most)
+                is_within = is_within | in_range
+            condition = condition & is_within
         return condition
 
 
@@ -123,7 +126,7 @@ def _literal(value: Any, key_type: DataType) -> Column | None:
 
 def _merge_ranges(ranges: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return at most ``_MAX_RANGES`` ranges: the widest gaps stay, and neighbours around other gaps are merged."""
-    gaps = [(right[0] - left[1], number) for number, (left, right) in enumerate(pairwise(ranges), 1)]
+    gaps = [(higher[0] - lower[1], number) for number, (lower, higher) in enumerate(pairwise(ranges), 1)]
     separate = {number for gap, number in nlargest(_MAX_RANGES - 1, gaps) if gap > 1}
     merged: list[tuple[Any, Any]] = []
     for number, (least, most) in enumerate(ranges):

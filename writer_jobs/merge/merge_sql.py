@@ -34,12 +34,12 @@ def all_of(conditions: Iterable[Column]) -> Column:
 
 
 def match_on(names: Iterable[str], within: Column) -> Column:
-    """Return a merge condition: the columns are equal in source and table, and the table's row is ``within``."""
+    """Return a merge condition: the columns are equal in source and table, and ``within`` is true."""
     return all_of([within, *(qualified(T, name) == qualified(S, name) for name in names)])
 
 
 def without_matches(rows: DataFrame, table: DataFrame, keys: Sequence[str], condition: Column) -> DataFrame:
-    """Drop each row if the table has a row with its keys that matches a condition on the aliases ``S`` and ``T``.
+    """Drop each row for which the table has a row with the same keys and a condition on ``S`` and ``T`` is true.
 
     Several rows may have the same keys. ``table`` has at least all rows of the table that may have these keys, and the
     key columns of both have the same types.
@@ -49,7 +49,7 @@ def without_matches(rows: DataFrame, table: DataFrame, keys: Sequence[str], cond
 
 
 def as_stored(rows: DataFrame, table: StructType) -> DataFrame:
-    """Cast rows to the types of a table, with fields by name and at every depth.
+    """Cast rows to the types of a table. Fields are matched by name, at every depth.
 
     Nested values are compared as JSON, so the order of their fields and the scale of their numbers count. A column
     keeps its type if the table lacks it, if a cast could change a value, or if its type is wider.
@@ -95,12 +95,14 @@ def _is_comparable(data_type: DataType) -> bool:
 
 
 def content_hash(changes: DataFrame, columns: Sequence[str]) -> Column:
-    """Return a hash of a change's content: that it is a delete, or its values of these columns."""
+    """Return a hash of a change's content: whether it is a delete, and if not, its values in these columns."""
     schema: StructType = changes.schema
     values = [comparable(schema[name]) for name in columns]
     # xxhash64 skips nulls: without the flags, (1, null) and (null, 1) would have one hash.
-    flagged = [part for value in values for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())]
-    return F.xxhash64(F.col(DELETED), *flagged)
+    flagged_values = [
+        part for value in values for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())
+    ]
+    return F.xxhash64(F.col(DELETED), *flagged_values)
 
 
 def with_keys(message: str, keys: Sequence[str], alias: str | None = None) -> Column:

@@ -21,7 +21,7 @@ _ACTIONS = ("Inserted", "Updated", "Deleted")
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesResult:
-    """The result of one batch of changes; by default of a batch without changes.
+    """The result of one batch of changes. The defaults are the result of a batch without changes.
 
     Attributes:
         table: Canonical URI of the table.
@@ -35,12 +35,12 @@ class ChangesResult:
         deleted: Number of deleted rows.
         unchanged: Number of keys whose newest change was a repetition, was older than the table's row, or deleted no
             row. With history: number of changes, without deletes, that the table had before.
-        newest_sequence: Largest sequence; None of an empty batch.
+        newest_sequence: Largest sequence; None for an empty batch.
         commit: Commit of the table; None if there was nothing to commit.
         dead_letters: Number of messages that could not be decoded.
         dead_reason: The most frequent reason of dead letters; None if there are none.
         skipped: Number of messages that are about no row.
-        filtered: Number of events of other source tables, or of other tables of HBase.
+        filtered: Number of events of other source tables, or of other HBase tables.
         missing_files: Number of source files that were deleted before a stream read them, and are skipped.
         newest_at: Time of the newest change, in seconds since the epoch; None if the changes have no times.
 
@@ -101,7 +101,9 @@ class ChangesResult:
 
 
 def moment_of(sequence: Any) -> float | None:
-    """Return a timestamp or date in seconds since the epoch; of a struct, its first field; None for other sequences.
+    """Return a sequence that is a timestamp or a date, in seconds since the epoch; None for other sequences.
+
+    The first field of a struct counts.
 
     A timestamp without time zone, and the start of a date, are local times of this process.
     """

@@ -91,16 +91,16 @@ class NewestRows(ScdRows):
             return comparable(field, S).eqNullSafe(comparable(field, T))
 
         sequence, stored = qualified(S, SEQ), qualified(T, self.sequence)
-        same = all_of(is_same(field) for field in rows.schema if field.name not in (SEQ, DELETED))
-        is_repetition = (sequence < stored) | ((sequence == stored) & same & ~qualified(S, DELETED))
+        has_same_values = all_of(is_same(field) for field in rows.schema if field.name not in (SEQ, DELETED))
+        is_repetition = (sequence < stored) | ((sequence == stored) & has_same_values & ~qualified(S, DELETED))
         return without_matches(rows, table, self._spec.keys, is_repetition)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table, whose matching rows are ``within``."""
-        sequence, stored, deleted = qualified(S, SEQ), qualified(T, self.sequence), qualified(S, DELETED)
+        """Return the merge of :meth:`source` into the table. All matching rows of the table satisfy ``within``."""
+        sequence, stored, is_delete = qualified(S, SEQ), qualified(T, self.sequence), qualified(S, DELETED)
         is_newer = stored.isNull() | (sequence > stored)
         fields = [field for field in source.schema if field.name not in (SEQ, DELETED)]
-        same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
+        has_same_values = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
         message = with_keys("a change has the sequence of the table's row and differs from it: ", self._spec.keys, S)
         values = {quoted(name): qualified(S, name) for name in self._columns}
         if self.sequence == SEQUENCE:
@@ -108,12 +108,12 @@ class NewestRows(ScdRows):
         merge = (
             writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
             .whenMatchedUpdate(
-                (sequence == stored) & (deleted | ~same),
+                (sequence == stored) & (is_delete | ~has_same_values),
                 {quoted(self.sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},
             )
-            .whenMatchedDelete(deleted & is_newer)
-            .whenMatchedUpdate(~deleted & is_newer, values)
-            .whenNotMatchedInsert(~deleted, values)
+            .whenMatchedDelete(is_delete & is_newer)
+            .whenMatchedUpdate(~is_delete & is_newer, values)
+            .whenNotMatchedInsert(~is_delete, values)
         )
         # Delta copies a compared source. Otherwise each pass of the merge would repeat the comparison.
         return merge if self._is_compared else merge.with_repeatable_source()

@@ -50,29 +50,29 @@ class RowHistory(ScdRows):
         """
         keys = list(self._spec.keys)
         batch_keys = rows.select(*map(quoted, keys)).distinct()
-        stored = read_table().join(batch_keys, keys, "left_semi")
-        rows = as_stored(rows, stored.schema)
-        written = {name.lower() for name in (*self._columns, START, END)}
-        missing = [name for name in stored.columns if name.lower() not in written]
+        stored_rows = read_table().join(batch_keys, keys, "left_semi")
+        rows = as_stored(rows, stored_rows.schema)
+        written_columns = {name.lower() for name in (*self._columns, START, END)}
+        missing_columns = [name for name in stored_rows.columns if name.lower() not in written_columns]
         changes = rows.withColumn(_IS_STORED, F.expr("false")).unionByName(
-            stored.select(
+            stored_rows.select(
                 *map(quoted, self._columns), F.col(START).alias(SEQ), F.expr("false").alias(DELETED),
                 F.expr("true").alias(_IS_STORED), F.col(END).alias(_STORED_END),
-                F.struct(F.expr("true"), *map(quoted, missing)).alias(_MISSING_VALUES),
+                F.struct(F.expr("true"), *map(quoted, missing_columns)).alias(_MISSING_VALUES),
             ),
             allowMissingColumns=True,
         )  # fmt: skip
-        deletes = self._deletes_in(stored)
+        deletes = self._deletes_in(stored_rows)
         if side_rows is not None:
             deletes = deletes.unionByName(side_rows.join(batch_keys, keys, "left_semi"))
         changes = changes.unionByName(
             deletes.select("*", F.expr("true").alias(DELETED), F.expr("false").alias(_IS_STORED)),
             allowMissingColumns=True,
         )
-        return self._changed_rows(self._fold_repetitions(changes), missing)
+        return self._changed_rows(self._fold_repetitions(changes), missing_columns)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table, whose matching rows are ``within``."""
+        """Return the merge of :meth:`source` into the table. All matching rows of the table satisfy ``within``."""
         values = {quoted(name): qualified(S, name) for name in source.columns}
         return (
             writer.merge(source.alias(S), match_on((*self._spec.keys, START), within), alias=T)
@@ -80,15 +80,15 @@ class RowHistory(ScdRows):
             .whenNotMatchedInsert(None, values)
         )
 
-    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as others')
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as RowModel)
         """Return the number of changes, without deletes, that the table had before."""
         return max(0, batch.folded_count - batch.delete_count - inserted)
 
-    def _deletes_in(self, stored: DataFrame) -> DataFrame:
+    def _deletes_in(self, stored_rows: DataFrame) -> DataFrame:
         """Return the deletes that the table's rows imply: a row ends where no other row of its key starts."""
         keys = [quoted(name) for name in self._spec.keys]
         next_start = F.lead(START).over(Window.partitionBy(*keys).orderBy(START))
-        ends = stored.select(*keys, F.col(END).alias(SEQ), next_start.alias(_NEXT_START))
+        ends = stored_rows.select(*keys, F.col(END).alias(SEQ), next_start.alias(_NEXT_START))
         return ends.where(F.col(SEQ).isNotNull() & ~F.col(SEQ).eqNullSafe(F.col(_NEXT_START))).select(*keys, SEQ)
 
     def _fold_repetitions(self, changes: DataFrame) -> DataFrame:
@@ -107,23 +107,23 @@ class RowHistory(ScdRows):
         message = "a change has the sequence of another change of its key and differs from it: "
         return fail_where(F.col(_IS_AMBIGUOUS), folded, message, self._spec.keys)
 
-    def _changed_rows(self, changes: DataFrame, missing: Sequence[str]) -> DataFrame:
+    def _changed_rows(self, changes: DataFrame, missing_columns: Sequence[str]) -> DataFrame:
         """Return the rows that follow from the changes and that the table lacks or has with another end.
 
-        Columns that are ``missing`` in the changes keep the values of the previous row, unless that was deleted.
+        Columns that the changes lack keep the values of the previous row, unless a delete follows it.
         """
         keys = [quoted(name) for name in self._spec.keys]
-        in_order = Window.partitionBy(*keys).orderBy(SEQ)
-        end = F.lead(SEQ).over(in_order)
+        by_sequence = Window.partitionBy(*keys).orderBy(SEQ)
+        end = F.lead(SEQ).over(by_sequence)
         # A delete resets the missing values to null.
         source = F.when(F.col(DELETED) | F.col(_IS_STORED), F.struct(DELETED, _MISSING_VALUES))
-        up_to_here = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-        inherited = F.last(source, ignorenulls=True).over(up_to_here)[_MISSING_VALUES]
-        rows = changes.withColumn(END, end).withColumn(_MISSING_VALUES, inherited).where(~F.col(DELETED))
+        up_to_here = by_sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        inherited_values = F.last(source, ignorenulls=True).over(up_to_here)[_MISSING_VALUES]
+        rows = changes.withColumn(END, end).withColumn(_MISSING_VALUES, inherited_values).where(~F.col(DELETED))
         return rows.where(~F.col(_IS_STORED) | ~F.col(END).eqNullSafe(F.col(_STORED_END))).select(
             *keys,
             *(F.col(f"{_ROW}.{quoted(name)}") for name in self._value_columns),
-            *(F.col(f"{_MISSING_VALUES}.{quoted(name)}") for name in missing),
+            *(F.col(f"{_MISSING_VALUES}.{quoted(name)}") for name in missing_columns),
             F.col(SEQ).alias(START),
             END,
         )

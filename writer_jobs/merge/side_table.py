@@ -86,14 +86,14 @@ class SideTable:
         self.writer.append(empty, partition_by=partition_keys(table, self._keys), lock_during="write")
 
     def has_keys(self, state: TableState) -> bool:
-        """Return whether an existing side table has these keys, and no other columns than the layout."""
+        """Return whether an existing side table has exactly the columns that these keys and the layout require."""
         expected = (*self._keys, *(field.name for field in self._fields), SEQUENCE, BATCH, APPLIED_AT)
         return {name.lower() for name in state.schema.names} == {name.lower() for name in expected}
 
     def retention_clauses(self, days: float) -> list[str]:
         """Return the clause of ``ALTER TABLE name`` that makes maintenance keep the rows for at least ``days``.
 
-        There is none if it does already, by the version that this driver read last.
+        The list is empty if the version that this driver read last has such a retention already.
         """
         text = self.writer.log.known_snapshot().property_of(FORGET_AFTER)
         with suppress(ValueError):
@@ -133,9 +133,9 @@ class SideTable:
 
 
 def partition_keys(table: TableState, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the table's partition columns if all are keys, else none: a row's partition has to follow from its keys.
+    """Return the table's partition columns if all of them are keys, else an empty tuple.
 
-    Then the partitions of a batch are known without reading the table.
+    If all are keys, the partitions of a batch are known without reading the table.
     """
     key_names = {name.lower() for name in keys}
     columns = table.partition_columns

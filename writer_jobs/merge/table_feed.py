@@ -23,7 +23,7 @@ from writer_jobs.merge.change_spec import END, SEQUENCE, START
 
 #: Value of the property that allows every feed, for a table with several feeds whose keys differ.
 UNBOUND = "off"
-_LISTS = ("keys", "source_tables", "source_columns")
+_LIST_FIELDS = ("keys", "source_tables", "source_columns")
 _LABELS = {
     "model": "model",
     "keys": "keys",
@@ -38,7 +38,7 @@ _HISTORY = 2  # SCD type with history
 
 @dataclass(frozen=True, kw_only=True)
 class TableFeed:
-    """How a table is fed. A field that does not apply to the model is None, and is not in the property.
+    """The feed of a table. A field that does not apply to the model is None, and is not in the property.
 
     Attributes:
         model: ``changes`` (:func:`writer_jobs.apply_changes`), ``rows`` (:func:`writer_jobs.apply_rows`) or ``cells``
@@ -75,7 +75,7 @@ class TableFeed:
         names = [field.name for field in fields(cls)]
         if not isinstance(values, dict) or not {"model", "keys"} <= values.keys() <= set(names):
             raise ValueError(f"expected a JSON object with model, keys and no other fields than {', '.join(names)}")
-        for name in _LISTS:
+        for name in _LIST_FIELDS:
             if name in values:
                 if not isinstance(values[name], list):
                     raise ValueError(f"{name} must be a list")
@@ -103,7 +103,10 @@ class TableFeed:
 
 
 class FeedBinding:
-    """Binds a table, whose canonical URI is in messages, to one feed. The session parses SQL expressions."""
+    """Binds a table to one feed.
+
+    ``table`` is the canonical URI of the table, for error messages. The session parses SQL expressions.
+    """
 
     def __init__(self, spark: SparkSession, table: str, feed: TableFeed) -> None:
         self._spark = spark
@@ -111,12 +114,12 @@ class FeedBinding:
         self._feed = feed
 
     def refuse_other(self, state: TableState) -> None:
-        """Make sure that the table is fed as this run feeds it.
+        """Make sure that the table is not bound to another feed than that of this run.
 
         An earlier release or another program creates tables without the property. Only their columns are compared.
 
         Raises:
-            ChangesError: The table is fed in another way.
+            ChangesError: The table is bound to another feed, or its columns show another one.
 
         """
         stored = self._stored(state.feed)
@@ -133,7 +136,7 @@ class FeedBinding:
         """Return the clause of ``ALTER TABLE name`` that writes the property; none if the table has it.
 
         Raises:
-            ChangesError: The table is fed in another way.
+            ChangesError: See :meth:`refuse_other`.
 
         """
         self.refuse_other(state)
@@ -162,21 +165,21 @@ class FeedBinding:
     def _differences(self, stored: TableFeed) -> Iterator[str]:
         for name, label in _LABELS.items():
             if not self._is_same(name, stored):
-                table, run = _text(getattr(stored, name)), _text(getattr(self._feed, name))
-                yield f"{label}: {table} in the table, {run} in this run"
+                table_text, run_text = _text(getattr(stored, name)), _text(getattr(self._feed, name))
+                yield f"{label}: {table_text} in the table, {run_text} in this run"
 
     def _is_same(self, name: str, stored: TableFeed) -> bool:
-        table, run = getattr(stored, name), getattr(self._feed, name)
-        if table == run:
+        table_value, run_value = getattr(stored, name), getattr(self._feed, name)
+        if table_value == run_value:
             return True
         if name == "keys":
-            return {key.lower() for key in table} == {key.lower() for key in run}
+            return {key.lower() for key in table_value} == {key.lower() for key in run_value}
         if name == "source_tables":
             # None: the table has none yet, or this run does not know its source tables.
-            return None in (table, run) or stored.has_tables(run)
-        if name == "sequence_by" and None not in (table, run):
-            return self._normalized(table) == self._normalized(run)
-        return name != "model" and str(table).lower() == str(run).lower()
+            return None in (table_value, run_value) or stored.has_tables(run_value)
+        if name == "sequence_by" and None not in (table_value, run_value):
+            return self._normalized(table_value) == self._normalized(run_value)
+        return name != "model" and str(table_value).lower() == str(run_value).lower()
 
     def _normalized(self, sql: str) -> str:
         """Return an expression as Spark writes it: blanks, quotes of names and (without literals) case do not count."""
@@ -206,7 +209,7 @@ class FeedBinding:
     def _misfit(self, reason: str) -> ChangesError:
         return ChangesError(
             table=self._table,
-            reason=f"{reason}; run it as the table is fed, feed another table, or change the table property "
+            reason=f"{reason}; use the table's values, feed another table, or change the table property "
             f"{FEED_PROPERTY} under the lock (docs/how-to/upsert.md)",
         )
 
@@ -230,17 +233,18 @@ def recorded_columns(state: TableState | None) -> frozenset[str]:
     return frozenset(name.lower() for name in (feed.source_columns if feed else None) or ())
 
 
-def _full_names(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the longest known names of the source tables."""
-    names = {*(stored or ()), *(run or ())}
-    full = {name for name in names if not any(name != table and has_name(table, name) for table in names)}
-    return tuple(sorted(full)) or None
+def _full_names(stored_names: tuple[str, ...] | None, run_names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the longest known names of the source tables; None: there are no names."""
+    names = {*(stored_names or ()), *(run_names or ())}
+    full_names = {name for name in names if not any(name != table and has_name(table, name) for table in names)}
+    return tuple(sorted(full_names)) or None
 
 
-def _all_columns(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    columns = {name.lower() for name in stored or ()}
-    new = sorted(name for name in run or () if name.lower() not in columns)
-    return (*(stored or ()), *new) if new else stored
+def _all_columns(stored_names: tuple[str, ...] | None, run_names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the stored columns, followed by the new columns of this run; None: there are no columns."""
+    columns = {name.lower() for name in stored_names or ()}
+    new_names = sorted(name for name in run_names or () if name.lower() not in columns)
+    return (*(stored_names or ()), *new_names) if new_names else stored_names
 
 
 def _has_history(schema: StructType) -> bool:

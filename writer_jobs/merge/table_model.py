@@ -1,4 +1,4 @@
-"""Base classes of the models: which rows a table has of the changes, and what its side table stores."""
+"""Base classes of the models: which rows of a table follow from the changes, and what its side table stores."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from writer_jobs.writer import LockedDeltaWriter
 
 
 class RowModel(ABC):
-    """The rows that a table has of the changes of a batch."""
+    """The rows of a table that follow from the changes of a batch."""
 
     #: Table column with a row's sequence; None if rows have no sequence.
     sequence: str | None = None
     #: Columns whose values identify a group of changes. The newest change of each group is applied.
     group_columns: Sequence[str]
-    #: Column whose largest value wins if changes of a group have one sequence; None: they must be equal.
+    #: Column whose largest value wins if changes of a group have the same sequence; None: they must be equal.
     tie_breaker: str | None = None
 
     @abstractmethod
@@ -35,7 +35,7 @@ class RowModel(ABC):
 
     @abstractmethod
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
-        """Make sure that the table's columns have the same source as the columns of :meth:`row` with their names.
+        """Make sure that a table column and the column of :meth:`row` with its name have the same source.
 
         Raises:
             ChangesError: A column has another source.
@@ -44,9 +44,9 @@ class RowModel(ABC):
 
     @abstractmethod
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table, whose matching rows are ``within``."""
+        """Return the merge of ``source`` into the table. All matching rows of the table satisfy ``within``."""
 
-    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (RowHistory's)
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (for RowHistory)
         """Return the number of keys that changed nothing; see ``ChangesResult.unchanged``.
 
         ``changed`` is the number of rows that were inserted, updated or deleted.
@@ -55,7 +55,7 @@ class RowModel(ABC):
 
 
 class TableModel(RowModel):
-    """The rows that a table has of the changes, and the rows that its side table has."""
+    """The rows of a table that follow from the changes, and the rows of its side table."""
 
     side_table: SideTableLayout
 
@@ -73,7 +73,7 @@ class TableModel(RowModel):
 
 
 class WholeRows(RowModel):
-    """Base of the models whose changes have whole rows: the ``columns`` of the changes that the table gets."""
+    """Base of the models whose changes are whole rows; ``columns`` are those of the changes that the table gets."""
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         self._spec = spec

@@ -34,7 +34,8 @@ from writer_jobs.writer import LockedDeltaWriter
 class TableShape:
     """The table that a batch needs: its feed, columns, types and partitions.
 
-    If it ``evolves``, the table gets new columns and wider types. ``partition_by`` is for a new table.
+    If it ``evolves``, the table gets new columns and wider types. ``partition_by`` are the partition columns of a new
+    table.
 
     Raises:
         UnsupportedSessionError: The session's casts may change values.
@@ -61,7 +62,7 @@ class TableShape:
         as another value fails when it is read. ``prepared`` comes from :meth:`ChangeSpec.prepare`.
 
         Raises:
-            ChangesError: The table is fed in another way.
+            ChangesError: The table is bound to another feed.
             SchemaMismatchError: The table cannot store the columns, or the values of a key or of the sequence; or the
                 session's time zone cannot write the table's timestamp partitions.
 
@@ -103,7 +104,7 @@ class TableShape:
         ``state`` is the last known state. The table may exist, or have more columns, by now.
 
         Raises:
-            ChangesError: The table is fed in another way, or its columns have another source.
+            ChangesError: The table is bound to another feed, or its columns have another source.
             SchemaMismatchError: The table cannot store the rows.
             SluiceError: See :meth:`LockedDeltaWriter.append`.
 
@@ -116,7 +117,7 @@ class TableShape:
                     empty = self.spark.createDataFrame([], StructType([*row, *fields]))
                     self.writer.append(empty, partition_by=self.partition_by, lock_during="write")
                     state = self.writer.log.state()
-                return self.ensure_table(_existing(self.writer, state), row, sequence, deadline)
+                return self.ensure_table(_existing_state(self.writer, state), row, sequence, deadline)
         self.binding.refuse_other(state)
         self.model.refuse_other_columns(state.schema, row)
         refuse_mismatch(self.writer.table, state, row, evolves=self.evolves)
@@ -131,13 +132,13 @@ class TableShape:
         """Return the state that was read under the lock, if the table still is as :meth:`ensure_table` returned it.
 
         Raises:
-            ChangesError: The table property was changed.
+            ChangesError: The table property ``sluice.feed`` has another feed now.
             SchemaMismatchError: The table can no longer store the rows.
             WriteConflictError: The table has other partition columns, or keys of other types, than when :meth:`fit`
                 checked the changes.
 
         """
-        state = _existing(self.writer, state)
+        state = _existing_state(self.writer, state)
         self.binding.refuse_other(state)
         if self._layout(state, state.schema) != self._layout_at_check:
             raise WriteConflictError(
@@ -197,22 +198,24 @@ def alter_if_needed(
         return state
     with lock_table(spark, writer, deadline):
         # Another run may have altered the table.
-        for clause in clauses_for(_existing(writer, writer.log.state())):
+        for clause in clauses_for(_existing_state(writer, writer.log.state())):
             try:
                 spark.sql(f"ALTER TABLE delta.{quoted(writer.location)} {clause}")
             except JVM_ERRORS as error:
                 raise SchemaMismatchError(table=writer.table, reason=error_reason(error)) from error
-    return _existing(writer, writer.log.state())
+    return _existing_state(writer, writer.log.state())
 
 
-def _existing(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
+def _existing_state(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
     if state is None:
-        raise TableError(f"{writer.table} was removed while changes were applied to it")
+        raise TableError(f"{writer.table} was removed while changes were applied to it: restore it, or start again")
     return state
 
 
 def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: bool = False) -> None:
-    """Refuse rows that the table cannot store unchanged, or after it gets new fields and wider types if it ``evolves``.
+    """Refuse rows that the table cannot store unchanged.
+
+    A table that ``evolves`` gets new fields and wider types, so these differences are not refused.
 
     Raises:
         SchemaMismatchError: The table lacks a field, has a type that could change a value, or has a nested field that
@@ -226,7 +229,9 @@ def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: 
     ]
     reason = mismatch(refused)
     if reason is None and (missing := list(missing_fields(state.schema, row))):
-        reason = f"the rows lack {', '.join(missing)}, and an update replaces the whole column: add it to the rows"
+        reason = (
+            f"the rows lack {', '.join(missing)}, and an update replaces the whole column: add these fields to the rows"
+        )
     elif any(difference.can_evolve for difference in refused):
         reason = f"{reason}; pass --schema-evolution to add columns and widen types"
     if reason is not None:
