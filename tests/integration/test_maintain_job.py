@@ -253,7 +253,7 @@ def test_every_action_has_an_option(lake: Lake, spark: SparkSession, manager: Zo
         (("--table", "./x", "--budget", "5"), "--budget is for"),
         (("--table", "./x", "--auto", "--budget", "soon"), "not a number of seconds"),
         (("--table", "./x", "--zorder", "a,,b"), "not a list of distinct column names"),
-        (("--tables-in", "./missing.txt"), "no such list"),
+        (("--tables-in", "./missing.txt"), "missing.txt does not exist"),
         (("--table", "./x", "--compact", "--partitions-per-commit", "65"), "give 64 at most"),
     ],
 )

@@ -441,7 +441,7 @@ def test_a_stop_and_waiters_of_this_process_cause_no_wait(
         waiter = threading.Thread(target=wait_for_lock, daemon=True)
         waiter.start()
         eventually(table.waiters, label="a waiting writer")
-        assert give_way(table.inspector, uri, 30, is_own=belongs_to_this_process) < 15
+        assert give_way(table.inspector, uri, 30, is_ignored=belongs_to_this_process) < 15
         stop.set()
         assert give_way(table.inspector, uri, 30, stopped=stop) < 15
         manager.cancel(uri)

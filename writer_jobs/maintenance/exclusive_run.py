@@ -66,13 +66,15 @@ def give_way(
     max_seconds: float,
     *,
     stopped: threading.Event | None = None,
-    is_own: Callable[[QueueEntry], bool] = lambda _: False,
+    is_ignored: Callable[[QueueEntry], bool] = lambda _: False,
 ) -> float:
     """Wait until no contender waits for a table or a part of it, and return the seconds waited.
 
     Args:
         table: Canonical URI.
-        is_own: Whether a waiting contender belongs to the caller; such a contender is ignored.
+        max_seconds: Longest time to wait, in seconds.
+        stopped: Event that ends the wait early.
+        is_ignored: Returns whether a waiting contender does not count, such as a contender of the caller.
 
     Raises:
         EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: The locks cannot be read.
@@ -80,7 +82,7 @@ def give_way(
     """
     stopped = threading.Event() if stopped is None else stopped
     resource, start = TableResource.of(table), time.monotonic()
-    while any(not is_own(entry) for entry in inspector.table(resource).waiters):
+    while any(not is_ignored(entry) for entry in inspector.table(resource).waiters):
         waited = time.monotonic() - start
         if waited >= max_seconds or stopped.wait(min(_POLL_SECONDS, max_seconds - waited)):
             break

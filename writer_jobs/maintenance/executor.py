@@ -36,12 +36,12 @@ from writer_jobs.maintenance.side_rows import SideTableRetention, refuse_unfinis
 from writer_jobs.maintenance.vacuum import vacuum
 from writer_jobs.writer import LockedDeltaWriter
 
-#: Number of tries for a partition that other writers change at the same time.
+#: Largest number of tries for a partition that other writers change at the same time.
 MAX_TRIES = 3
 #: Longest time for the last try to hold the lock of its partition, in seconds.
 HOLD_AT_MOST_SECONDS = 5.0
-# The last try does not hold the lock if the try before worked this many times longer than the limit. That try ran in
-# parallel with others, so the last one may be faster.
+# The last try does not hold the lock if the try before it took at least this many times the limit. The last try may be
+# faster, because it runs alone.
 _MAX_OVERRUN = 3
 # Seconds to give way before each unit. The limit is needed because some writer may always be waiting.
 _GIVE_WAY_SECONDS = 5.0
@@ -125,9 +125,9 @@ class UnitExecutor:
         start = time.monotonic()
         result = UnitResult(action=unit.action, partitions=unit.partitions)
         try:
-            left = _GIVE_WAY_SECONDS if deadline is None else min(_GIVE_WAY_SECONDS, max(0.0, deadline - start))
+            max_wait = _GIVE_WAY_SECONDS if deadline is None else min(_GIVE_WAY_SECONDS, max(0.0, deadline - start))
             gave_way = give_way(
-                self._inspector, self.table, left, stopped=self._stopped, is_own=belongs_to_this_process
+                self._inspector, self.table, max_wait, stopped=self._stopped, is_ignored=belongs_to_this_process
             )
             result = replace(result, gave_way_seconds=gave_way)
             if self.is_stopped:
@@ -135,8 +135,8 @@ class UnitExecutor:
             self.spark.sparkContext.addJobTag(self._tag)
             result = self._execute(unit, policy, result)
         except (WriteConflictError, HeldTooLongError) as error:
-            held = error.held_seconds if isinstance(error, HeldTooLongError) else 0.0
-            result = replace(result, problem=str(error), waited_seconds=error.waited_seconds, held_seconds=held)
+            held_seconds = error.held_seconds if isinstance(error, HeldTooLongError) else 0.0
+            result = replace(result, problem=str(error), waited_seconds=error.waited_seconds, held_seconds=held_seconds)
         except _FATAL_ERRORS:
             raise
         except SluiceError as error:
@@ -192,12 +192,12 @@ class UnitExecutor:
 
     def _vacuum(self, result: UnitResult) -> UnitResult:
         location, timeout_seconds = self.log.location, self._timeout_seconds
-        vacuumed = vacuum(self.spark, location, manager=self._manager, lock_timeout_seconds=timeout_seconds)
+        vacuum_result = vacuum(self.spark, location, manager=self._manager, lock_timeout_seconds=timeout_seconds)
         return replace(
             result,
-            removed=FileTotals(vacuumed.files, vacuumed.size),
-            kept_for_pins=vacuumed.kept_for_pins,
-            kept_for_streams=vacuumed.kept_for_streams,
+            removed=FileTotals(vacuum_result.files, vacuum_result.size),
+            kept_for_pins=vacuum_result.kept_for_pins,
+            kept_for_streams=vacuum_result.kept_for_streams,
         )
 
     def _forget(self, unit: WorkUnit, result: UnitResult) -> UnitResult:
@@ -205,12 +205,12 @@ class UnitExecutor:
         snapshot = self.log.snapshot()
         # Not the plan's policy: a feed may have set a longer time since.
         policy = Policy.of(snapshot.properties, self.table)
-        if snapshot.state is None or (side_rows := SideTableRetention.of(snapshot.state, policy)) is None:
+        if snapshot.state is None or (retention := SideTableRetention.of(snapshot.state, policy)) is None:
             raise TableError(f"{self.table} is not a side table of a feed any more")
         location = self.log.location
         options = self._rewrite_options(unit, {"action": unit.action.value})
         options["before_write"] = lambda _: refuse_unfinished_batches(self.spark, location)
-        commit = self._writer.rewrite(side_rows.drop_expired, **options)
+        commit = self._writer.rewrite(retention.drop_expired, **options)
         added = FileTotals(*(int(commit.metrics.get(name, 0)) for name in ("numFiles", "numOutputBytes")))
         return replace(_with_commit(result, commit), added=added)
 
@@ -224,7 +224,7 @@ class UnitExecutor:
         return replace(result, version=version, held_seconds=_held_seconds(hold))
 
     def _clean_log(self, result: UnitResult) -> UnitResult:
-        before = self._log_total()
+        total_before = self._log_total()
         with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout_seconds) as hold:
             # Read as late as possible, because a pin or the name of a stream may be new.
             snapshot = self.log.snapshot()
@@ -238,9 +238,11 @@ class UnitExecutor:
                     "clean up the log after the stream's next batch"
                 )
             self.log.clean_up(retention_seconds)
-        after = self._log_total()
+        total_after = self._log_total()
         # Writers add versions and checkpoints meanwhile, so a difference may be negative.
-        removed = FileTotals(max(0, before.files - after.files), max(0, before.size - after.size))
+        removed = FileTotals(
+            max(0, total_before.files - total_after.files), max(0, total_before.size - total_after.size)
+        )
         return replace(result, removed=removed, held_seconds=_held_seconds(hold))
 
     def _log_total(self) -> FileTotals:

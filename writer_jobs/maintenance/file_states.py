@@ -43,7 +43,7 @@ class FileState(StrEnum):
     #: Removed from the table by a commit, or change data of a version, for less than the retention. Also: older than a
     #: log that is younger than the retention, because that log may have named the file.
     REMOVED = "removed"
-    #: The same, for longer than the retention.
+    #: Removed as above, for longer than the retention.
     EXPIRED = "expired"
     #: Named by no version, and young: a running write may still commit it. Also: named only by a version after the
     #: newest one that was loaded.
@@ -92,18 +92,18 @@ def classify_files(
     stream_paths = _stream_paths(spark, snapshot, pins_and_streams.streams, logged)
     pinned = pinned_versions(spark, snapshot.location, pins_and_streams.pins)
     facts = [
-        _marked(version_files.paths(), "live"),
-        _marked(logged.paths.select("path", "removed_ms"), "named"),
-        _marked(tombstones, "named"),
-        *(_marked(DataFiles(spark, version).paths(), "pinned") for version in pinned),
-        *(_marked(paths, "streamed") for paths in stream_paths or ()),
+        _with_mark(version_files.paths(), "live"),
+        _with_mark(logged.paths.select("path", "removed_ms"), "named"),
+        _with_mark(tombstones, "named"),
+        *(_with_mark(DataFiles(spark, version).paths(), "pinned") for version in pinned),
+        *(_with_mark(paths, "streamed") for paths in stream_paths or ()),
     ]
     listed = _table_files(spark, snapshot, version_files)
     for checkpoint in pins_and_streams.checkpoints:
         listed = _without_folder(listed, _relative_path(spark, snapshot.location, checkpoint))
     files = _join_facts(listed, facts)
     if stream_paths is None:
-        files = _marked(files, "streamed")
+        files = _with_mark(files, "streamed")
     modified_ms, removed_ms = F.col("modified_ms"), F.col("removed_ms")
     is_older_than_log = F.lit(oldest_version > 0) & (modified_ms < log_start_ms)
     state_before_log = FileState.EXPIRED if log_start_ms <= now_ms - retention_ms else FileState.REMOVED
@@ -130,7 +130,7 @@ def totals_by_state(files: DataFrame) -> dict[tuple[FileState, KeepReason | None
     }
 
 
-def _marked(paths: DataFrame, mark: str) -> DataFrame:
+def _with_mark(paths: DataFrame, mark: str) -> DataFrame:
     return paths.withColumn(mark, F.expr("true"))
 
 
@@ -144,7 +144,7 @@ def _join_facts(listed: DataFrame, facts: Sequence[DataFrame]) -> DataFrame:
         facts: Data frames with ``path`` and some of the columns of :data:`_FACTS`.
 
     """
-    rows = listed.select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in _FACTS.items()))
+    rows = listed.select("*", *(F.lit(None).cast(fact_type).alias(name) for name, fact_type in _FACTS.items()))
     for paths in facts:
         rows = rows.unionByName(paths, allowMissingColumns=True)
     columns = [name for name in rows.columns if name != "path"]
@@ -158,10 +158,10 @@ def _table_files(spark: SparkSession, snapshot: Snapshot, live: DataFiles) -> Da
     the newest version or the name of a partition. Every other folder is checked for a log of its own.
     """
     listed = list_files(spark, snapshot)
-    own_prefixes = table_folder_names(snapshot)
-    own_path = f"^(({'|'.join(map(re.escape, own_prefixes))})[^/]*(/|$))*$"
+    table_prefixes = table_folder_names(snapshot)
+    table_path = f"^(({'|'.join(map(re.escape, table_prefixes))})[^/]*(/|$))*$"
     folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
-    foreign_folders = listed.select(folder).distinct().where(~F.col("folder").rlike(own_path))
+    foreign_folders = listed.select(folder).distinct().where(~F.col("folder").rlike(table_path))
     if foreign_folders.isEmpty():
         return listed
     rows = foreign_folders.join(live.paths().select(folder).distinct(), "folder", "left_anti").collect()
@@ -170,7 +170,7 @@ def _table_files(spark: SparkSession, snapshot: Snapshot, live: DataFiles) -> Da
         for row in rows
         for names in [row["folder"].split("/")]
         for depth in range(1, len(names) + 1)
-        if not names[depth - 1].startswith(tuple(own_prefixes))
+        if not names[depth - 1].startswith(tuple(table_prefixes))
     }
     files = HadoopFiles.of(spark)
     if _ICEBERG in ancestors and files.glob(f"{escape_glob(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
@@ -206,10 +206,10 @@ def _stream_paths(
         # A stream without a version may start with any version.
         return None
     # A stream that has read everything waits for a version that does not exist yet.
-    behind = [(version, stream) for version, stream in next_versions if version <= snapshot.version]
-    if not behind:
+    unread_versions = [(version, stream) for version, stream in next_versions if version <= snapshot.version]
+    if not unread_versions:
         return []
-    version, stream = min(behind, key=lambda entry: entry[0])
-    oldest = stream_version(spark, snapshot.location, stream, version)
-    later = logged.paths.where(F.col("version") >= oldest.version).select("path")
-    return [DataFiles(spark, oldest).paths(), later]
+    version, stream = min(unread_versions, key=lambda entry: entry[0])
+    oldest_snapshot = stream_version(spark, snapshot.location, stream, version)
+    later_paths = logged.paths.where(F.col("version") >= oldest_snapshot.version).select("path")
+    return [DataFiles(spark, oldest_snapshot).paths(), later_paths]

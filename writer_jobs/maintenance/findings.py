@@ -12,7 +12,7 @@ from typing import Any
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share, sum_totals
 from writer_jobs.maintenance.policy import Action, Policy
 
-#: The present spelling of codes, by their earlier spelling in stored reports and metrics.
+#: The present names of codes, by the names that earlier releases wrote to reports and metrics.
 RENAMED_CODES: Mapping[str, str] = {
     "lost-keeper": "broken-retention",
     "lost-order": "invalid-zorder",
@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The part of a finding that a rule computes."""
+    """The part of a finding that a rule computes; see :class:`Finding`."""
 
     message: str
     worth: float = 0.0
@@ -71,12 +71,12 @@ class _Evidence:
 
 
 _Check = Callable[[TableHealth, Policy], _Evidence | None]
-#: The rules, by the code of their finding: the fixed part of the finding, and the check that computes the other part.
+#: The rules, by the code of their finding: the finding's action and advice, and the check that computes the rest of it.
 RULES: dict[str, tuple[Action | None, str, _Check]] = {}
 
 
 def _rule(code: str, action: Action | None, advice: str) -> Callable[[_Check], _Check]:
-    """Add a check to the rules."""
+    """Return a decorator that adds a check to the rules."""
 
     def add(check: _Check) -> _Check:
         RULES[code] = (action, advice, check)
@@ -226,7 +226,10 @@ def _long_log(health: TableHealth, _: Policy) -> _Evidence | None:
 
 @_rule("writers-clean-log", None, "set delta.enableExpiredLogCleanup=false, so that only maintain.py cleans up the log")
 def _writers_clean_log(health: TableHealth, _: Policy) -> _Evidence | None:
-    message = "the checkpoint of any writer may delete old version files, and a late writer waits for that"
+    message = (
+        "the checkpoint of any writer may delete old version files, and then a writer that was paused may create such "
+        "a version again"
+    )
     return _Evidence(message) if health.log.writers_clean else None
 
 
@@ -261,7 +264,8 @@ def _kept_for_streams(health: TableHealth, policy: Policy) -> _Evidence | None:
 @_rule(
     "broken-retention",
     None,
-    "repair that, or remove the pin or the stream's name; until then no file and no version is removed",
+    "repair the pin or the streaming checkpoint, or remove the pin or the stream's name from "
+    "sluice.maintenance.streams; until then no file and no version is removed",
 )
 def _broken_retention(health: TableHealth, _: Policy) -> _Evidence | None:
     message = f"the files that pins and streams still need are unknown: {health.folder.problem}"

@@ -66,8 +66,8 @@ class LogMeasurement:
         # infinite retention nothing expires.
         cutoff = self._now.timestamp() - self._clean_up_retention_seconds
         midnight = cutoff if math.isinf(cutoff) else cutoff // _DAY_SECONDS * _DAY_SECONDS
-        young = (version for version, time in self._version_times.items() if time > midnight)
-        oldest_young = min(young, default=self._snapshot.version)
+        young_versions = (version for version, time in self._version_times.items() if time > midnight)
+        oldest_young = min(young_versions, default=self._snapshot.version)
         # Clean-up removes the versions before the newest checkpoint at or below the oldest young version.
         checkpoints = {*self._checkpoint_times, newest_checkpoint}
         limit = min(oldest_young, newest_checkpoint)
@@ -75,7 +75,7 @@ class LogMeasurement:
         return sum(version < oldest_kept for version in self._version_times)
 
     def daily_rates(self, log: DeltaTableLog) -> tuple[float | None, float | None]:
-        """Return growth in bytes and commits, per day of the last week; None: unknown.
+        """Return the growth in bytes and the number of commits, both per day of the last week; None: unknown.
 
         Args:
             log: Log of the table.

@@ -27,10 +27,13 @@ class TableMaintainer:
     """Maintains one table.
 
     Args:
+        executor: Executor of the table's units of work.
         deferred: Returns a context in which signals do not interrupt a write; its argument cancels the work. See
             :meth:`writer_jobs.job.stop_signals.StopSignals.deferred`.
         on_result: Called after each unit with the report so far; the unit's result is the last of
             :attr:`.MaintenanceReport.done`.
+        parallel: Largest number of units that run at the same time.
+        partitions_per_commit: Largest number of partitions that one commit rewrites; see :func:`.plan`.
 
     """
 
@@ -141,10 +144,10 @@ class TableMaintainer:
                 report = self._set_report(replace(report, left=len(waiting) + len(running)))
                 if not running:
                     break
-                for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                    unit = running.pop(ended)
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    unit = running.pop(future)
                     try:
-                        result = ended.result()
+                        result = future.result()
                     except SluiceError as error:
                         # The running units may still commit. Their results are added before the error is raised.
                         waiting.insert(0, unit)

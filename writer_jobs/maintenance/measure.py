@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Measurement:
-    """The health of a table, its policy, and schema and partitioning of the measured version."""
+    """The health of a table, its policy, and its state (schema and partitioning) in the measured version."""
 
     health: TableHealth
     policy: Policy
@@ -101,13 +101,13 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
     return Measurement(health, policy, state)
 
 
-def _count_side_rows(spark: SparkSession, location: str, side_rows: SideTableRetention | None) -> tuple[int, int]:
+def _count_side_rows(spark: SparkSession, location: str, retention: SideTableRetention | None) -> tuple[int, int]:
     """Return the number of rows of a side table and the number of its expired rows; 0 for any other table."""
-    if side_rows is None:
+    if retention is None:
         return 0, 0
     rows = spark.read.format("delta").load(location)
-    number = rows.count()
-    return number, number - side_rows.drop_expired(rows).count()
+    row_count = rows.count()
+    return row_count, row_count - retention.drop_expired(rows).count()
 
 
 def _find_pins_and_streams(

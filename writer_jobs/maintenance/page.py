@@ -49,7 +49,7 @@ svg .quiet { fill: var(--quiet); }
 def page(reports: Sequence[MaintenanceReport], errors: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the health page of some tables as one HTML file without scripts and external resources.
 
-    ``errors`` has the error of each table that could not be measured, by the table's name.
+    ``errors`` has the error message of each table whose maintenance failed, by the table's name.
     """
     title = "Storage health" if len(reports) != 1 else f"Storage health of {reports[0].before.table}"
     sections = "".join(_section(index, report) for index, report in enumerate(reports))
@@ -98,7 +98,7 @@ def _errors(errors: Mapping[str, str]) -> str:
 
 def _section(index: int, report: MaintenanceReport) -> str:
     health, findings = _newest(report)
-    parts = [
+    elements = [
         f'<h2 id="table-{index}">{escape(health.table)}</h2>',
         _measured_at(report, health),
         _figures(health),
@@ -111,7 +111,7 @@ def _section(index: int, report: MaintenanceReport) -> str:
         "</div>",
         _partitions(health),
     ]
-    return "<section>" + "".join(parts) + "</section>"
+    return "<section>" + "".join(elements) + "</section>"
 
 
 def _measured_at(report: MaintenanceReport, health: TableHealth) -> str:
@@ -183,8 +183,8 @@ def _results(report: MaintenanceReport) -> str:
         for result in report.done
     ]
     titles = ("action", "partitions", "version", "took", "held the lock", "removed", "added", "outcome")
-    left = f" {report.left:,} units of work were left for the next run." if report.left else ""
-    return f"<h3>Actions</h3><p>Saved: {_saved(report)}.{left}</p>{_table('done', titles, rows)}"
+    left_note = f" {report.left:,} units of work were left for the next run." if report.left else ""
+    return f"<h3>Actions</h3><p>Saved: {_saved(report)}.{left_note}</p>{_table('done', titles, rows)}"
 
 
 def _histograms(report: MaintenanceReport) -> str:

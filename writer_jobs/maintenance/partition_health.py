@@ -27,7 +27,7 @@ _ZORDERS = "partition_values map<string, string>, ordered_ms bigint"
 def measure_partitions(
     spark: SparkSession, snapshot: Snapshot, state: TableState, policy: Policy, *, is_clustered: bool
 ) -> tuple[PartitionHealth, ...]:
-    """Return the health of each partition that has files; the policy's Z-order is possible."""
+    """Return the health of each partition that has files. The policy's Z-order must be possible for the table."""
     files = data_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
     unordered = F.expr(_FALSE)
     if policy.zorder_by:
@@ -97,10 +97,11 @@ def _read_totals(row: Row, name: str) -> FileTotals:
 
 
 def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, files: DataFrame) -> DataFrame:
-    """Add ``ordered_ms`` to files: when their partition was last put in Z-order, in ms since the epoch; 0: never.
+    """Add ``ordered_ms`` to files: the time of the last Z-order of their partition, in ms since the epoch; 0: never.
 
-    The largest clock difference is added to the time. Maintenance commits note the partitions that they put in Z-order.
-    If the log has lost such a commit, its partitions count as unordered. ``values`` of a file is its partition's text.
+    ``MAX_CLOCK_SKEW_MS`` is added to the time. Maintenance commits note the partitions that they put in Z-order. If the
+    log no longer has such a commit, its partitions count as unordered. The column ``values`` of a file is the text of
+    its partition (:func:`_partition_text`).
     """
     partition_times: dict[str, int] = {}
     table_time = 0

@@ -9,29 +9,29 @@ from writer_jobs.maintenance.findings import size_text
 from writer_jobs.maintenance.health import SIZE_BOUNDS
 
 _WIDTH = 480
-_LABEL = 170
-_NUMBER = 160
-_ROW = 24
-_BAR = 14
+_LABEL_WIDTH = 170
+_NUMBER_WIDTH = 160
+_ROW_HEIGHT = 24
+_BAR_HEIGHT = 14
 _LONGEST_LABEL = 24
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """Return a chart of bars with their name, value and text after the bar; the longest bar fills the width."""
+    """Return a bar chart. A row has a name, a value, and the text after its bar; the longest bar fills the width."""
     largest = max((value for _, value, _ in rows), default=0) or 1
-    width = _WIDTH - _LABEL - _NUMBER
+    width = _WIDTH - _LABEL_WIDTH - _NUMBER_WIDTH
     elements = []
     for index, (name, value, text) in enumerate(rows):
-        y = index * _ROW
+        y = index * _ROW_HEIGHT
         length = width * value / largest
         elements.append(
-            f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{html.escape(_short(name))}'
+            f'<text x="{_LABEL_WIDTH - 8}" y="{y + 15}" text-anchor="end">{html.escape(_short(name))}'
             f"<title>{html.escape(name)}</title></text>"
-            f'<rect class="track" x="{_LABEL}" y="{y + 4}" width="{width}" height="{_BAR}"></rect>'
-            f'<rect class="bar" x="{_LABEL}" y="{y + 4}" width="{length:.1f}" height="{_BAR}"></rect>'
-            f'<text class="quiet" x="{_LABEL + width + 6}" y="{y + 15}">{html.escape(text)}</text>'
+            f'<rect class="track" x="{_LABEL_WIDTH}" y="{y + 4}" width="{width}" height="{_BAR_HEIGHT}"></rect>'
+            f'<rect class="bar" x="{_LABEL_WIDTH}" y="{y + 4}" width="{length:.1f}" height="{_BAR_HEIGHT}"></rect>'
+            f'<text class="quiet" x="{_LABEL_WIDTH + width + 6}" y="{y + 15}">{html.escape(text)}</text>'
         )
-    return _svg(title, [(name, text) for name, _, text in rows], len(rows) * _ROW + 4, elements)
+    return _svg(title, [(name, text) for name, _, text in rows], len(rows) * _ROW_HEIGHT + 4, elements)
 
 
 def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = None) -> str:
@@ -39,21 +39,21 @@ def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = N
     names = [f"< {size_text(bound).replace('.0 ', ' ')}" for bound in SIZE_BOUNDS]
     names.append(f"≥ {size_text(SIZE_BOUNDS[-1]).replace('.0 ', ' ')}")
     largest = max(*before, *(after or ()), 1)
-    width = _WIDTH - _LABEL - _NUMBER
-    height = _ROW + (_BAR if after is not None else 0)
+    width = _WIDTH - _LABEL_WIDTH - _NUMBER_WIDTH
+    height = _ROW_HEIGHT + (_BAR_HEIGHT if after is not None else 0)
     elements = []
     for index, name in enumerate(names):
         y = index * height
-        elements.append(f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
+        elements.append(f'<text x="{_LABEL_WIDTH - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
         series = [("bar", before[index], "")]
         if after is not None:
             series = [("bar", before[index], " before"), ("after", after[index], " after")]
         for position, (style, number, suffix) in enumerate(series):
-            top = y + 4 + position * _BAR
+            top = y + 4 + position * _BAR_HEIGHT
             elements.append(
-                f'<rect class="{style}" x="{_LABEL}" y="{top}" width="{width * number / largest:.1f}" '
-                f'height="{_BAR - 1}"></rect>'
-                f'<text class="quiet" x="{_LABEL + width + 6}" y="{top + 11}">{number:,}{suffix}</text>'
+                f'<rect class="{style}" x="{_LABEL_WIDTH}" y="{top}" width="{width * number / largest:.1f}" '
+                f'height="{_BAR_HEIGHT - 1}"></rect>'
+                f'<text class="quiet" x="{_LABEL_WIDTH + width + 6}" y="{top + 11}">{number:,}{suffix}</text>'
             )
     texts = [(name, f"{number:,}") for name, number in zip(names, before, strict=True)]
     return _svg(title, texts, len(names) * height + 4, elements)

@@ -53,8 +53,8 @@ class PinsAndStreams:
     def of(cls, spark: SparkSession, snapshot: Snapshot, checkpoints: Sequence[str]) -> PinsAndStreams:
         """Read the pins and streams of a table.
 
-        The snapshot was loaded before this call. A pin that is made after this call pins it or a later version. So it
-        has lost none of its files.
+        ``snapshot`` was loaded before this call. A pin that is made after this call pins the version of the snapshot or
+        a later version, so removing files that the snapshot does not need harms no such pin.
 
         Raises:
             PinError: A pin cannot be read.
@@ -101,7 +101,7 @@ def pinned_versions(spark: SparkSession, location: str, pins: Sequence[Pin]) -> 
 
 
 def stream_version(spark: SparkSession, location: str, stream: SourceStream, version: int) -> Snapshot:
-    """Return a version that a stream reads next, or from which it needs the log; raise TableError if it is gone."""
+    """Return the snapshot of the oldest version that a stream still needs; raise TableError if that version is gone."""
     try:
         return DeltaTableLog(spark, location).snapshot_at(version)
     except TableError as error:

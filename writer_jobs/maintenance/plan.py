@@ -16,7 +16,7 @@ PARALLEL = 4
 PARTITIONS_PER_COMMIT = 1
 _Partitions = tuple[Mapping[str, str | None], ...]
 # Z-order rewrites a whole partition, so it includes these actions.
-_PARTS_OF_ZORDER = (Action.COMPACT, Action.PURGE)
+_INCLUDED_IN_ZORDER = (Action.COMPACT, Action.PURGE)
 # Actions that one commit can apply to several partitions, and the files of a partition that each action rewrites.
 _REWRITTEN_FILES: Mapping[Action, Callable[[PartitionHealth], FileTotals]] = {
     Action.COMPACT: lambda part: part.small,
@@ -82,8 +82,8 @@ def plan(
     def worth(finding: Finding, partitions: _Partitions) -> float:
         if not partitions:
             return finding.worth
-        alone = replace(health, partitions=tuple(parts[_partition_key(values)] for values in partitions))
-        return next((similar.worth for similar in find(alone, thresholds) if similar.code == finding.code), 0.0)
+        part_health = replace(health, partitions=tuple(parts[_partition_key(values)] for values in partitions))
+        return next((similar.worth for similar in find(part_health, thresholds) if similar.code == finding.code), 0.0)
 
     units = [
         WorkUnit(action=finding.action, partitions=partition, worth=worth(finding, partition))
@@ -111,15 +111,15 @@ def _one_by_one(partitions: _Partitions) -> list[_Partitions]:
 
 
 def _without_duplicates(units: Iterable[WorkUnit]) -> Iterable[WorkUnit]:
-    """Return each unit once, without those that the Z-order of the same partition includes."""
+    """Yield each unit once, without the units that the Z-order of the same partition includes."""
     unique: dict[tuple[Action, str], WorkUnit] = {}
     for unit in units:
         unique.setdefault((unit.action, " ".join(map(_partition_key, unit.partitions))), unit)
     for (action, partition), unit in unique.items():
         if action is Action.ZORDER:
-            included = [unique[key] for part in _PARTS_OF_ZORDER if (key := (part, partition)) in unique]
-            yield replace(unit, worth=unit.worth + sum(part.worth for part in included))
-        elif action not in _PARTS_OF_ZORDER or (Action.ZORDER, partition) not in unique:
+            keys = [(included_action, partition) for included_action in _INCLUDED_IN_ZORDER]
+            yield replace(unit, worth=unit.worth + sum(unique[key].worth for key in keys if key in unique))
+        elif action not in _INCLUDED_IN_ZORDER or (Action.ZORDER, partition) not in unique:
             yield unit
 
 
@@ -128,22 +128,22 @@ def _share_commits(
 ) -> list[WorkUnit]:
     """Merge units of small partitions with about the same worth, so that one commit rewrites several of them."""
     merged: list[WorkUnit] = []
-    # The unit of each action that is filled now: its index in `merged`, and the bytes that it rewrites.
-    filling: dict[Action, tuple[int, int]] = {}
+    # The unit of each action to which partitions are added now: its index in `merged`, and the bytes that it rewrites.
+    open_units: dict[Action, tuple[int, int]] = {}
     for unit in units:
         if unit.action not in _REWRITTEN_FILES or not unit.partitions:
             merged.append(unit)
             continue
         size = sum(_REWRITTEN_FILES[unit.action](parts[_partition_key(values)]).size for values in unit.partitions)
-        index, filled_bytes = filling.get(unit.action, (None, 0))
+        index, filled_bytes = open_units.get(unit.action, (None, 0))
         if index is None or len(merged[index].partitions) >= max_partitions or filled_bytes + size > max_bytes:
-            filling[unit.action] = (len(merged), size)
+            open_units[unit.action] = (len(merged), size)
             merged.append(unit)
         else:
-            filling[unit.action] = (index, filled_bytes + size)
-            larger = merged[index]
-            partitions, worth = larger.partitions + unit.partitions, larger.worth + unit.worth
-            merged[index] = replace(larger, partitions=partitions, worth=worth)
+            open_units[unit.action] = (index, filled_bytes + size)
+            merged_unit = merged[index]
+            partitions, worth = merged_unit.partitions + unit.partitions, merged_unit.worth + unit.worth
+            merged[index] = replace(merged_unit, partitions=partitions, worth=worth)
     return merged
 
 

@@ -72,7 +72,7 @@ class Policy:
     def of(cls, properties: Mapping[str, str], table: str) -> Policy:
         """Read a policy from the properties of a table; a property that is not set has its default.
 
-        ``delta.targetFileSize`` counts if ``sluice.maintenance.targetFileSize`` is not set.
+        ``delta.targetFileSize`` is the target size if ``sluice.maintenance.targetFileSize`` is not set.
 
         Args:
             table: Canonical URI, for error messages.

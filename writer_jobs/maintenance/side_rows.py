@@ -1,8 +1,8 @@
-"""The rows of a side table (``_tombstones``, ``_cells``) and which of them maintenance may delete.
+"""The rows of a side table (``_tombstones``, ``_cells``), and the rule that decides which of them maintenance deletes.
 
 A feed appends to a side table with each batch, and holds the lock on it over both commits of the batch. So maintenance
-rewrites the side table without the lock and holds the lock for its commit. Rows that a batch appends meanwhile stay. An
-expired row stays expired when rows are appended: a hidden cell stays hidden.
+rewrites the side table without the lock and holds the lock for its commit only. Rows that a batch appends meanwhile
+stay. An expired row stays expired when rows are appended: a hidden cell stays hidden.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class SideTableRetention:
         """Return the rows that a feed still needs, each once, in the table's columns."""
         names = [name for name in rows.columns if name not in (BATCH, APPLIED_AT)]
         columns = [SEQ if name == SEQUENCE else name for name in names]
-        unique = (
+        unique_rows = (
             rows.withColumnRenamed(SEQUENCE, SEQ)
             .groupBy(*map(quoted, columns))
             .agg(F.max_by(F.struct(BATCH, APPLIED_AT), APPLIED_AT).alias(_NEWEST_BATCH))
             .select(*map(quoted, columns), f"{_NEWEST_BATCH}.*")
         )
-        old = F.col(APPLIED_AT) < F.timestamp_seconds(F.lit(time.time() - self.retention_seconds))
-        needed = without_expired(unique, self.keys, old) if self.has_cells else unique.where(~old)
-        return needed.withColumnRenamed(SEQ, SEQUENCE).select(*map(quoted, rows.columns))
+        is_old = F.col(APPLIED_AT) < F.timestamp_seconds(F.lit(time.time() - self.retention_seconds))
+        needed_rows = without_expired(unique_rows, self.keys, is_old) if self.has_cells else unique_rows.where(~is_old)
+        return needed_rows.withColumnRenamed(SEQ, SEQUENCE).select(*map(quoted, rows.columns))
 
 
 def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
     """Refuse a side table with an unfinished batch. The caller holds the lock on the side table.
 
-    If a batch was killed between its two commits, the next batch deletes its rows again, by the batch's id. Two batches
-    may have the same row, and :meth:`SideTableRetention.drop_expired` keeps only one of their ids.
+    If a batch was killed between its two commits, the next batch deletes the rows of the killed batch, by its id. Two
+    batches may have the same row, and :meth:`SideTableRetention.drop_expired` keeps only one of their ids.
 
     Raises:
         WriteConflictError: A batch was killed and is not undone yet.
-        StorageError: The notes of batches cannot be read.
+        StorageError: The records of batches cannot be read.
 
     """
     for suffix in SIDE_TABLE_SUFFIXES:
@@ -84,7 +84,7 @@ def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
 
 
 def side_tables_of(spark: SparkSession, locations: Sequence[str]) -> list[str]:
-    """Return the locations of the side tables that some tables have."""
+    """Return the locations of the existing side tables of some tables."""
     files = HadoopFiles.of(spark)
     side_locations = [f"{location.rstrip('/')}{suffix}" for location in locations for suffix in SIDE_TABLE_SUFFIXES]
     return [location for location in side_locations if files.status(f"{location}/{LOG_FOLDER}") is not None]

@@ -37,7 +37,7 @@ _SETTINGS = {
 }
 _INVENTORY = "path string, length bigint, isDir boolean, modificationTime bigint"
 _VIEW = "__sluice_removable"
-_SHOWN = 3
+_MAX_EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +136,8 @@ def vacuum(
         except SPARK_ERRORS as error:
             raise StorageError(f"the files of {log.location} cannot be listed: {error_reason(error)}") from error
         totals = totals_by_state(files)
-        unneeded = sum_totals(total for (_, kept_by), total in totals.items() if kept_by is None)
-        if unneeded.files and not dry_run:
+        unneeded_total = sum_totals(total for (_, kept_by), total in totals.items() if kept_by is None)
+        if unneeded_total.files and not dry_run:
             _remove(spark, snapshot, files.where("kept_by IS NULL"))
     orphans = totals.get((FileState.ORPHAN, None), FileTotals())
     kept_files = {
@@ -146,8 +146,8 @@ def vacuum(
     return VacuumResult(
         table=canonical_table_uri(log.location),
         version=snapshot.version,
-        files=unneeded.files,
-        size=unneeded.size,
+        files=unneeded_total.files,
+        size=unneeded_total.size,
         orphans=orphans.files,
         orphans_size=orphans.size,
         kept_for_pins=kept_files[KeepReason.PIN],
@@ -159,7 +159,7 @@ def vacuum(
 
 @contextmanager
 def _silent_console(spark: SparkSession) -> Iterator[None]:
-    """Discard what Delta prints in this thread, because standard output has the JSON lines of a job."""
+    """Discard the output that Delta prints in this thread, because standard output has the JSON lines of a job."""
     jvm: Any = spark._jvm  # noqa: SLF001
     console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
     stdout = console.out()
@@ -190,7 +190,7 @@ def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:
             session.sql(f"VACUUM delta.{quoted(location)} USING INVENTORY (TABLE {_VIEW}) RETAIN 0 HOURS")
         # Delta skips a file that the store does not let it remove.
         remaining = list_files(spark, snapshot).join(files.select("path"), "path", "left_semi")
-        examples = remaining.limit(_SHOWN).collect()
+        examples = remaining.limit(_MAX_EXAMPLES).collect()
     except SPARK_ERRORS as error:
         raise WriteFailedError(table=table, reason=error_reason(error)) from error
     if examples:
