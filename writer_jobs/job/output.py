@@ -152,7 +152,7 @@ class Report:
             "commits": [],
         }
         #: Whether the last write failed.
-        self.failed = False
+        self.write_failed = False
 
     def write(self, **fields: Any) -> None:
         """Add fields, and write the report if the arguments have a URI for it.
@@ -164,6 +164,6 @@ class Report:
         if self._uri is None:
             return
         self._fields |= fields
-        self.failed = True
+        self.write_failed = True
         driver_files().write_text(self._uri, json.dumps(self._fields, indent=1) + "\n")
-        self.failed = False
+        self.write_failed = False

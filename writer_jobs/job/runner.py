@@ -108,7 +108,7 @@ class Job(Generic[_Arguments]):
                 traceback.print_exception(error)
             code, sentence = exit_code_of(error), sentence_of(error) + output.committed_suffix()
             self._print_error(sentence)
-        if not report.failed:
+        if not report.write_failed:
             try:
                 report.write(exit_code=code, error=sentence, finished_at=time.time(), **output.report_fields)
             except SluiceError as error:

@@ -58,7 +58,7 @@ def classify_files(
     pins_and_streams: PinsAndStreams,
     retain: timedelta | None = None,
     *,
-    logged: LoggedFiles | None = None,
+    logged_files: LoggedFiles | None = None,
 ) -> DataFrame:
     """Return every file below a table's location that Delta's VACUUM would look at, with its state.
 
@@ -66,7 +66,7 @@ def classify_files(
         snapshot: Newest version of the table.
         retain: Retention of removed files. Default: ``delta.deletedFileRetentionDuration`` as it would be
             without pins.
-        logged: Files named by the log, if the log was listed before.
+        logged_files: Files named by the log, if the log was listed before.
 
     Returns:
         ``path`` below the location, ``length`` in bytes, ``modified_ms`` since the epoch, ``state`` (a
@@ -83,25 +83,25 @@ def classify_files(
     # A write may commit a file for that long: the gate uses the table's own retention, not `retain`.
     orphan_age_ms = max(retention_ms, snapshot.file_retention_seconds * _MS, MIN_ORPHAN_AGE.total_seconds() * _MS)
     version_files = DataFiles(spark, snapshot)
-    logged = logged or LoggedFiles(spark, snapshot.location)
-    oldest_version, log_start_ms = logged.oldest_version
+    logged_files = logged_files or LoggedFiles(spark, snapshot.location)
+    oldest_version, log_start_ms = logged_files.oldest_version
     # A removal whose version file is gone was committed before the oldest version of the log. No earlier time is
     # certain: a tombstone in the checkpoint has the time at which the statement ran, before the wait for the lock.
     committed_ms = F.greatest("deletionTimestamp", F.lit(log_start_ms))
     tombstones = version_files.removed_files().select("path", committed_ms.alias("removed_ms"))
-    stream_paths = _stream_paths(spark, snapshot, pins_and_streams.streams, logged)
-    pinned = pinned_versions(spark, snapshot.location, pins_and_streams.pins)
+    stream_paths = _stream_paths(spark, snapshot, pins_and_streams.streams, logged_files)
+    pinned_snapshots = pinned_versions(spark, snapshot.location, pins_and_streams.pins)
     facts = [
         _with_mark(version_files.paths(), "live"),
-        _with_mark(logged.paths.select("path", "removed_ms"), "named"),
+        _with_mark(logged_files.paths.select("path", "removed_ms"), "named"),
         _with_mark(tombstones, "named"),
-        *(_with_mark(DataFiles(spark, version).paths(), "pinned") for version in pinned),
+        *(_with_mark(DataFiles(spark, version).paths(), "pinned") for version in pinned_snapshots),
         *(_with_mark(paths, "streamed") for paths in stream_paths or ()),
     ]
-    listed = _table_files(spark, snapshot, version_files)
+    listed_files = _table_files(spark, snapshot, version_files)
     for checkpoint in pins_and_streams.checkpoints:
-        listed = _without_folder(listed, _relative_path(spark, snapshot.location, checkpoint))
-    files = _join_facts(listed, facts)
+        listed_files = _without_folder(listed_files, _relative_path(spark, snapshot.location, checkpoint))
+    files = _join_facts(listed_files, facts)
     if stream_paths is None:
         files = _with_mark(files, "streamed")
     modified_ms, removed_ms = F.col("modified_ms"), F.col("removed_ms")
@@ -134,17 +134,17 @@ def _with_mark(paths: DataFrame, mark: str) -> DataFrame:
     return paths.withColumn(mark, F.expr("true"))
 
 
-def _join_facts(listed: DataFrame, facts: Sequence[DataFrame]) -> DataFrame:
+def _join_facts(listed_files: DataFrame, facts: Sequence[DataFrame]) -> DataFrame:
     """Return one row per listed file, with all facts about it.
 
     A union with one aggregation needs one shuffle. Joins would need one shuffle per data frame.
 
     Args:
-        listed: ``path``, ``length``, ``modified_ms``.
+        listed_files: ``path``, ``length``, ``modified_ms``.
         facts: Data frames with ``path`` and some of the columns of :data:`_FACTS`.
 
     """
-    rows = listed.select("*", *(F.lit(None).cast(fact_type).alias(name) for name, fact_type in _FACTS.items()))
+    rows = listed_files.select("*", *(F.lit(None).cast(fact_type).alias(name) for name, fact_type in _FACTS.items()))
     for paths in facts:
         rows = rows.unionByName(paths, allowMissingColumns=True)
     columns = [name for name in rows.columns if name != "path"]
@@ -157,13 +157,13 @@ def _table_files(spark: SparkSession, snapshot: Snapshot, live: DataFiles) -> Da
     Delta's VACUUM treats the files of a nested table as this table's. A folder belongs to this table if it has files of
     the newest version or the name of a partition. Every other folder is checked for a log of its own.
     """
-    listed = list_files(spark, snapshot)
+    listed_files = list_files(spark, snapshot)
     table_prefixes = table_folder_names(snapshot)
     table_path = f"^(({'|'.join(map(re.escape, table_prefixes))})[^/]*(/|$))*$"
     folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
-    foreign_folders = listed.select(folder).distinct().where(~F.col("folder").rlike(table_path))
+    foreign_folders = listed_files.select(folder).distinct().where(~F.col("folder").rlike(table_path))
     if foreign_folders.isEmpty():
-        return listed
+        return listed_files
     rows = foreign_folders.join(live.paths().select(folder).distinct(), "folder", "left_anti").collect()
     ancestors = {
         "/".join(names[:depth])
@@ -174,16 +174,16 @@ def _table_files(spark: SparkSession, snapshot: Snapshot, live: DataFiles) -> Da
     }
     files = HadoopFiles.of(spark)
     if _ICEBERG in ancestors and files.glob(f"{escape_glob(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
-        listed = _without_folder(listed, _ICEBERG)
+        listed_files = _without_folder(listed_files, _ICEBERG)
     for path in sorted(ancestors):
         if files.status(f"{snapshot.location}/{path}/{LOG_FOLDER}") is not None:
             log.info("%s is a nested table, whose files are skipped", path)
-            listed = _without_folder(listed, path)
-    return listed
+            listed_files = _without_folder(listed_files, path)
+    return listed_files
 
 
-def _without_folder(listed: DataFrame, folder: str | None) -> DataFrame:
-    return listed if folder is None else listed.where(~F.col("path").startswith(f"{folder}/"))
+def _without_folder(listed_files: DataFrame, folder: str | None) -> DataFrame:
+    return listed_files if folder is None else listed_files.where(~F.col("path").startswith(f"{folder}/"))
 
 
 def _relative_path(spark: SparkSession, location: str, path: str) -> str | None:
@@ -194,7 +194,7 @@ def _relative_path(spark: SparkSession, location: str, path: str) -> str | None:
 
 
 def _stream_paths(
-    spark: SparkSession, snapshot: Snapshot, streams: Sequence[SourceStream], logged: LoggedFiles
+    spark: SparkSession, snapshot: Snapshot, streams: Sequence[SourceStream], logged_files: LoggedFiles
 ) -> list[DataFrame] | None:
     """Return the paths of the files that streams may still read; None: a stream may read any file.
 
@@ -211,5 +211,5 @@ def _stream_paths(
         return []
     version, stream = min(unread_versions, key=lambda entry: entry[0])
     oldest_snapshot = stream_version(spark, snapshot.location, stream, version)
-    later_paths = logged.paths.where(F.col("version") >= oldest_snapshot.version).select("path")
+    later_paths = logged_files.paths.where(F.col("version") >= oldest_snapshot.version).select("path")
     return [DataFiles(spark, oldest_snapshot).paths(), later_paths]

@@ -52,8 +52,8 @@ class HealthGauges:
     def __init__(self, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge  # noqa: PLC0415 (an optional extra)
 
-        def register(kind: Any, name: str, description: str, *labels: str) -> Any:
-            return kind(name, description, ("table", *labels), registry=registry)
+        def register(metric_class: Any, name: str, description: str, *labels: str) -> Any:
+            return metric_class(name, description, ("table", *labels), registry=registry)
 
         self._files = register(Gauge, "sluice_table_files", "Files below the table's location.", "state")
         self._bytes = register(Gauge, "sluice_table_bytes", "Bytes below the table's location.", "state")

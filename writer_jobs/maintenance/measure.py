@@ -69,10 +69,10 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
         if (order_problem := _zorder_problem(policy.zorder_by, state, clustering_columns)) is not None:
             policy = replace(policy, zorder_by=())
         pins_and_streams, log_retention, problem = _find_pins_and_streams(spark, snapshot, policy)
-        logged = LoggedFiles(spark, snapshot.location)
-        log_measurement = LogMeasurement(snapshot, logged, log_retention)
+        logged_files = LoggedFiles(spark, snapshot.location)
+        log_measurement = LogMeasurement(snapshot, logged_files, log_retention)
         partitions = measure_partitions(spark, snapshot, state, policy, is_clustered=bool(clustering_columns))
-        folder = replace(_measure_folder(spark, snapshot, pins_and_streams, logged), problem=problem)
+        folder = replace(_measure_folder(spark, snapshot, pins_and_streams, logged_files), problem=problem)
         growth_per_day, commits_per_day = log_measurement.daily_rates(log)
         remembered_rows, expired_rows = _count_side_rows(spark, snapshot.location, SideTableRetention.of(state, policy))
     except SPARK_ERRORS as error:
@@ -154,9 +154,9 @@ def _zorder_problem(columns: Sequence[str], state: TableState, clustering_column
 
 
 def _measure_folder(
-    spark: SparkSession, snapshot: Snapshot, pins_and_streams: PinsAndStreams, logged: LoggedFiles
+    spark: SparkSession, snapshot: Snapshot, pins_and_streams: PinsAndStreams, logged_files: LoggedFiles
 ) -> FolderHealth:
-    totals = totals_by_state(classify_files(spark, snapshot, pins_and_streams, logged=logged))
+    totals = totals_by_state(classify_files(spark, snapshot, pins_and_streams, logged_files=logged_files))
     removable = (FileState.EXPIRED, FileState.ORPHAN)
 
     def total(*states: FileState, kept_by: KeepReason | None) -> FileTotals:

@@ -215,10 +215,10 @@ def _states(health: TableHealth) -> str:
 def _partitions(health: TableHealth) -> str:
     if not health.partition_columns:
         return ""
-    worst = sorted(health.partitions, key=lambda part: (-part.small.files, -part.total.files, part.name))
+    sorted_parts = sorted(health.partitions, key=lambda part: (-part.small.files, -part.total.files, part.name))
     chart = bars(
         "Small files by partition",
-        [(part.name, part.small.files, f"{part.small.files:,}") for part in worst[:_SHOWN_BARS]],
+        [(part.name, part.small.files, f"{part.small.files:,}") for part in sorted_parts[:_SHOWN_BARS]],
     )
     rows = [
         [
@@ -229,11 +229,11 @@ def _partitions(health: TableHealth) -> str:
             f"{part.deleted_share:.1%}",
             f"{share(part.unordered.size, part.total.size):.0%}" if health.zorder_by else "",
         ]
-        for part in worst[:_SHOWN_PARTITIONS]
+        for part in sorted_parts[:_SHOWN_PARTITIONS]
     ]
     titles = ("partition", "files", "size", "small", "deleted rows", "not in Z-order" if health.zorder_by else "")
-    hidden = len(worst) - _SHOWN_PARTITIONS
-    note = f"<p>{hidden:,} more partitions are in the JSON report.</p>" if hidden > 0 else ""
+    hidden_count = len(sorted_parts) - _SHOWN_PARTITIONS
+    note = f"<p>{hidden_count:,} more partitions are in the JSON report.</p>" if hidden_count > 0 else ""
     return f"<h3>Partitions with most small files</h3>{chart}{_table('partitions', titles, rows)}{note}"
 
 

@@ -29,30 +29,30 @@ def measure_partitions(
 ) -> tuple[PartitionHealth, ...]:
     """Return the health of each partition that has files. The policy's Z-order must be possible for the table."""
     files = data_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
-    unordered = F.expr(_FALSE)
+    is_unordered = F.expr(_FALSE)
     if policy.zorder_by:
         files = _with_zorder_times(spark, snapshot, policy, files)
-        unordered = F.col("modificationTime") > F.col("ordered_ms")
-    unclustered = F.col("clusteringProvider").isNull() if is_clustered else F.expr(_FALSE)
+        is_unordered = F.col("modificationTime") > F.col("ordered_ms")
+    is_unclustered = F.col("clusteringProvider").isNull() if is_clustered else F.expr(_FALSE)
     size = F.col("size")
-    deleted = F.coalesce(F.col("deletionVector.cardinality"), F.lit(0))
-    records = F.get_json_object("stats", "$.numRecords").cast("long")
+    deleted_count = F.coalesce(F.col("deletionVector.cardinality"), F.lit(0))
+    record_count = F.get_json_object("stats", "$.numRecords").cast("long")
     lower_bounds = [0, *SIZE_BOUNDS]
-    classes = [
+    class_counts = [
         F.count_if((size >= low) & (size < high) if high else size >= low).alias(f"class{index}")
         for index, (low, high) in enumerate(zip(lower_bounds, [*SIZE_BOUNDS, None], strict=True))
     ]
     grouped = files.groupBy("values").agg(
         *_totals("total", F.expr(_TRUE)),
         *_totals("small", size < policy.small_file_size),
-        F.count_if(records.isNull()).alias("files_without_rows"),
-        F.coalesce(F.sum(records - deleted), F.lit(0)).alias("rows"),
-        F.coalesce(F.sum(records), F.lit(0)).alias("stored_rows"),
-        F.sum(deleted).alias("deleted_rows"),
-        *_totals("with_deleted_rows", deleted > 0),
-        *_totals("unordered", unordered),
-        *_totals("unclustered", unclustered),
-        *classes,
+        F.count_if(record_count.isNull()).alias("files_without_rows"),
+        F.coalesce(F.sum(record_count - deleted_count), F.lit(0)).alias("rows"),
+        F.coalesce(F.sum(record_count), F.lit(0)).alias("stored_rows"),
+        F.sum(deleted_count).alias("deleted_rows"),
+        *_totals("with_deleted_rows", deleted_count > 0),
+        *_totals("unordered", is_unordered),
+        *_totals("unclustered", is_unclustered),
+        *class_counts,
     )
     logical_names = {
         str((field.metadata or {}).get(PHYSICAL_NAME, field.name)): field.name
@@ -118,13 +118,13 @@ def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, 
     rows = [(json.loads(values), ordered_ms) for values, ordered_ms in partition_times.items()]
     zorders = spark.createDataFrame(rows, _ZORDERS)
     # Notes may list the values of one partition in different orders; their texts are equal.
-    newest = (
+    newest_times = (
         zorders.select(_partition_text("partition_values").alias("values"), "ordered_ms")
         .groupBy("values")
         .agg(F.max("ordered_ms").alias("partition_ms"))
     )
     ordered_ms = F.greatest(F.coalesce("partition_ms", F.lit(0)), F.lit(table_time))
-    return files.join(F.broadcast(newest), "values", "left").withColumn("ordered_ms", ordered_ms)
+    return files.join(F.broadcast(newest_times), "values", "left").withColumn("ordered_ms", ordered_ms)
 
 
 def _maintenance_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:

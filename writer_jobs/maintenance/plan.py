@@ -112,14 +112,14 @@ def _one_by_one(partitions: _Partitions) -> list[_Partitions]:
 
 def _without_duplicates(units: Iterable[WorkUnit]) -> Iterable[WorkUnit]:
     """Yield each unit once, without the units that the Z-order of the same partition includes."""
-    unique: dict[tuple[Action, str], WorkUnit] = {}
+    unique_units: dict[tuple[Action, str], WorkUnit] = {}
     for unit in units:
-        unique.setdefault((unit.action, " ".join(map(_partition_key, unit.partitions))), unit)
-    for (action, partition), unit in unique.items():
+        unique_units.setdefault((unit.action, " ".join(map(_partition_key, unit.partitions))), unit)
+    for (action, partition), unit in unique_units.items():
         if action is Action.ZORDER:
             keys = [(included_action, partition) for included_action in _INCLUDED_IN_ZORDER]
-            yield replace(unit, worth=unit.worth + sum(unique[key].worth for key in keys if key in unique))
-        elif action not in _INCLUDED_IN_ZORDER or (Action.ZORDER, partition) not in unique:
+            yield replace(unit, worth=unit.worth + sum(unique_units[key].worth for key in keys if key in unique_units))
+        elif action not in _INCLUDED_IN_ZORDER or (Action.ZORDER, partition) not in unique_units:
             yield unit
 
 
@@ -127,24 +127,24 @@ def _share_commits(
     units: Iterable[WorkUnit], parts: Mapping[str, PartitionHealth], max_partitions: int, max_bytes: int
 ) -> list[WorkUnit]:
     """Merge units of small partitions with about the same worth, so that one commit rewrites several of them."""
-    merged: list[WorkUnit] = []
+    merged_units: list[WorkUnit] = []
     # The unit of each action to which partitions are added now: its index in `merged`, and the bytes that it rewrites.
     open_units: dict[Action, tuple[int, int]] = {}
     for unit in units:
         if unit.action not in _REWRITTEN_FILES or not unit.partitions:
-            merged.append(unit)
+            merged_units.append(unit)
             continue
         size = sum(_REWRITTEN_FILES[unit.action](parts[_partition_key(values)]).size for values in unit.partitions)
         index, filled_bytes = open_units.get(unit.action, (None, 0))
-        if index is None or len(merged[index].partitions) >= max_partitions or filled_bytes + size > max_bytes:
-            open_units[unit.action] = (len(merged), size)
-            merged.append(unit)
+        if index is None or len(merged_units[index].partitions) >= max_partitions or filled_bytes + size > max_bytes:
+            open_units[unit.action] = (len(merged_units), size)
+            merged_units.append(unit)
         else:
             open_units[unit.action] = (index, filled_bytes + size)
-            merged_unit = merged[index]
+            merged_unit = merged_units[index]
             partitions, worth = merged_unit.partitions + unit.partitions, merged_unit.worth + unit.worth
-            merged[index] = replace(merged_unit, partitions=partitions, worth=worth)
-    return merged
+            merged_units[index] = replace(merged_unit, partitions=partitions, worth=worth)
+    return merged_units
 
 
 def _partition_key(values: Mapping[str, str | None]) -> str:

@@ -120,21 +120,21 @@ def order_by_worth(
     if budget_seconds is None or len(tables) == 1:
         return [(table, None) for table in tables]
     end = time.monotonic() + budget_seconds * _MEASURING_SHARE
-    measured: list[tuple[float, str, Measurement]] = []
+    measurements: list[tuple[float, str, Measurement]] = []
     for table in random.sample(tables, len(tables)):
         if time.monotonic() >= end:
             break
         try:
             measurement = measure(spark, table)
-            planned = with_zorder(measurement, zorder_by) if zorder_by else measurement
+            planned_measurement = with_zorder(measurement, zorder_by) if zorder_by else measurement
         except Exception as error:  # noqa: BLE001 (the executor reports the error)
             log.info("%s is maintained last: %s", table, error)
             continue
-        worth = sum(unit.worth for unit in plan(planned.health, planned.policy, actions))
-        measured.append((worth, table, measurement))
-    measured.sort(key=lambda entry: -entry[0])
-    measured_tables = {table for _, table, _ in measured}
+        worth = sum(unit.worth for unit in plan(planned_measurement.health, planned_measurement.policy, actions))
+        measurements.append((worth, table, measurement))
+    measurements.sort(key=lambda entry: -entry[0])
+    measured_tables = {table for _, table, _ in measurements}
     return [
-        *((table, measurement) for _, table, measurement in measured),
+        *((table, measurement) for _, table, measurement in measurements),
         *((table, None) for table in tables if table not in measured_tables),
     ]

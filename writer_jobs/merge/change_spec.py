@@ -75,8 +75,8 @@ class ChangeSpec:
             ChangesError: The changes lack a column that the spec names.
 
         """
-        named = [*self.keys, *(self.column_list or ()), *(self.except_column_list or ())]
-        if missing := _missing(named, changes.columns):
+        named_columns = [*self.keys, *(self.column_list or ()), *(self.except_column_list or ())]
+        if missing := _missing(named_columns, changes.columns):
             raise self.misfit(
                 f"the changes have no column {', '.join(missing)}; they have {', '.join(changes.columns)}"
             )
@@ -84,8 +84,8 @@ class ChangeSpec:
 
     def _selected(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names that are in ``column_list`` and not in ``except_column_list``; case is ignored."""
-        unlisted = () if self.column_list is None else _missing(names, self.column_list)
-        return tuple(_missing(names, (*unlisted, *(self.except_column_list or ()))))
+        unlisted_names = () if self.column_list is None else _missing(names, self.column_list)
+        return tuple(_missing(names, (*unlisted_names, *(self.except_column_list or ()))))
 
     def with_keys_of(self, changes: DataFrame) -> ChangeSpec:
         """Return the spec with the keys spelled as in the changes, because Spark ignores the case of names.
@@ -174,5 +174,5 @@ def _column(expression: str | Column) -> Column:
 
 
 def _missing(names: Collection[str], columns: Collection[str]) -> list[str]:
-    lowered = {column.lower() for column in columns}
-    return [name for name in names if name.lower() not in lowered]
+    lower_names = {column.lower() for column in columns}
+    return [name for name in names if name.lower() not in lower_names]

@@ -28,9 +28,11 @@ def alter_clauses(table: StructType, changes: StructType, columns: tuple[str, ..
     clauses = []
     if definitions := [_definition(difference, fields) for difference in differences if difference.is_unknown]:
         clauses.append(f"ADD COLUMNS ({', '.join(definitions)})")
-    if wider := [difference for difference in differences if difference.is_wider]:
+    if wider_differences := [difference for difference in differences if difference.is_wider]:
         clauses.append(f"SET TBLPROPERTIES ('{_WIDENING}' = 'true')")
-        clauses += [f"ALTER COLUMN {column.quoted_path} TYPE {column.rows.simpleString()}" for column in wider]
+        clauses += [
+            f"ALTER COLUMN {column.quoted_path} TYPE {column.rows.simpleString()}" for column in wider_differences
+        ]
     return clauses
 
 

@@ -127,11 +127,11 @@ def _literal(value: Any, key_type: DataType) -> Column | None:
 def _merge_ranges(ranges: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return at most ``_MAX_RANGES`` ranges: the widest gaps stay, and neighbours around other gaps are merged."""
     gaps = [(higher[0] - lower[1], number) for number, (lower, higher) in enumerate(pairwise(ranges), 1)]
-    separate = {number for gap, number in nlargest(_MAX_RANGES - 1, gaps) if gap > 1}
-    merged: list[tuple[Any, Any]] = []
+    kept_gaps = {number for gap, number in nlargest(_MAX_RANGES - 1, gaps) if gap > 1}
+    merged_ranges: list[tuple[Any, Any]] = []
     for number, (least, most) in enumerate(ranges):
-        if number and number not in separate:
-            merged[-1] = (merged[-1][0], most)
+        if number and number not in kept_gaps:
+            merged_ranges[-1] = (merged_ranges[-1][0], most)
         else:
-            merged.append((least, most))
-    return merged
+            merged_ranges.append((least, most))
+    return merged_ranges

@@ -90,15 +90,17 @@ class NewestRows(ScdRows):
                 return qualified(S, field.name).isNull()
             return comparable(field, S).eqNullSafe(comparable(field, T))
 
-        sequence, stored = qualified(S, SEQ), qualified(T, self.sequence)
+        sequence, stored_sequence = qualified(S, SEQ), qualified(T, self.sequence)
         has_same_values = all_of(is_same(field) for field in rows.schema if field.name not in (SEQ, DELETED))
-        is_repetition = (sequence < stored) | ((sequence == stored) & has_same_values & ~qualified(S, DELETED))
+        is_repetition = (sequence < stored_sequence) | (
+            (sequence == stored_sequence) & has_same_values & ~qualified(S, DELETED)
+        )
         return without_matches(rows, table, self._spec.keys, is_repetition)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of :meth:`source` into the table. All matching rows of the table satisfy ``within``."""
-        sequence, stored, is_delete = qualified(S, SEQ), qualified(T, self.sequence), qualified(S, DELETED)
-        is_newer = stored.isNull() | (sequence > stored)
+        sequence, stored_sequence, is_delete = qualified(S, SEQ), qualified(T, self.sequence), qualified(S, DELETED)
+        is_newer = stored_sequence.isNull() | (sequence > stored_sequence)
         fields = [field for field in source.schema if field.name not in (SEQ, DELETED)]
         has_same_values = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
         message = with_keys("a change has the sequence of the table's row and differs from it: ", self._spec.keys, S)
@@ -108,7 +110,7 @@ class NewestRows(ScdRows):
         merge = (
             writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
             .whenMatchedUpdate(
-                (sequence == stored) & (is_delete | ~has_same_values),
+                (sequence == stored_sequence) & (is_delete | ~has_same_values),
                 {quoted(self.sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},
             )
             .whenMatchedDelete(is_delete & is_newer)
@@ -121,9 +123,11 @@ class NewestRows(ScdRows):
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
         """Drop changes that are older than the tombstone of their key; fail on a change with its sequence."""
         keys = list(self._spec.keys)
-        newest = tombstones.groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(_TOMBSTONE))
-        joined = rows.join(newest, keys, "left")
+        newest_tombstones = tombstones.groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(_TOMBSTONE))
+        joined_rows = rows.join(newest_tombstones, keys, "left")
         is_tie = ~F.col(DELETED) & (F.col(SEQ) == F.col(_TOMBSTONE))
-        current = joined.where(F.col(DELETED) | F.col(_TOMBSTONE).isNull() | (F.col(SEQ) >= F.col(_TOMBSTONE)))
+        current_rows = joined_rows.where(
+            F.col(DELETED) | F.col(_TOMBSTONE).isNull() | (F.col(SEQ) >= F.col(_TOMBSTONE))
+        )
         message = "a change has the sequence of a delete of its key, so the newest is not known: "
-        return fail_where(is_tie, current, message, keys).drop(_TOMBSTONE)
+        return fail_where(is_tie, current_rows, message, keys).drop(_TOMBSTONE)

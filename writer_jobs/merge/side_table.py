@@ -82,8 +82,8 @@ class SideTable:
                 StructField(APPLIED_AT, TimestampType()),
             ]
         )
-        empty = self._spark.createDataFrame([], schema)
-        self.writer.append(empty, partition_by=partition_keys(table, self._keys), lock_during="write")
+        empty_rows = self._spark.createDataFrame([], schema)
+        self.writer.append(empty_rows, partition_by=partition_keys(table, self._keys), lock_during="write")
 
     def has_keys(self, state: TableState) -> bool:
         """Return whether an existing side table has exactly the columns that these keys and the layout require."""

@@ -84,15 +84,15 @@ class TableFeed:
 
     def has_tables(self, tables: Collection[str]) -> bool:
         """Return whether the feed has exactly these source tables; a name may lack its database and schema."""
-        stored = self.source_tables or ()
+        stored_tables = self.source_tables or ()
         if self.model == "cells":
             # The name of an HBase table may contain dots and has no shorter form.
-            return set(stored) == set(tables)
+            return set(stored_tables) == set(tables)
 
         def are_in(names: Collection[str], table_names: Collection[str]) -> bool:
             return all(any(has_name(name, table) or has_name(table, name) for table in table_names) for name in names)
 
-        return are_in(stored, tables) and are_in(tables, stored)
+        return are_in(stored_tables, tables) and are_in(tables, stored_tables)
 
     @property
     def text(self) -> str:
@@ -122,12 +122,12 @@ class FeedBinding:
             ChangesError: The table is bound to another feed, or its columns show another one.
 
         """
-        stored = self._stored(state.feed)
-        if stored is None:
+        stored_feed = self._read_feed(state.feed)
+        if stored_feed is None:
             self._refuse_other_history(state.schema)
             if state.feed is None:
                 self._refuse_other_sequence(state.schema)
-        elif differences := list(self._differences(stored)):
+        elif differences := list(self._differences(stored_feed)):
             raise self._misfit(f"the table is bound to another feed: {'; '.join(differences)}")
         elif self._feed.scd_type == _HISTORY and not _has_history(state.schema):
             raise self._misfit(f"the table no longer has the columns {START} and {END}")
@@ -140,20 +140,20 @@ class FeedBinding:
 
         """
         self.refuse_other(state)
-        stored, feed = self._stored(state.feed), self._feed
+        stored_feed, feed = self._read_feed(state.feed), self._feed
         if state.feed is not None:
-            if stored is None:
+            if stored_feed is None:
                 return []
             feed = replace(
-                stored,
-                source_tables=_full_names(stored.source_tables, feed.source_tables),
-                source_columns=_all_columns(stored.source_columns, feed.source_columns),
+                stored_feed,
+                source_tables=_full_names(stored_feed.source_tables, feed.source_tables),
+                source_columns=_all_columns(stored_feed.source_columns, feed.source_columns),
             )
-            if feed == stored:
+            if feed == stored_feed:
                 return []
         return [f"SET TBLPROPERTIES ({property_list({FEED_PROPERTY: feed.text})})"]
 
-    def _stored(self, text: str | None) -> TableFeed | None:
+    def _read_feed(self, text: str | None) -> TableFeed | None:
         """Return the feed in the property; None if there is no property, or it allows every feed."""
         if text is None or text.strip().lower() == UNBOUND:
             return None
@@ -162,21 +162,21 @@ class FeedBinding:
         except (TypeError, ValueError) as error:
             raise self._misfit(f"the table property sluice.feed cannot be read ({error})") from error
 
-    def _differences(self, stored: TableFeed) -> Iterator[str]:
+    def _differences(self, stored_feed: TableFeed) -> Iterator[str]:
         for name, label in _LABELS.items():
-            if not self._is_same(name, stored):
-                table_text, run_text = _text(getattr(stored, name)), _text(getattr(self._feed, name))
+            if not self._is_same(name, stored_feed):
+                table_text, run_text = _text(getattr(stored_feed, name)), _text(getattr(self._feed, name))
                 yield f"{label}: {table_text} in the table, {run_text} in this run"
 
-    def _is_same(self, name: str, stored: TableFeed) -> bool:
-        table_value, run_value = getattr(stored, name), getattr(self._feed, name)
+    def _is_same(self, name: str, stored_feed: TableFeed) -> bool:
+        table_value, run_value = getattr(stored_feed, name), getattr(self._feed, name)
         if table_value == run_value:
             return True
         if name == "keys":
             return {key.lower() for key in table_value} == {key.lower() for key in run_value}
         if name == "source_tables":
             # None: the table has none yet, or this run does not know its source tables.
-            return None in (table_value, run_value) or stored.has_tables(run_value)
+            return None in (table_value, run_value) or stored_feed.has_tables(run_value)
         if name == "sequence_by" and None not in (table_value, run_value):
             return self._normalized(table_value) == self._normalized(run_value)
         return name != "model" and str(table_value).lower() == str(run_value).lower()
@@ -190,10 +190,10 @@ class FeedBinding:
 
     def _refuse_other_history(self, schema: StructType) -> None:
         """Refuse a table whose columns show another SCD type."""
-        history, feed = _has_history(schema), self._feed
-        if history and feed.scd_type != _HISTORY:
+        has_history, feed = _has_history(schema), self._feed
+        if has_history and feed.scd_type != _HISTORY:
             raise self._misfit(f"the table keeps history: it has the columns {START} and {END} of SCD type 2")
-        if not history and feed.scd_type == _HISTORY:
+        if not has_history and feed.scd_type == _HISTORY:
             raise self._misfit(f"the table keeps no history: it lacks the columns {START} and {END} of SCD type 2")
 
     def _refuse_other_sequence(self, schema: StructType) -> None:

@@ -114,8 +114,8 @@ class TableShape:
             with lock_table(self.spark, self.writer, deadline):
                 # Another run may have created the table, with columns of its own.
                 if (state := self.writer.log.state()) is None:
-                    empty = self.spark.createDataFrame([], StructType([*row, *fields]))
-                    self.writer.append(empty, partition_by=self.partition_by, lock_during="write")
+                    empty_rows = self.spark.createDataFrame([], StructType([*row, *fields]))
+                    self.writer.append(empty_rows, partition_by=self.partition_by, lock_during="write")
                     state = self.writer.log.state()
                 return self.ensure_table(_existing_state(self.writer, state), row, sequence, deadline)
         self.binding.refuse_other(state)
@@ -173,8 +173,8 @@ class TableShape:
         ]
         if self.evolves:
             # Keys and sequence keep their types, because the side table has them, too.
-            fixed = {name.lower() for name in (*self.spec.keys, self.model.sequence or "")}
-            clauses += alter_clauses(table, row, tuple(name for name in row.names if name.lower() not in fixed))
+            fixed_columns = {name.lower() for name in (*self.spec.keys, self.model.sequence or "")}
+            clauses += alter_clauses(table, row, tuple(name for name in row.names if name.lower() not in fixed_columns))
         return clauses
 
 
@@ -222,17 +222,17 @@ def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: 
             the rows lack: an update replaces the column with all of its fields.
 
     """
-    refused = [
+    refused_differences = [
         difference
         for difference in type_differences(state.schema, row)
         if (difference.is_unknown or difference.is_refused) and not (evolves and difference.can_evolve)
     ]
-    reason = mismatch(refused)
+    reason = mismatch(refused_differences)
     if reason is None and (missing := list(missing_fields(state.schema, row))):
         reason = (
             f"the rows lack {', '.join(missing)}, and an update replaces the whole column: add these fields to the rows"
         )
-    elif any(difference.can_evolve for difference in refused):
+    elif any(difference.can_evolve for difference in refused_differences):
         reason = f"{reason}; pass --schema-evolution to add columns and widen types"
     if reason is not None:
         raise SchemaMismatchError(table=table, reason=reason)

@@ -68,7 +68,7 @@ class MessageApplier:
         if self._mapping is not None:
             result = apply_cells(
                 self._writer,
-                _cells(arguments.decoder, messages, self._mapping),
+                _decode_cells(arguments.decoder, messages, self._mapping),
                 self._mapping,
                 partition_by=arguments.partition_by,
                 max_dead_letters=arguments.max_dead_letters,
@@ -86,7 +86,7 @@ class MessageApplier:
         return result
 
 
-def _cells(decoder: str, messages: Messages, mapping: HBaseMapping) -> DataFrame:
+def _decode_cells(decoder: str, messages: Messages, mapping: HBaseMapping) -> DataFrame:
     if decoder == "hbase":
         return messages.rows if messages.are_rows else parse_json_cells(messages.rows, mapping)
     if messages.are_lines:
