@@ -181,8 +181,8 @@ class AppliedTotals:
             return
         reasons = []
         if self._dead_letters:
-            frequent = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
-            reasons.append(f"{self._dead_letters} messages are in {self._writer.table}_dead_letters{frequent}")
+            reason_note = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
+            reasons.append(f"{self._dead_letters} messages are in {self._writer.table}_dead_letters{reason_note}")
         if self._filtered:
             names = ", ".join(self._source_tables)
             reasons.append(f"{self._filtered} events are of other source tables than {names}")

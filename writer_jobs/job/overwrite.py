@@ -115,13 +115,13 @@ class OverwriteArguments(FileJobArguments):
         table_columns = state.partition_columns if state is not None else ()
         spelling = {name.lower(): name for name in schema.names}
         columns = self.partition_by or table_columns
-        missing = ", ".join(name for name in columns if name.lower() not in spelling)
-        if missing and self.partition_by:
-            raise SourceError(f"the source has no column {missing} to partition by")
-        if missing:
+        missing_columns = ", ".join(name for name in columns if name.lower() not in spelling)
+        if missing_columns and self.partition_by:
+            raise SourceError(f"the source has no column {missing_columns} to partition by")
+        if missing_columns:
             raise ArgumentsError(
-                f"{table} is partitioned by {','.join(table_columns)}, and the files have no column {missing}: give "
-                "the table's new partition columns with --partition-by"
+                f"{table} is partitioned by {','.join(table_columns)}, and the files have no column {missing_columns}: "
+                "give the table's new partition columns with --partition-by"
             )
         return tuple(spelling[name.lower()] for name in columns)
 

@@ -189,7 +189,7 @@ def storage_errors_as_failed_writes(table: str) -> Iterator[None]:
 def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Iterator[SparkSession]:
     is_new = running_session() is None
     spark = build_session(program, log_level="WARN" if verbose else "FATAL")
-    previous = {name: spark.conf.get(name, None) for name in settings}
+    previous_settings = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
@@ -199,5 +199,5 @@ def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Ite
             if is_new:
                 spark.stop()
             else:
-                for name, setting in previous.items():
+                for name, setting in previous_settings.items():
                     spark.conf.unset(name) if setting is None else spark.conf.set(name, setting)

@@ -57,8 +57,8 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
-            previous = signal.signal(number, self._handle)
-            self._previous_handlers.setdefault(number, previous)
+            previous_handler = signal.signal(number, self._handle)
+            self._previous_handlers.setdefault(number, previous_handler)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous_handlers.items():

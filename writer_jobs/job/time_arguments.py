@@ -12,11 +12,11 @@ _DURATION = re.compile(r"(\d+) (second|minute|hour|day|week)s?")
 def timestamp(argument: str) -> datetime:
     """Parse a timestamp such as ``2013-02-01`` or ``2013-02-01T06:00:00+01:00``; without an offset it is in UTC."""
     try:
-        parsed = datetime.fromisoformat(argument)
+        moment = datetime.fromisoformat(argument)
     except ValueError as error:
         message = f"{argument!r} is not a time such as 2013-02-01 or 2013-02-01T06:00:00Z"
         raise argparse.ArgumentTypeError(message) from error
-    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def timestamp_or_duration(argument: str) -> datetime:

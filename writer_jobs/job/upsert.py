@@ -118,9 +118,9 @@ class UpsertArguments(ChangesJobArguments):
         super().check()
         if self.column_list is not None and self.except_column_list is not None:
             raise ArgumentsError("give --columns or --except-columns, not both")
-        included = {name.lower() for name in (self.column_list if self.column_list is not None else self.keys)}
-        excluded = {name.lower() for name in self.except_column_list or ()}
-        if missing_keys := [name for name in self.keys if name.lower() not in included - excluded]:
+        included_names = {name.lower() for name in (self.column_list if self.column_list is not None else self.keys)}
+        excluded_names = {name.lower() for name in self.except_column_list or ()}
+        if missing_keys := [name for name in self.keys if name.lower() not in included_names - excluded_names]:
             raise ArgumentsError(
                 f"the table would lack the key columns {', '.join(missing_keys)}: name them in --columns, and not in "
                 "--except-columns"
@@ -194,12 +194,12 @@ def _upsert_stream(context: JobContext[UpsertArguments], stream: StreamArguments
     claim_checkpoint(HadoopFiles.of(context.spark), stream.checkpoint, query_identity)
 
     def apply(_: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> ChangesResult:
-        sources, missing = batches.files(txn[1])
+        sources, missing_count = batches.files(txn[1])
         result = ChangesResult(table=writer.table)
         if sources is not None:
             changes, options = _read_changes(context, sources), arguments.apply_options
             result = apply_changes(writer, changes, **options, txn=txn, before_write=before_write)
-        return replace(result, missing_files=missing)
+        return replace(result, missing_files=missing_count)
 
     run_stream(context, batches.frame(arguments.max_files_per_batch), stream, apply)
 

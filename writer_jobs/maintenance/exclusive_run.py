@@ -83,8 +83,8 @@ def give_way(
     stopped = threading.Event() if stopped is None else stopped
     resource, start = TableResource.of(table), time.monotonic()
     while any(not is_ignored(entry) for entry in inspector.table(resource).waiters):
-        waited = time.monotonic() - start
-        if waited >= max_seconds or stopped.wait(min(_POLL_SECONDS, max_seconds - waited)):
+        waited_seconds = time.monotonic() - start
+        if waited_seconds >= max_seconds or stopped.wait(min(_POLL_SECONDS, max_seconds - waited_seconds)):
             break
     return time.monotonic() - start
 

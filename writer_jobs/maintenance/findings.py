@@ -111,12 +111,12 @@ def _small_files(health: TableHealth, policy: Policy) -> _Evidence | None:
     parts = _worst(health, lambda part: files_saved[id(part)], policy.min_small_files)
     if not parts:
         return None
-    small, saved = sum_totals(part.small for part in parts), sum(files_saved[id(part)] for part in parts)
+    small_total, saved_files = sum_totals(part.small for part in parts), sum(files_saved[id(part)] for part in parts)
     message = (
-        f"{small.files:,} files of {size_text(small.size)} in total, in {_in_partitions(parts)}, are smaller than "
-        f"{size_text(policy.small_file_size)}: readers open {saved:,} files more than necessary"
+        f"{small_total.files:,} files of {size_text(small_total.size)} in total, in {_in_partitions(parts)}, are "
+        f"smaller than {size_text(policy.small_file_size)}: readers open {saved_files:,} files more than necessary"
     )
-    return _Evidence(message, saved, parts)
+    return _Evidence(message, saved_files, parts)
 
 
 @_rule("unordered", Action.ZORDER, "put the rows in Z-order again, which rewrites these partitions")
@@ -175,15 +175,15 @@ def _deleted_rows(health: TableHealth, policy: Policy) -> _Evidence | None:
 
 @_rule("expired-rows", Action.FORGET, "rewrite the table without the expired rows")
 def _expired_rows(health: TableHealth, policy: Policy) -> _Evidence | None:
-    expired = share(health.expired_rows, health.remembered_rows)
-    if not health.expired_rows or expired < policy.expired_share:
+    expired_share = share(health.expired_rows, health.remembered_rows)
+    if not health.expired_rows or expired_share < policy.expired_share:
         return None
     total = health.total.total
     message = (
         f"{health.expired_rows:,} of {health.remembered_rows:,} remembered rows are expired: each batch of changes "
         "reads them"
     )
-    return _Evidence(message, _in_files(expired * total.size, policy) + expired * total.files)
+    return _Evidence(message, _in_files(expired_share * total.size, policy) + expired_share * total.files)
 
 
 @_rule("expired-files", Action.VACUUM, "vacuum the table")
@@ -209,8 +209,8 @@ def _old_checkpoint(health: TableHealth, _: Policy) -> _Evidence | None:
     log = health.log
     if log.since_checkpoint < 2 * log.checkpoint_interval:
         return None
-    since = "and no checkpoint" if log.checkpoint_version is None else "since the newest checkpoint"
-    message = f"{log.since_checkpoint:,} versions {since}: each new reader reads every one of them"
+    since_text = "and no checkpoint" if log.checkpoint_version is None else "since the newest checkpoint"
+    message = f"{log.since_checkpoint:,} versions {since_text}: each new reader reads every one of them"
     return _Evidence(message, log.since_checkpoint)
 
 

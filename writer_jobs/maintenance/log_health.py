@@ -44,18 +44,18 @@ class LogMeasurement:
     def health(self) -> LogHealth:
         """Health of the log."""
         # Not the newest listed checkpoint: a checkpoint in several parts may be incomplete.
-        newest = self._snapshot.checkpoint_version
-        checkpoint_time = None if newest is None else self._checkpoint_times.get(newest)
-        since_checkpoint = self._snapshot.version - (newest or 0)
+        newest_checkpoint = self._snapshot.checkpoint_version
+        checkpoint_time = None if newest_checkpoint is None else self._checkpoint_times.get(newest_checkpoint)
+        since_checkpoint = self._snapshot.version - (newest_checkpoint or 0)
         return LogHealth(
             total=self._total,
             first_version=min(self._version_times, default=self._snapshot.version),
             versions=len(self._version_times),
-            checkpoint_version=newest,
+            checkpoint_version=newest_checkpoint,
             checkpointed_at=None if checkpoint_time is None else datetime.fromtimestamp(checkpoint_time, UTC),
             since_checkpoint=max(0, since_checkpoint),
             checkpoint_interval=self._snapshot.checkpoint_interval,
-            expired_versions=self._count_expired(newest or 0),
+            expired_versions=self._count_expired(newest_checkpoint or 0),
             retention_seconds=self._snapshot.log_retention_seconds,
             writers_clean=self._snapshot.cleans_log,
         )

@@ -122,10 +122,15 @@ class TableMaintainer:
         return report
 
     def _execute(
-        self, waiting: list[WorkUnit], policy: Policy, deadline: float | None, run_hold: Hold, report: MaintenanceReport
+        self,
+        waiting_units: list[WorkUnit],
+        policy: Policy,
+        deadline: float | None,
+        run_hold: Hold,
+        report: MaintenanceReport,
     ) -> MaintenanceReport:
         """Execute units in their order, in parallel where possible, and return the report with their results."""
-        running: dict[Future[UnitResult], WorkUnit] = {}
+        running_units: dict[Future[UnitResult], WorkUnit] = {}
         fatal_error: SluiceError | None = None
         self._ended.clear()
 
@@ -138,24 +143,24 @@ class TableMaintainer:
             stack.callback(self._ended.set)
             pool = stack.enter_context(ThreadPoolExecutor(self._parallel, "sluice-maintenance"))
             while True:
-                while fatal_error is None and self._may_start(waiting, running.values(), deadline):
-                    unit = waiting.pop(0)
-                    running[pool.submit(execute, unit)] = unit
-                report = self._set_report(replace(report, left=len(waiting) + len(running)))
-                if not running:
+                while fatal_error is None and self._may_start(waiting_units, running_units.values(), deadline):
+                    unit = waiting_units.pop(0)
+                    running_units[pool.submit(execute, unit)] = unit
+                report = self._set_report(replace(report, left=len(waiting_units) + len(running_units)))
+                if not running_units:
                     break
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    unit = running.pop(future)
+                for future in wait(running_units, return_when=FIRST_COMPLETED).done:
+                    unit = running_units.pop(future)
                     try:
                         result = future.result()
                     except SluiceError as error:
                         # The running units may still commit. Their results are added before the error is raised.
-                        waiting.insert(0, unit)
+                        waiting_units.insert(0, unit)
                         fatal_error = fatal_error or error
                         continue
                     if result.problem is not None and result.failure is None and unit.tries + 1 < MAX_TRIES:
                         # Last in the queue: the writer that won the race may have ended by then.
-                        waiting += unit.retries(result.work_seconds)
+                        waiting_units += unit.retries(result.work_seconds)
                         continue
                     report = self._set_report(replace(report, done=(*report.done, result)))
                     self._on_result(report)
@@ -163,14 +168,18 @@ class TableMaintainer:
                 raise fatal_error
         return report
 
-    def _may_start(self, waiting: list[WorkUnit], running: Collection[WorkUnit], deadline: float | None) -> bool:
+    def _may_start(
+        self, waiting_units: list[WorkUnit], running_units: Collection[WorkUnit], deadline: float | None
+    ) -> bool:
         """Return whether the first waiting unit may start now."""
-        if not waiting or self._executor.is_stopped or (deadline is not None and time.monotonic() >= deadline):
+        if not waiting_units or self._executor.is_stopped or (deadline is not None and time.monotonic() >= deadline):
             return False
-        if any(self._executor.holds_lock(unit) for unit in (waiting[0], *running)):
+        if any(self._executor.holds_lock(unit) for unit in (waiting_units[0], *running_units)):
             # A unit that holds its lock from the beginning runs alone, so that writers wait for one unit only.
-            return not running
-        return len(running) < self._parallel and all(waiting[0].is_disjoint_from(unit) for unit in running)
+            return not running_units
+        return len(running_units) < self._parallel and all(
+            waiting_units[0].is_disjoint_from(unit) for unit in running_units
+        )
 
     def _stop(self) -> None:
         """Stop the executor and return when the running units have ended."""

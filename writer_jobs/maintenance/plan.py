@@ -73,10 +73,10 @@ def plan(
             are together no larger than one file of the target size.
 
     """
-    thresholds, allowed = policy, policy.auto
+    thresholds, allowed_actions = policy, policy.auto
     if actions is not None:
         thresholds = replace(policy, min_small_files=1, unordered_share=0.0, deleted_share=0.0, expired_share=0.0)
-        allowed = frozenset(actions)
+        allowed_actions = frozenset(actions)
     parts = {_partition_key(part.values): part for part in health.partitions}
 
     def worth(finding: Finding, partitions: _Partitions) -> float:
@@ -88,15 +88,15 @@ def plan(
     units = [
         WorkUnit(action=finding.action, partitions=partition, worth=worth(finding, partition))
         for finding in find(health, thresholds)
-        if finding.action in allowed and finding.action is not None
+        if finding.action in allowed_actions and finding.action is not None
         for partition in _one_by_one(finding.partitions)
     ]
     if actions is not None:
         planned_actions = {unit.action for unit in units}
-        units += [WorkUnit(action=action) for action in _TABLE_ACTIONS if action in allowed - planned_actions]
+        units += [WorkUnit(action=action) for action in _TABLE_ACTIONS if action in allowed_actions - planned_actions]
     elif health.folder.problem is not None:
         # This unit fails and reports why no file can be removed. Without it the problem would go unnoticed.
-        units += [WorkUnit(action=action) for action in _REMOVING_ACTIONS if action in allowed][:1]
+        units += [WorkUnit(action=action) for action in _REMOVING_ACTIONS if action in allowed_actions][:1]
     by_worth = _by_worth(_without_duplicates(units))
     return _by_worth(_share_commits(by_worth, parts, partitions_per_commit, health.target_file_size))
 

@@ -42,12 +42,12 @@ class SideTableRetention:
     def of(cls, state: TableState, policy: Policy) -> SideTableRetention | None:
         """Return the rule for a table; None if it is not a side table or no feed has set its retention."""
         names = set(state.schema.names)
-        internal = {SEQUENCE, BATCH, APPLIED_AT}
-        if policy.forget_after_days is None or not internal <= names:
+        internal_columns = {SEQUENCE, BATCH, APPLIED_AT}
+        if policy.forget_after_days is None or not internal_columns <= names:
             return None
         cell_fields = {field.name for field in CELLS.fields}
         has_cells = cell_fields <= names
-        other_columns = internal | cell_fields if has_cells else internal
+        other_columns = internal_columns | cell_fields if has_cells else internal_columns
         keys = tuple(name for name in state.schema.names if name not in other_columns)
         return cls(keys=keys, has_cells=has_cells, retention_seconds=policy.forget_after_days * _DAY_SECONDS)
 

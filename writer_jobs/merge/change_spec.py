@@ -62,7 +62,7 @@ class ChangeSpec:
         for argument, names in (("keys", self.keys), ("column_list", self.column_list or ())):
             if len({name.lower() for name in names}) != len(names):
                 raise ValueError(f"{argument} names a column twice: {', '.join(names)}")
-        if missing := _missing(self.keys, self._selected(self.keys)):
+        if missing := _missing(self.keys, self._selected_columns(self.keys)):
             raise ValueError(
                 f"the table would lack the key columns {', '.join(missing)}: name them in column_list, and not in "
                 "except_column_list"
@@ -80,9 +80,9 @@ class ChangeSpec:
             raise self.misfit(
                 f"the changes have no column {', '.join(missing)}; they have {', '.join(changes.columns)}"
             )
-        return self._selected(changes.columns)
+        return self._selected_columns(changes.columns)
 
-    def _selected(self, names: Sequence[str]) -> tuple[str, ...]:
+    def _selected_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names that are in ``column_list`` and not in ``except_column_list``; case is ignored."""
         unlisted_names = () if self.column_list is None else _missing(names, self.column_list)
         return tuple(_missing(names, (*unlisted_names, *(self.except_column_list or ()))))

@@ -178,10 +178,10 @@ class FeedBinding:
             # None: the table has none yet, or this run does not know its source tables.
             return None in (table_value, run_value) or stored_feed.has_tables(run_value)
         if name == "sequence_by" and None not in (table_value, run_value):
-            return self._normalized(table_value) == self._normalized(run_value)
+            return self._normalized_sql(table_value) == self._normalized_sql(run_value)
         return name != "model" and str(table_value).lower() == str(run_value).lower()
 
-    def _normalized(self, sql: str) -> str:
+    def _normalized_sql(self, sql: str) -> str:
         """Return an expression as Spark writes it: blanks, quotes of names and (without literals) case do not count."""
         if (expression := parsed_expression(self._spark, sql)) is None:
             return sql

@@ -228,10 +228,9 @@ def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: 
         if (difference.is_unknown or difference.is_refused) and not (evolves and difference.can_evolve)
     ]
     reason = mismatch(refused_differences)
-    if reason is None and (missing := list(missing_fields(state.schema, row))):
-        reason = (
-            f"the rows lack {', '.join(missing)}, and an update replaces the whole column: add these fields to the rows"
-        )
+    if reason is None and (missing_names := list(missing_fields(state.schema, row))):
+        names = ", ".join(missing_names)
+        reason = f"the rows lack {names}, and an update replaces the whole column: add these fields to the rows"
     elif any(difference.can_evolve for difference in refused_differences):
         reason = f"{reason}; pass --schema-evolution to add columns and widen types"
     if reason is not None:

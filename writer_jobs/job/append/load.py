@@ -119,12 +119,12 @@ class AppendLoad:
                 )
             schema = self._schema(state)
             # An attempt that ended before its first commit left a record. The record is used if nothing has changed.
-            unchanged = (
+            unchanged_runs = (
                 run
                 for run in earlier_runs
                 if run.text and run.schema == schema and not run.changed_inputs(basis, options)
             )
-            run = next(unchanged, None) or Run.begin(run_id, basis, options, schema)
+            run = next(unchanged_runs, None) or Run.begin(run_id, basis, options, schema)
             return _Plan(state, 0, run, schema)
         run, newest = begun_run(records, log, run_id, head)
         check_same_basis(run, basis, options, committed_count)
@@ -137,9 +137,9 @@ class AppendLoad:
     def _schema(self, state: TableState | None) -> StructType:
         schema = self._reader.schema(state)
         names = {name.lower() for name in schema.names}
-        missing = [name for name in self._arguments.partition_by if name.lower() not in names]
-        if state is None and missing:
-            raise SourceError(f"the source has no column {', '.join(missing)} to partition by")
+        missing_columns = [name for name in self._arguments.partition_by if name.lower() not in names]
+        if state is None and missing_columns:
+            raise SourceError(f"the source has no column {', '.join(missing_columns)} to partition by")
         return schema
 
     def _make_commits(self, plan: _Plan) -> None:
@@ -239,13 +239,13 @@ def refuse_other_partitioning(table: str, state: TableState | None, partition_by
         )
 
 
-def _has_same_columns(planned: StructType, actual: StructType) -> bool:
+def _has_same_columns(planned_schema: StructType, actual_schema: StructType) -> bool:
     """Return whether the schema planned for a new table has the names and types of the existing table."""
 
     def types(schema: StructType) -> dict[str, str]:
         return {field.name.lower(): field.dataType.simpleString() for field in schema}
 
-    return types(planned) == types(actual)
+    return types(planned_schema) == types(actual_schema)
 
 
 def _append(context: JobContext[AppendArguments]) -> None:

@@ -75,7 +75,7 @@ class Run:
     @classmethod
     def begin(cls, run_id: str, basis: Mapping[str, Any], options: Mapping[str, str], schema: StructType) -> Run:
         """Return a new run, which has no record yet. ``basis`` comes from :func:`split_basis`."""
-        full_basis = {**basis, _OPTIONS: _hashed(options, secrets.token_hex(16))}
+        full_basis = {**basis, _OPTIONS: _hash_options(options, secrets.token_hex(16))}
         record = {"format": _FORMAT, "id": run_id, "basis": full_basis, "schema": schema.jsonValue()}
         return cls(run_id, full_basis, schema, json.dumps(record, indent=1) + "\n")
 
@@ -87,11 +87,13 @@ class Run:
     def changed_inputs(self, basis: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
         """Return the names of the inputs and options that differ from the record, without their values."""
         recorded_basis = {name: value for name, value in self.basis.items() if name != _OPTIONS}
-        changed = [name for name in sorted({*recorded_basis, *basis}) if recorded_basis.get(name) != basis.get(name)]
+        changed_names = [
+            name for name in sorted({*recorded_basis, *basis}) if recorded_basis.get(name) != basis.get(name)
+        ]
         recorded_hashes = self.basis[_OPTIONS]["hashes"]
-        hashes = _hashed(options, self.basis[_OPTIONS]["salt"])["hashes"]
+        hashes = _hash_options(options, self.basis[_OPTIONS]["salt"])["hashes"]
         names = [name for name in sorted({*recorded_hashes, *hashes}) if recorded_hashes.get(name) != hashes.get(name)]
-        return changed + [f"reader option {name}" for name in names]
+        return changed_names + [f"reader option {name}" for name in names]
 
 
 class RunRecords:
@@ -125,7 +127,7 @@ class RunRecords:
     def with_digest(self, digest: str) -> Run | None:
         """Return the record with this hash; None if it is missing or incomplete."""
         text = self._text(f"{self.folder}/{digest}.json")
-        return self._parsed(text) if text is not None and _digest(text) == digest else None
+        return self._parse(text) if text is not None and _digest(text) == digest else None
 
     def of_earlier_release(self) -> Run | None:
         """Return the record of an earlier release; None if there is none.
@@ -133,7 +135,7 @@ class RunRecords:
         Earlier releases could replace the record after the run's first commit.
         """
         text = self._text(self.earlier_path)
-        return None if text is None else self._parsed(text)
+        return None if text is None else self._parse(text)
 
     def save(self, run: Run) -> None:
         """Write a record if it does not exist. Called before the run's first commit."""
@@ -149,7 +151,7 @@ class RunRecords:
                 return None
             raise
 
-    def _parsed(self, text: str) -> Run | None:
+    def _parse(self, text: str) -> Run | None:
         try:
             record = json.loads(text)
             record_format, basis = record["format"], record["basis"]
@@ -165,7 +167,7 @@ class RunRecords:
             return Run(record["id"], basis, schema, text)
         # This format has the values of all options, also of those that are refused now.
         options = {name: value for name, value in basis[_OPTIONS].items() if not name.startswith(FILE_SYSTEM_PREFIX)}
-        return Run(record["id"], {**basis, _OPTIONS: _hashed(options, "")}, schema)
+        return Run(record["id"], {**basis, _OPTIONS: _hash_options(options, "")}, schema)
 
 
 def split_basis(spark: SparkSession, *, sources: SourceFiles, file_format: str, commits: int) -> dict[str, Any]:
@@ -243,7 +245,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _hashed(options: Mapping[str, str], salt: str) -> dict[str, Any]:
+def _hash_options(options: Mapping[str, str], salt: str) -> dict[str, Any]:
     """Return the salt, and a slow hash of each value. The option's name is hashed, too, so that equal values differ."""
 
     def hashed(name: str, value: str) -> str:

@@ -119,12 +119,12 @@ def _apply_stream(context: JobContext[CdcArguments], stream: StreamArguments) ->
     applier, query_identity = MessageApplier(context), {**arguments.identity, "table": table}
 
     def apply_files(_: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> ChangesResult:
-        sources, missing = batches.files(txn[1])
+        sources, missing_count = batches.files(txn[1])
         result = ChangesResult(table=table)
         if sources is not None:
             messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, table)
             result = applier.apply(messages, txn, None, before_write)
-        return replace(result, missing_files=missing)
+        return replace(result, missing_files=missing_count)
 
     def apply_topic(batch: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> ChangesResult:
         return applier.apply(Messages(batch), txn, None, before_write)

@@ -67,12 +67,12 @@ class FileJobArguments(JobArguments):
 
     def check_local_sources(self, files: HadoopFiles) -> None:
         """Check the sources; see :meth:`JobArguments.check_local_sources`. A stream's glob may match no file yet."""
-        local = [source for source in self.sources if is_local(files, source)]
-        if self.commits is not None and local and len(local) == len(self.sources):
+        local_sources = [source for source in self.sources if is_local(files, source)]
+        if self.commits is not None and local_sources and len(local_sources) == len(self.sources):
             # All at once, because one of several folders may be empty.
-            find_sources(files, local)
+            find_sources(files, local_sources)
             return
-        for source in local:
+        for source in local_sources:
             if not is_glob(source) and files.status(source) is None:
                 raise SourceError(f"source {source} does not exist")
 

@@ -68,17 +68,17 @@ class FileBatches:
 
         """
         statuses = {path: self._files.status(path) for path in self._listed_paths(batch)}
-        missing = [path for path, status in statuses.items() if status is None]
-        if missing and not self._skip_missing:
+        missing_paths = [path for path, status in statuses.items() if status is None]
+        if missing_paths and not self._skip_missing:
             raise SourceError(
-                f"source {missing[0]} was deleted before micro-batch {batch} of the stream read it: put it back, or "
-                "pass --skip-missing to continue without it"
+                f"source {missing_paths[0]} was deleted before micro-batch {batch} of the stream read it: put it back, "
+                "or pass --skip-missing to continue without it"
             )
         files = sorted(status for status in statuses.values() if status is not None)
         sources = SourceFiles(
             tuple(file for file in files if file.length), self._base_folder([file.path for file in files])
         )
-        return sources if sources.files else None, len(missing)
+        return sources if sources.files else None, len(missing_paths)
 
     def _listed_paths(self, batch: int) -> Iterator[str]:
         """Yield the paths of a batch's files from the checkpoint.
@@ -87,11 +87,14 @@ class FileBatches:
         (a version, then a line for each file; every tenth list also has the lines of the lists before it, which may be
         removed then). After a process was killed between the two logs, the next process applies two lists as one batch.
         """
-        previous, newest = self._last_list_number(batch - 1) if batch else -1, self._last_list_number(batch)
-        for number in range(newest, previous, -1):
+        previous_number, newest_number = (
+            self._last_list_number(batch - 1) if batch else -1,
+            self._last_list_number(batch),
+        )
+        for number in range(newest_number, previous_number, -1):
             name, lines = self._read(f"sources/0/{number}", f"sources/0/{number}.compact")
             for file in map(json.loads, lines[1:]):
-                if previous < file["batchId"] <= number:
+                if previous_number < file["batchId"] <= number:
                     yield unquote(file["path"])
             if name.endswith(".compact"):
                 return

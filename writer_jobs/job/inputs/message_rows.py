@@ -143,12 +143,14 @@ def _cast_exactly(text: Column, target: T.DataType) -> Column:
 def _unknown_field(value: Column, target: T.StructType, path: str) -> Column:
     """Return a sentence about a field that a type lacks, or has in another case; null without such a field."""
     names = F.map_keys(F.try_variant_get(value, "$", "map<string,variant>"))
-    unknown = F.filter(names, lambda name: ~name.isin(*target.names))
+    unknown_names = F.filter(names, lambda name: ~name.isin(*target.names))
     if not path:
         lower_names = [name.lower() for name in target.names]
-        unknown = F.filter(unknown, lambda name: F.lower(name).isin(*lower_names))
+        unknown_names = F.filter(unknown_names, lambda name: F.lower(name).isin(*lower_names))
     prefix = F.lit(f"{path}.".lstrip("."))
-    return F.concat(F.lit("field "), prefix, F.try_element_at(unknown, F.lit(1)), F.lit(" is not in --value-schema"))
+    return F.concat(
+        F.lit("field "), prefix, F.try_element_at(unknown_names, F.lit(1)), F.lit(" is not in --value-schema")
+    )
 
 
 def separate_dead_letters(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:

@@ -111,18 +111,18 @@ class SourceValues:
             for option, name in _NOT_FINITE.items():
                 text = F.when(text == self._options[option], name).otherwise(text) if option in self._options else text
         option = _FORMAT_OPTIONS.get(type(target), "")
-        return self._formatted(text, target, option) if option in self._options else exact_cast(text, target)
+        return self._parse_formatted(text, target, option) if option in self._options else exact_cast(text, target)
 
-    def _formatted(self, text: Column, target: T.DataType, option: str) -> Column:
+    def _parse_formatted(self, text: Column, target: T.DataType, option: str) -> Column:
         """Parse a text in the user's format; null if the text is not exactly one value."""
         options = {option: self._options[option], "timestampntzformat": self._options[option]}
         if "locale" in self._options:
             options["locale"] = self._options["locale"]
         schema = T.StructType([T.StructField("value", target), T.StructField("local", T.TimestampNTZType())])
         # from_json parses all of these types by a format; no SQL function does.
-        parsed = F.from_json(F.to_json(F.struct(text.alias("value"), text.alias("local"))), schema, options)
+        parsed_values = F.from_json(F.to_json(F.struct(text.alias("value"), text.alias("local"))), schema, options)
         # Null if the format has a time zone.
-        value, local = parsed.getField("value"), parsed.getField("local")
+        value, local = parsed_values.getField("value"), parsed_values.getField("local")
         if isinstance(target, T.DateType):
             is_exact = value.cast(T.TimestampNTZType()) == local
         elif isinstance(target, T.TimestampType):

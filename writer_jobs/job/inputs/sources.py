@@ -256,14 +256,16 @@ class SourceReader:
 
     def _check_names(self, schema: StructType, target: TableState) -> None:
         differences = type_differences(target.schema, schema, self._fold)
-        if unknown := mismatch(difference for difference in differences if difference.is_unknown):
-            self._refuse_schema(unknown)
+        if reason := mismatch(difference for difference in differences if difference.is_unknown):
+            self._refuse_schema(reason)
         if self.format == "csv":
             file_columns = {self._fold(name) for name in schema.names}
-            supplied = {self._fold(name) for name in target.supplied_columns}
-            missing = [name for name in target.schema.names if self._fold(name) not in file_columns | supplied]
-            if missing:
-                self._refuse_schema(f"the source has no column {', '.join(missing)}")
+            supplied_columns = {self._fold(name) for name in target.supplied_columns}
+            missing_columns = [
+                name for name in target.schema.names if self._fold(name) not in file_columns | supplied_columns
+            ]
+            if missing_columns:
+                self._refuse_schema(f"the source has no column {', '.join(missing_columns)}")
 
     def _refuse_schema(self, reason: str) -> None:
         raise SchemaMismatchError(table=self._table, reason=reason)

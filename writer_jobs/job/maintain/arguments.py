@@ -143,7 +143,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     """Parse the command line; see :class:`JobParser`. :meth:`MaintainArguments.check` checks the values."""
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG)
     parser.add_table(several=True, required=False)
-    add, seconds = parser.add_argument, number(float, 0, sys.float_info.max, "a number of seconds")
+    add, seconds_type = parser.add_argument, number(float, 0, sys.float_info.max, "a number of seconds")
     add(
         "--tables-in", dest="tables_file", type=nonblank, metavar="URI",
         help="file that lists one table on each line; # begins a comment",
@@ -165,7 +165,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
                 help=_ACTION_HELP[action],
             )  # fmt: skip
     add(
-        "--budget", type=seconds, metavar="S",
+        "--budget", type=seconds_type, metavar="S",
         help="seconds for the whole run: after that the job starts no new work, and finishes the work that it has "
         "started",
     )  # fmt: skip
@@ -179,7 +179,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         f"rewrite than one file of the target size ({PARTITIONS_PER_COMMIT}; {MAX_PARTITIONS} at most)",
     )  # fmt: skip
     add(
-        "--hold-at-most", type=seconds, default=HOLD_AT_MOST_SECONDS, metavar="S",
+        "--hold-at-most", type=seconds_type, default=HOLD_AT_MOST_SECONDS, metavar="S",
         help="if a compaction of a partition has failed twice because of writers, repeat it under the partition's "
         f"lock, for S seconds at most ({HOLD_AT_MOST_SECONDS:g}; 0: never)",
     )  # fmt: skip

@@ -97,14 +97,14 @@ def _file_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: Stre
 
     @contextmanager
     def open_batch(_: DataFrame, number: int) -> Iterator[RowBatch]:
-        sources, missing = batches.files(number)
+        sources, missing_count = batches.files(number)
         if sources is None:
-            yield RowBatch(None, missing_files=missing)
+            yield RowBatch(None, missing_files=missing_count)
         elif json_messages is None:
-            yield RowBatch(_file_rows(spark, writer, arguments, sources), missing_files=missing)
+            yield RowBatch(_file_rows(spark, writer, arguments, sources), missing_files=missing_count)
         else:
             with json_messages.rows(_file_messages(spark, writer, arguments, sources)) as rows_of_messages:
-                yield replace(rows_of_messages, missing_files=missing)
+                yield replace(rows_of_messages, missing_files=missing_count)
 
     return RowSource({"source": batches.path}, batches.frame(arguments.max_files_per_batch), open_batch)
 
