@@ -23,7 +23,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.exit_codes import HELP as EXIT_CODES_HELP
 
-#: The scheme of a URI, with which a location begins. The name of a table in a catalog has no scheme.
+#: The scheme of a URI. A location begins with a scheme, the name of a table in a catalog does not.
 URI_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HELP_END = f"""\
 If the job fails, standard error has one sentence; with --verbose also the stack trace.
@@ -220,7 +220,10 @@ _Number = TypeVar("_Number", int, float)
 
 
 def number(number_type: type[_Number], least: float, most: float, description: str) -> Callable[[str], _Number]:
-    """Return a type for argparse: a number in this range. A whole number has decimal digits only."""
+    """Return a type for argparse: a number from ``least`` to ``most``. A whole number has decimal digits only.
+
+    ``description`` completes the message ``'x' is not …``.
+    """
 
     def parse(argument: str) -> _Number:
         with suppress(ValueError):

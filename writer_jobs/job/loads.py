@@ -53,10 +53,11 @@ class Load:
             self._earlier_version = _hash({**basis, "sources": sources}) if sources else NO_VERSION
         self._look_up()
 
-    def is_applied(self, counters: Iterable[str] = ()) -> bool:
-        """Return whether the table already has the load; if so, print its commit, with null for each of the counters.
+    def print_if_applied(self, counters: Iterable[str] = ()) -> bool:
+        """Print the commit of the load if the table already has the load, and return whether it has.
 
-        Called before the sources are read. A load that writes something after its commit to the table must not use it.
+        ``counters`` are the names of the job's counters, which are null there. Called before the sources are read. A
+        load that writes something after its commit to the table must not use it.
         """
         if self._is_applied:
             self._output.commit(1, None, **dict.fromkeys(counters), version=self._version())

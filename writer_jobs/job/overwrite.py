@@ -162,7 +162,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     arguments, spark, writer = context.arguments, context.spark, context.writer
     sources = find_sources(HadoopFiles.of(spark), arguments.sources)
     load = Load(context, {**arguments.identity, "sources": sources.basis})
-    if load.is_applied():
+    if load.print_if_applied():
         return
     reader = SourceReader(spark, sources, arguments.format, arguments.options, writer.table)
     state = writer.log.state()

@@ -174,7 +174,7 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
         return
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
     load = Load(context, {**arguments.identity, "sources": sources.basis})
-    if load.is_applied((*COUNTERS, "newest_sequence", "lag_s")):
+    if load.print_if_applied((*COUNTERS, "newest_sequence", "lag_s")):
         return
     changes = _read_changes(context, sources)
 

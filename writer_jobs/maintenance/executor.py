@@ -216,6 +216,7 @@ class UnitExecutor:
 
     @property
     def _checkpoint_lock(self) -> str:
+        """Name of the lock under which checkpoints are written and the log is cleaned up."""
         return f"{self.table}/{LAST_CHECKPOINT}"
 
     def _write_checkpoint(self, result: UnitResult) -> UnitResult:

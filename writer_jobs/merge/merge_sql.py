@@ -39,7 +39,7 @@ def match_on(names: Iterable[str], within: Column) -> Column:
 
 
 def without_matches(rows: DataFrame, table: DataFrame, keys: Sequence[str], condition: Column) -> DataFrame:
-    """Drop each row for which the table has a row with the same keys and a condition on ``S`` and ``T`` is true.
+    """Drop each row if the table has a row with the same keys, and a condition on ``S`` and ``T`` holds for the two.
 
     Several rows may have the same keys. ``table`` has at least all rows of the table that may have these keys, and the
     key columns of both have the same types.

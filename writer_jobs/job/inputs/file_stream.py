@@ -87,10 +87,8 @@ class FileBatches:
         (a version, then a line for each file; every tenth list also has the lines of the lists before it, which may be
         removed then). After a process was killed between the two logs, the next process applies two lists as one batch.
         """
-        previous_number, newest_number = (
-            self._last_list_number(batch - 1) if batch else -1,
-            self._last_list_number(batch),
-        )
+        previous_number = self._last_list_number(batch - 1) if batch else -1
+        newest_number = self._last_list_number(batch)
         for number in range(newest_number, previous_number, -1):
             name, lines = self._read(f"sources/0/{number}", f"sources/0/{number}.compact")
             for file in map(json.loads, lines[1:]):
