@@ -250,7 +250,7 @@ def test_every_action_has_an_option(lake: Lake, spark: SparkSession, manager: Zo
     [
         ((), "name the tables"),
         (("--table", "./x", "--auto", "--compact"), "not both"),
-        (("--table", "./x", "--budget", "5"), "--budget is for"),
+        (("--table", "./x", "--budget", "5"), "give --budget with --auto"),
         (("--table", "./x", "--auto", "--budget", "soon"), "not a number of seconds"),
         (("--table", "./x", "--zorder", "a,,b"), "not a list of distinct column names"),
         (("--tables-in", "./missing.txt"), "missing.txt does not exist"),

@@ -197,7 +197,7 @@ def test_a_load_with_a_run_id_is_applied_once(table: OverwrittenTable) -> None:
         (("--dynamic", "--replace-where", "id = 1"), "not both"),
         (("--dynamic", "--overwrite-schema"), "replaces the whole table"),
         (("--partition-by", "id"), "is partitioned by part, but --partition-by is id"),
-        (("--hold", "commit", "--replace-where", "part = 'a'"), "holds the lock for the whole write"),
+        (("--hold", "commit", "--replace-where", "part = 'a'"), "again under the lock"),
         (("--replace-where", "part = "), "--replace-where 'part = ' is not valid: Syntax error"),
     ],
 )
