@@ -32,7 +32,7 @@ from lock_manager import (
     guard_registry,
 )
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
 from soak.errors import VersionTakenError
@@ -57,21 +57,21 @@ class Writer:
     def commit(self, table: str, scope: TableScope, work_seconds: float) -> int:
         """Do the work and commit under the lock. Return the number of versions that other writers put first."""
         with self.manager.acquire_all([scope]) as hold:
-            guarded_hold = GuardedHold(hold, {"job": f"writer {self.number}"}, schema=SCHEMA)
-            self.guard.add(guarded_hold)
+            guarded_block = GuardedBlock(hold, {"job": f"writer {self.number}"}, schema=SCHEMA)
+            self.guard.add(guarded_block)
             try:
                 time.sleep(work_seconds)
                 version, conflicts = max(self.jvm.versions(table, 0), default=-1) + 1, 0
                 while True:
                     try:
-                        self.jvm.write(table, version, self._lines(), block=guarded_hold.name)
+                        self.jvm.write(table, version, self._lines(), block=guarded_block.name)
                     except VersionTakenError:
                         version, conflicts = version + 1, conflicts + 1
                     else:
                         return conflicts
             finally:
-                self.guard.remove(guarded_hold)
-                guarded_hold.settle(self.jvm.attempts(hold.hold_id))
+                self.guard.remove(guarded_block)
+                guarded_block.settle(self.jvm.attempts(hold.hold_id))
 
     def _lines(self) -> list[str]:
         info = {"timestamp": 1795261760000, "operation": "WRITE", "txnId": str(uuid.uuid4())}

@@ -27,7 +27,7 @@ from figures import percentile, print_table, save
 
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
 from soak.jvm import StoreJvm
@@ -66,8 +66,8 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     checks: list[float] = []
     warm_up = options.warm_up
-    guarded_hold = GuardedHold(hold, {"job": "bench"})
-    guard.add(guarded_hold)
+    guarded_block = GuardedBlock(hold, {"job": "bench"})
+    guard.add(guarded_block)
     version = 0
     for number in range(warm_up + options.commits):
         durations = {}
@@ -75,7 +75,7 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
         for mode in MODES if number % 2 else MODES[::-1]:
             lines = commit_lines(options.files)
             started = time.perf_counter()
-            jvms[mode].write(table, version, lines, block=guarded_hold.name)
+            jvms[mode].write(table, version, lines, block=guarded_block.name)
             durations[mode] = time.perf_counter() - started
             version += 1
         started = time.perf_counter()
@@ -85,13 +85,13 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
             checks.append(durations["check"])
             for mode in MODES:
                 seconds[mode].append(durations[mode])
-    guard.remove(guarded_hold)
+    guard.remove(guarded_block)
     for jvm in jvms.values():
-        guarded_hold.settle(jvm.attempts(hold.hold_id))
+        guarded_block.settle(jvm.attempts(hold.hold_id))
     stamps = [
         json.loads(jvms["off"].read(table, number)[0])["commitInfo"]["sluice"] for number in (version - 2, version - 1)
     ]
-    if len(guarded_hold.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
+    if len(guarded_block.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
         raise SystemExit("exactly one of the two stores must ask the guard, at every commit; the figures are invalid")
     unguarded_seconds, guarded_seconds = seconds["off"], seconds["required"]
     return {

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from lock_manager import Hold, LockLostError
-from lock_manager.guard.guarded_hold import GuardedHold, is_definite
+from lock_manager.guard.guarded_block import GuardedBlock, is_definite
 from lock_manager.intents import NO_VERSION
 from soak.controls import Protection, add_stamp
 from soak.cycle import Cycle
@@ -59,9 +59,9 @@ class StoreCycle(Cycle[StoreWorker]):
             self._end(hold)
 
     @contextmanager
-    def _block(self, hold: Hold) -> Iterator[GuardedHold]:
+    def _block(self, hold: Hold) -> Iterator[GuardedBlock]:
         """Settle unfinished intents, and allow commits under the hold, as a driver does."""
-        block = GuardedHold(hold, {"job": self._worker.options.name})
+        block = GuardedBlock(hold, {"job": self._worker.options.name})
         self._worker.guard.add(block)
         try:
             self._settle(block)
@@ -75,7 +75,7 @@ class StoreCycle(Cycle[StoreWorker]):
 
     # -- the transaction -----------------------------------------------------------------------------------------
 
-    def _transact(self, block: GuardedHold) -> None:
+    def _transact(self, block: GuardedBlock) -> None:
         worker, jvm = self._worker, self._worker.jvm
         newest = self._newest()
         if newest != NO_VERSION:
@@ -100,7 +100,7 @@ class StoreCycle(Cycle[StoreWorker]):
         self._record("stored", version=self._written, txn=self._txn)
         self._reach("stored")
 
-    def _put(self, block: GuardedHold, version: int, lines: list[str], **fields: Any) -> int:
+    def _put(self, block: GuardedBlock, version: int, lines: list[str], **fields: Any) -> int:
         """Put the lines as this version, or as the next free one; return the version."""
         for _ in range(_MAX_VERSIONS):
             self._record("attempting", version=version, txn=self._txn, **fields)
@@ -113,7 +113,7 @@ class StoreCycle(Cycle[StoreWorker]):
                 return version
         raise WriteError("failed", "TooManyVersions", f"other writers took {_MAX_VERSIONS} versions in a row")
 
-    def _write(self, block: GuardedHold, version: int, lines: list[str]) -> None:
+    def _write(self, block: GuardedBlock, version: int, lines: list[str]) -> None:
         if self._worker.without is not Protection.CONDITION:
             self._worker.jvm.write(self._table, version, lines, block=block.name)
             return
@@ -136,7 +136,7 @@ class StoreCycle(Cycle[StoreWorker]):
         block.allowed_puts.pop(attempt)
         block.hold.intents.settle([attempt])
 
-    def _record_failure(self, block: GuardedHold, error: WriteError) -> str:
+    def _record_failure(self, block: GuardedBlock, error: WriteError) -> str:
         """Record a failed transaction; return ``refused``, or ``unknown`` if its commit may be in the table."""
         attempts = self._attempts(block)
         committed = any(attempt["outcome"] == "committed" for attempt in attempts)
@@ -147,7 +147,7 @@ class StoreCycle(Cycle[StoreWorker]):
 
     # -- before and after ----------------------------------------------------------------------------------------
 
-    def _settle(self, block: GuardedHold) -> None:
+    def _settle(self, block: GuardedBlock) -> None:
         """Fill the version that an earlier block may still put, as a driver does."""
         hold = block.hold
 
@@ -198,7 +198,7 @@ class StoreCycle(Cycle[StoreWorker]):
             return f'"txnId":"{self._txn}"' in self._worker.jvm.read(self._table, version)[0]
         return False
 
-    def _attempts(self, block: GuardedHold) -> list[dict[str, Any]]:
+    def _attempts(self, block: GuardedBlock) -> list[dict[str, Any]]:
         return self._worker.jvm.attempts(block.hold.hold_id)
 
     def _newest(self, first: int = 0) -> int:

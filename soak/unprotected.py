@@ -13,7 +13,7 @@ from typing import Any, cast
 from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, SluiceError
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guarded_hold import PARTITIONS_SUFFIX, AllowedPut, GuardedHold
+from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
 from lock_manager.resources import canonical_table_uri
 from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.manager import ZookeeperLockManager
@@ -64,7 +64,7 @@ class WatchedGuard(CommitGuard):
 class UnboundGuard(WatchedGuard):
     """A guard that accepts any hold that this process has on the table now."""
 
-    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedBlock]:
         uri = canonical_table_uri(request["table"])
         blocks = [block for block in list(self._blocks.values()) if block.table == uri and block.hold.lost is None]
         if not blocks:
@@ -78,7 +78,7 @@ class InnermostBlockGuard(WatchedGuard):
     The thread of the commit does not count.
     """
 
-    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedBlock]:
         bound = super()._covering_blocks(request)[-1]
         blocks = [block for block in self._blocks.values() if block.hold is bound.hold and block.table == bound.table]
         return blocks[-1:]

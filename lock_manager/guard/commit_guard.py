@@ -34,7 +34,7 @@ from lock_manager.errors import (
     SluiceError,
 )
 from lock_manager.events import Event, emit
-from lock_manager.guard.guarded_hold import PARTITIONS_SUFFIX, AllowedPut, GuardedHold
+from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
 from lock_manager.table_records.adoption import UNSET_PROPERTIES
@@ -54,17 +54,17 @@ class CommitGuard:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._blocks: dict[str, GuardedHold] = {}
+        self._blocks: dict[str, GuardedBlock] = {}
         self._tickets: dict[str, Ticket] = {}
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
         self.observed = 0
 
-    def add(self, block: GuardedHold) -> None:
+    def add(self, block: GuardedBlock) -> None:
         """Allow the commits of threads that are bound to this block, as long as the ensemble confirms its hold."""
         with self._lock:
             self._blocks[block.block_id] = block
 
-    def remove(self, block: GuardedHold) -> None:
+    def remove(self, block: GuardedBlock) -> None:
         """Refuse the later commits of the block."""
         with self._lock:
             self._blocks.pop(block.block_id, None)
@@ -79,7 +79,7 @@ class CommitGuard:
         with self._lock:
             self._tickets.pop(ticket.name, None)
 
-    def sibling_blocks(self, block: GuardedHold) -> list[GuardedHold]:
+    def sibling_blocks(self, block: GuardedBlock) -> list[GuardedBlock]:
         """Return the other open blocks under the same hold: of other tables or threads, or nested with this one."""
         hold_id = block.hold.hold_id
         with self._lock:
@@ -185,7 +185,7 @@ class CommitGuard:
             )
         return ticket
 
-    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedBlock]:
         """Return the blocks that allow a commit, the innermost last."""
         try:
             uri = canonical_table_uri(request["table"])

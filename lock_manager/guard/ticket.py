@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lock_manager.errors import LockNotHeldError, NotStagedError, SluiceError
-from lock_manager.guard.guarded_hold import ALLOWED_TABLE_ACTIONS, PARTITIONS_SUFFIX, GuardedHold, is_definite
+from lock_manager.guard.guarded_block import ALLOWED_TABLE_ACTIONS, PARTITIONS_SUFFIX, GuardedBlock, is_definite
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION
 
@@ -117,7 +117,7 @@ class Ticket:
         self.attempt = attempt
         self.appends = appends
         self.staged: StagedCommit | None = None
-        self.block: GuardedHold | None = None
+        self.block: GuardedBlock | None = None
         self.committed: Mapping[str, Any] | None = None
         self._refusal: SluiceError | None = None
         self._on_change = on_change
@@ -127,7 +127,7 @@ class Ticket:
 
     # -- for the thread that grants it ---------------------------------------------------------------------------
 
-    def grant(self, block: GuardedHold) -> None:
+    def grant(self, block: GuardedBlock) -> None:
         """Let the commit pass in this block; call it only once."""
         self.block = block
         self._decided.release()
@@ -164,7 +164,7 @@ class Ticket:
         self.granted_block(self.attempt.write_id)
         return True
 
-    def granted_block(self, write_id: str | None) -> GuardedHold:
+    def granted_block(self, write_id: str | None) -> GuardedBlock:
         """Return the granted block, for the only commit of this ticket.
 
         Raises:

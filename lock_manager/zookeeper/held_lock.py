@@ -120,7 +120,7 @@ class HeldLock:
         """Return the intents on a table: this hold's, and the unfinished intents of earlier holds.
 
         Settle the latter before you read or write the table under this hold: see
-        :meth:`lock_manager.guard.guarded_hold.GuardedHold.settle_unfinished`.
+        :meth:`lock_manager.guard.guarded_block.GuardedBlock.settle_unfinished`.
         """
         return self._intents[table]
 

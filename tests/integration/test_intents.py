@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, ZookeeperLockManager
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guarded_hold import AllowedPut, GuardedHold
+from lock_manager.guard.guarded_block import AllowedPut, GuardedBlock
 from soak.stalls import stalled_listing
 from soak.tcp_proxy import Link
 from tests.support.lock_znodes import LockZnodes
@@ -219,7 +219,7 @@ def test_the_guard_refuses_with_a_reason_and_keeps_the_error(manager, table):
     assert "bound to no lock" in ask(guard, table, "")["message"]
     assert "given back" in ask(guard, table, "of somebody else")["message"]
     assert ask(guard, "no/scheme://x", "a")["refused"] == "LockNotHeldError"
-    block = GuardedHold(manager.acquire(table), {"job": "nightly"})
+    block = GuardedBlock(manager.acquire(table), {"job": "nightly"})
     guard.add(block)
     allowed = ask(guard, table, block.name, 7)
     assert allowed["holds"] == [block.hold.hold_id]
@@ -236,7 +236,7 @@ def test_the_guard_refuses_with_a_reason_and_keeps_the_error(manager, table):
 def test_the_guard_knows_both_names_of_an_azure_account(manager):
     guard, folder = CommitGuard(), uuid.uuid4().hex
     with manager.acquire(f"wasbs://data@Account.blob.core.windows.net/{folder}") as hold:
-        block = GuardedHold(hold, {})
+        block = GuardedBlock(hold, {})
         guard.add(block)
         for version, name in enumerate(
             ("abfss://data@account.dfs", "wasb://data@account.blob", "abfs://data@account.blob")
@@ -256,7 +256,7 @@ def test_a_malformed_request_is_refused(request_text):
 @pytest.mark.parametrize("kind", [{}, {"kind": "verdict"}, {"kind": None}, {"kind": ["commit"]}])
 def test_a_request_of_an_unknown_kind_is_refused(manager, table, kind):
     with manager.acquire(table) as hold:
-        guard, block = CommitGuard(), GuardedHold(hold, {})
+        guard, block = CommitGuard(), GuardedBlock(hold, {})
         guard.add(block)
         commit = {"table": table, "version": 7, "attempt": "a", "blocks": block.name}
         assert check(guard, commit | kind)["refused"] == "LockLostError"

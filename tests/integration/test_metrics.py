@@ -23,7 +23,7 @@ from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableRe
 from lock_manager.errors import MetricsError
 from lock_manager.events import Event, emit, observe
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.metrics import Destination, MetricsExporter, _ContinuedFile
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.rivals import RivalManager
@@ -65,7 +65,7 @@ def test_events_of_locks_are_counted_by_table(
             samples_during_hold = scrape(exporter)
         lost_hold = manager.acquire(TABLE)
         guard = CommitGuard()
-        block = GuardedHold(lost_hold, {})
+        block = GuardedBlock(lost_hold, {})
         guard.add(block)
         commit = {"kind": "commit", "table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
         assert "refused" in guard.check(json.dumps(commit | {"blocks": ""}))

@@ -38,7 +38,7 @@ from lock_manager import (
 )
 from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.zookeeper.inspector import ANSWER_SECONDS as INSPECTOR_SECONDS
 from lock_manager.zookeeper.inspector import LockInspector
@@ -314,7 +314,7 @@ def test_a_waiting_acquire_logs_the_first_holder(
 
 def test_break_fences_the_holder_and_admits_the_next_waiter(operators: Operators) -> None:
     hold = operators.manager.acquire(TABLE)
-    guard, block = CommitGuard(), GuardedHold(hold, {})
+    guard, block = CommitGuard(), GuardedBlock(hold, {})
     guard.add(block)
     commit = {"kind": "commit", "table": TABLE, "version": 7, "blocks": block.name, "txn": "t", "operation": "WRITE"}
     token = operators.wait_behind_holder()

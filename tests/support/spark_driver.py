@@ -156,7 +156,7 @@ class Driver:
 
             def acquire() -> None:
                 with self.manager.acquire(table) as hold:
-                    bound = guard.GuardedHold(hold, {})
+                    bound = guard.GuardedBlock(hold, {})
                     GUARD.add(bound)
                     acquired.set()
                     release.wait(60)
@@ -223,7 +223,7 @@ class Driver:
         """Let each block settle the intents that earlier blocks of its hold left open."""
         original = writer_jobs.commit.guarded._settle_unfinished_intents
 
-        def settle(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedHold) -> bool:
+        def settle(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedBlock) -> bool:
             intents = bound.hold.intents_of(bound.table)
             intents.settle(intents.open)
             return original(spark, log, bound)
@@ -242,7 +242,7 @@ class Driver:
         conf.set(setting, "io.delta.storage.S3SingleDriverLogStore")
 
     def bind_to_any_hold(self) -> None:
-        def newest_block(self: guard.CommitGuard, _request: Any) -> list[guard.GuardedHold]:
+        def newest_block(self: guard.CommitGuard, _request: Any) -> list[guard.GuardedBlock]:
             return list(self._blocks.values())[-1:]
 
         self._replace(guard.CommitGuard, "_covering_blocks", newest_block)

@@ -12,7 +12,7 @@ import pytest
 
 from lock_manager import LockCancelledError, LockNotHeldError
 from lock_manager.errors import NotStagedError
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.guard.ticket import StagedCommit, Ticket, staging_obstacle
 from lock_manager.guard.write_attempt import WriteAttempt
 
@@ -73,7 +73,7 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     assert events == ["wake"]
     with pytest.raises(LockNotHeldError):
         ticket.granted_block(write_id)
-    block = create_autospec(GuardedHold, instance=True)
+    block = create_autospec(GuardedBlock, instance=True)
     block.hold = create_autospec(object)
     block.hold.intents_of = lambda _: intents
     intents = create_autospec(object)
@@ -104,7 +104,7 @@ def test_a_refused_ticket_keeps_its_first_error() -> None:
         with pytest.raises(LockCancelledError):
             ticket.has_turn(BLIND)
     granted = new_ticket()
-    granted.grant(create_autospec(GuardedHold, instance=True))
+    granted.grant(create_autospec(GuardedBlock, instance=True))
     granted.refuse(LockCancelledError(resource=TABLE))
     with pytest.raises(LockCancelledError):
         granted.granted_block(granted.attempt.write_id)

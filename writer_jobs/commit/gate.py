@@ -17,7 +17,7 @@ from functools import partial
 from lock_manager import Hold, LockCancelledError, SluiceError
 from lock_manager.coordinator import Cancellation
 from lock_manager.errors import NotStagedError
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.execution import Execution, WriteThread
@@ -123,7 +123,7 @@ class StagedWrite:
             # The commit passed while the hold stood. The next holder comes after it, even if the hold is lost now.
             log.warning("the commit to %s is stored, but its lock failed afterwards: %s", context.table, error)
 
-    def _grant(self, bound: GuardedHold, thread: WriteThread) -> None:
+    def _grant(self, bound: GuardedBlock, thread: WriteThread) -> None:
         """Grant the ticket, and wait for the outcome of the put."""
         ticket, operation = self._ticket, self._execution.operation
         # Delta has no userMetadata for an operation other than df.write.
@@ -138,7 +138,7 @@ class StagedWrite:
             else:
                 self._find_commit(thread.failure, bound)
 
-    def _find_commit(self, failure: BaseException | None, bound: GuardedHold) -> None:
+    def _find_commit(self, failure: BaseException | None, bound: GuardedBlock) -> None:
         """Find out, under the lock, whether a write that ended without an outcome of its put is in the table."""
         outcome = Outcome(self._execution, bound.hold, bound)
         is_refused = failure is not None and (isinstance(failure, NotStagedError) or is_conflict(failure))

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, AdoptionMismatchError, Hold, LockLostError, canonical_table_uri
 from lock_manager.errors import format_versions
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit import driver_guard
@@ -45,7 +45,7 @@ class GuardedTable:
 
     """
 
-    hold: GuardedHold | None
+    hold: GuardedBlock | None
     snapshot: Snapshot | None
 
 
@@ -79,7 +79,7 @@ def guarded(
         yield GuardedTable(None, None)
         return
     driver_guard.attach_once(spark)
-    bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
+    bound = GuardedBlock(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
 
     def load() -> tuple[Snapshot, Adoption | None]:
         snapshot = table_log.snapshot()
@@ -131,7 +131,7 @@ def guarded_commit(
     *,
     schema: PartitionSchema | None = None,
     before_commit: Callable[[Hold], None] | None = None,
-) -> Iterator[GuardedHold]:
+) -> Iterator[GuardedBlock]:
     """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
 
     The adoption that the transaction has read is checked. If the adoption has changed since then, the table's metadata
@@ -147,7 +147,7 @@ def guarded_commit(
         AdoptionMismatchError, TableError: See :func:`guarded`.
 
     """
-    bound = GuardedHold(hold, metadata, table=ticket.table, schema=schema)
+    bound = GuardedBlock(hold, metadata, table=ticket.table, schema=schema)
     staged_commit = ticket.staged
     adoption = Adoption.of(staged_commit.properties) if staged_commit is not None else None
     if adoption is not None:
@@ -186,7 +186,7 @@ def guarded_commit(
 
 
 @contextmanager
-def _open_block(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+def _open_block(spark: SparkSession, bound: GuardedBlock) -> Iterator[None]:
     """Make the guard allow this thread's commits in a block, and settle the block's puts at its end."""
     driver_guard.GUARD.add(bound)
     try:
@@ -199,7 +199,7 @@ def _open_block(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
 
 
 @contextmanager
-def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+def _bound_thread(spark: SparkSession, bound: GuardedBlock) -> Iterator[None]:
     """Bind this thread to a block that the guard knows."""
     context = spark.sparkContext
     outer_blocks = context.getLocalProperty(_BLOCKS_PROPERTY)
@@ -215,7 +215,7 @@ def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
 
 @contextmanager
 def _adoption_restored(
-    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, adoption: Adoption | None
+    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedBlock, adoption: Adoption | None
 ) -> Iterator[None]:
     """Restore the table's adoption at the end of a block, also after an error."""
     try:
@@ -230,14 +230,14 @@ def _adoption_restored(
 
 
 def _restore_adoption(
-    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, adoption: Adoption | None
+    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedBlock, adoption: Adoption | None
 ) -> None:
     if bound.new_metadata:
         restore_adoption(spark, table_log, bound.hold, adoption)
 
 
 @contextmanager
-def _commits_recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+def _commits_recorded(spark: SparkSession, bound: GuardedBlock) -> Iterator[None]:
     """Record the commits of a block in its hold, and in an error that the block raises."""
     hold, earlier_attempts = bound.hold, set(bound.allowed_puts)
     try:
@@ -270,7 +270,7 @@ def _errors_logged(hold: Hold) -> Iterator[None]:
         log.warning("the outcome of the commits to %s is not known: %s", hold.resource, error)
 
 
-def recorded_puts(spark: SparkSession, bound: GuardedHold, write_id: str | None = None) -> list[dict[str, Any]]:
+def recorded_puts(spark: SparkSession, bound: GuardedBlock, write_id: str | None = None) -> list[dict[str, Any]]:
     """Return the puts of a block, or of one operation attempt, with the outcomes that the log store recorded.
 
     These are objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is
@@ -286,7 +286,7 @@ def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
     return puts
 
 
-def _settle(spark: SparkSession, bound: GuardedHold) -> None:
+def _settle(spark: SparkSession, bound: GuardedBlock) -> None:
     """Record which attempts under the hold have an outcome, and make the log store forget them when all have one.
 
     An attempt belongs to the hold and the table, not to this block. An attempt that an earlier block left open stays
@@ -303,7 +303,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
         log_store(spark, "Attempts").forget(hold.hold_id)
 
 
-def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
+def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedBlock) -> bool:
     """Make sure that no put of an earlier block can still succeed; return whether any intent is settled now.
 
     Such a put belongs to an earlier hold that left its intent unfinished, or belongs to this hold and got no answer.

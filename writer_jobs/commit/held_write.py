@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NotStagedError
-from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.execution import Execution
@@ -42,7 +42,7 @@ class HeldWrite:
         self,
         execution: Execution,
         hold: Hold,
-        bound: GuardedHold | None,
+        bound: GuardedBlock | None,
         at_most_seconds: float | None = None,
     ) -> None:
         self._context = execution.context

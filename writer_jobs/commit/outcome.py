@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from pyspark.errors import PySparkException
 
 from lock_manager import Hold, LockLostError, SluiceError
-from lock_manager.guard.guarded_hold import GuardedHold, is_definite
+from lock_manager.guard.guarded_block import GuardedBlock, is_definite
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.execution import Execution
@@ -33,7 +33,7 @@ _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH",
 class Outcome:
     """Finds the outcome of a write that ran under a hold; ``bound`` is None if the guard does not guard the session."""
 
-    def __init__(self, execution: Execution, hold: Hold, bound: GuardedHold | None) -> None:
+    def __init__(self, execution: Execution, hold: Hold, bound: GuardedBlock | None) -> None:
         self._context = execution.context
         self._table = execution.context.table
         self._execution = execution

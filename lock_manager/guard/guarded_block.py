@@ -35,7 +35,7 @@ class AllowedPut:
     write_id: str | None
 
 
-class GuardedHold:
+class GuardedBlock:
     """A block under a hold: one ``locked`` block or one operation of a writer.
 
     The guard allows its commits to one table while the hold stands.
@@ -83,12 +83,12 @@ class GuardedHold:
         has_partitions = any(scope.partitions is not None for scope in self.hold.scope.values())
         return self.block_id + PARTITIONS_SUFFIX if has_partitions else self.block_id
 
-    def for_empty_commit(self, fills: Collection[str]) -> GuardedHold:
+    def for_empty_commit(self, fills: Collection[str]) -> GuardedBlock:
         """Return a block for one empty commit, which records the job and the ids of the holds whose intents it fills.
 
         It is under the same hold, but has none of this block's operations.
         """
-        return GuardedHold(self.hold, self.metadata, table=self.table, schema=self.schema, fills=fills)
+        return GuardedBlock(self.hold, self.metadata, table=self.table, schema=self.schema, fills=fills)
 
     @contextmanager
     def executing(self, attempt: WriteAttempt, *, stamps_note: bool) -> Iterator[None]:
