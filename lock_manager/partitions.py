@@ -126,7 +126,7 @@ class PartitionSchema:
                     "lock the table"
                 )
 
-    def partitions_as(self, other: PartitionSchema) -> bool:
+    def has_same_partitions(self, other: PartitionSchema) -> bool:
         """Return whether both schemas have the same partitions; columns may have been renamed."""
         return [(column.physical_name, column.type) for column in self.columns] == [
             (column.physical_name, column.type) for column in other.columns

@@ -343,5 +343,5 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
 
 def refuse_other_partitioning(snapshot: Snapshot, schema: PartitionSchema | None) -> None:
     """Raise TableError if the table has other partition columns than the hold was, or will be, requested for."""
-    if schema is not None and not snapshot.partition_schema().partitions_as(schema):
+    if schema is not None and not snapshot.partition_schema().has_same_partitions(schema):
         raise TableError(f"{snapshot.location} got other partition columns while its lock was waited for: try again")
