@@ -98,7 +98,7 @@ class Security:
             raise SettingsError(f"tls_key_password is set and tls_key is not: {_SEE_DOCS}")
         if self.tls:
             self.tls_context()
-        self.new_znodes()
+        self.acl_of_new_znodes()
 
     def _check_credentials(self) -> None:
         if self.auth not in (None, "digest", "sasl"):
@@ -184,7 +184,7 @@ class Security:
         """Return the value of kazoo's ``auth_data``; None without digest authentication."""
         return [("digest", f"{self.username}:{self.password}")] if self.auth == "digest" else None
 
-    def new_znodes(self) -> list[AclEntry] | None:
+    def acl_of_new_znodes(self) -> list[AclEntry] | None:
         """Return the ACL of new znodes; None if they are open to all."""
         if self.acl is not None:
             return list(_parse_acl(self.acl))

@@ -83,7 +83,7 @@ def _masked(argument: object) -> object:
 
 def acl_of(security: Security) -> list[ACL] | None:
     """Return kazoo's ACL for new znodes; None for kazoo's default, which is open to all."""
-    entries = security.new_znodes()
+    entries = security.acl_of_new_znodes()
     if entries is None:
         return None
     return [

@@ -61,7 +61,9 @@ def error_of(call: Any, *arguments: Any, **keywords: Any) -> str:
 
 def test_no_security_is_the_default():
     default = Security()
-    assert (default.sasl_options(), default.auth_data(), default.new_znodes(), default.tls) == (None,) * 3 + (False,)
+    assert (default.sasl_options(), default.auth_data(), default.acl_of_new_znodes(), default.tls) == (None,) * 3 + (
+        False,
+    )
     assert LockSettings.from_env({"SLUICE_ZK_HOSTS": "a"}).security == default
 
 
