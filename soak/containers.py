@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lock_manager.testing.embedded import ask_server, free_ports, last_words, server_configuration
+from lock_manager.testing.embedded import ask_server, free_ports, likely_cause, server_configuration
 from soak.errors import ContainerError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class ContainerServer:
             self._container.reload()
             if self._container.status == "exited" or time.monotonic() > deadline:
                 log = self._container.logs().decode(errors="replace")
-                raise ContainerError(f"the ZooKeeper in the container does not serve: {last_words(log)}")
+                raise ContainerError(f"the ZooKeeper in the container does not serve: {likely_cause(log)}")
             time.sleep(_POLL_SECONDS)
 
 

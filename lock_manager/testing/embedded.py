@@ -145,7 +145,7 @@ def stop_supervised(supervisor: subprocess.Popen[bytes]) -> None:
     supervisor.wait()
 
 
-def last_words(log: str) -> str:
+def likely_cause(log: str) -> str:
     """Return the line of a server's log that most likely explains why it does not serve."""
     lines = log.strip().splitlines()
     # Log4j also logs the end of the JVM as an error.
@@ -220,22 +220,22 @@ class EmbeddedServer:
         """
         while True:
             if self.has_ended():
-                raise LocalServerError(f"the embedded ZooKeeper ended at once: {self.last_words()}")
+                raise LocalServerError(f"the embedded ZooKeeper ended at once: {self.likely_cause()}")
             # Another program may serve at the port.
             is_own = f"clientPortListenBacklog={self._listen_backlog}".encode() in self.command(b"conf").splitlines()
             if is_own and b"Mode: " in self.command(b"srvr"):
                 return
             if time.monotonic() > deadline:
-                raise LocalServerError(f"the embedded ZooKeeper does not serve: {self.last_words()}")
+                raise LocalServerError(f"the embedded ZooKeeper does not serve: {self.likely_cause()}")
             time.sleep(0.02)
 
     def has_ended(self) -> bool:
         """Return whether the process does not run: it was never started, was stopped, or ended by itself."""
         return self._supervisor is None or self._supervisor.poll() is not None
 
-    def last_words(self) -> str:
+    def likely_cause(self) -> str:
         """Return the line of the server's log that most likely explains its end."""
-        return last_words(self._log())
+        return likely_cause(self._log())
 
     def command(self, word: bytes) -> bytes:
         """Send a four-letter word to the server; see :func:`ask_server`."""

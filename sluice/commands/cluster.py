@@ -123,7 +123,7 @@ def zookeeper(
         sys.stderr.write(f"ZooKeeper is running; Ctrl-C or kill {os.getpid()} stops it\n")
         while True:
             server = ensemble.wait_for_end()
-            sentence = f"server {server.server_id} ({server.address}) has ended: {server.last_words()}"
+            sentence = f"server {server.server_id} ({server.address}) has ended: {server.likely_cause()}"
             if 2 * sum(not server.has_ended() for server in ensemble.servers) <= servers:
                 raise LocalServerError(f"{sentence}; no quorum is left; start ZooKeeper again")
             sys.stderr.write(f"sluice: {sentence}; the other servers keep running\n")
