@@ -173,7 +173,7 @@ class CommitGuard:
                 resource=block.hold.resource, hold_id=block.hold.hold_id, reason=f"not confirmed: {error}"
             ) from error
         if request.get("metadata") and request.get("operation") != UNSET_PROPERTIES:
-            block.new_metadata = True
+            block.has_new_metadata = True
         return {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
 
     def _ticket(self, request: Mapping[str, Any]) -> Ticket:

@@ -53,7 +53,7 @@ class GuardedBlock:
         block_id: Unique id of the block.
         allowed_puts: Puts that the guard allowed in this block, by id of the attempt to put.
         refusal: Error for every commit; None if the coordinator decides.
-        new_metadata: Whether an allowed commit contained ``metaData`` other than UNSET TBLPROPERTIES.
+        has_new_metadata: Whether an allowed commit contained ``metaData`` other than UNSET TBLPROPERTIES.
 
     """
 
@@ -73,7 +73,7 @@ class GuardedBlock:
         self.schema = schema
         self.allowed_puts: dict[str, AllowedPut] = {}
         self.refusal: SluiceError | None = None
-        self.new_metadata = False
+        self.has_new_metadata = False
         self._fills = fills
         self._attempts: dict[str, tuple[WriteAttempt, bool]] = {}
 

@@ -232,7 +232,7 @@ def _adoption_restored(
 def _restore_adoption(
     spark: SparkSession, table_log: DeltaTableLog, bound: GuardedBlock, adoption: Adoption | None
 ) -> None:
-    if bound.new_metadata:
+    if bound.has_new_metadata:
         restore_adoption(spark, table_log, bound.hold, adoption)
 
 
