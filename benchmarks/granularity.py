@@ -107,7 +107,7 @@ def main() -> None:
     options = parser.parse_args()
     numbers = [int(number) for number in options.writers.split(",")]
     # The log stores of the JVMs ask the guards of this process.
-    guard_registry.declare_installed(lambda _: SCHEMA)
+    guard_registry.declare_guard_installed(lambda _: SCHEMA)
     rows = []
     with ExitStack() as stack:
         zookeeper = stack.enter_context(EmbeddedZooKeeper())

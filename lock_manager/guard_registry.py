@@ -17,7 +17,7 @@ SchemaOf = Callable[[str], PartitionSchema]
 _installed: list[SchemaOf] = []
 
 
-def declare_installed(schema_of: SchemaOf | None) -> None:
+def declare_guard_installed(schema_of: SchemaOf | None) -> None:
     """Declare that the commit guard checks every commit of this process; with None, that it does not."""
     _installed[:] = [] if schema_of is None else [schema_of]
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lock_manager import LockManager, SluiceError
-from lock_manager.guard_registry import declare_installed
+from lock_manager.guard_registry import declare_guard_installed
 from soak.controls import Protection, make_guard, make_manager
 from soak.errors import JvmGoneError
 from soak.jvm import StoreJvm
@@ -255,7 +255,7 @@ class StoreWorker(Worker):
         if guarded:
             # Partition locks require a guard. The only log store of this process is guarded, so the stalled-listing
             # step may lock partitions.
-            declare_installed(lambda _: SCHEMA)
+            declare_guard_installed(lambda _: SCHEMA)
         self.jvm = StoreJvm(
             hadoop=self.options.hadoop,
             guard=self.guard,

@@ -183,9 +183,9 @@ def _manager_factory(manager_class: type[ZookeeperLockManager], hosts: str) -> I
 @pytest.fixture
 def guard_declared() -> Iterator[None]:
     """Declare that the guard is installed, so that tests that commit nothing can lock partitions."""
-    guard_registry.declare_installed(lambda _: SCHEMA)
+    guard_registry.declare_guard_installed(lambda _: SCHEMA)
     yield
-    guard_registry.declare_installed(None)
+    guard_registry.declare_guard_installed(None)
 
 
 @dataclass(frozen=True)

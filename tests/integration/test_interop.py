@@ -93,9 +93,9 @@ def queue(zookeeper: Any, manager: ZookeeperLockManager, eventually: Callable[..
 @pytest.fixture
 def partition_schema() -> Iterator[None]:
     """Allow locks on partitions without a guard."""
-    guard_registry.declare_installed(lambda _: PartitionSchema((PartitionColumn("year", "integer"),)))
+    guard_registry.declare_guard_installed(lambda _: PartitionSchema((PartitionColumn("year", "integer"),)))
     yield
-    guard_registry.declare_installed(None)
+    guard_registry.declare_guard_installed(None)
 
 
 @pytest.mark.parametrize(

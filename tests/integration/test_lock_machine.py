@@ -452,7 +452,7 @@ class PollingMachine(LockMachine):
 
 @pytest.fixture
 def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[LockMachine]]:
-    guard_registry.declare_installed(lambda _: SCHEMA)
+    guard_registry.declare_guard_installed(lambda _: SCHEMA)
     managers = [ZookeeperLockManager(zookeeper.hosts, 60, session_timeout_seconds=20) for _ in range(CLIENTS)]
     second_manager = ZookeeperLockManager(zookeeper.hosts, 60)
     for manager in (*managers, second_manager):
@@ -470,7 +470,7 @@ def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lo
         for name, value in state.items():
             monkeypatch.setattr(LockMachine, name, value, raising=False)
         yield LockMachine
-        guard_registry.declare_installed(None)
+        guard_registry.declare_guard_installed(None)
         LockMachine.closing_pool.shutdown()
         for manager in (*managers, second_manager):
             manager.close()

@@ -58,10 +58,10 @@ def table_to_maintain(
     for start in range(0, PLACES * FILES_PER_PLACE, PLACES):
         rows = pa.table({"key": range(start, start + PLACES), "place": range(PLACES)})
         write_deltalake(table, rows, partition_by=["place"], mode="append", post_commithook_properties=hooks)
-    guard_registry.declare_installed(lambda _: SCHEMA)
+    guard_registry.declare_guard_installed(lambda _: SCHEMA)
     partitions = [SCHEMA.partition({"place": BUSY_PLACE})]
     with ExitStack() as stack:
-        stack.callback(guard_registry.declare_installed, None)
+        stack.callback(guard_registry.declare_guard_installed, None)
         stack.enter_context(in_another_thread(lambda: manager.acquire(str(table), partitions=partitions)))
         yield PartlyLockedTable(table, inspector, stack.close)
 

@@ -222,7 +222,7 @@ def test_a_changing_hold_is_listed_completely_or_not_at_all(
 def test_a_waiter_is_listed_with_its_partitions(operators: Operators) -> None:
     schema = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
     partitions = [schema.partition({"year": 2013, "month": month}) for month in range(10, 25)]
-    guard_registry.declare_installed(lambda _: schema)
+    guard_registry.declare_guard_installed(lambda _: schema)
     try:
         with operators.manager.acquire(TABLE):
             token = operators.wait_behind_holder(partitions=partitions)
@@ -236,7 +236,7 @@ def test_a_waiter_is_listed_with_its_partitions(operators: Operators) -> None:
             (holder,) = operators.tables()[URI]["holders"]
             assert (len(holder["partitions"]), holder["more_partitions"]) == (15, 0)
     finally:
-        guard_registry.declare_installed(None)
+        guard_registry.declare_guard_installed(None)
 
 
 def test_locks_of_kazoo_are_listed(operators: Operators) -> None:

@@ -197,7 +197,7 @@ def test_more_than_64_partitions_lock_the_table_with_one_warning(make_manager, t
 
 
 def test_partitions_are_not_locked_without_a_guard(make_manager, table):
-    guard_registry.declare_installed(None)
+    guard_registry.declare_guard_installed(None)
     with pytest.raises(UnguardedError, match="attach"):
         make_manager().acquire(table, partitions=[part(2013)])
 

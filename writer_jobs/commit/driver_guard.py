@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import GuardServer
-from lock_manager.guard_registry import declare_installed
+from lock_manager.guard_registry import declare_guard_installed
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.locate import locate_table
@@ -73,7 +73,7 @@ def attach(spark: SparkSession) -> None:
         return DeltaTableLog(spark, locate_table(spark, location)).snapshot().partition_schema()
 
     is_required = guard_mode(spark) == REQUIRED
-    declare_installed(schema_of if is_required else None)
+    declare_guard_installed(schema_of if is_required else None)
     if spark.conf.get(COMMIT_LOCK, None) is None:
         spark.conf.set(COMMIT_LOCK, "false")
     auto_compact = spark.conf.get(AUTO_COMPACT, None)
@@ -105,7 +105,7 @@ def _install_guard(jvm: Any) -> GuardServer:
 def attach_unless_off(spark: SparkSession) -> None:
     """Guard the driver's commits as :func:`attach` does, with its errors; if the guard is ``off``, declare that."""
     if guard_mode(spark) == OFF:
-        declare_installed(None)
+        declare_guard_installed(None)
     else:
         attach(spark)
 
