@@ -164,7 +164,7 @@ class PartitionSchema:
             tuple((column.physical_name, self._normalize(column, by_name[column.name.lower()])) for column in columns)
         )
 
-    def touched(self, partition_values: Mapping[str, str | None]) -> Partition:
+    def partition_of_file(self, partition_values: Mapping[str, str | None]) -> Partition:
         """Return the partition of a file from the ``partitionValues`` of its action in Delta's log.
 
         Raises:

@@ -145,7 +145,7 @@ class GuardedBlock:
                 resource=table,
             )
         try:
-            touched = set(map(self.schema.touched, footprint["partitions"]))
+            touched = set(map(self.schema.partition_of_file, footprint["partitions"]))
         except ResourceError as error:
             raise LockNotHeldError(f"{scope} is held, and {error}", resource=table) from error
         outside = sorted(

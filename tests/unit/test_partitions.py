@@ -98,10 +98,12 @@ def test_missing_and_unknown_columns_are_refused(values: dict[str, object], sent
 
 
 def test_a_file_s_partition_has_physical_names_and_nulls() -> None:
-    assert YEAR_MONTH.touched({"Year": "2013", "col-1": "01"}) == YEAR_MONTH.partition({"year": 2013, "month": 1})
-    assert YEAR_MONTH.touched({"Year": "2013"}) == YEAR_MONTH.partition({"year": 2013, "month": None})
+    assert YEAR_MONTH.partition_of_file({"Year": "2013", "col-1": "01"}) == YEAR_MONTH.partition(
+        {"year": 2013, "month": 1}
+    )
+    assert YEAR_MONTH.partition_of_file({"Year": "2013"}) == YEAR_MONTH.partition({"year": 2013, "month": None})
     with pytest.raises(ResourceError, match="do not fit"):
-        YEAR_MONTH.touched({"Year": "2013", "month": "1"})
+        YEAR_MONTH.partition_of_file({"Year": "2013", "month": "1"})
 
 
 def test_znode_names_are_encoded_as_in_hive() -> None:
