@@ -16,7 +16,7 @@ ARN = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):\d{12}:s
 
 
 @functools.lru_cache(maxsize=4)
-def fetch(arn: str) -> str:
+def fetch_secret(arn: str) -> str:
     """Return the text of a secret, cached in the process because each locked block reads the settings again.
 
     Args:

@@ -196,9 +196,9 @@ def _read_document(environ: Mapping[str, str]) -> dict[str, Any]:
     if SECRET in environ and _SECRET_FILE in environ:
         raise SettingsError(f"{SECRET} and {_SECRET_FILE} are both set: unset one of them")
     if SECRET in environ:
-        from lock_manager.aws_secret import fetch  # noqa: PLC0415 (boto3 is optional)
+        from lock_manager.aws_secret import fetch_secret  # noqa: PLC0415 (boto3 is optional)
 
-        source, text = f"the secret {environ[SECRET]}", fetch(environ[SECRET])
+        source, text = f"the secret {environ[SECRET]}", fetch_secret(environ[SECRET])
     elif _SECRET_FILE in environ:
         source, text = f"the file that {_SECRET_FILE} names", _read(environ[_SECRET_FILE], _SECRET_FILE)
     else:

@@ -100,7 +100,7 @@ def test_the_lock_reads_the_outputs_of_the_stack(config: ConfigCommand, monkeypa
         "AWS_DEFAULT_REGION": "eu-central-1",
     }
     arns: list[str] = []
-    monkeypatch.setattr(aws_secret, "fetch", lambda arn: arns.append(arn) or '{"acl": "world:anyone:r"}')
+    monkeypatch.setattr(aws_secret, "fetch_secret", lambda arn: arns.append(arn) or '{"acl": "world:anyone:r"}')
     settings = LockSettings.from_env(variables)
     assert arns == [OUTPUTS["secret_arns"]["appender"]]
     assert (settings.zk_hosts, settings.lock_root) == (OUTPUTS["zookeeper_connection_string"], OUTPUTS["lock_root"])

@@ -36,10 +36,10 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A client of Secrets Manager, simulated by moto."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
-    aws_secret.fetch.cache_clear()
+    aws_secret.fetch_secret.cache_clear()
     with mock_aws():
         yield boto3.client("secretsmanager", region_name=REGION)
-    aws_secret.fetch.cache_clear()
+    aws_secret.fetch_secret.cache_clear()
 
 
 def from_env(**environ: str) -> Security:
