@@ -167,7 +167,7 @@ class StoreCycle(Cycle[StoreWorker]):
                 self._txn = transaction
             return version
 
-        unanswered = block.unanswered(self._attempts(block)) if hold.intents.open else []
+        unanswered = block.unanswered_intents(self._attempts(block)) if hold.intents.open else []
         block.settle_unfinished(unanswered, self._newest, fill)
 
     def _step_context(self, hold: Hold) -> StepContext:

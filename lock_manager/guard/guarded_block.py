@@ -166,7 +166,7 @@ class GuardedBlock:
         intents.settle(attempt["attempt"] for attempt in attempts if is_definite(attempt))
         return not intents.open
 
-    def unanswered(self, attempts: Iterable[Mapping[str, Any]], busy: Collection[str] = ()) -> list[Intent]:
+    def unanswered_intents(self, attempts: Iterable[Mapping[str, Any]], busy: Collection[str] = ()) -> list[Intent]:
         """Return the puts of earlier blocks under this hold that got no answer, as unfinished intents.
 
         An attempt that is missing from the report may still reach the log store. An attempt of an open block (``busy``)
@@ -191,7 +191,7 @@ class GuardedBlock:
         records the ids of those holds. Then the late put can only fail.
 
         Args:
-            unanswered: Intents that :meth:`unanswered` returns.
+            unanswered: Intents that :meth:`unanswered_intents` returns.
             newest: Returns the newest version of the table; -1 if the table does not exist.
             fill: Takes a version and the ids of the holds that left it unfinished. Returns a version that exists and is
                 not older: an empty commit, or the commit of a faster writer. Raises if there is none.

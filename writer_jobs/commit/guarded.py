@@ -312,7 +312,7 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
     busy_attempts = {
         attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)
     }
-    unanswered_puts = bound.unanswered(_puts_under(spark, bound.hold), busy_attempts) if intents.open else []
+    unanswered_puts = bound.unanswered_intents(_puts_under(spark, bound.hold), busy_attempts) if intents.open else []
     if (intents.unfinished or unanswered_puts) and bound.hold.scope[bound.table].shared:
         log.warning(
             "an earlier writer of %s left an unfinished intent: its commit may appear after this read",
