@@ -163,7 +163,7 @@ class EmptyZnodes:
     def _remove(self, nodes: Iterable[str], deadline: Deadline) -> None:
         """Delete the empty znodes among these and their ancestors below the table, the deepest first."""
         paths = sorted(
-            {path for node in nodes for path in znodes.path_below_table(node)}, key=lambda path: -path.count("/")
+            {path for node in nodes for path in znodes.nodes_below_table(node)}, key=lambda path: -path.count("/")
         )
         for result in [self._session.client.delete_async(path) for path in paths]:
             with suppress(NoNodeError, NotEmptyError):

@@ -254,7 +254,7 @@ class Acquisition:
         self._hold_id = self._hold_id or uuid.uuid4().hex
         entry_count = len(self._entries)
         queues = self.request.queues[entry_count:]
-        paths = [znodes.new_contender(queue.path, self._hold_id, queue.mode) for queue in queues]
+        paths = [znodes.new_contender_path(queue.path, self._hold_id, queue.mode) for queue in queues]
         data = [self.request.contender_data(queue) for queue in queues]
         sent_at = time.monotonic()
         if entry_count == 0 and len(queues) == 1:

@@ -116,7 +116,7 @@ def table_of(queue: str) -> str:
     return queue
 
 
-def path_below_table(node: str) -> Iterator[str]:
+def nodes_below_table(node: str) -> Iterator[str]:
     """Yield a partition's znode or folder znode, then each ancestor below the table's znode."""
     table = table_of(parent_of(node) if is_partitions_node(node) else node)
     while node != table:
@@ -165,7 +165,7 @@ class Contender:
         return not is_shared or {self.mode, contender.mode} == {Mode.SHARED, Mode.PARTIAL}
 
 
-def new_contender(queue: str, hold_id: str, mode: Mode) -> str:
+def new_contender_path(queue: str, hold_id: str, mode: Mode) -> str:
     """Return the path for the creation of a contender; ZooKeeper appends the sequence number."""
     return f"{queue}/{hold_id}{mode.value}"
 

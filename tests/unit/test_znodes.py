@@ -25,7 +25,7 @@ def test_paths_have_the_documented_layout() -> None:
     assert znodes.partition_node(NODE, MONTH) == MONTH_NODE
     assert znodes.partitions_node(NODE) == f"{NODE}/partitions"
     assert znodes.child_node(znodes.partitions_node(NODE), "year=2013") == f"{NODE}/partitions/year=2013"
-    assert znodes.new_contender(NODE, HOLD, Mode.PARTIAL) == f"{NODE}/{HOLD}-part__rlock__"
+    assert znodes.new_contender_path(NODE, HOLD, Mode.PARTIAL) == f"{NODE}/{HOLD}-part__rlock__"
     assert znodes.child_node(NODE, f"{HOLD}__lock__7") == f"{NODE}/{HOLD}__lock__7"
     assert znodes.intents_node(NODE) == f"{NODE}/intents"
     assert znodes.intent_node(f"{NODE}/intents", HOLD) == f"{NODE}/intents/{HOLD}"
@@ -64,14 +64,14 @@ def test_the_queue_of_a_partition_is_below_its_table() -> None:
     assert znodes.table_of(MONTH_NODE) == znodes.table_of(NODE) == NODE
     assert list(znodes.partition_queues([NODE, MONTH_NODE, f"{NODE}/intents"])) == [MONTH_NODE]
     parents = [f"{NODE}/partitions/year=2013/partitions", f"{NODE}/partitions/year=2013", f"{NODE}/partitions"]
-    assert list(znodes.path_below_table(MONTH_NODE)) == [MONTH_NODE, *parents]
-    assert list(znodes.path_below_table(parents[0])) == parents
-    assert list(znodes.path_below_table(NODE)) == []
+    assert list(znodes.nodes_below_table(MONTH_NODE)) == [MONTH_NODE, *parents]
+    assert list(znodes.nodes_below_table(parents[0])) == parents
+    assert list(znodes.nodes_below_table(NODE)) == []
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_a_contender_s_name_contains_hold_mode_and_sequence(mode: Mode) -> None:
-    contender = znodes.contender_at(f"{znodes.new_contender(MONTH_NODE, HOLD, mode)}0000000012")
+    contender = znodes.contender_at(f"{znodes.new_contender_path(MONTH_NODE, HOLD, mode)}0000000012")
     assert (contender.hold_id, contender.mode, contender.sequence) == (HOLD, mode, 12)
     assert znodes.is_contender_of(contender.name, HOLD)
     assert not znodes.is_contender_of(contender.name, ANOTHER_HOLD)
