@@ -19,7 +19,7 @@ from kazoo.security import ACL, make_acl
 
 from lock_manager.errors import SettingsError
 from lock_manager.security import Security
-from lock_manager.zookeeper.connection import connect_with_tls, lookup_problem, reason
+from lock_manager.zookeeper.connection import connect_with_tls, describe_error, lookup_problem
 
 _CLOSED_EARLY = "the server closed the connection without a response, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old servers do with wrong credentials"
@@ -208,9 +208,9 @@ class Client(KazooClient):  # type: ignore[misc]
         if tls_error is None or isinstance(tls_error, _TLS_CUT_SHORT):
             self._tls_failures.pop(server, None)
             closed = any(isinstance(cause, ConnectionResetError) for cause in causes) or "broken" in str(error)
-            self.problem = _CLOSED_EARLY if closed and not self.use_ssl else reason(tls_error or causes[-1])
+            self.problem = _CLOSED_EARLY if closed and not self.use_ssl else describe_error(tls_error or causes[-1])
             return None
-        self.problem = self._tls_failures[server] = f"TLS: {reason(tls_error)}"
+        self.problem = self._tls_failures[server] = f"TLS: {describe_error(tls_error)}"
         if self._session_id or len(self._tls_failures) < len(self.hosts):
             return None
         self.refusal = self.problem

@@ -88,7 +88,7 @@ def unreachable_reason(hosts: str, seconds: float) -> str | None:
             return _no_address_message(servers)
         if deadline.remaining() == 0:
             return "; ".join(
-                f"{host}:{port}: {reason(error)}"
+                f"{host}:{port}: {describe_error(error)}"
                 for (host, port), error in zip(servers, errors, strict=True)
                 if error is not None
             )
@@ -128,7 +128,7 @@ def lookup_problem(servers: Sequence[tuple[str, int]]) -> tuple[bool, str]:
     errors = [_lookup_error(host, port) for host, port in servers]
     if all(map(_is_unknown_name, errors)):
         return True, _no_address_message(servers)
-    reasons = dict.fromkeys(reason(error) for error in errors if error is not None)
+    reasons = dict.fromkeys(describe_error(error) for error in errors if error is not None)
     return False, f"the name service fails: {'; '.join(reasons)}"
 
 
@@ -148,7 +148,7 @@ def _no_address_message(servers: Sequence[tuple[str, int]]) -> str:
     return f"no address is known for the host name {', '.join(dict.fromkeys(host.strip() for host, _ in servers))}"
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the shortest description that an error contains; its class name if it contains none."""
     description = getattr(error, "verify_message", None) or getattr(error, "reason", None)
     return str(description or error) or type(error).__name__

@@ -24,7 +24,7 @@ class ScratchNode:
     """An existing scratch znode, and its creation time by the leader's clock, seconds since the epoch."""
 
     path: str
-    created: float
+    created_at: float
 
 
 def nearest_node(session: Session, deadline: Deadline) -> str:

@@ -164,7 +164,7 @@ def _scratch_findings(session: Session, deadline: Deadline) -> list[Finding]:
     return [
         ok("permission", f"may create, write and delete below {base}"),
         _latency_finding(latencies),
-        clock_finding(scratch.created, sent_at, answered_at),
+        clock_finding(scratch.created_at, sent_at, answered_at),
     ]
 
 

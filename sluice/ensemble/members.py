@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.connection import WORD_SECONDS, ask_four_letter_word, members_of, reason
+from lock_manager.zookeeper.connection import WORD_SECONDS, ask_four_letter_word, describe_error, members_of
 
 _SRVR_RESPONSE = re.compile(
     r"Zookeeper version: (?P<version>[0-9.]+).*?Connections: (?P<connections>\d+).*?Outstanding: (?P<outstanding>\d+)"
@@ -119,7 +119,7 @@ def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Serve
 def _connection_problem(error: OSError, tls: ssl.SSLContext | None) -> str:
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return (
-            f"does not pass TLS verification ({reason(error)}): check the server's certificate, and SLUICE_ZK_TLS_CA "
+            f"does not pass TLS verification ({describe_error(error)}): check the server's certificate, and SLUICE_ZK_TLS_CA "
             "and SLUICE_ZK_TLS_CERTIFICATE of this client (docs/security.md)"
         )
     mismatch = "does not use TLS, which is set here" if tls else "requires TLS, which is not set here"
