@@ -45,10 +45,10 @@ _MAX_REFUSALS = 256
 
 
 class CommitGuard:
-    """Decides on commits by the blocks and tickets that are registered; one per process.
+    """Decides on commits by the open blocks and tickets; one per process.
 
     Attributes:
-        observed: Number of commits that it refused in a driver in ``observe`` mode, which commits them nevertheless.
+        observed: Number of refusals in ``observe`` mode, in which the driver commits nevertheless.
 
     """
 
@@ -80,7 +80,7 @@ class CommitGuard:
             self._tickets.pop(ticket.name, None)
 
     def sibling_blocks(self, block: GuardedBlock) -> list[GuardedBlock]:
-        """Return the other open blocks under the same hold: of other tables or threads, or nested with this one."""
+        """Return the other open blocks under the hold: of other tables, of other threads, and outer or inner blocks."""
         hold_id = block.hold.hold_id
         with self._lock:
             blocks = list(self._blocks.values())
@@ -116,7 +116,7 @@ class CommitGuard:
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
         if not is_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
-            # Commits in front of their lock do not count: they wait, or are repeated with the lock held throughout.
+            # A commit that waits for its lock is not counted: it goes on waiting, or the write runs again with the lock.
             emit(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
@@ -151,7 +151,7 @@ class CommitGuard:
             if block.refusal is not None:
                 raise block.refusal
             block.check_write(write_id, request.get("retention_ms", 0) / 1000)
-            # Nested blocks of one hold need one confirmation; the innermost block gets it.
+            # Nested blocks of one hold need only one confirmation, which the innermost of them gets.
             blocks_by_hold = {covering.hold.hold_id: covering for covering in (*outer_blocks, block)}
             for covering in blocks_by_hold.values():
                 covering.allowed_puts[attempt] = AllowedPut(version, write_id)
@@ -159,7 +159,7 @@ class CommitGuard:
             if block.name.endswith(PARTITIONS_SUFFIX):
                 # A missing footprint counts as touching the whole table.
                 block.check_footprint(request.get("footprint", {}))
-            # While a table is moved two ensembles grant its lock: a commit needs both holds, and an intent at both.
+            # While a table is moved, two ensembles grant its lock: a commit needs a hold and an intent in each of them.
             for covering in blocks_by_hold.values():
                 covering.hold.intend(version, txn=request.get("txn"), attempt=attempt, table=covering.table)
         except Exception as error:
@@ -195,12 +195,14 @@ class CommitGuard:
         if request.get("ticket"):
             granted = self._ticket(request).granted_block(request.get("write"))
             if granted.table != uri:
-                raise LockNotHeldError(f"{commit} was not committed: it holds {granted.hold.resource}", resource=uri)
+                raise LockNotHeldError(
+                    f"{commit} was not committed: its write holds only {granted.hold.resource}", resource=uri
+                )
             return [granted]
         names = [name.rstrip(PARTITIONS_SUFFIX) for name in (request.get("blocks") or "").split(",") if name]
         if not names:
             raise LockNotHeldError(
-                f"{commit} was not committed: the thread is bound to no lock; write it inside "
+                f"{commit} was not committed: the thread is bound to no lock; write inside "
                 "`with locked(spark, table):`, in the same thread or a pyspark.InheritableThread",
                 resource=uri,
             )
@@ -208,11 +210,16 @@ class CommitGuard:
         covering = [block for block in blocks if block.table == uri]
         if not covering:
             resources = ", ".join(dict.fromkeys(block.hold.resource for block in blocks))
-            held = f"it holds {resources}" if resources else "the lock of its thread was given back"
-            raise LockNotHeldError(f"{commit} was not committed: {held}", resource=uri)
+            reason = (
+                f"its thread holds only {resources}; lock this table, too"
+                if resources
+                else "the lock of its thread was released; write inside the `with locked(spark, table):` block"
+            )
+            raise LockNotHeldError(f"{commit} was not committed: {reason}", resource=uri)
         exclusive = [block for block in covering if not block.hold.scope[uri].shared]
         if not exclusive:
             raise LockNotHeldError(
-                f"{commit} was not committed: the lock is shared, and shared locks are for readers", resource=uri
+                f"{commit} was not committed: its thread holds a shared lock, which is for readers; acquire an exclusive lock",
+                resource=uri,
             )
         return exclusive

@@ -3,7 +3,7 @@
 It does not use Py4J's callback server: PySpark starts that one without a token, and a second Python process on the same
 JVM replaces the first one's. ``PythonGuard.java`` is the client.
 
-The protocol is lines of UTF-8, with one question for each connection. The JVM sends the question key and the question;
+The protocol consists of lines of UTF-8. Each connection carries one question. The JVM sends the question key and the question;
 this process sends the answer key and the answer. So both ends authenticate: another local user does not have the
 question key, and a process that takes the port after this one ends does not have the answer key.
 """
@@ -35,7 +35,7 @@ class CommitDecider(Protocol):
 
 
 class GuardServer:
-    """Answers the questions of a JVM until it is closed or the process ends, each in its own thread.
+    """Answers the questions of a JVM, each in its own thread, until :meth:`close` or the end of the process.
 
     Attributes:
         name: Unique name. Threads of the JVM with this name in ``spark.sluice.guard.name`` ask this guard.
@@ -52,7 +52,7 @@ class GuardServer:
         self._thread.start()
 
     def install(self, jvm: Any, *, answer_seconds: float) -> None:
-        """Register this guard in a JVM, whose class path has the guarded log store. ``jvm`` is Py4J's view of it.
+        """Register this guard in a JVM. ``jvm`` is Py4J's view of it; its class path has the guarded log store.
 
         The JVM waits ``answer_seconds`` for an answer; no answer is a refusal.
 
@@ -75,16 +75,16 @@ def _py4j_log_muted() -> Iterator[None]:
     """Keep the keys out of Py4J's log, which contains the arguments of every call at DEBUG."""
     loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
 
-    def drop(_: logging.LogRecord) -> bool:
+    def reject_record(_: logging.LogRecord) -> bool:
         return False
 
     for logger in loggers:
-        logger.addFilter(drop)
+        logger.addFilter(reject_record)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(drop)
+            logger.removeFilter(reject_record)
 
 
 class _Server(socketserver.ThreadingTCPServer):

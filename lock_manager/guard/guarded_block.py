@@ -1,4 +1,4 @@
-"""A block under a hold: one ``locked`` block or one operation of a writer. The commit guard asks it about commits."""
+"""Blocks under a hold. The commit guard asks a block whether it allows a commit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PARTITIONS_SUFFIX = "*"
 ALLOWED_TABLE_ACTIONS = frozenset({"domainMetadata delta.rowTracking"})
 
 
-def is_definite(attempt: Mapping[str, Any]) -> bool:
-    """Return whether the outcome of a put, as the log store reports it (``Attempts.java``), can no longer change."""
-    return attempt["outcome"] in ("committed", "taken", "rejected")
+def is_definite(report: Mapping[str, Any]) -> bool:
+    """Return whether the outcome of a put, in the log store's report (``Attempts.java``), can no longer change."""
+    return report["outcome"] in ("committed", "taken", "rejected")
 
 
 @dataclass(frozen=True)
 class AllowedPut:
-    """A put that the guard allowed; ``write_id`` is that of its operation attempt, None if it belongs to none."""
+    """A put that the guard allowed. ``write_id`` identifies the operation attempt; None for a put without one."""
 
     version: int
     write_id: str | None
@@ -38,7 +38,7 @@ class AllowedPut:
 class GuardedBlock:
     """A block under a hold: one ``locked`` block or one operation of a writer.
 
-    The guard allows its commits to one table while the hold stands.
+    The guard allows the commits of the block to one table while the hold stands.
 
     Several blocks may be open under one hold: nested ones, and those of other threads. A thread is bound to the blocks
     that it has entered, not to the hold.
@@ -52,7 +52,7 @@ class GuardedBlock:
     Attributes:
         block_id: Unique id of the block.
         allowed_puts: Puts that the guard allowed in this block, by id of the attempt to put.
-        refusal: Error for every commit; None if the coordinator decides.
+        refusal: Error with which the guard refuses every commit; None if the coordinator decides.
         has_new_metadata: Whether an allowed commit contained ``metaData`` other than UNSET TBLPROPERTIES.
 
     """
@@ -84,9 +84,9 @@ class GuardedBlock:
         return self.block_id + PARTITIONS_SUFFIX if has_partitions else self.block_id
 
     def for_empty_commit(self, fills: Collection[str]) -> GuardedBlock:
-        """Return a block for one empty commit, which records the job and the ids of the holds whose intents it fills.
+        """Return a block for one empty commit, under the same hold but without this block's operations.
 
-        It is under the same hold, but has none of this block's operations.
+        The commit records the job and ``fills``, the ids of the holds whose unfinished intents it fills.
         """
         return GuardedBlock(self.hold, self.metadata, table=self.table, schema=self.schema, fills=fills)
 
@@ -109,7 +109,9 @@ class GuardedBlock:
         return {name for name, put in list(self.allowed_puts.items()) if put.write_id == write_id}
 
     def check_write(self, write_id: str | None, retention_seconds: float) -> None:
-        """Raise unless a commit may be made now. ``write_id`` is None for a statement that no writer executes.
+        """Raise unless the block executes the operation attempt of a commit, and the attempt's files are young enough.
+
+        ``write_id`` is None for a statement that no writer executes.
 
         Raises:
             LockNotHeldError: The block does not execute that attempt.
@@ -137,64 +139,73 @@ class GuardedBlock:
             return
         table_actions = [name for name in footprint.get("actions", ()) if name not in ALLOWED_TABLE_ACTIONS]
         if table_actions or footprint.get("unplaced", True) or self.schema is None:
-            subject = (
-                f"the commit changes its {', '.join(table_actions)}" if table_actions else "files lack a partition"
-            )
+            if table_actions:
+                reason = f"it changes the table's {', '.join(table_actions)}"
+            elif self.schema is None:
+                reason = "the partition columns of the table are unknown"
+            else:
+                reason = "a file has no partition values, or the commit cannot be parsed"
             raise LockNotHeldError(
-                f"a commit to {table} needs the lock on the whole table ({subject}), but only {scope} is held",
+                f"a commit to {table} needs the lock on the whole table ({reason}), but only {scope} is held",
                 resource=table,
             )
         try:
-            touched = set(map(self.schema.partition_of_file, footprint["partitions"]))
+            partitions = set(map(self.schema.partition_of_file, footprint["partitions"]))
         except ResourceError as error:
-            raise LockNotHeldError(f"{scope} is held, and {error}", resource=table) from error
-        outside = sorted(
-            (partition for partition in touched if not scope.contains([partition])),
+            message = f"a commit to {table} was refused: {error}; only {scope} is held"
+            raise LockNotHeldError(message, resource=table) from error
+        unlocked_partitions = sorted(
+            (partition for partition in partitions if not scope.contains([partition])),
             key=lambda partition: partition.sort_key,
         )
-        if outside:
-            raise LockNotHeldError(
-                f"the commit to {table} touches {format_partitions(outside)}, but only {scope} is held", resource=table
-            )
+        if unlocked_partitions:
+            names = format_partitions(unlocked_partitions)
+            raise LockNotHeldError(f"the commit to {table} touches {names}, but only {scope} is held", resource=table)
 
-    def settle(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
-        """Settle the attempts whose outcome is final according to the log store's report (``Attempts.java``).
+    def settle(self, reports: Iterable[Mapping[str, Any]]) -> bool:
+        """Settle the attempts whose outcome is definite in the log store's reports (``Attempts.java``).
 
-        Return whether no attempt of the hold on this table, in any block, is open: an open attempt keeps the intent.
+        Return whether every attempt of the hold on this table, in any block, is settled. An open attempt keeps the
+        intent.
         """
         intents = self.hold.intents_of(self.table)
-        intents.settle(attempt["attempt"] for attempt in attempts if is_definite(attempt))
+        intents.settle(report["attempt"] for report in reports if is_definite(report))
         return not intents.open
 
-    def unanswered_intents(self, attempts: Iterable[Mapping[str, Any]], busy: Collection[str] = ()) -> list[Intent]:
+    def unanswered_intents(
+        self, reports: Iterable[Mapping[str, Any]], busy_attempts: Collection[str] = ()
+    ) -> list[Intent]:
         """Return the puts of earlier blocks under this hold that got no answer, as unfinished intents.
 
-        An attempt that is missing from the report may still reach the log store. An attempt of an open block (``busy``)
-        counts only if the log store reports its outcome as unknown.
+        An attempt without a report of the log store may still reach it. An attempt of an open block
+        (``busy_attempts``) counts only if the log store reports its outcome as unknown.
         """
-        reports = {report["attempt"]: report for report in attempts}
+        report_of = {report["attempt"]: report for report in reports}
         intents = []
-        for name, version in self.hold.intents_of(self.table).open.items():
-            report = reports.get(name, {"outcome": "pending"})
-            if report["outcome"] == "unknown" or not (is_definite(report) or name in busy):
+        for attempt, version in self.hold.intents_of(self.table).open.items():
+            report = report_of.get(attempt, {"outcome": "pending"})
+            if report["outcome"] == "unknown" or not (is_definite(report) or attempt in busy_attempts):
                 hold_id, token, txn = self.hold.hold_id, self.hold.token, report.get("txn")
-                intents.append(Intent(hold_id=hold_id, version=version, txn=txn, attempt=name, token=token))
+                intents.append(Intent(hold_id=hold_id, version=version, txn=txn, attempt=attempt, token=token))
         return intents
 
     def settle_unfinished(
-        self, unanswered: Collection[Intent], newest: Callable[[], int], fill: Callable[[int, Collection[str]], int]
+        self,
+        unanswered_intents: Collection[Intent],
+        read_newest: Callable[[], int],
+        fill: Callable[[int, Collection[str]], int],
     ) -> bool:
         """Make sure that no put from before this block can still succeed: the rule of docs/concepts.md.
 
-        Such a put belongs to an earlier hold with an unfinished intent, or to an earlier block of this hold and got no
-        answer. If the version that it intends does not exist yet, an empty commit takes the table's next version and
+        Such a put belongs to an earlier hold with an unfinished intent, or it is an unanswered put of an earlier block
+        of this hold. If the version that it intends does not exist yet, an empty commit takes the table's next version and
         records the ids of those holds. Then the late put can only fail.
 
         Args:
-            unanswered: Intents that :meth:`unanswered_intents` returns.
-            newest: Returns the newest version of the table; -1 if the table does not exist.
-            fill: Takes a version and the ids of the holds that left it unfinished. Returns a version that exists and is
-                not older: an empty commit, or the commit of a faster writer. Raises if there is none.
+            unanswered_intents: Intents that :meth:`unanswered_intents` returns.
+            read_newest: Returns the newest version of the table; -1 if the table does not exist.
+            fill: Takes a version and the ids of the holds that left it unfinished. Returns an existing version that is
+                not older: an empty commit, or the commit of a faster writer. Raises if there is no such version.
 
         Returns:
             Whether there were unfinished intents or unanswered puts, and all are settled now. If the table does not
@@ -203,16 +214,16 @@ class GuardedBlock:
 
         """
         hold_intents = self.hold.intents_of(self.table)
-        if not hold_intents.unfinished and not unanswered:
+        if not hold_intents.unfinished and not unanswered_intents:
             return False
-        intents = [*hold_intents.read(), *unanswered]
-        head = newest()
+        intents = [*hold_intents.read(), *unanswered_intents]
+        head = read_newest()
         free_version = version_to_fill(intents, head)
         if free_version is not None:
             if head == NO_VERSION:
                 return False
             head = fill(free_version, [intent.hold_id for intent in intents if intent.version > head])
-        hold_intents.settle(intent.attempt for intent in unanswered if intent.version <= head)
+        hold_intents.settle(intent.attempt for intent in unanswered_intents if intent.version <= head)
         hold_intents.clear()
         return True
 

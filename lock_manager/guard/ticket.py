@@ -1,10 +1,10 @@
-"""A ticket: the substitute for a hold while a write acquires the lock for its commit alone.
+"""Tickets: a write that acquires the lock only for its commit has a ticket until the lock is held.
 
-The thread that writes is bound to the ticket. Its commit waits in the log store, in front of a free version. Another
-thread of the same process acquires the lock and grants the ticket; then the commit passes. The lock can be released as
+The thread that writes is bound to the ticket. Its commit waits in the log store before its version is put. Another
+thread of the same process acquires the lock and grants the ticket. Then the commit is put. The lock can be released as
 soon as the log store reports the outcome of the put.
 
-Only a commit that does not depend on the protection of the lock may wait in this way, see :func:`staging_obstacle`.
+Only a commit that was prepared without the protection of the lock may wait in this way, see :func:`staging_obstacle`.
 This module does not depend on Spark.
 """
 
@@ -32,9 +32,9 @@ class StagedCommit:
     """A commit that waits for its lock, as the log store describes it (``CommitBody.java``, ``ReadVersion.java``).
 
     Attributes:
-        blind: Whether its transaction read nothing of the table, according to Delta.
-        removes: Whether it removes files from the table.
-        dated: Whether it has an in-commit timestamp and may change rows.
+        is_blind: Whether its transaction read nothing of the table, according to Delta.
+        removes_files: Whether it removes files from the table.
+        is_dated: Whether it has an in-commit timestamp and may change rows.
         actions: Names of its actions that concern the whole table.
         read_version: Version of the table that the transaction read; -1: the table did not exist; None: unknown.
         properties: Sluice's table properties of that version.
@@ -43,9 +43,9 @@ class StagedCommit:
 
     """
 
-    blind: bool
-    removes: bool
-    dated: bool
+    is_blind: bool
+    removes_files: bool
+    is_dated: bool
     actions: tuple[str, ...] = ()
     read_version: int | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -56,9 +56,9 @@ class StagedCommit:
         """Parse the log store's description."""
         read = description.get("read") or {}
         return cls(
-            blind=bool(description["blind"]),
-            removes=bool(description["removes"]),
-            dated=bool(description["dated"]),
+            is_blind=bool(description["blind"]),
+            removes_files=bool(description["removes"]),
+            is_dated=bool(description["dated"]),
             actions=tuple(description["actions"]),
             read_version=int(read["version"]) if "version" in read else None,
             properties=dict(read.get("properties", {})),
@@ -67,33 +67,34 @@ class StagedCommit:
 
 
 def staging_obstacle(commit: StagedCommit, *, appends: bool) -> str | None:
-    """Return why a commit cannot be made under a lock that was not held while it was prepared; None if it can.
+    """Return why a commit that was prepared without the lock cannot be made under it; None if it can.
 
-    An append must not depend on the table's rows, because Delta lets other appends pass before it. For all other
-    operations Delta's conflict check decides whether their reads are still valid.
+    An append (``appends``) must not depend on the table's rows, because Delta's conflict check accepts appends of other
+    writers before it. For all other operations the conflict check decides whether their reads are still valid.
     """
-    # Every version 0 has these actions, so Delta detects the conflict with another writer's.
+    # Every version 0 has these actions, so Delta detects the conflict with another writer's version 0.
     new_table_actions = _NEW_TABLE_ACTIONS if commit.read_version == NO_VERSION else frozenset()
     table_actions = [name for name in commit.actions if name not in ALLOWED_TABLE_ACTIONS | new_table_actions]
     reasons = (
-        (commit.read_version is None, "the version that it read is not known"),
+        (commit.read_version is None, "the table version that its transaction read is not known"),
         (table_actions, f"it changes the table's {', '.join(table_actions)}"),
-        # Delta takes the timestamp before the wait. After a conflict it only exceeds the other commit's timestamp.
-        (commit.dated, "its in-commit timestamp would be older than its turn"),
-        (commit.hooks is None, "Delta's transaction, and its post-commit hooks, are not known"),
+        # Delta takes the timestamp before the wait. After a conflict, Delta only makes it later than the other commit's.
+        (commit.is_dated, "its in-commit timestamp would be older than the acquisition of its lock"),
+        (commit.hooks is None, "Delta's transaction and its post-commit hooks are not known"),
         (commit.hooks, f"Delta runs after the commit: {', '.join(commit.hooks or ())}"),
-        (appends and (commit.removes or not commit.blind), "its rows depend on the table's"),
+        (appends and (commit.removes_files or not commit.is_blind), "its rows depend on the table's rows"),
     )
-    return next((reason for applies, reason in reasons if applies), None)
+    return next((reason for is_obstacle, reason in reasons if is_obstacle), None)
 
 
 class Ticket:
-    """The place of one commit in front of its lock, on the table or (``of_partitions``) on partitions of it only.
+    """The ticket of one write, whose commit waits in the log store until the lock is held.
 
-    ``on_change`` is called in other threads when a commit arrives or a put is stored. It must return quickly.
+    The lock is on the table or, with ``of_partitions``, on partitions of it only. ``on_change`` is called in other
+    threads when a commit arrives or a put is stored. It must return quickly.
 
     Attributes:
-        name: Name to which the writing thread is bound: the write id, with a suffix if the lock is on partitions.
+        name: Name to which the thread that writes is bound: the write id, with a suffix if the lock is on partitions.
         table: Canonical URI.
         attempt: Attempt to which the commit belongs.
         appends: Whether the write is an append; see :func:`staging_obstacle`.
@@ -121,23 +122,27 @@ class Ticket:
         self.committed: Mapping[str, Any] | None = None
         self._refusal: SluiceError | None = None
         self._on_change = on_change
-        # A plain lock, released by the decision: an exception in a signal handler cannot leave it half taken.
-        self._decided = _thread.allocate_lock()
-        self._decided.acquire()
+        # The grant or the refusal releases this lock. It is a plain lock, so that an exception in a signal handler cannot
+        # leave it half acquired.
+        self._decision_lock = _thread.allocate_lock()
+        self._decision_lock.acquire()
 
     # -- for the thread that grants it ---------------------------------------------------------------------------
 
     def grant(self, block: GuardedBlock) -> None:
-        """Let the commit pass in this block; call it only once."""
+        """Allow the commit in this block; call it only once."""
         self.block = block
-        self._decided.release()
+        self._decision_lock.release()
 
     def refuse(self, error: SluiceError) -> None:
-        """Refuse every later request with this error; a commit that is not yet put fails."""
-        undecided = self._refusal is None and self.block is None
+        """Refuse every later request with this error, or with that of an earlier refusal.
+
+        A commit that is not put yet fails.
+        """
+        is_undecided = self._refusal is None and self.block is None
         self._refusal = self._refusal or error
-        if undecided:
-            self._decided.release()
+        if is_undecided:
+            self._decision_lock.release()
 
     # -- for the guard, in its own threads -----------------------------------------------------------------------
 
@@ -156,11 +161,14 @@ class Ticket:
             self.staged = staged
             self._on_change()
         if staged.read_version != self.staged.read_version:
-            # OPTIMIZE restarts by itself after a conflict. The checks of the first commit do not apply to the second.
-            raise NotStagedError(f"the write to {self.table} was started again, from version {staged.read_version}")
-        if not self._decided.acquire(timeout=_TURN_SECONDS):
+            # OPTIMIZE restarts by itself after a conflict. The checks of the first commit do not hold for the second.
+            raise NotStagedError(
+                f"the write to {self.table} read version {staged.read_version} in a second transaction, and needs the "
+                "lock from its beginning"
+            )
+        if not self._decision_lock.acquire(timeout=_TURN_SECONDS):
             return False
-        self._decided.release()
+        self._decision_lock.release()
         self.granted_block(self.attempt.write_id)
         return True
 
@@ -176,17 +184,21 @@ class Ticket:
             # A copy, because each raise extends the traceback of the error.
             raise copy.copy(self._refusal)
         if self.block is None or self.committed is not None or write_id != self.attempt.write_id:
+            reason = "is not held yet" if self.block is None else "covers one commit only, and this is another one"
             raise LockNotHeldError(
-                f"a write to {self.table} commits a second time, and its lock was given back", resource=self.table
+                f"a commit to {self.table} was refused: the lock of its write {reason}", resource=self.table
             )
         return self.block
 
-    def record_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Record the log store's ``outcome``, ``attempt``, ``version`` and ``metrics`` of a put, also in the hold."""
+    def record_outcome(self, report: Mapping[str, Any]) -> None:
+        """Record the outcome of a put in the ticket and in the hold.
+
+        ``report`` is the log store's: ``outcome``, ``attempt``, ``version`` and ``metrics``.
+        """
         if self.block is None:
             return
-        if is_definite(outcome):
-            self.block.hold.intents_of(self.table).settle([str(outcome["attempt"])])
-        if outcome["outcome"] == "committed":
-            self.committed = {"version": int(outcome["version"]), "metrics": dict(outcome.get("metrics") or {})}
+        if is_definite(report):
+            self.block.hold.intents_of(self.table).settle([str(report["attempt"])])
+        if report["outcome"] == "committed":
+            self.committed = {"version": int(report["version"]), "metrics": dict(report.get("metrics") or {})}
             self._on_change()

@@ -21,8 +21,8 @@ class WriteAttempt:
     Attributes:
         note: Note of the commit, which includes the write id (JSON values).
         write_id: Unique id of the attempt.
-        begun_at: Seconds since the epoch. The attempt has no older files. The monotonic clock is no alternative: it
-            stops while a machine sleeps.
+        begun_at: When the attempt began, seconds since the epoch. All of its files are younger. The monotonic clock
+            would not do, because it stops while a machine sleeps.
 
     """
 
@@ -37,7 +37,9 @@ class WriteAttempt:
         return cls(note_of_write(metadata, write_id), write_id, time.time())
 
     def refuse_if_old(self, table: str, retention_seconds: float) -> None:
-        """Raise if VACUUM may soon delete files of this attempt. It deletes files without a commit after the retention.
+        """Raise if VACUUM may soon delete files of this attempt.
+
+        VACUUM deletes a file that belongs to no commit once it is older than the retention.
 
         Raises:
             NotStagedError: The attempt is older than half of the retention.

@@ -119,8 +119,8 @@ def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Serve
 def _connection_problem(error: OSError, tls: ssl.SSLContext | None) -> str:
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return (
-            f"does not pass TLS verification ({describe_error(error)}): check the server's certificate, and SLUICE_ZK_TLS_CA "
-            "and SLUICE_ZK_TLS_CERTIFICATE of this client (docs/security.md)"
+            f"does not pass TLS verification ({describe_error(error)}): check the server's certificate, and "
+            "SLUICE_ZK_TLS_CA and SLUICE_ZK_TLS_CERTIFICATE of this client (docs/security.md)"
         )
     mismatch = "does not use TLS, which is set here" if tls else "requires TLS, which is not set here"
     if isinstance(error, TimeoutError):

@@ -110,7 +110,7 @@ def test_on_s3_a_commit_needs_the_lock(new_table: Table, s3: S3) -> None:
 def test_a_commit_needs_the_lock_of_its_own_table(new_table: Table, tmp_path: Path) -> None:
     table, second_table = (replace(new_table, path=str(tmp_path / name)) for name in "ab")
     with table.locked():
-        with pytest.raises(LockNotHeldError, match="it holds file:"):
+        with pytest.raises(LockNotHeldError, match="holds only file:"):
             second_table.append(0, 1)
         with second_table.locked():
             table.append(0, 1)

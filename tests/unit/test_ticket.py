@@ -92,7 +92,7 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     ticket.record_outcome({"outcome": "committed", "attempt": "third", "version": 9, "metrics": {"numFiles": "1"}})
     assert ticket.committed == {"version": 9, "metrics": {"numFiles": "1"}}
     assert events == ["wake", "first", "third", "wake"]
-    with pytest.raises(LockNotHeldError, match="commits a second time"):
+    with pytest.raises(LockNotHeldError, match="covers one commit only"):
         ticket.granted_block(write_id)
 
 
