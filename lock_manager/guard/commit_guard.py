@@ -116,7 +116,7 @@ class CommitGuard:
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
         if not is_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
-            # A commit that waits for its lock is not counted: it goes on waiting, or the write runs again with the lock.
+            # A commit that waits for its lock is not counted: it waits on, or its write runs again with the lock.
             emit(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
@@ -219,7 +219,8 @@ class CommitGuard:
         exclusive = [block for block in covering if not block.hold.scope[uri].shared]
         if not exclusive:
             raise LockNotHeldError(
-                f"{commit} was not committed: its thread holds a shared lock, which is for readers; acquire an exclusive lock",
+                f"{commit} was not committed: its thread holds a shared lock, which is for readers; acquire an "
+                "exclusive lock",
                 resource=uri,
             )
         return exclusive

@@ -3,9 +3,9 @@
 It does not use Py4J's callback server: PySpark starts that one without a token, and a second Python process on the same
 JVM replaces the first one's. ``PythonGuard.java`` is the client.
 
-The protocol consists of lines of UTF-8. Each connection carries one question. The JVM sends the question key and the question;
-this process sends the answer key and the answer. So both ends authenticate: another local user does not have the
-question key, and a process that takes the port after this one ends does not have the answer key.
+The protocol consists of lines of UTF-8. Each connection carries one question. The JVM sends the question key and the
+question; this process sends the answer key and the answer. So both ends authenticate: another local user does not have
+the question key, and a process that takes the port after this one ends does not have the answer key.
 """
 
 from __future__ import annotations

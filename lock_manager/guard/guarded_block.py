@@ -198,8 +198,8 @@ class GuardedBlock:
         """Make sure that no put from before this block can still succeed: the rule of docs/concepts.md.
 
         Such a put belongs to an earlier hold with an unfinished intent, or it is an unanswered put of an earlier block
-        of this hold. If the version that it intends does not exist yet, an empty commit takes the table's next version and
-        records the ids of those holds. Then the late put can only fail.
+        of this hold. If the version that it intends does not exist yet, an empty commit takes the table's next version
+        and records the ids of those holds. Then the late put can only fail.
 
         Args:
             unanswered_intents: Intents that :meth:`unanswered_intents` returns.

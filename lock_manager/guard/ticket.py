@@ -76,9 +76,9 @@ def staging_obstacle(commit: StagedCommit, *, appends: bool) -> str | None:
     new_table_actions = _NEW_TABLE_ACTIONS if commit.read_version == NO_VERSION else frozenset()
     table_actions = [name for name in commit.actions if name not in ALLOWED_TABLE_ACTIONS | new_table_actions]
     reasons = (
-        (commit.read_version is None, "the table version that its transaction read is not known"),
+        (commit.read_version is None, "the version that it read is not known"),
         (table_actions, f"it changes the table's {', '.join(table_actions)}"),
-        # Delta takes the timestamp before the wait. After a conflict, Delta only makes it later than the other commit's.
+        # Delta takes the timestamp before the wait. After a conflict it only moves it behind the other commit's.
         (commit.is_dated, "its in-commit timestamp would be older than the acquisition of its lock"),
         (commit.hooks is None, "Delta's transaction and its post-commit hooks are not known"),
         (commit.hooks, f"Delta runs after the commit: {', '.join(commit.hooks or ())}"),
@@ -122,8 +122,8 @@ class Ticket:
         self.committed: Mapping[str, Any] | None = None
         self._refusal: SluiceError | None = None
         self._on_change = on_change
-        # The grant or the refusal releases this lock. It is a plain lock, so that an exception in a signal handler cannot
-        # leave it half acquired.
+        # The grant or the refusal releases this lock. It is a plain lock: an exception in a signal handler cannot leave
+        # it half acquired.
         self._decision_lock = _thread.allocate_lock()
         self._decision_lock.acquire()
 
