@@ -1,4 +1,4 @@
-"""A fair lock on Delta tables, granted by ZooKeeper. Depends on kazoo only, and not on Spark.
+"""A fair lock on Delta tables, granted by ZooKeeper. The package depends on kazoo only, not on Spark.
 
 Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`; ``lock_manager.errors`` shows the tree.
 """

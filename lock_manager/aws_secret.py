@@ -44,8 +44,12 @@ def fetch_secret(arn: str) -> str:
         with _response_not_logged():
             response = client.get_secret_value(SecretId=arn)
     except (ClientError, BotoCoreError) as error:
-        code = error.response.get("Error", {}).get("Code", "ClientError") if isinstance(error, ClientError) else error
-        raise SettingsError(f"SLUICE_ZK_SECRET={arn}: AWS does not return the secret ({code})") from error
+        response_error = error.response.get("Error", {}) if isinstance(error, ClientError) else {}
+        problem = response_error.get("Code") or type(error).__name__
+        raise SettingsError(
+            f"SLUICE_ZK_SECRET={arn}: AWS does not return the secret ({problem}): check the ARN, and that the AWS "
+            "credentials allow secretsmanager:GetSecretValue on it"
+        ) from error
     if "SecretString" not in response:
         raise SettingsError(f"SLUICE_ZK_SECRET={arn}: the secret is binary and must be JSON text")
     return str(response["SecretString"])

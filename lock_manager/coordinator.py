@@ -1,8 +1,8 @@
 """The protocols of a coordinator, the service that grants locks.
 
 The only coordinator today is ZooKeeper (:mod:`lock_manager.zookeeper`). The commit guard, the writer, the jobs and the
-commands ``adopt``, ``status`` and ``break`` use these protocols. They name ZooKeeper's classes only where they create a
-manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and use it directly.
+commands ``adopt``, ``status`` and ``break`` use these protocols. That code names ZooKeeper's classes only where it
+creates a manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and use it directly.
 ``tests/unit/test_imports.py`` lists every module of ``sluice`` and ``writer_jobs`` that may import
 :mod:`lock_manager.zookeeper`.
 
@@ -31,14 +31,14 @@ from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings
 
 WAITING_LOGGER = "lock_manager.zookeeper.queue"
-"""Logger on which a coordinator reports from time to time, at level INFO, which contender a waiter waits for.
+"""Logger on which a coordinator reports from time to time, at level INFO, the contenders that a waiter waits for.
 
 The name is that of ZooKeeper's module for queues. It stays, because programs set the level of this logger.
 """
 
 
 class Cancellation:
-    """Cancels one acquire, which waits in another thread or has not begun yet."""
+    """Cancels one acquire, which waits in another thread or begins later."""
 
     def __init__(self) -> None:
         self.requested = threading.Event()
@@ -111,7 +111,7 @@ class Hold(Protocol):
         acquired_at: When the lock was acquired, seconds since the epoch.
         waited_seconds: Time between these two, on the monotonic clock.
         released_at: When ``release`` was called, seconds since the epoch; None before.
-        thread: Thread that acquired it, for the rule on nested acquires.
+        thread: Thread that acquired the hold, for the rule on nested acquires.
 
     """
 
@@ -171,7 +171,7 @@ class Hold(Protocol):
         """Count one more acquire by its thread. Each acquire needs its own release.
 
         Returns:
-            False if the hold has ended by now: another thread may release it.
+            False if the hold has ended, because another thread may release it.
 
         """
 

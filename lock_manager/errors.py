@@ -166,7 +166,7 @@ class LockError(SluiceError):
 
 
 def describe_queue(count: int, holder: dict[str, Any] | None) -> str:
-    """Return a phrase with the number of contenders ahead and, if known, the host, pid and job of the first."""
+    """Return a phrase for a message: the number of contenders ahead and, if known, host, pid and job of the first."""
     if holder is None:
         return f"{count} ahead"
     process = f"{holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}"
@@ -190,7 +190,7 @@ class LockTimeoutError(LockError, TimeoutError):
         queue = "" if ahead is None else f": {describe_queue(ahead, holder)}"
         super().__init__(
             f"lock on {resource} not acquired within {timeout_seconds:g} s{queue}. "
-            "Wait longer (timeout_seconds) or check that job",
+            "Wait longer (timeout_seconds), or check the job that holds the lock",
             resource=resource,
         )
         self.timeout_seconds = timeout_seconds
@@ -290,7 +290,7 @@ class LockLostError(LockError, ConnectionError):
         self, *, resource: str, hold_id: str, reason: str, commits: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         if commits:
-            advice = f"committed before: {format_versions(commits)}; anything else is unknown"
+            advice = f"committed before the loss: {format_versions(commits)}; check the table for later commits"
         else:
             advice = "check the table before writing again"
         super().__init__(f"lock on {resource} was lost ({reason}); {advice}", resource=resource)

@@ -19,17 +19,17 @@ class Event(StrEnum):
 
     #: An ``acquire`` began.
     QUEUED = "queued"
-    #: An ``acquire`` got the lock; ``seconds`` it waited.
+    #: An ``acquire`` got the lock. ``seconds`` is how long it waited.
     ACQUIRED = "acquired"
-    #: An ``acquire`` timed out, was cancelled or interrupted, or had no ensemble; ``seconds`` it waited.
+    #: An ``acquire`` failed: timeout, cancellation, interrupt, no ensemble. ``seconds`` is how long it waited.
     GAVE_UP = "gave up"
-    #: A hold was released; ``seconds`` it was held.
+    #: A hold was released. ``seconds`` is how long it was held.
     RELEASED = "released"
-    #: The loss of a hold was noticed; ``seconds`` since the acquisition.
+    #: The loss of a hold was noticed. ``seconds`` is the time since its acquisition.
     LOST = "lost"
     #: A version was committed under a hold.
     COMMITTED = "committed"
-    #: The commit guard refused a commit; ``error`` is the name of the error class.
+    #: The commit guard refused a commit. ``error`` is the name of the error class.
     REFUSED = "refused"
 
 
@@ -60,4 +60,4 @@ def emit(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> 
         try:
             observer(event, table, seconds=seconds, error=error)
         except Exception:  # a failing observer must not end a hold
-            log.exception("an observer raised at %r", event.value)
+            log.exception("an observer of events raised an exception at the event %r", event.value)

@@ -14,17 +14,18 @@ from lock_manager.partitions import PartitionSchema
 SchemaOf = Callable[[str], PartitionSchema]
 """Looks up the partition columns of the table at a location."""
 
-_installed: list[SchemaOf] = []
+_schema_lookups: list[SchemaOf] = []
+"""The lookup of the installed commit guard; empty without a commit guard."""
 
 
 def declare_guard_installed(schema_of: SchemaOf | None) -> None:
-    """Declare that the commit guard checks every commit of this process; with None, that it does not."""
-    _installed[:] = [] if schema_of is None else [schema_of]
+    """Declare that the commit guard, which has this lookup, checks every commit of this process; None: it does not."""
+    _schema_lookups[:] = [] if schema_of is None else [schema_of]
 
 
 def guard_is_installed() -> bool:
     """Return whether the commit guard checks every commit of this process."""
-    return bool(_installed)
+    return bool(_schema_lookups)
 
 
 def schema_of(location: str | os.PathLike[str]) -> PartitionSchema:
@@ -35,6 +36,6 @@ def schema_of(location: str | os.PathLike[str]) -> PartitionSchema:
         SluiceError: The table does not exist or is not partitioned.
 
     """
-    if not _installed:
+    if not _schema_lookups:
         raise UnguardedError(resource=os.fspath(location))
-    return _installed[0](os.fspath(location))
+    return _schema_lookups[0](os.fspath(location))

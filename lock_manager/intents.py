@@ -5,8 +5,8 @@ intent once the outcome of every put is known. So an intent that a new holder fi
 killed, paused or cut off, and its put may still arrive. Before the new holder reads anything, it fills that version
 with an empty commit, unless the version exists already. Then the late put can only fail.
 
-An attempt belongs to its hold and table, not to the block of code that made it. It stays open until its outcome is
-known, however many blocks begin and end under the hold in between.
+An attempt to put a version belongs to its hold and table, not to the block of code that made it. The attempt stays open
+until its outcome is known, however many blocks begin and end under the hold in between.
 
 This module has the rule only; the coordinator stores the intents.
 """
@@ -30,7 +30,7 @@ class Intent:
 
     Attributes:
         hold_id: Id of the hold; the znode's name begins with it.
-        txn: Delta's transaction id; None if it has none.
+        txn: Delta's id of the transaction; None if the commit has none.
         attempt: Unique id of this attempt to put.
         token: Fencing token of the hold.
 

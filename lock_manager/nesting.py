@@ -10,8 +10,8 @@ The rule does not cover:
 
 * Two ensembles, or two lock roots of one: there is no order between them. A thread that holds a table in the first and
   waits in the second may wait for a thread that does the reverse, until the deadline of one of the two.
-* Threads that wait for each other by other means, such as a thread that holds a table and joins a thread that asks for
-  it. A hold counts for the thread that acquired it, whichever thread works under it.
+* Threads that wait for each other by other means: a thread may hold a table and join a thread that requests the same
+  table. A hold counts for the thread that acquired it, even if another thread works under it.
 * An ensemble that was restored from a copy of another ensemble. It has the same UUID and counts as the same ensemble.
 """
 

@@ -21,11 +21,12 @@ from zoneinfo import ZoneInfo
 from lock_manager.errors import ResourceError
 
 MAX_PARTITIONS = 64
-"""Limit of partitions in one request; a request for more locks the whole table."""
+"""Maximum number of partitions in one request. A request for more locks the whole table."""
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """Spark's folder name for null; Delta reads a string partition value of this text as null."""
 
+# Bits of each type, without the sign.
 _INTEGER_BITS = {"byte": 7, "short": 15, "integer": 31, "long": 63}
 _SUPPORTED_TYPE = re.compile(
     r"byte|short|integer|long|string|varchar\(\d+\)|char\(\d+\)|boolean|date|timestamp|timestamp_ntz|decimal\(\d+,\s*\d+\)"
@@ -62,7 +63,7 @@ class Partition:
     def components(self) -> tuple[str, ...]:
         """The name of each level, as Hive names folders: ``month=1``."""
         return tuple(
-            f"{_escaped(column)}={HIVE_NULL if value is None else _escaped(value)}" for column, value in self.values
+            f"{_escape(column)}={HIVE_NULL if value is None else _escape(value)}" for column, value in self.values
         )
 
     @cached_property
@@ -105,7 +106,7 @@ class PartitionSchema:
 
     Attributes:
         columns: The columns in the table's order.
-        time_zone: Time zone of timestamps without one, which is the session's: IANA name or offset.
+        time_zone: Time zone of timestamps that have none: an IANA name or an offset. It is Spark's session time zone.
 
     """
 
@@ -113,10 +114,10 @@ class PartitionSchema:
     time_zone: str = "UTC"
 
     def __post_init__(self) -> None:
-        """Refuse types that Delta does not write exactly.
+        """Check the types of the columns.
 
         Raises:
-            ResourceError: A column has such a type.
+            ResourceError: A column has a type that Delta does not write exactly into ``partitionValues``.
 
         """
         for column in self.columns:
@@ -150,8 +151,8 @@ class PartitionSchema:
         if len(by_name) < len(values):
             raise ResourceError(f"a column is named twice: {', '.join(values)}")
         if unknown := [name for name in values if name.lower() not in known_names]:
-            names = ", ".join(column.name for column in self.columns)
-            raise ResourceError(f"{unknown[0]!r} is not a partition column; those are {names or 'none'}")
+            names = ", ".join(column.name for column in self.columns) or "none"
+            raise ResourceError(f"{unknown[0]!r} is not a partition column; the partition columns are {names}")
         if not by_name:
             raise ResourceError("a partition without values is the whole table: leave partitions out")
         columns = self.columns[: len(by_name)]
@@ -179,19 +180,19 @@ class PartitionSchema:
         if value is None or value in ("", HIVE_NULL):
             return None
         try:
-            return self._timestamp(value) if column.type == "timestamp" else _normalize(column.type, value)
+            return self._normalize_timestamp(value) if column.type == "timestamp" else _normalize(column.type, value)
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise ResourceError(f"{value!r} does not fit the {column.type} column {column.name!r}") from error
 
-    def _timestamp(self, value: object) -> str:
+    def _normalize_timestamp(self, value: object) -> str:
         timestamp = _parse_timestamp(value)
         if not timestamp.tzinfo:
             # A local time that occurs twice, when clocks are set back, means its first occurrence, as in Java.
-            timestamp = timestamp.replace(tzinfo=self._zone)
+            timestamp = timestamp.replace(tzinfo=self._tzinfo)
         return _format_timestamp(timestamp.astimezone(UTC)) + "Z"
 
     @cached_property
-    def _zone(self) -> tzinfo:
+    def _tzinfo(self) -> tzinfo:
         if self.time_zone.upper() in ("UTC", "GMT", "Z"):
             return UTC
         match = re.fullmatch(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?(\d{2}))?", self.time_zone)
@@ -202,7 +203,8 @@ class PartitionSchema:
             return ZoneInfo(self.time_zone)
         except (LookupError, ValueError) as error:
             raise ResourceError(
-                f"Python does not know the time zone {self.time_zone!r}: name a region, such as Europe/Berlin"
+                f"Python does not know the time zone {self.time_zone!r}: set spark.sql.session.timeZone to a region, "
+                "such as Europe/Berlin"
             ) from error
 
 
@@ -219,31 +221,31 @@ def smallest_cover(partitions: Iterable[Partition]) -> tuple[Partition, ...]:
 def _normalize(type_name: str, value: object) -> str:
     base_type = type_name.partition("(")[0]
     if base_type in _INTEGER_BITS:
-        return _integer(value, _INTEGER_BITS[base_type])
+        return _normalize_integer(value, _INTEGER_BITS[base_type])
     if base_type == "decimal":
         scale = type_name.rpartition(",")[2].rstrip(")")
-        return _decimal(value, int(scale))
+        return _normalize_decimal(value, int(scale))
     return _NORMALIZERS[base_type](value)
 
 
-def _string(value: object) -> str:
+def _normalize_string(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
 
 
-def _boolean(value: object) -> str:
+def _normalize_boolean(value: object) -> str:
     return {"true": "true", "false": "false"}[str(value).strip().lower()]
 
 
-def _local_timestamp(value: object) -> str:
+def _normalize_local_timestamp(value: object) -> str:
     timestamp = _parse_timestamp(value)
     if timestamp.tzinfo:
         raise ValueError
     return _format_timestamp(timestamp)
 
 
-def _integer(value: object, bits: int) -> str:
+def _normalize_integer(value: object, bits: int) -> str:
     if isinstance(value, bool) or not isinstance(value, (Integral, str)):
         raise TypeError
     if isinstance(value, str) and not _INTEGER.fullmatch(value.strip()):
@@ -254,7 +256,7 @@ def _integer(value: object, bits: int) -> str:
     return str(number)
 
 
-def _date(value: object) -> str:
+def _normalize_date(value: object) -> str:
     if isinstance(value, datetime):
         raise TypeError
     return (value if isinstance(value, date) else date.fromisoformat(str(value).strip())).isoformat()
@@ -268,28 +270,28 @@ def _format_timestamp(timestamp: datetime) -> str:
     return timestamp.replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
-def _decimal(value: object, scale: int) -> str:
+def _normalize_decimal(value: object, scale: int) -> str:
     if isinstance(value, bool | float):
         raise TypeError
     with localcontext(prec=_DECIMAL_PRECISION):
-        exact = Decimal(str(value))
-        if not exact.is_finite() or (rounded := exact.quantize(Decimal(1).scaleb(-scale))) != exact:
+        number = Decimal(str(value))
+        if not number.is_finite() or (rounded_number := number.quantize(Decimal(1).scaleb(-scale))) != number:
             raise ValueError
         # Adding 0 turns negative zero into zero.
-        return f"{rounded + 0:f}"
+        return f"{rounded_number + 0:f}"
 
 
 _NORMALIZERS = {
-    "string": _string,
-    "varchar": _string,
-    "char": _string,
-    "boolean": _boolean,
-    "date": _date,
-    "timestamp_ntz": _local_timestamp,
+    "string": _normalize_string,
+    "varchar": _normalize_string,
+    "char": _normalize_string,
+    "boolean": _normalize_boolean,
+    "date": _normalize_date,
+    "timestamp_ntz": _normalize_local_timestamp,
 }
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return _ESCAPED_CHARACTERS.sub(
         lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass")), text
     )

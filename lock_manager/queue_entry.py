@@ -20,6 +20,7 @@ class QueuedNode:
         path: Coordinator's key of the place; with ZooKeeper the path of the contender's znode.
         shared: Whether the request is shared, for this partition or for one below.
         is_ancestor: Whether the request is for a partition below, and not for this one.
+        token: Fencing token of the contender.
 
     """
 
@@ -104,12 +105,12 @@ class QueueEntry:
     def since(self) -> float:
         """Time since which it holds or waits, seconds since the epoch.
 
-        This is the contender's own time, by its own clock, if it is stored; else :attr:`created_at`. A hold stores it
-        after its first second.
+        This is the time that the contender stores, by the clock of its machine; :attr:`created_at` if it stores none. A
+        hold stores its time after its first second.
         """
-        stored = self.data.get("acquired_at" if self.holds else "requested_at")
-        if isinstance(stored, int | float) and not isinstance(stored, bool) and math.isfinite(stored) and stored > 0:
-            return float(stored)
+        time = self.data.get("acquired_at" if self.holds else "requested_at")
+        if isinstance(time, int | float) and not isinstance(time, bool) and math.isfinite(time) and time > 0:
+            return float(time)
         return self.created_at
 
 
@@ -141,7 +142,7 @@ class TableLocks:
 
     @property
     def is_internal(self) -> bool:
-        """Whether this is not a table, but a name below a table's log that maintenance or checkpoints lock."""
+        """Whether this is a name below a table's log, which maintenance or checkpoints lock, and not a table."""
         return "/_delta_log/" in (self.uri or "")
 
     @property

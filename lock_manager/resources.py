@@ -2,7 +2,7 @@
 
 All spellings of one table must lead to one lock. :func:`canonical_table_uri` normalizes them:
 
-* ``s3://``, ``s3a://`` and ``s3n://`` are three clients of one store, so they become one scheme (``s3``).
+* ``s3://``, ``s3a://`` and ``s3n://`` name three clients of one store, so they become one scheme (``s3``).
 * ``abfs``, ``abfss``, ``wasb`` and ``wasbs`` become one scheme (``abfs``). The two endpoints of an Azure account,
   ``ACCOUNT.blob.CLOUD`` and ``ACCOUNT.dfs.CLOUD``, become one host (``dfs``), in every cloud:
   https://learn.microsoft.com/azure/storage/blobs/data-lake-storage-introduction-abfs-uri
@@ -11,8 +11,9 @@ All spellings of one table must lead to one lock. :func:`canonical_table_uri` no
 * A local path becomes an absolute ``file:`` URI with symbolic links resolved.
 * Nothing is percent-decoded: Hadoop's ``Path`` takes a string literally, and ``%20`` is a legal part of an S3 key.
 
-Some names lead to one store and do not show it (an S3 access point and its bucket, an HDFS name service and its name
-node). They stay different here; the table's adoption (:mod:`lock_manager.table_records.adoption`) decides which counts.
+The form of some names does not show that they lead to one store (an S3 access point and its bucket, an HDFS name
+service and its name node). They stay different here. The table's adoption (:mod:`lock_manager.table_records.adoption`)
+decides which name counts.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def _validated(name: str) -> str:
     if not name.strip():
         raise ResourceError("a table's location is empty: give a URI such as s3a://bucket/table, or a path")
     if name != name.strip():
-        raise ResourceError(f"a table's location has blanks around it: {name!r}")
+        raise ResourceError(f"a table's location has blanks around it: {name!r}; remove them")
     if any(ord(character) < 32 or ord(character) == 127 for character in name):  # noqa: PLR2004 (ASCII controls)
-        raise ResourceError(f"a table's location has a control character: {name!r}")
+        raise ResourceError(f"a table's location has a control character: {name!r}; remove it")
     if _URI.fullmatch(name) is None:
         if "/" not in name:
             raise ResourceError(
@@ -83,7 +84,9 @@ def _validated(name: str) -> str:
                 "a catalog name has to be resolved to the table's location first"
             )
         if _SCHEME.match(name):
-            raise ResourceError(f"{name!r} has no path after its scheme: write s3a://BUCKET/path, or ./ before a file")
+            raise ResourceError(
+                f"{name!r} has no path after its scheme: write s3a://BUCKET/path, or ./ before a relative path"
+            )
     return name
 
 
@@ -97,7 +100,7 @@ def _normal_path(path: str, name: str) -> str:
     for part in path.split("/"):
         if part == "..":
             if not parts:
-                raise ResourceError(f"{name!r} climbs above its root")
+                raise ResourceError(f"{name!r} climbs above its root: remove a '..'")
             parts.pop()
         elif part not in ("", "."):
             parts.append(part)
@@ -105,7 +108,7 @@ def _normal_path(path: str, name: str) -> str:
 
 
 def table_key(uri: str) -> str:
-    """Return the key of a table, 64 hexadecimal digits, from its canonical URI: the name of its znode."""
+    """Return the key of a table, which names its znode: the SHA-256 of its canonical URI, 64 hexadecimal digits."""
     return hashlib.sha256(uri.encode()).hexdigest()
 
 

@@ -42,12 +42,12 @@ class TableScope:
         *,
         shared: bool = False,
     ) -> TableScope:
-        """Return the scope of some partitions; of the whole table if they are more than 64.
+        """Return the scope of a table, or of some of its partitions; of the whole table for more than 64 partitions.
 
         Args:
             resource: Location of the table.
-            partitions: Partitions of it, or values by column. For those the commit guard looks up the partition columns
-                of the table.
+            partitions: Partitions of the table, or values by column; None for the whole table. For values by column,
+                the commit guard looks up the partition columns of the table.
             shared: Whether other shared holders may hold at the same time.
 
         Raises:
@@ -60,7 +60,7 @@ class TableScope:
         if partitions is None:
             return cls(table, None, shared)
         if not partitions:
-            raise ValueError("partitions=[] names no partition: leave it out for the whole table")
+            raise ValueError("partitions=[] names no partition: leave the argument out to lock the whole table")
         scope_partitions = [partition for partition in partitions if isinstance(partition, Partition)]
         if column_values := [values for values in partitions if not isinstance(values, Partition)]:
             # One call for all values, because it reads the table's log.
@@ -77,8 +77,8 @@ class TableScope:
             return self.table.uri
         return f"{self.table.uri} [{format_partitions(self.partitions, 3)}]"
 
-    def told(self) -> dict[str, Any]:
-        """Return the fields that a contender stores for people: some names of partitions, and their number."""
+    def stored_fields(self) -> dict[str, Any]:
+        """Return the fields that a contender stores for people: the number of partitions and some of their names."""
         if self.partitions is None:
             return {}
         names, free_characters = [], _MAX_STORED_CHARACTERS

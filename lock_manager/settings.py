@@ -26,8 +26,8 @@ class LockSettings:
     Attributes:
         zk_hosts: ``host:port,host:port[/chroot]``. The port defaults to 2181.
         timeout_seconds: Default deadline of an ``acquire``, connecting included. 0: acquire only if the lock is free.
-        session_timeout_seconds: Session timeout requested from the server, which may grant less. A dead holder's lock
-            is free after it.
+        session_timeout_seconds: Session timeout that the client requests; the server may grant less or more. A dead
+            holder's lock is free after the granted timeout.
         max_hold_seconds: Time after which a hold is given up and the commit guard refuses its commits. It limits jobs
             that hang and keep their session alive. None: no limit.
         lock_root: Znode below which tables are locked.
@@ -119,7 +119,8 @@ class LockSettings:
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         unknown = sorted(set(query) - _plain_fields() | ({"zk_hosts"} & set(query)))
         if unknown:
-            raise SettingsError(f"{base_url!r}: unknown setting {unknown[0]!r}")
+            names = ", ".join(sorted(_plain_fields() - {"zk_hosts"}))
+            raise SettingsError(f"{base_url!r}: unknown setting {unknown[0]!r}; the URL may set {names}")
         path = "" if parts.path == "/" else parts.path
         return cls(**{"zk_hosts": parts.netloc + path, **_parse_numbers(query, source=repr(base_url)), **overrides})
 
@@ -132,12 +133,13 @@ def _plain_fields() -> set[str]:
 def _refuse_credentials(hosts: str) -> None:
     if "@" in hosts:
         raise SettingsError(
-            "the host list contains an '@': it appears in logs and on command lines, so set credentials as "
-            "docs/security.md describes"
+            "the host list contains an '@': do not write credentials into it, because logs and command lines show it; "
+            "set them as docs/security.md describes"
         )
 
 
 def _parse_numbers(texts: Mapping[str, str], source: str) -> dict[str, Any]:
+    """Return the settings with those in seconds as numbers; ``source`` names their origin for messages."""
     values: dict[str, Any] = dict(texts)
     for name in ("timeout_seconds", "session_timeout_seconds", "max_hold_seconds"):
         if name in texts:

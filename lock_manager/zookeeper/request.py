@@ -102,7 +102,7 @@ class Request:
         Requests for partitions join no partition's queue while they wait for the table. So the table's contender lists
         the partitions. In all of 64 contenders, the list would make their transaction too large.
         """
-        partitions = self.scope[queue.table].told() if queue.path == self.tables[queue.table] else {}
+        partitions = self.scope[queue.table].stored_fields() if queue.path == self.tables[queue.table] else {}
         return json.dumps({**self.identity, **partitions, **acquired_at}).encode()
 
 

@@ -88,7 +88,7 @@ def test_leading_columns_suffice_in_any_case_and_order() -> None:
     ("values", "sentence"),
     [
         ({"month": 1}, "the value of 'Year' is missing"),
-        ({"day": 1}, "'day' is not a partition column; those are Year, month"),
+        ({"day": 1}, "'day' is not a partition column; the partition columns are Year, month"),
         ({}, "leave partitions out"),
     ],
 )
