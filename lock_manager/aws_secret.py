@@ -44,8 +44,8 @@ def fetch_secret(arn: str) -> str:
         with _response_not_logged():
             response = client.get_secret_value(SecretId=arn)
     except (ClientError, BotoCoreError) as error:
-        response_error = error.response.get("Error", {}) if isinstance(error, ClientError) else {}
-        problem = response_error.get("Code") or type(error).__name__
+        code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
+        problem = code or str(error)
         raise SettingsError(
             f"SLUICE_ZK_SECRET={arn}: AWS does not return the secret ({problem}): check the ARN, and that the AWS "
             "credentials allow secretsmanager:GetSecretValue on it"

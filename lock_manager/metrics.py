@@ -151,7 +151,7 @@ class MetricsExporter:
                 self._keep_writing(target.file)
         except OSError as error:
             name = str(target.file or f"{target.host}:{target.port}")
-            raise MetricsError(f"metrics cannot go to {name}: {error.strerror or error}") from error
+            raise MetricsError(f"metrics cannot be exported to {name}: {error.strerror or error}") from error
         self._on_close.callback(observe(metrics))
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ class MetricsExporter:
         host = f"[{target.host}]" if ":" in target.host else target.host
         self.address = f"http://{host}:{server.server_port}/metrics"
         # ExitStack calls them in reverse order.
-        for end in (server.server_close, thread.join, server.shutdown):
-            self._on_close.callback(end)
+        for step in (server.server_close, thread.join, server.shutdown):
+            self._on_close.callback(step)
 
     def _keep_writing(self, path: Path) -> None:
         file = _ContinuedFile(path, self.registry)
@@ -190,8 +190,8 @@ class MetricsExporter:
 
         thread = threading.Thread(target=keep_writing, name="sluice-metrics", daemon=True)
         thread.start()
-        for end in (write, thread.join, closed.set):
-            self._on_close.callback(end)
+        for step in (write, thread.join, closed.set):
+            self._on_close.callback(step)
 
 
 class _ContinuedFile:
@@ -224,24 +224,24 @@ class _ContinuedFile:
         with _exclusive_access(self._path):
             stored = _read_counters(self._path)
             current = {metric.name: metric for metric in self._registry.collect()}
-            metrics = list(self._merged(stored, current))
+            metrics = list(self._merge(stored, current))
             # write_to_textfile needs only the method collect of a registry.
             _prometheus().write_to_textfile(str(self._path), SimpleNamespace(collect=lambda: metrics))
             self._written = current
 
-    def _merged(self, stored: Mapping[str, Metric], current: Mapping[str, Metric]) -> Iterator[Metric]:
+    def _merge(self, stored: Mapping[str, Metric], current: Mapping[str, Metric]) -> Iterator[Metric]:
         for name, metric in {**stored, **current}.items():
             samples = metric.samples
             if name in stored and name in current:
                 samples = _sum_samples(stored[name], metric, self._written.get(name))
-            merged = copy.copy(metric)
-            merged.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
-            yield merged
+            merged_metric = copy.copy(metric)
+            merged_metric.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
+            yield merged_metric
 
 
 @contextmanager
 def _exclusive_access(file: Path) -> Iterator[None]:
-    """Keep other processes of this machine from writing a file, by a lock on its folder."""
+    """Lock a file's folder, so that no other process of this machine writes the file meanwhile."""
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

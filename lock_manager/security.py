@@ -1,8 +1,8 @@
 """Credentials, TLS and ACLs of a client.
 
 Settings come from keywords, the environment, a JSON file or a JSON secret at AWS. They never come from a URL or a
-command line, which other users of the machine can see and logs contain. No secret appears in a repr, in a message or in
-kazoo's log.
+command line, because other users of the machine can see those, and logs contain them. No secret appears in a repr, in a
+message or in kazoo's log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENVIRONMENT_PREFIX = "SLUICE_ZK_"
 #: Variable with the ARN of a secret in AWS Secrets Manager that contains these settings as JSON.
 SECRET = "SLUICE_ZK_SECRET"  # noqa: S105 (the variable's name)
 _SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (the variable's name)
-_SEE_DOCS = "docs/security.md explains"
+_SEE_DOCS = "see docs/security.md"
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 # An x509 id is a distinguished name, which contains commas: the entry ends after the permissions.
 _ACL_ENTRY = re.compile(r"(?P<scheme>[a-z][a-z0-9]*):(?P<id>.*?):(?P<permissions>[cdrwa]+)(?:,(?=[a-z][a-z0-9]*:)|$)")
@@ -120,7 +120,7 @@ class Security:
         ``SLUICE_ZK_PASSWORD_FILE`` and ``SLUICE_ZK_TLS_KEY_PASSWORD_FILE`` name a file instead.
         ``SLUICE_ZK_SECRET_FILE`` names a JSON file, ``SLUICE_ZK_SECRET`` an AWS secret (``arn:aws:secretsmanager:…``,
         extra ``aws``, cached in the process): an object with any of the attributes as keys, such as
-        ``{"auth": "sasl", "username": "etl", "password": "…"}``. Single variables win over it.
+        ``{"auth": "sasl", "username": "etl", "password": "…"}``. A variable of one setting wins over this object.
 
         Raises:
             SettingsError: A value is malformed, or a file or secret cannot be read.
@@ -185,7 +185,7 @@ class Security:
         return [("digest", f"{self.username}:{self.password}")] if self.auth == "digest" else None
 
     def acl_of_new_znodes(self) -> list[AclEntry] | None:
-        """Return the ACL of new znodes; None if they are open to all."""
+        """Return the ACL of new znodes; None if new znodes are open to all."""
         if self.acl is not None:
             return list(_parse_acl(self.acl))
         return [_OWNER_ONLY] if self.auth or self.tls_certificate else None
@@ -217,7 +217,7 @@ def _read_document(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read(path: str, name: str) -> str:
-    """Return the text of a file. The message leaves out the path, which may be the secret itself by mistake."""
+    """Return the text of a file. An error leaves out its path, which may be the secret itself by mistake."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -231,7 +231,7 @@ def _pem(value: str, name: str) -> str:
 
 @contextmanager
 def _pem_file(value: str, name: str) -> Iterator[str]:
-    """Write a temporary file for OpenSSL, which takes files only; only this user can read it."""
+    """Yield the name of a temporary file with PEM text for OpenSSL. Only this user can read it."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".pem") as file:
         file.write(_pem(value, name))
         file.flush()

@@ -21,7 +21,8 @@ ENSEMBLE_PROPERTY = "sluice.ensemble"
 #: Table property with the canonical URI under which the table is locked.
 TABLE_PROPERTY = "sluice.table"
 
-#: Delta's name of the operation that may remove these properties. REPLACE and RESTORE do it as a side effect.
+#: Delta's name of the only operation that removes these properties on purpose. REPLACE and RESTORE change them as a
+#: side effect.
 UNSET_PROPERTIES = "UNSET TBLPROPERTIES"
 
 
@@ -31,7 +32,7 @@ class Adoption:
 
     Attributes:
         ensemble: UUID of the ensemble whose lock counts.
-        table: Canonical URI under which the table is locked; None if an early release, which stored none, adopted it.
+        table: Canonical URI under which the table is locked; None for a table that an early release adopted without it.
 
     """
 

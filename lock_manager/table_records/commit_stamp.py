@@ -161,7 +161,7 @@ def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
 def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
     """Return the ids of the write in a ``commitInfo``: the one in the stamp, then the one in the note.
 
-    They differ if a session gives all its commits the ``userMetadata`` of another one.
+    They differ if a session gives all its commits the ``userMetadata`` of one commit.
     """
     ids = dict.fromkeys((_stamp_record(info).get(_COMMIT_ID), note_of(info).get(_COMMIT_ID)))
     return [str(commit_id) for commit_id in ids if commit_id is not None]
@@ -178,12 +178,13 @@ def maintenance_of(info: Mapping[str, Any]) -> dict[str, Any] | None:
     return _object(_record_of(info, MAINTENANCE)) or None
 
 
-def run_note(run_id: str, commit: int, commits: int, **more: Any) -> dict[str, Any]:
-    """Return the metadata of a commit of a run, with more fields (JSON values); :func:`run_of` reads it.
+def run_note(run_id: str, commit_number: int, commit_count: int, **fields: Any) -> dict[str, Any]:
+    """Return the record of a run for the metadata of one of its commits; :func:`run_of` reads it.
 
-    ``commit`` is the number of the commit, from 1, ``commits`` the number of commits of the run.
+    ``commit_number`` counts from 1. ``commit_count`` is the number of commits of the run. ``fields`` are further fields
+    of the record (JSON values).
     """
-    return {_RUN: {"id": run_id, "commit": commit, "commits": commits, **more}}
+    return {_RUN: {"id": run_id, "commit": commit_number, "commits": commit_count, **fields}}
 
 
 def run_of(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +217,7 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def observed_refusal(info: Mapping[str, Any]) -> str | None:
-    """Return the name of the error of a commit that the guard would have refused, but only observed; else None."""
+    """Return the error's name for a commit that the guard would have refused, but only observed; else None."""
     reason = _object(info.get(_STAMP)).get(_OBSERVED)
     return None if reason is None else str(reason)
 

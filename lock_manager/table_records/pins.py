@@ -26,7 +26,7 @@ class PinnedTable:
         table: Canonical URI.
         location: Location as Spark reads it.
         table_id: Delta's table id. A table that is recreated at the same location gets a new one.
-        committed_at: When that version was committed, by the table's own clock. Retention counts from then on.
+        committed_at: When the version was committed, according to the table's log. Retention counts from then on.
         passed_version: First version at which the watermarks of all streams had passed the pin's moment; None: unknown.
         event_time: Column with the event time of a row; None: all rows of the version count.
 
@@ -83,7 +83,8 @@ class Pin:
         for pinned in self.tables:
             if pinned.table == uri:
                 return pinned
-        raise PinError(f"pin {self.name} is of {', '.join(pinned.table for pinned in self.tables)}, not of {uri}")
+        pinned_uris = ", ".join(pinned.table for pinned in self.tables)
+        raise PinError(f"pin {self.name} keeps a version of {pinned_uris}, not of {uri}: choose another pin or table")
 
     def check_tables_and_moment(self, tables: Collection[str], at: datetime | None) -> None:
         """Raise unless the pin has exactly these tables and, if ``at`` is given, this moment.
@@ -95,17 +96,18 @@ class Pin:
         requested_uris, pinned_uris = set(map(canonical_table_uri, tables)), {pinned.table for pinned in self.tables}
         if requested_uris != pinned_uris:
             raise PinError(
-                f"pin {self.name} is of {', '.join(sorted(pinned_uris))}, not of {', '.join(sorted(requested_uris))}"
+                f"pin {self.name} keeps a version of {', '.join(sorted(pinned_uris))}, not of "
+                f"{', '.join(sorted(requested_uris))}: choose another name"
             )
         if at is not None and at != self.at:
-            moment = "all rows" if self.at is None else self.at.isoformat()
-            raise PinError(f"pin {self.name} is of {moment}, not of {at.isoformat()}: choose another name")
+            moment = "all rows" if self.at is None else f"the rows up to {self.at.isoformat()}"
+            raise PinError(f"pin {self.name} keeps {moment}, not {at.isoformat()}: choose another name")
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; :meth:`from_text` parses their text."""
         record = {"format": _FORMAT, **asdict(self)}
-        for part in (record, *record["tables"]):
-            part.update({name: value.isoformat() for name, value in part.items() if isinstance(value, datetime)})
+        for fields in (record, *record["tables"]):
+            fields.update({name: value.isoformat() for name, value in fields.items() if isinstance(value, datetime)})
         return record
 
     @classmethod

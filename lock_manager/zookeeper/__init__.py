@@ -1,1 +1,1 @@
-"""The coordinator that ZooKeeper is: queues of contenders, sessions, holds. Nothing else imports kazoo."""
+"""ZooKeeper as the coordinator: queues of contenders, sessions, holds."""

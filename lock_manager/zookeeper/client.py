@@ -23,9 +23,9 @@ from lock_manager.zookeeper.connection import connect_with_tls, describe_error, 
 
 _CLOSED_EARLY = "the server closed the connection without a response, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old servers do with wrong credentials"
-_MOST_SASL_ROUNDS = 5
-"""DIGEST-MD5 takes three rounds. A server without users of its own never ends the exchange and reports no error."""
-_LEAST_HANDSHAKE_SECONDS = 2.0
+_MAX_SASL_ROUNDS = 5
+"""DIGEST-MD5 takes three rounds. A server without a list of users never ends the exchange, without an error."""
+_MIN_HANDSHAKE_SECONDS = 2.0
 """Minimum time limit for the response of a slow server, in seconds: a new session is a quorum write."""
 _CREDENTIALS_REFUSED = (AuthFailedError, SessionClosedRequireSaslError, SASLException)
 _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
@@ -39,7 +39,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     * Each TCP connect has a time limit. Kazoo waits the whole session timeout for a dead host.
     * TLS verifies the host name, which kazoo does not do by default. It trusts only the given authorities; kazoo adds
-      the system's. It closes a socket whose handshake failed.
+      the system's. A socket whose handshake failed is closed.
     """
 
     def __init__(self, connect_seconds: float, security: Security) -> None:
@@ -62,8 +62,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: list[Any], writers: list[Any], errors: list[Any], timeout: float | None = None) -> Any:
         # A socket does not show data that TLS has already decrypted. Kazoo would delay a response until the next one.
-        decrypted = [reader for reader in readers if isinstance(reader, ssl.SSLSocket) and reader.pending()]
-        return (decrypted, [], []) if decrypted else super().select(readers, writers, errors, timeout)
+        ready = [reader for reader in readers if isinstance(reader, ssl.SSLSocket) and reader.pending()]
+        return (ready, [], []) if ready else super().select(readers, writers, errors, timeout)
 
 
 class _MaskedLog(logging.LoggerAdapter[logging.Logger]):
@@ -71,10 +71,10 @@ class _MaskedLog(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if self.isEnabledFor(level):
-            super().log(level, msg, *map(_masked, args), **kwargs)
+            super().log(level, msg, *map(_mask, args), **kwargs)
 
 
-def _masked(argument: object) -> object:
+def _mask(argument: object) -> object:
     if isinstance(argument, Auth | SASL | Connect):
         return f"{type(argument).__name__}(…)"
     # Kazoo logs the session's password as hexadecimal digits. Anyone who knows it can take over the session.
@@ -99,9 +99,9 @@ class Client(KazooClient):  # type: ignore[misc]
       accepts the connection and sends no response, as servers sometimes do to a returning session while they start.
     * ``on_granted`` gets the session timeout in seconds that the server *granted*, before the state becomes CONNECTED.
       Kazoo stores only the requested one.
-    * A refusal of the credentials ends the client and sets :attr:`refusal`. So does, before the first session, a TLS
-      handshake that fails with every server. Kazoo would try forever. The client tries a server again that closes the
-      connection, also during a SASL exchange, where kazoo assumes a refusal.
+    * A refusal of the credentials ends the client and sets :attr:`refusal`. TLS handshakes that fail with every server
+      before the first session do the same. Kazoo would try forever.
+    * A server that closes the connection is tried again, also during a SASL exchange. Kazoo would assume a refusal.
     * New znodes have the configured ACL, also in transactions.
 
     Attributes:
@@ -144,7 +144,7 @@ class Client(KazooClient):  # type: ignore[misc]
         def invoke_and_report(timeout: float, request: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(request, Connect):
                 # Kazoo waits for the whole requested timeout, which may be many times the granted one.
-                timeout = min(timeout, max(_LEAST_HANDSHAKE_SECONDS, self._session_seconds / (3 * servers)))
+                timeout = min(timeout, max(_MIN_HANDSHAKE_SECONDS, self._session_seconds / (3 * servers)))
             # ConnectionHandler._connect keeps the granted timeout in a local variable. The server's reply passes here.
             reply = invoke(timeout, request, *args, **kwargs)
             if isinstance(reply, tuple) and (milliseconds := getattr(reply[0], "time_out", 0)) > 0:
@@ -154,7 +154,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
         def submit_and_count(request: Any, *args: Any) -> None:
             self._sasl_rounds += isinstance(request, SASL)
-            if self._sasl_rounds > _MOST_SASL_ROUNDS:
+            if self._sasl_rounds > _MAX_SASL_ROUNDS:
                 raise SASLException("the exchange does not end")
             submit(request, *args)
 
@@ -187,7 +187,7 @@ class Client(KazooClient):  # type: ignore[misc]
         return addresses
 
     @property
-    def dead(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether kazoo's connection thread has ended by its own error. No request gets a response afterwards."""
         thread = self._connection._connection_routine  # noqa: SLF001
         return thread is not None and not thread.is_alive()
@@ -207,8 +207,8 @@ class Client(KazooClient):  # type: ignore[misc]
             return AuthFailedError(self.refusal)
         if tls_error is None or isinstance(tls_error, _TLS_CUT_SHORT):
             self._tls_failures.pop(server, None)
-            closed = any(isinstance(cause, ConnectionResetError) for cause in causes) or "broken" in str(error)
-            self.problem = _CLOSED_EARLY if closed and not self.use_ssl else describe_error(tls_error or causes[-1])
+            was_closed = any(isinstance(cause, ConnectionResetError) for cause in causes) or "broken" in str(error)
+            self.problem = _CLOSED_EARLY if was_closed and not self.use_ssl else describe_error(tls_error or causes[-1])
             return None
         self.problem = self._tls_failures[server] = f"TLS: {describe_error(tls_error)}"
         if self._session_id or len(self._tls_failures) < len(self.hosts):

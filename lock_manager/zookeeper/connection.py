@@ -15,9 +15,9 @@ from kazoo.hosts import collect_hosts
 from lock_manager.deadline import Deadline
 
 WORD_SECONDS = 2.0
-"""Time limit for a four-letter word: connection, TLS and response, in seconds. The host name is resolved before it."""
+"""Time limit for a four-letter word: connection, TLS and response, in seconds. Resolving the name is not included."""
 
-_LEAST_SECONDS = 0.1
+_MIN_SECONDS = 0.1
 
 _UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 """The resolver's errors for a name without an address. Its other errors may be temporary, such as EAI_AGAIN."""
@@ -35,13 +35,13 @@ def connect_with_tls(
 
     """
     deadline = Deadline(seconds)
-    plain = socket.create_connection(address, seconds)
+    plain_socket = socket.create_connection(address, seconds)
     try:
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        plain.settimeout(max(_LEAST_SECONDS, deadline.remaining()))
-        return context.wrap_socket(plain, server_hostname=hostname)
+        plain_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain_socket.settimeout(max(_MIN_SECONDS, deadline.remaining()))
+        return context.wrap_socket(plain_socket, server_hostname=hostname)
     except BaseException:
-        plain.close()
+        plain_socket.close()
         raise
 
 
@@ -62,7 +62,7 @@ def ask_four_letter_word(address: tuple[str, int], word: bytes, tls: ssl.SSLCont
         connection.sendall(word)
         while True:
             # Set for each chunk: a timeout for one chunk never expires if the server sends a byte now and then.
-            connection.settimeout(max(_LEAST_SECONDS, deadline.remaining()))
+            connection.settimeout(max(_MIN_SECONDS, deadline.remaining()))
             chunk = connection.recv(65536)
             if not chunk:
                 return bytes(response)
@@ -76,7 +76,7 @@ def unreachable_reason(hosts: str, seconds: float) -> str | None:
 
     Only refused connections and unknown host names are certain. All servers are tried at the same moment, and again
     until the time is over, because a server that restarts may refuse at first. If all host names are unknown, the
-    function returns at once. The time limit is that of each attempt, and of all attempts that are refused.
+    function returns at once. ``seconds`` limits each attempt, and the time in which refused attempts are repeated.
     """
     servers = members_of(hosts)
     deadline = Deadline(seconds)
@@ -92,7 +92,7 @@ def unreachable_reason(hosts: str, seconds: float) -> str | None:
                 for (host, port), error in zip(servers, errors, strict=True)
                 if error is not None
             )
-        time.sleep(_LEAST_SECONDS)
+        time.sleep(_MIN_SECONDS)
 
 
 def _connection_errors(servers: Sequence[tuple[str, int]], seconds: float) -> list[OSError | None]:
@@ -113,7 +113,7 @@ def _connection_errors(servers: Sequence[tuple[str, int]], seconds: float) -> li
         # A pool would wait for its threads, and the resolver has no timeout.
         threading.Thread(target=connect, args=(index,), name="sluice-reach", daemon=True).start()
     errors: list[OSError | None] = [None] * len(servers)
-    deadline = Deadline(seconds + _LEAST_SECONDS)
+    deadline = Deadline(seconds + _MIN_SECONDS)
     with suppress(queue.Empty):
         for _ in servers:
             index, error = results.get(timeout=deadline.remaining())

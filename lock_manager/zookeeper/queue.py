@@ -44,9 +44,9 @@ from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
 from lock_manager.zookeeper.request import AcquireResult, JoinedQueue, Request, checking_transaction
 from lock_manager.zookeeper.responses import failure_in
 from lock_manager.zookeeper.session import (
-    EXPECTED,
-    LOOK_SECONDS,
+    EXPECTED_ERRORS,
     NO_ANSWER,
+    POLL_SECONDS,
     SESSION_GONE,
     UNANSWERED,
     Session,
@@ -132,7 +132,7 @@ class Acquisition:
         paths = [queue.path for queue in self.request.queues]
         if self._hold_id and not cleanup.discard(paths, self._hold_id, ABANDON_SECONDS):
             log.warning(
-                "a contender on %s is not deleted yet: the deletion goes on in the background", self.request.resource
+                "a contender on %s is not deleted yet: the deletion continues in the background", self.request.resource
             )
 
     def _run(self) -> AcquireResult:
@@ -165,7 +165,8 @@ class Acquisition:
         if self._session_id != session_id:
             if self._entries:
                 log.warning(
-                    "the session ended while queued for %s: back to the end of the queue", self.request.resource
+                    "the session ended while the request for %s waited: it joins the end of the queue again",
+                    self.request.resource,
                 )
             self._reset()
             self._session_id = session_id
@@ -175,7 +176,10 @@ class Acquisition:
         queues, intents = self._wait_for_listing(self._join_queues() if joins else self._check_and_list())
         for index, entry in enumerate(self._entries[self._head_count :], self._head_count):
             if entry.contender not in queues[index]:
-                log.warning("our contender on %s was removed: back to the end of the queue", self.request.resource)
+                log.warning(
+                    "another client removed the contender of the request for %s: it joins the end of the queue again",
+                    self.request.resource,
+                )
                 self._leave_queues(0)
                 self._reset()
                 return None
@@ -204,7 +208,7 @@ class Acquisition:
     def _wait(self, result: Any) -> Any:
         """Wait for kazoo's AsyncResult until the deadline or the cancellation."""
         while True:
-            interval = Deadline(min(LOOK_SECONDS, self._response_deadline.remaining()))
+            interval = Deadline(min(POLL_SECONDS, self._response_deadline.remaining()))
             try:
                 return self._session.wait(result, interval)
             except KazooTimeoutError:
@@ -369,7 +373,7 @@ class Acquisition:
         self._wake.clear()
         try:
             self._wait(self._session.watch(path, self._wake.set))
-            # An event between the listing and the watch may have woken no thread.
+            # The clear() above may have discarded a cancellation or a change of state. So both are checked here.
             self._raise_if_cancelled()
             if self._session.state is not SessionState.CONNECTED or self._session.session_id != self._session_id:
                 return True
@@ -411,7 +415,7 @@ class Acquisition:
         """Return the number of contenders ahead and the data of the first one, each None if it cannot be read soon."""
         count: int | None = None
         holder: dict[str, Any] | None = None
-        with suppress(*EXPECTED, EnsembleRefusedError, ValueError, IndexError):
+        with suppress(*EXPECTED_ERRORS, EnsembleRefusedError, ValueError, IndexError):
             deadline = Deadline(_EXPLAIN_SECONDS)
             path, client = entry.queue.path, self._session.client
             contenders = znodes.parse_queue(self._session.wait(client.get_children_async(path), deadline))

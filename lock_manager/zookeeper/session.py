@@ -2,9 +2,9 @@
 
 Kazoo implements the protocol. This module adds what a lock relies on:
 
-* **No call hangs.** Every wait has a deadline. A closed session, and one that belongs to the parent of a fork, raises.
-  Kazoo's own calls hang there (kazoo #482, #519).
-* **The granted timeout counts.** The server may grant less than the client asked for.
+* **No call hangs.** Every wait has a deadline. A session that is closed or belongs to the parent of a fork raises
+  ClosedError; kazoo's own calls hang in these cases (kazoo #482, #519).
+* **The granted timeout counts.** The server may grant less or more than the client requests.
 * **The last proof that the session was alive** is :attr:`Session.proven_at`. Only a *quorum* request with a response
   proves it, for the moment *before* it was sent. Pings and reads prove nothing: one server answers them, which may be
   cut off from its leader for a while, and the leader expires sessions.
@@ -60,7 +60,7 @@ KEEPALIVE_FRACTION = 1 / 6
 _CLOSE_SECONDS = 5.0
 """Maximum wait of :meth:`Session.close` for kazoo, in seconds."""
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """Interval at which a wait for the ensemble checks for cancellation and for the end of kazoo's thread, in seconds."""
 
 NO_ANSWER = (ConnectionLoss, OperationTimeoutError, SessionMovedError, KazooTimeoutError)
@@ -74,7 +74,7 @@ They include refused credentials, because kazoo gives up then. The wait for the 
 UNANSWERED = (*NO_ANSWER, *SESSION_GONE)
 """Kazoo's errors for a request without a response, for any reason. A later request may get one."""
 
-EXPECTED = (*UNANSWERED, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
+EXPECTED_ERRORS = (*UNANSWERED, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 """Kazoo's errors that callers handle. Every other error is a refusal."""
 
 
@@ -111,7 +111,7 @@ class Session:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._root_checked_for: int | None = None
+        self._checked_root_in: int | None = None
         self._wakers: set[Callable[[], None]] = set()
         self._watchers: dict[str, set[Callable[[], None]]] = {}
         self._listeners: list[Callable[[SessionState], None]] = []
@@ -140,7 +140,7 @@ class Session:
 
     @property
     def granted_seconds(self) -> float:
-        """Session timeout that the server granted, in seconds; it may be less than the client asked for."""
+        """Session timeout that the server granted, in seconds; it may be less or more than the client requests."""
         return self._granted_seconds or self.settings.session_timeout_seconds
 
     def valid_until(self, session_id: int) -> float:
@@ -171,14 +171,14 @@ class Session:
         if self.belongs_to_parent:
             raise ClosedError(
                 f"this lock manager belongs to process {self._pid} and was carried over by a fork into {os.getpid()}: "
-                "make a new one in the child"
+                "create a new one in the child"
             )
         if self.closed:
-            raise ClosedError("this lock manager is closed: make a new one")
+            raise ClosedError("this lock manager is closed: create a new one")
 
     # -- connection ----------------------------------------------------------------------------------------------
 
-    def ensure_ready(self, deadline: Deadline, cancelled: threading.Event | None = None) -> int:
+    def ensure_ready(self, deadline: Deadline, cancel_event: threading.Event | None = None) -> int:
         """Connect if necessary, verify the lock root, and return the session's id.
 
         Raises:
@@ -189,10 +189,10 @@ class Session:
         # The cause of an earlier client's refusal may have been fixed since.
         self._give_up_if_dead()
         while True:
-            self.wait_for_connection(deadline, cancelled)
+            self.wait_for_connection(deadline, cancel_event)
             with self._lock:
                 session_id = self.session_id if self._state is SessionState.CONNECTED else None
-            if session_id is not None and self._root_checked_for == session_id:
+            if session_id is not None and self._checked_root_in == session_id:
                 return session_id
             if session_id is None:
                 raise self._unavailable(deadline)
@@ -205,9 +205,9 @@ class Session:
                 if self.ensemble_id not in (None, ensemble):
                     hosts = self.settings.zk_hosts
                     log.warning("the ensemble at %s was rebuilt: its id changed to %s", hosts, ensemble)
-                self.ensemble_id, self._root_checked_for = ensemble, session_id
+                self.ensemble_id, self._checked_root_in = ensemble, session_id
 
-    def wait_for_connection(self, deadline: Deadline, cancelled: threading.Event | None = None) -> None:
+    def wait_for_connection(self, deadline: Deadline, cancel_event: threading.Event | None = None) -> None:
         """Return when connected, at the deadline, or when cancelled; start kazoo if it does not run.
 
         Raises:
@@ -222,9 +222,9 @@ class Session:
                     self._start()
                 if self._state is SessionState.CONNECTED:
                     return
-                if deadline.remaining() == 0 or (cancelled is not None and cancelled.is_set()):
+                if deadline.remaining() == 0 or (cancel_event is not None and cancel_event.is_set()):
                     return
-                self._changed.wait(min(LOOK_SECONDS, deadline.remaining()))
+                self._changed.wait(min(POLL_SECONDS, deadline.remaining()))
             if refusal := self._give_up_if_dead():
                 raise EnsembleRefusedError(self.settings.zk_hosts, refusal)
             client = self._client
@@ -236,7 +236,7 @@ class Session:
     def _give_up_if_dead(self) -> str | None:
         """Give up the session if kazoo's thread has ended; return the refusal that ended it, if there was one."""
         client = self._client
-        if client is None or not client.dead:
+        if client is None or not client.is_dead:
             return None
         self.renew(client.refusal or "kazoo's connection thread has ended", client)
         return client.refusal
@@ -256,18 +256,18 @@ class Session:
         problem = self._client.problem if self._client is not None else None
         return EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), request_name, problem=problem)
 
-    def renew(self, why: str, only: Client | None = None) -> None:
+    def renew(self, reason: str, only_client: Client | None = None) -> None:
         """Give up the session with all of its holds and contenders; the next use starts a new one.
 
-        If ``only`` is given, another current client is left alone.
+        If ``only_client`` is given and is not the current client any more, do nothing.
         """
         with self._lock:
-            if self.closed or only not in (None, self._client):
+            if self.closed or only_client not in (None, self._client):
                 return
             client, self._client = self._client, None
             self._state = SessionState.LOST
             self.session_id = None
-        log.error("ZooKeeper session given up: %s", why)
+        log.error("the ZooKeeper session was given up: %s", reason)
         self._announce(SessionState.LOST)
         if client is not None:
             _stop_in_background(client)
@@ -284,13 +284,13 @@ class Session:
 
     def recheck_root(self) -> None:
         """Make the next :meth:`ensure_ready` verify the lock root again, because it was missing."""
-        self._root_checked_for = None
+        self._checked_root_in = None
 
     def wait(self, result: Any, deadline: Deadline) -> Any:
         """Wait for a kazoo AsyncResult until the deadline.
 
         Raises:
-            KazooException: An error of :data:`EXPECTED`; one of :data:`NO_ANSWER` if no response arrived.
+            KazooException: An error of :data:`EXPECTED_ERRORS`; one of :data:`NO_ANSWER` if no response arrived.
             EnsembleRefusedError: The ensemble returned any other error.
 
         """
@@ -304,7 +304,7 @@ class Session:
 
     def raise_response_error(self, error: KazooException) -> NoReturn:
         """Raise an error from the results of a transaction as :meth:`wait` does for a single request."""
-        if isinstance(error, EXPECTED):
+        if isinstance(error, EXPECTED_ERRORS):
             raise error
         raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
 
@@ -356,7 +356,7 @@ class Session:
             try:
                 notice()
             except Exception:  # a listener's error must not stop the next listener
-                log.exception("a listener raised")
+                log.exception("a listener for the states of the ZooKeeper session raised an exception")
 
     def _on_state(self, client: Client, kazoo_state: str) -> None:
         # Kazoo's connection thread calls this method, so it must not wait for that thread.

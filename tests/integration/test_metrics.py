@@ -248,7 +248,8 @@ def test_used_ports_and_missing_folders_are_reported(tmp_path: Path) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        with pytest.raises(MetricsError, match=r"metrics cannot go to 127\.0\.0\.1:\d+: Address already in use"):
+        problem = r"metrics cannot be exported to 127\.0\.0\.1:\d+: Address already in use"
+        with pytest.raises(MetricsError, match=problem):
             MetricsExporter(str(server.getsockname()[1]))
     with pytest.raises(MetricsError, match="No such file"):
         MetricsExporter(str(tmp_path / "missing" / "a.prom"))
