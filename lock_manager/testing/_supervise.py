@@ -1,6 +1,6 @@
 """Run a command and end it when the parent ends. A script: ``python _supervise.py [--output-to-stderr] COMMAND…``.
 
-The parent holds the other end of this process's standard input, which closes when the parent closes it, exits or is
+The parent holds the other end of this process's standard input. The pipe closes when the parent closes it, exits or is
 killed. Then the command gets SIGTERM, and SIGKILL after ``_GRACE_SECONDS``. The script prints the command's pid first.
 On Linux the command also ends when this process is killed.
 
@@ -26,7 +26,7 @@ def _end_with_supervisor() -> None:
 
 
 def main(command: list[str]) -> None:
-    """Run ``command`` until it or standard input ends."""
+    """Run ``command`` until it ends, or until standard input closes."""
     output = None
     if command[0] == _OUTPUT_TO_STDERR:
         output, command = sys.stderr, command[1:]

@@ -1,4 +1,4 @@
-"""Archives of parsed classes: short-lived JVMs on this machine start faster with them.
+"""Archives of parsed Java classes, with which short-lived JVMs on this machine start faster.
 
 `make setup` creates them (``scripts/archive_classes.py``). A JVM uses an archive only if the JVM, the jars and their
 paths are the same as at the archive's creation. Otherwise it silently loads its classes from the jars. So a missing or
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-#: Names of the archives: for a Spark driver, for the JVM without Spark of a soak's writer, for a ZooKeeper server.
+#: Names of the archives: for a Spark driver, for a soak writer's JVM (without Spark), for a ZooKeeper server.
 SPARK, STORE, ZOOKEEPER = "spark", "store", "zookeeper"
 
 #: Disables the JVM's messages about archives on its standard output.

@@ -38,13 +38,13 @@ _SERVER_JARS = (
     "zookeeper-*", "netty-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "commons-*",
     "jackson-*", "audience-annotations-*",
 )  # fmt: skip
-_ENSEMBLE = 3
+_ENSEMBLE_SIZE = 3
 _START_ATTEMPTS = 3
 _STOP_SECONDS = 10.0
-_LOOK_SECONDS = 0.001
+_POLL_SECONDS = 0.001
 # Below the ports that Linux (from 32768) and other systems (from 49152) assign to connections.
 _PORTS = range(10_240, 32_768)
-_LEAST_LISTEN_BACKLOG = 2**16
+_MIN_LISTEN_BACKLOG = 2**16
 
 
 def find_java() -> str:
@@ -63,7 +63,7 @@ def find_java() -> str:
 
 
 def find_spark_jars() -> Path:
-    """Return PySpark's folder of jars (``$SPARK_HOME/jars``, else the installed package's) without an import of it.
+    """Return PySpark's folder of jars, ``$SPARK_HOME/jars`` or the installed package's, without importing PySpark.
 
     Raises:
         LocalServerError: PySpark is not installed.
@@ -93,8 +93,8 @@ def find_server_jars() -> list[Path]:
 def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session_timeout_ms: int, members: str) -> str:
     """Return the lines of ``zoo.cfg`` that embedded servers and those in containers share.
 
-    ``members`` has the ``server.N=`` lines of an ensemble; empty for one server. :class:`EmbeddedZooKeeper` explains
-    the times.
+    ``members`` contains the ``server.N=`` lines of an ensemble; empty for one server. :class:`EmbeddedZooKeeper`
+    explains the times.
     """
     return (
         f"tickTime={tick_ms}\ninitLimit=20\nsyncLimit=10\ndataDir={os.fspath(data)}\nmaxClientCnxns=0\n"
@@ -121,7 +121,7 @@ def small_jvm_options() -> list[str]:
 
 
 def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a server that ends with this process, also when it is killed; :func:`stop_supervised` ends it earlier.
+    """Start a server that ends with this process, even if this process is killed; see :func:`stop_supervised`.
 
     The server's output is appended to ``log``. The first line on the returned supervisor's standard output is the
     server's pid.
@@ -174,15 +174,16 @@ class EmbeddedServer:
         self.pid: int | None = None
         self.end_reported = False
         self._supervisor: subprocess.Popen[bytes] | None = None
-        # The response to `conf` contains it, so it identifies this server. The kernel lowers it to its own limit.
-        self._listen_backlog = _LEAST_LISTEN_BACKLOG + secrets.randbelow(2**30)
+        # The response to `conf` contains this random number, so it identifies the server. The kernel lowers the
+        # backlog to its own limit.
+        self._listen_backlog = _MIN_LISTEN_BACKLOG + secrets.randbelow(2**30)
         configuration += f"clientPortListenBacklog={self._listen_backlog}\n"
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "myid").write_text(f"{server_id}\n", encoding="ascii")
         (folder / "zoo.cfg").write_text(escape_properties(configuration), encoding="ascii")
         self._java_options = security.java_options(folder) if security else []
         self._tls = security.probe_context() if security else None
-        self._main = (
+        self._main_class = (
             "org.apache.zookeeper.server.quorum.QuorumPeerMain"
             if "server.1=" in configuration
             else "org.apache.zookeeper.server.ZooKeeperServerMain"
@@ -206,7 +207,7 @@ class EmbeddedServer:
             raise LocalServerError(f"server {self.server_id} is running already (pid {self.pid})")
         classpath = os.pathsep.join(map(str, find_server_jars()))
         command = [find_java(), *small_jvm_options(), "-Dorg.apache.logging.log4j.level=INFO", *self._java_options]
-        command += ["-cp", classpath, self._main, str(self.folder / "zoo.cfg")]
+        command += ["-cp", classpath, self._main_class, str(self.folder / "zoo.cfg")]
         self._supervisor = start_supervised(command, self.folder / "server.log")
         self.end_reported = False
         self.pid = int(self.output.readline() or 0) or None
@@ -222,8 +223,9 @@ class EmbeddedServer:
             if self.has_ended():
                 raise LocalServerError(f"the embedded ZooKeeper ended at once: {self.likely_cause()}")
             # Another program may serve at the port.
-            is_own = f"clientPortListenBacklog={self._listen_backlog}".encode() in self.command(b"conf").splitlines()
-            if is_own and b"Mode: " in self.command(b"srvr"):
+            identity = f"clientPortListenBacklog={self._listen_backlog}".encode()
+            is_this_server = identity in self.command(b"conf").splitlines()
+            if is_this_server and b"Mode: " in self.command(b"srvr"):
                 return
             if time.monotonic() > deadline:
                 raise LocalServerError(f"the embedded ZooKeeper does not serve: {self.likely_cause()}")
@@ -262,7 +264,7 @@ class EmbeddedServer:
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None:
-            raise LocalServerError(f"server {self.server_id} does not run")
+            raise LocalServerError(f"server {self.server_id} does not run: start it first")
         send_signal(self.pid, number)
 
     def port_was_taken(self) -> bool:
@@ -303,15 +305,15 @@ class EmbeddedZooKeeper:
         max_session_timeout_ms: int = 60_000,
         security: ServerSecurity | None = None,
     ) -> None:
-        if servers not in (1, _ENSEMBLE):
-            raise ValueError(f"servers={servers!r}: must be 1 or {_ENSEMBLE}")
+        if servers not in (1, _ENSEMBLE_SIZE):
+            raise ValueError(f"servers={servers!r}: must be 1 or {_ENSEMBLE_SIZE}")
         self._count = servers
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._port = port
         self._tick_ms = tick_ms
         self._max_session_timeout_ms = max_session_timeout_ms
         self._security = security
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         self.servers: list[EmbeddedServer] = []
 
     @property
@@ -348,7 +350,7 @@ class EmbeddedZooKeeper:
         """
         servers = [server for server in self.servers if not server.end_reported]
         if not servers:
-            raise LocalServerError("all servers have ended")
+            raise LocalServerError("all servers have ended: start the ensemble again")
         ended_server = next((server for server in servers if server.pid is None), None)
         if ended_server is None:
             # The pipe from the supervisor closes with it, and a closed pipe is readable at once.
@@ -364,9 +366,9 @@ class EmbeddedZooKeeper:
         for server in self.servers:
             server.stop()
         self.servers = []
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
+        if self._temporary_folder is not None:
+            self._temporary_folder.cleanup()
+            self._temporary_folder = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -377,14 +379,14 @@ class EmbeddedZooKeeper:
     def _start_once(self, deadline: float) -> None:
         base = self._data_dir
         if base is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="sluice-zookeeper-")
-            base = Path(self._temporary.name)
+            self._temporary_folder = tempfile.TemporaryDirectory(prefix="sluice-zookeeper-")
+            base = Path(self._temporary_folder.name)
         ports = free_ports(3 * self._count)
         client_ports, peer_ports, election_ports = ports[::3], ports[1::3], ports[2::3]
         if self._port is not None:
             client_ports = list(range(self._port, self._port + self._count))
             for port in client_ports:
-                _check_free(port)
+                _check_port_is_free(port)
         members = ""
         if self._count > 1:
             for number, (peer, election) in enumerate(zip(peer_ports, election_ports, strict=True), 1):
@@ -411,7 +413,7 @@ def send_signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
         deadline = time.monotonic() + _STOP_SECONDS
         while number is signal.SIGSTOP and not _is_stopped(pid) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -423,9 +425,9 @@ def _is_stopped(pid: int) -> bool:
     return all(state in "TtZX" for state in states)
 
 
-def _check_free(port: int) -> None:
+def _check_port_is_free(port: int) -> None:
     with socket.socket() as probe:
-        # Java sets it, too: a port whose connections have just ended is free.
+        # Java sets this option, too, so it can use a port whose connections have just ended.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""Read and disturb the queues of tables from outside the lock manager."""
+"""Read the queues of tables and delete contenders, from outside the lock manager."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _START_SECONDS = 30
 
 
 class LockQueues:
-    """The queues of an ensemble, through a separate plain client of a connection string."""
+    """The queues of an ensemble, read through a plain kazoo client."""
 
     def __init__(self, hosts: str) -> None:
         self._client = KazooClient(hosts)

@@ -12,7 +12,7 @@ _PROVIDERS = "org.apache.zookeeper.server.auth"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSecurity:
-    """Requirements of a server for its clients. Without arguments there are none, and connections are not encrypted.
+    """A server's requirements for its clients. By default there are none, and connections are not encrypted.
 
     With a key store the server has no port for plain connections, and clients must present a certificate.
 

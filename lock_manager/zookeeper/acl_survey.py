@@ -15,12 +15,12 @@ from lock_manager.zookeeper.responses import wait_for_each
 from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.znodes import child_node, intents_node, is_table_name, partitions_node, table_uri
 
-_MOST_TABLES = 20
-_MOST_PARTITIONS = 100
+_MAX_TABLES = 20
+_MAX_PARTITIONS = 100
 """Maximum number of partitions of all these tables. If there are more, the survey takes a random sample."""
 
-_DELETING = {"ALL", "DELETE", "ADMIN"}
-"""Permissions with which a client can delete children. A client with ADMIN can grant itself the others."""
+_DELETE_PERMISSIONS = {"ALL", "DELETE", "ADMIN"}
+"""Permissions with which a client can delete children. A client with ADMIN can grant itself DELETE."""
 
 _UNREADABLE = (NoNodeError, EnsembleRefusedError)
 
@@ -31,10 +31,10 @@ class AclSurvey:
 
     Attributes:
         tables: Number of tables below the lock root.
-        tables_checked: Number of tables whose ACL was read.
-        partitions_checked: Number of partitions whose ACL was read.
-        open_node: First of these znodes below which every client may delete; None if there is none.
-        open_table: URI of its table, if its data contains one.
+        tables_checked: Number of tables whose ACL was requested. ACLs that cannot be read are left out.
+        partitions_checked: Number of partitions whose ACL was requested.
+        open_node: A znode below which every client may delete; None if the survey found none.
+        open_table: Canonical URI in the data of ``open_node``; None if it contains none.
 
     """
 
@@ -54,14 +54,14 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
     """
     root = session.settings.lock_root
     keys = [name for name in _children(session, [root], deadline).get(root, []) if is_table_name(name)]
-    tables = [child_node(root, key) for key in _sample(keys, _MOST_TABLES)]
+    tables = [child_node(root, key) for key in _sample(keys, _MAX_TABLES)]
     partitions = _partitions(session, tables, deadline)
     nodes = (root, *tables, *partitions, *map(intents_node, tables))
     acls = dict(wait_for_each(session, session.client.get_acls_async, nodes, deadline, skip=_UNREADABLE))
     open_nodes = (
         node
         for node, (entries, _) in acls.items()
-        if any(entry.id.scheme == "world" and _DELETING & set(entry.acl_list) for entry in entries)
+        if any(entry.id.scheme == "world" and _DELETE_PERMISSIONS & set(entry.acl_list) for entry in entries)
     )
     open_node = next(open_nodes, None)
     open_table = None
@@ -71,17 +71,17 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
     return AclSurvey(len(keys), len(tables), len(partitions), open_node, open_table)
 
 
-def _sample(names: Sequence[str], most: int) -> list[str]:
-    return list(names) if len(names) <= most else random.sample(names, most)
+def _sample(names: Sequence[str], limit: int) -> list[str]:
+    return list(names) if len(names) <= limit else random.sample(names, limit)
 
 
 def _partitions(session: Session, tables: Iterable[str], deadline: Deadline) -> list[str]:
     partitions: list[str] = []
     folders = [partitions_node(table) for table in tables]
-    while folders and len(partitions) < _MOST_PARTITIONS:
+    while folders and len(partitions) < _MAX_PARTITIONS:
         children = _children(session, folders, deadline)
         level = [child_node(folder, name) for folder, names in children.items() for name in names]
-        level = _sample(level, _MOST_PARTITIONS - len(partitions))
+        level = _sample(level, _MAX_PARTITIONS - len(partitions))
         partitions += level
         folders = [partitions_node(partition) for partition in level]
     return partitions

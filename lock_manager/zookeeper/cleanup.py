@@ -18,7 +18,7 @@ from lock_manager.zookeeper.znodes import child_node, is_contender_of
 log = logging.getLogger(__name__)
 
 ABANDON_SECONDS = 2.0
-"""How long a failed acquire waits for the deletion of its contenders, in seconds. Then :class:`Cleanup` continues."""
+"""How long a failed acquire waits for the deletion of its contenders, in seconds. Later Cleanup deletes them alone."""
 
 _RETRY_SECONDS = 1.0
 """Time until a request without a response is repeated, in seconds, unless the connection's state changes before."""
@@ -36,7 +36,7 @@ class Cleanup:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._empty_znodes = EmptyZnodes(session)
-        #: Queues of the contenders to delete, and the event that reports their deletion, by hold id.
+        #: Queues of the contenders to delete, and the event that is set after their deletion, by hold id.
         self._pending: dict[str, tuple[Sequence[str], threading.Event]] = {}
         self._changed = threading.Condition()
         self._run_now = False

@@ -1,4 +1,4 @@
-"""Removes the empty znodes of unused partitions. The znodes of tables and intents stay.
+"""Remove the empty znodes of unused partitions. The znodes of tables and intents stay.
 
 This is safe. ZooKeeper deletes only a znode without children, and an acquire that finds its queue missing creates it
 again before it joins it (``Acquisition._make_queues``). So two contenders of one queue are always children of the same
@@ -6,7 +6,7 @@ znode. Each new znode starts its sequence numbers again, but fencing tokens are 
 removed only if it was empty and unchanged in two checks, :data:`IDLE_SECONDS` apart. This spares most acquires the
 additional round trips.
 
-Each manager removes the znodes that it has used, also when it is closed. Every :data:`_WALK_SECONDS` it searches the
+Each manager removes the znodes that it has used, also when it is closed. Every :data:`_SEARCH_SECONDS` it searches the
 tables whose partitions it locks for the empty znodes of killed managers.
 """
 
@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 60.0
 """Time from the last use of a partition to the first check, and from there to the second check, in seconds."""
 
-_WALK_SECONDS = 600.0
+_SEARCH_SECONDS = 600.0
 """Interval of the search through the partitions of a table in use, in seconds."""
 
-_MOST_RECORDED = 10_000
+_MAX_RECORDED = 10_000
 """Maximum number of recorded partitions. The one that was unused for the longest time is dropped first."""
 
-_MOST_AT_ONCE = 100
+_MAX_AT_ONCE = 100
 """Maximum number of requests in one round, so that more urgent work of the thread is not delayed."""
 
-_MOST_WALKED = 200
+_MAX_SEARCHED = 200
 """Maximum number of znodes of one table that one search lists."""
 
 _ROUND_SECONDS = 2.0
@@ -61,19 +61,19 @@ class EmptyZnodes:
         # Due time of each znode by path, and its pzxid if the first check found it empty. In the order of due times.
         self._idle: dict[str, tuple[float, int | None]] = {}
         # Due time of the next search, by the znode of the table.
-        self._walks: dict[str, float] = {}
+        self._searches: dict[str, float] = {}
 
     def record_use(self, nodes: Iterable[str]) -> bool:
-        """Record that queues of partitions were used just now; return whether this is the first check to become due.
+        """Schedule a check of queues of partitions that were used just now; ignore queues of tables.
 
-        Then :meth:`seconds_until_due` has changed from None. Queues of tables are ignored.
+        Return whether no check was scheduled before: then :meth:`seconds_until_due` has changed from None.
         """
         now = time.monotonic()
         with self._lock:
             was_idle = not self._idle
             for node in znodes.partition_queues(nodes):
                 self._schedule(node, None)
-                self._walks.setdefault(znodes.table_of(node), now + IDLE_SECONDS)
+                self._searches.setdefault(znodes.table_of(node), now + IDLE_SECONDS)
             return was_idle and bool(self._idle)
 
     def seconds_until_due(self) -> float | None:
@@ -83,7 +83,7 @@ class EmptyZnodes:
                 # The search through a table without used partitions waits until one is used.
                 return None
             due_at, _ = next(iter(self._idle.values()))
-            return max(0.0, min([due_at, *self._walks.values()]) - time.monotonic())
+            return max(0.0, min([due_at, *self._searches.values()]) - time.monotonic())
 
     def remove_due(self) -> None:
         """Check the znodes that are due, up to the limit of one round, and remove the idle ones."""
@@ -94,18 +94,18 @@ class EmptyZnodes:
         try:
             deadline = Deadline(_ROUND_SECONDS)
             self._remove_idle(due, deadline)
-            for table in self._take_due_walks():
-                self._walk(table, deadline)
+            for table in self._take_due_searches():
+                self._search(table, deadline)
         except (*UNANSWERED, ClosedError, EnsembleRefusedError) as error:
-            # The znodes may stay for longer: they cost nothing.
+            # The znodes may stay longer: they cost nothing.
             log.debug("empty partitions are not removed yet: %r", error)
             for node in due:
                 self._schedule_if_new(node, None)
 
     def remove_all(self) -> None:
-        """Remove the empty znodes that this manager has used now, within the limits of a close."""
+        """Remove at once the empty znodes that this manager has used, within the limits of a close."""
         with self._lock:
-            nodes, self._idle = list(self._idle)[-_MOST_AT_ONCE * 10 :], {}
+            nodes, self._idle = list(self._idle)[-_MAX_AT_ONCE * 10 :], {}
         if not nodes or self._session.state is not SessionState.CONNECTED:
             return
         try:
@@ -121,29 +121,29 @@ class EmptyZnodes:
     def _schedule(self, node: str, pzxid: int | None) -> None:
         self._idle.pop(node, None)
         self._idle[node] = (time.monotonic() + IDLE_SECONDS, pzxid)
-        if len(self._idle) > _MOST_RECORDED:
+        if len(self._idle) > _MAX_RECORDED:
             del self._idle[next(iter(self._idle))]
 
     def _postpone(self) -> None:
         with self._lock:
             due_at = time.monotonic() + IDLE_SECONDS
             self._idle = {node: (due_at, pzxid) for node, (_, pzxid) in self._idle.items()}
-            self._walks = dict.fromkeys(self._walks, due_at)
+            self._searches = dict.fromkeys(self._searches, due_at)
 
     def _take_due(self) -> dict[str, int | None]:
         now = time.monotonic()
         with self._lock:
             items = itertools.takewhile(lambda item: item[1][0] <= now, self._idle.items())
-            due = {node: pzxid for node, (_, pzxid) in itertools.islice(items, _MOST_AT_ONCE)}
+            due = {node: pzxid for node, (_, pzxid) in itertools.islice(items, _MAX_AT_ONCE)}
             for node in due:
                 del self._idle[node]
         return due
 
-    def _take_due_walks(self) -> list[str]:
+    def _take_due_searches(self) -> list[str]:
         now = time.monotonic()
         with self._lock:
-            tables = [table for table, due_at in self._walks.items() if due_at <= now]
-            self._walks |= dict.fromkeys(tables, now + _WALK_SECONDS)
+            tables = [table for table, due_at in self._searches.items() if due_at <= now]
+            self._searches |= dict.fromkeys(tables, now + _SEARCH_SECONDS)
         return tables
 
     def _remove_idle(self, due: dict[str, int | None], deadline: Deadline) -> None:
@@ -169,9 +169,9 @@ class EmptyZnodes:
             with suppress(NoNodeError, NotEmptyError):
                 self._session.wait(result, deadline)
 
-    def _walk(self, table: str, deadline: Deadline) -> None:
+    def _search(self, table: str, deadline: Deadline) -> None:
         """Search some of a table's partitions for empty znodes and schedule their check."""
-        level, remaining = [znodes.partitions_node(table)], _MOST_WALKED
+        level, remaining = [znodes.partitions_node(table)], _MAX_SEARCHED
         while level and remaining > 0:
             paths, level = level[:remaining], []
             remaining -= len(paths)

@@ -59,20 +59,20 @@ class HeldLock:
         self,
         session: Session,
         request: Request,
-        acquired: AcquireResult,
+        acquire_result: AcquireResult,
         *,
         waited_seconds: float,
         thread: threading.Thread,
         services: HoldServices,
     ) -> None:
-        self.hold_id = acquired.hold_id
+        self.hold_id = acquire_result.hold_id
         self.resource = request.resource
         self.scope: Mapping[str, TableScope] = dict(request.scope)
         self.shared = all(scope.shared for scope in self.scope.values())
-        self._contenders = HoldContenders(session, acquired)
-        self.tokens: Mapping[str, int] = {entry.queue.key: entry.token for entry in acquired.entries}
+        self._contenders = HoldContenders(session, acquire_result)
+        self.tokens: Mapping[str, int] = {entry.queue.key: entry.token for entry in acquire_result.entries}
         self.exclusive_keys: Collection[str] = frozenset(
-            entry.queue.key for entry in acquired.entries if entry.queue.mode is Mode.EXCLUSIVE
+            entry.queue.key for entry in acquire_result.entries if entry.queue.mode is Mode.EXCLUSIVE
         )
         self.ensemble_id = session.ensemble_id or ""
         self.acquired_at = time.time()
@@ -87,17 +87,17 @@ class HeldLock:
         self._acquire_count = 1
         #: The acquire count at the beginning of each entered ``with`` block.
         self._block_counts: list[int] = []
-        self._closed_inside = False
+        self._closed_in_block = False
         self._hold_state = HoldState(
             session,
             self._contenders,
-            acquired.session_id,
+            acquire_result.session_id,
             request,
             acquired_at=self.acquired_at,
             on_lost=self._on_lost,
             end_error=self._end_error,
         )
-        confirm, isolation, unfinished = self._hold_state.confirm, services.isolation, acquired.unfinished
+        confirm, isolation, unfinished = self._hold_state.confirm, services.isolation, acquire_result.unfinished
         self._intents = {
             table: HoldIntents(self.hold_id, confirm, session, isolation, intents_node(node), unfinished[table])
             for table, node in request.tables.items()
@@ -135,7 +135,7 @@ class HeldLock:
 
     @property
     def released_at(self) -> float | None:
-        """Time of the release's call, seconds since the epoch; None before."""
+        """When ``release`` was called or the manager closed, seconds since the epoch; None before."""
         return self._hold_state.ended_at
 
     @property
@@ -250,7 +250,7 @@ class HeldLock:
             raise
         self._services.cleanup.record_use(self._contenders.queues)
         if lost:
-            self._hold_state.lose(lost, ending=True)
+            self._hold_state.lose(lost, at_end=True)
             raise self._lost_error()
         self._report_end(Event.RELEASED)
 
@@ -266,11 +266,11 @@ class HeldLock:
             if error is None:
                 raise
             # The caller sees the body's exception, with the release's as a note.
-            error.add_note(f"while releasing: {problem}")
+            error.add_note(f"while the lock on {self.resource} was released: {problem}")
 
     def _leave_block(self, count: int) -> None:
         """Release the lock for a block, unless its body did."""
-        if self._closed_inside:
+        if self._closed_in_block:
             raise self._lost_error()
         if self.released_at is None and self._acquire_count >= count:
             self.release()
@@ -283,7 +283,9 @@ class HeldLock:
             return deletion.lost
         self._discard_contenders()
         if was_proven:
-            log.warning("no answer to the release of the lock on %s: it ends with its session", self.resource)
+            log.warning(
+                "ZooKeeper did not answer the release of the lock on %s: the lock ends with its session", self.resource
+            )
             return None
         return "the ensemble did not answer, so another client may have the lock"
 
@@ -293,12 +295,12 @@ class HeldLock:
     def close(self) -> None:
         """End the hold because its manager was closed. An entered block sees a loss."""
         with self._lock:
-            ends = self._hold_state.end() and self.lost is None
-            self._closed_inside = ends and bool(self._block_counts)
+            ends_now = self._hold_state.end() and self.lost is None
+            self._closed_in_block = ends_now and bool(self._block_counts)
         self._services.keepalive.remove(self._hold_state)
-        if self._closed_inside:
-            self._hold_state.lose("the manager that gave it was closed", ending=True)
-        elif ends:
+        if self._closed_in_block:
+            self._hold_state.lose("the manager that granted it was closed", at_end=True)
+        elif ends_now:
             self._report_end(Event.RELEASED)
 
     def _on_lost(self) -> None:
@@ -306,7 +308,7 @@ class HeldLock:
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
         self._services.keepalive.remove(self._hold_state)
-        # The session and its contender may live on. The contender would block the table.
+        # The session and its contenders may live on. Then the contenders would block the table.
         self._discard_contenders()
         log.error("lock on %s was lost: %s", self.resource, self.lost)
         self._report_end(Event.LOST)
@@ -328,7 +330,7 @@ class HeldLock:
             try:
                 callback(self)
             except Exception:
-                log.exception("an on_loss callback raised")
+                log.exception("an on_loss callback of the lock on %s raised an exception", self.resource)
 
         threading.Thread(target=run, name="sluice-on-loss", daemon=True).start()
 

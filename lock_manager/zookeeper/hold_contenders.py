@@ -41,9 +41,9 @@ class CheckResult:
 class HoldContenders:
     """The contenders of one hold, from the result of its acquire."""
 
-    def __init__(self, session: Session, acquired: AcquireResult) -> None:
+    def __init__(self, session: Session, acquire_result: AcquireResult) -> None:
         self._session = session
-        self._entries = acquired.entries
+        self._entries = acquire_result.entries
 
     @property
     def queues(self) -> list[str]:
@@ -93,7 +93,7 @@ class HoldContenders:
             EnsembleRefusedError: The ensemble refused the deletion.
 
         """
-        unsure = False
+        may_be_deleted = False
         while True:
             try:
                 response = self._session.wait(self._send_delete(intents), deadline)
@@ -101,11 +101,11 @@ class HoldContenders:
                     continue
             except NoNodeError:
                 # After an attempt without a response, that attempt has most likely deleted the contenders.
-                return CheckResult(lost=None if unsure and was_proven else _CONTENDER_GONE)
+                return CheckResult(lost=None if may_be_deleted and was_proven else _CONTENDER_GONE)
             except SESSION_GONE:
-                return CheckResult(lost=None if unsure and was_proven else SESSION_ENDED)
+                return CheckResult(lost=None if may_be_deleted and was_proven else SESSION_ENDED)
             except NO_ANSWER:
-                unsure = True
+                may_be_deleted = True
                 if deadline.remaining() == 0:
                     return None
                 self._session.wait_for_connection(deadline)
@@ -113,13 +113,13 @@ class HoldContenders:
                 return CheckResult()
 
     def _send_delete(self, intents: Collection[HoldIntents]) -> Any:
-        settled = [table_intents for table_intents in intents if table_intents.settled]
-        if not settled and len(self._entries) == 1:
+        settled_intents = [table_intents for table_intents in intents if table_intents.settled]
+        if not settled_intents and len(self._entries) == 1:
             return self._session.client.delete_async(self._entries[0].path)
         transaction = self._session.client.transaction()
         for entry in reversed(self._entries):
             transaction.delete(entry.path)
-        for table_intents in settled:
+        for table_intents in settled_intents:
             table_intents.add_deletion(transaction)
         return transaction.commit_async()
 
@@ -130,8 +130,8 @@ class HoldContenders:
             return True
         if failure.index < len(self._entries):
             self._session.raise_response_error(failure.error)
-        # An intent's deletion failed, so another client has cleared it. The next attempt deletes no intents. Those on
-        # other tables stay for the next holders to clear.
+        # The deletion of an intent failed, so another client has cleared it. The next attempt deletes no intents. Those
+        # on other tables stay until the next holders clear them.
         for table_intents in intents:
             if table_intents.settled:
                 table_intents.record_deletion()

@@ -26,7 +26,7 @@ from lock_manager.zookeeper.znodes import child_node, intent_node
 
 log = logging.getLogger(__name__)
 
-_MOST_SECONDS = 45.0
+_MAX_SECONDS = 45.0
 """Maximum time limit for requests about an intent, in seconds: the log store waits a minute for the commit guard."""
 
 Confirm = Callable[[Deadline, str, Callable[[Any], None] | None], Exception | None]
@@ -69,8 +69,8 @@ class HoldIntents:
         self._intent = intent_node(node, hold_id)
         self._cleared_count = 0
         self._state = _IntentState.NONE
-        self._writing = threading.Lock()
-        self._highest = -1
+        self._write_lock = threading.Lock()
+        self._highest_version = -1
         # Guards the next two attributes. It is never held across a request.
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
@@ -88,24 +88,24 @@ class HoldIntents:
         The attempt is open afterwards. If this method raises, the attempt is not made and not open.
         """
         with self._lock:
-            # Open before the request: a response that is too late for the log store must leave its trace here.
+            # Open before the request: if its response is too late for the log store, the attempt still counts as open.
             self._open[intent.attempt] = intent.version
         try:
-            with self._writing:
-                self._highest = max(self._highest, intent.version)
-                # A slower thread of the same hold, whose version is taken by now, must not hide a put on its way.
-                self._write(replace(intent, version=self._highest).data())
+            with self._write_lock:
+                self._highest_version = max(self._highest_version, intent.version)
+                # A slower thread of this hold, whose version is taken by now, must not hide the intent of a later put.
+                self._write(replace(intent, version=self._highest_version).data())
         except BaseException:
             self.settle([intent.attempt])
             raise
 
     def _write(self, data: bytes) -> None:
-        deadline = self._session.response_deadline(_MOST_SECONDS)
+        deadline = self._session.response_deadline(_MAX_SECONDS)
         while True:
-            creates = self._state is _IntentState.NONE
-            if not creates:
+            is_new = self._state is _IntentState.NONE
+            if not is_new:
                 self._state = _IntentState.OPEN
-            write = methodcaller("create" if creates else "set_data", self._intent, data)
+            write = methodcaller("create" if is_new else "set_data", self._intent, data)
             problem = self._confirm(deadline, "write an intent", write)
             if problem is None or isinstance(problem, NodeExistsError):
                 # The intent exists if an earlier request of this hold got no response.
@@ -113,7 +113,7 @@ class HoldIntents:
             else:
                 # The parent znode does not exist yet, or another client has cleared the intent.
                 self._state = _IntentState.NONE
-                if not creates:
+                if not is_new:
                     # A client that has read the old name could clear the new intent unread. No client knows a new name.
                     self._cleared_count += 1
                     self._intent = intent_node(self._node, self._hold_id, self._cleared_count)
@@ -133,13 +133,13 @@ class HoldIntents:
 
     def read(self) -> list[Intent]:
         """Return the unfinished intents of earlier holds; raise the errors of :meth:`HeldLock.check`."""
-        deadline = self._session.response_deadline(_MOST_SECONDS)
+        deadline = self._session.response_deadline(_MAX_SECONDS)
         return self._isolation.run(
             lambda: [intent for name in self.unfinished if (intent := self._read(name, deadline)) is not None]
         )
 
     def clear(self) -> None:
-        """Delete the unfinished intents in the versions that were read; see :meth:`Intents.clear`.
+        """Delete the unfinished intents whose znodes have not changed since they were read; see :meth:`Intents.clear`.
 
         After an error of :meth:`HeldLock.check`, the next holder finds the intents that were not deleted.
         """
@@ -159,7 +159,7 @@ class HoldIntents:
         self._state = _IntentState.NONE
 
     def _clear(self) -> None:
-        deadline = self._session.response_deadline(_MOST_SECONDS)
+        deadline = self._session.response_deadline(_MAX_SECONDS)
         for name, version in self._read_versions.items():
             delete = methodcaller("delete", child_node(self._node, name), version)
             problem = self._confirm(deadline, "clear an intent", delete)

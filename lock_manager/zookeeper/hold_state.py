@@ -188,11 +188,11 @@ class HoldState:
             is_first_end, self.ended_at = self.ended_at is None, self.ended_at or time.time()
         return is_first_end
 
-    def lose(self, reason: str, *, ending: bool = False) -> None:
-        """Record the loss, unless the hold was lost before. After its end, only a loss that the end detects counts."""
+    def lose(self, reason: str, *, at_end: bool = False) -> None:
+        """Record the loss, unless the hold was lost before. Later only a loss that the end itself detects counts."""
         with self._end_lock:
             # KeepAlive may have sent a check just before a release, and finds the contenders deleted.
-            if self.lost is not None or (self.ended_at is not None and not ending):
+            if self.lost is not None or (self.ended_at is not None and not at_end):
                 return
             self.lost = reason
         self._on_lost()

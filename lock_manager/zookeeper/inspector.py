@@ -71,21 +71,21 @@ class LockInspector:
 
         The holder's session stays alive. The next request of its guard or of its keepalive reports the loss.
         """
-        unsure = False
+        may_be_removed = False
 
         def remove(deadline: Deadline) -> bool:
-            nonlocal unsure
+            nonlocal may_be_removed
             current = self._reader.table(table.key, deadline, uri=table.uri)
             entry = next((entry for entry in current.holders if entry.hold_id == holder.hold_id), None)
             if entry is None or entry.token != holder.token:
                 # After a request without a response, that request has most likely removed the holder.
-                return unsure
+                return may_be_removed
             transaction = self._session.client.transaction()
             for node in entry.nodes:
                 transaction.delete(node.path)
-            result, unsure = transaction.commit_async(), True
+            result, may_be_removed = transaction.commit_async(), True
             responses = self._session.wait(result, deadline)
-            unsure = False
+            may_be_removed = False
             failure = failure_in(responses)
             if failure is not None and not isinstance(failure.error, NoNodeError):
                 raise EnsembleRefusedError(self.settings.zk_hosts, type(failure.error).__name__)

@@ -1,4 +1,4 @@
-"""The thread that checks every hold of a manager while there are any."""
+"""The thread that checks the holds of a manager as long as there are holds."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class KeepAlive:
                 hold.record_check(response_or_session_end(self._session, result, deadline), sent_at)
 
     def _pause(self) -> float | None:
-        """Return the seconds until the next check; None to sleep without holds until notified."""
+        """Return the seconds until the next check; None to sleep until notified, without holds."""
         if not self._holds:
-            # Notifying this thread for each of many short holds would take a fifth of their time.
+            # Polling is cheaper: to notify this thread for each of many short holds would take a fifth of their time.
             return ANNOUNCE_SECONDS if time.monotonic() < self._added_at + IDLE_SECONDS else None
         if self._session.state is not SessionState.CONNECTED:
             # No server can be asked, but the local clock must be checked. A change of state notifies this thread.

@@ -1,4 +1,4 @@
-"""The lock manager, which programs use."""
+"""The lock manager: programs acquire locks through it."""
 
 from __future__ import annotations
 
@@ -182,9 +182,9 @@ class ZookeeperLockManager:
         """Lock a table or partitions of it; wait for all earlier conflicting requests.
 
         A thread that already has the lock, or one that covers it, gets the same hold again and must release it as many
-        times. This also applies to a hold from another manager of the same ensemble. The manager that granted the hold
-        first determines its session, its ``max_hold_seconds`` and the :meth:`close` that ends it. A manager that is not
-        connected yet connects before it looks up the thread's holds of other managers.
+        times. This also applies to a hold from another manager of the same ensemble. The hold keeps the session and the
+        ``max_hold_seconds`` of the manager that granted it, and the :meth:`close` of that manager ends it. A manager
+        that is not connected yet connects before it looks up the thread's holds of other managers.
 
         Args:
             resource: Location of the table, in any spelling that :func:`canonical_table_uri` accepts.
@@ -201,7 +201,7 @@ class ZookeeperLockManager:
             The hold, which is also a context manager.
 
         Raises:
-            ResourceError: The location is not usable, or a partition does not exist in the table's partitioning.
+            ResourceError: The location is not usable, or a partition does not fit the table's partition columns.
             UnguardedError: Partitions were requested in a process without the commit guard.
             LockTimeoutError: Other contenders were still ahead at the deadline.
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
@@ -241,7 +241,7 @@ class ZookeeperLockManager:
             raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
         thread = threading.current_thread()
-        if (hold := self._enter_held(scope, thread)) is not None:
+        if (hold := self._enter_hold_again(scope, thread)) is not None:
             return hold
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
@@ -249,7 +249,7 @@ class ZookeeperLockManager:
         acquisition = Acquisition(self._session, request, Deadline(seconds))
         return self._isolation.run(
             lambda: self._acquire_once(acquisition, thread),
-            interrupted=acquisition.cancel,
+            on_interrupt=acquisition.cancel,
             undo=HeldLock.release,
         )
 
@@ -262,7 +262,7 @@ class ZookeeperLockManager:
                 # The ensemble's id may be unknown. If it is known, this sends no request, unless the session has ended
                 # and the ensemble may have been rebuilt.
                 acquisition.connect()
-                if (hold := self._enter_held(request.scope, thread)) is not None:
+                if (hold := self._enter_hold_again(request.scope, thread)) is not None:
                     return hold
             if any(scope.partitions is not None for scope in request.scope.values()) and not guard_is_installed():
                 raise UnguardedError(resource=request.resource)
@@ -280,11 +280,11 @@ class ZookeeperLockManager:
         for table in request.tables:
             emit(Event.QUEUED, table)
         try:
-            acquired = acquisition.run()
+            acquire_result = acquisition.run()
             hold = HeldLock(
                 self._session,
                 request,
-                acquired,
+                acquire_result,
                 waited_seconds=deadline.elapsed(),
                 thread=thread,
                 services=HoldServices(self._keepalive, self._cleanup, self._isolation, self._forget),
@@ -315,7 +315,7 @@ class ZookeeperLockManager:
         with self._lock:
             holds = [hold for hold in self._holds if table.uri in hold.scope]
         thread = threading.current_thread()
-        thread_holds = [hold for hold in self._held_by(thread) if table.uri in hold.scope]
+        thread_holds = [hold for hold in self._holds_of(thread) if table.uri in hold.scope]
         # An ensemble that was rebuilt has another id by now.
         thread_holds = thread_holds or [hold for hold in holds if hold.thread is thread]
         if thread_holds:
@@ -323,11 +323,15 @@ class ZookeeperLockManager:
         elif len(holds) == 1:
             holds[0].release()
         else:
-            problem = f"{len(holds)} threads share it: release their HeldLock" if holds else "it is not held"
+            problem = (
+                f"{len(holds)} holds of other threads exist: call release() of one of these HeldLock objects"
+                if holds
+                else "it is not held"
+            )
             raise LockNotHeldError(f"cannot release the lock on {table.uri}: {problem}", resource=table.uri)
 
     def cancel(self, resource: str | os.PathLike[str] | TableResource) -> int:
-        """Make every ``acquire`` of this manager that waits for ``resource`` raise LockCancelledError; count them."""
+        """Cancel every ``acquire`` of this manager that waits for ``resource``, and return their number."""
         uri = TableResource.of(resource).uri
         self._session.check_usable()
 
@@ -371,12 +375,12 @@ class ZookeeperLockManager:
         }
         return {name: value for name, value in values.items() if value is not None} | {"requested_at": time.time()}
 
-    def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
+    def _holds_of(self, thread: threading.Thread) -> list[HeldLock]:
         """Return a thread's holds in this manager's ensemble, from all managers, the oldest first."""
         holds = (hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._session.ensemble_id)
         return [hold for hold in holds if isinstance(hold, HeldLock)]
 
-    def _enter_held(self, scope: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
+    def _enter_hold_again(self, scope: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
         """Enter a thread's hold that covers the scope again and return it; None if there is none.
 
         Raises:
@@ -384,7 +388,7 @@ class ZookeeperLockManager:
 
         """
         while True:
-            holds = self._held_by(thread)
+            holds = self._holds_of(thread)
             hold = find_covering_hold([hold for hold in holds if not hold.over], scope)
             if hold is None or hold.enter_again():
                 return hold

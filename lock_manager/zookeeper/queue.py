@@ -355,7 +355,8 @@ class Acquisition:
             nodes += [(path, json.dumps({"uri": table}).encode()), (znodes.intents_node(path), b"")]
         for queue in self.request.queues:
             if queue.path not in tables.values():
-                nodes += [(znodes.parent_of(queue.path), b""), (queue.path, json.dumps(dict(queue.about)).encode())]
+                data = json.dumps(dict(queue.description)).encode()
+                nodes += [(znodes.parent_of(queue.path), b""), (queue.path, data)]
         for path, result in [(path, client.create_async(path, data)) for path, data in nodes]:
             try:
                 self._wait(result)

@@ -28,8 +28,8 @@ class QueueReader:
         newest_change = self._newest_change(node, deadline)
         queues = self._queues(node, deadline)
         paths = [path for contenders in queues.values() for path in contenders]
-        # The queues are listed one after the other. The first lists may lack contenders that came meanwhile, and the
-        # last lists those that left. Both are left out.
+        # The queues are listed one after the other. The first lists may lack contenders that joined meanwhile, and the
+        # last lists may lack contenders that left. Both kinds are left out of the result.
         znodes = {
             path: ContenderZnode(data, stat.czxid, stat.ctime / 1000)
             for path, (data, stat) in self.read_nodes(paths, deadline).items()
@@ -38,7 +38,7 @@ class QueueReader:
         return TableLocks(uri=uri, key=key, entries=tuple(entries_of(queues, znodes)))
 
     def _newest_change(self, node: str, deadline: Deadline) -> int:
-        """Return the zxid of a change; later lists contain every znode that was created before it."""
+        """Return the newest zxid now; lists that are read later contain every znode that was created before it."""
         client = self._session.client
         # Another server than this session's may have answered the holders.
         self._session.wait(client.sync_async(node), deadline)
@@ -51,16 +51,16 @@ class QueueReader:
         level = {WHOLE_TABLE: node}
         while level:
             children = self.children(level.values(), deadline)
-            folders = {}
+            partition_of_folder = {}
             for partition, path in level.items():
                 if path in children:
                     contenders = parse_queue(children[path])
                     queues[partition] = {child_node(path, contender.name): contender for contender in contenders}
                     if PARTITIONS in children[path]:
-                        folders[partitions_node(path)] = partition
+                        partition_of_folder[partitions_node(path)] = partition
             level = {
-                f"{folders[folder]}/{name}".lstrip("/"): child_node(folder, name)
-                for folder, names in self.children(folders, deadline).items()
+                f"{partition_of_folder[folder]}/{name}".lstrip("/"): child_node(folder, name)
+                for folder, names in self.children(partition_of_folder, deadline).items()
                 for name in names
             }
         return queues

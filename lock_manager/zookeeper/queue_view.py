@@ -5,7 +5,7 @@ partition, it is a shared contender in the queue of the table and of every ances
 queue. One transaction creates them, and their names begin with the same UUID. An entry holds the lock when no
 conflicting contender is ahead of any of its contenders. Otherwise it waits.
 
-This module is pure: :mod:`lock_manager.zookeeper.queue_reader` reads the server.
+This module sends no requests. :mod:`lock_manager.zookeeper.queue_reader` reads the queues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def entries_of(queues: Mapping[str, Mapping[str, Contender]], znodes: Mapping[st
     """Group the contenders of a table's queues into entries, in queue order.
 
     Queues are given by partition (``""`` for the table), their contenders by path and in order. An entry with a
-    contender that is not in ``znodes`` came or went while the queues were read. It is left out, but its other
+    contender that is not in ``znodes`` joined or left while the queues were read. The entry is left out, but its other
     contenders still block the entries behind them.
     """
     contenders: dict[str, list[tuple[str, Contender, str]]] = defaultdict(list)

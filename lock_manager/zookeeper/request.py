@@ -22,7 +22,7 @@ class RequestedQueue:
     Attributes:
         key: Key of the table or partition, for its fencing token.
         table: Canonical URI of the queue's table.
-        about: JSON values that the queue's znode contains for people.
+        description: JSON values that the queue's znode contains for people.
 
     """
 
@@ -30,7 +30,7 @@ class RequestedQueue:
     path: str
     mode: Mode
     table: str
-    about: Mapping[str, Any]
+    description: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class AcquireResult:
     Attributes:
         hold_id: Prefix of the names of all contenders.
         entries: One entry for each queue, in the order of the request.
-        session_id: Id of the session with which the contenders live.
-        unfinished: Names of the unfinished intents that were found at the end, by canonical URI of the table.
+        session_id: Id of the session that created the contenders.
+        unfinished: Names of the unfinished intents when the lock was acquired, by canonical URI of the table.
 
     """
 
@@ -96,14 +96,15 @@ class Request:
         """The queues to join, in the same order for all requests."""
         return tuple(queue for scope in self.scope.values() for queue in _queues_of(scope, self.lock_root))
 
-    def contender_data(self, queue: RequestedQueue, **acquired_at: float) -> bytes:
-        """Return the data of a contender's znode: the requester, the requested partitions and, if held, acquired_at.
+    def contender_data(self, queue: RequestedQueue, *, acquired_at: float | None = None) -> bytes:
+        """Return the data of a contender's znode: the requester, the requested partitions and, if held, since when.
 
         Requests for partitions join no partition's queue while they wait for the table. So the table's contender lists
-        the partitions. In all of 64 contenders, the list would make their transaction too large.
+        the partitions. A list in each of 64 contenders would make their transaction too large.
         """
         partitions = self.scope[queue.table].stored_fields() if queue.path == self.tables[queue.table] else {}
-        return json.dumps({**self.identity, **partitions, **acquired_at}).encode()
+        hold_time = {} if acquired_at is None else {"acquired_at": acquired_at}
+        return json.dumps({**self.identity, **partitions, **hold_time}).encode()
 
 
 def checking_transaction(client: Any, entries: Iterable[JoinedQueue]) -> Any:
@@ -120,14 +121,14 @@ def _queues_of(scope: TableScope, lock_root: str) -> list[RequestedQueue]:
     path = table_node(lock_root, table)
     mode = Mode.SHARED if scope.shared else Mode.EXCLUSIVE
     ancestor_mode = Mode.PARTIAL_SHARED if scope.shared else Mode.PARTIAL
-    about: dict[str, Any] = {"uri": table.uri}
+    description: dict[str, Any] = {"uri": table.uri}
     if scope.partitions is None:
-        return [RequestedQueue(table.key, path, mode, table.uri, about)]
+        return [RequestedQueue(table.key, path, mode, table.uri, description)]
     modes = {ancestor: ancestor_mode for partition in scope.partitions for ancestor in partition.ancestors()}
     modes |= dict.fromkeys(scope.partitions, mode)
-    queues = [RequestedQueue(table.key, path, ancestor_mode, table.uri, about)]
+    queues = [RequestedQueue(table.key, path, ancestor_mode, table.uri, description)]
     for partition in sorted(modes, key=lambda partition: partition.sort_key):
         key, node = f"{table.key}/{partition}", partition_node(path, partition)
-        about = {"partition": dict(partition.values)}
-        queues.append(RequestedQueue(key, node, modes[partition], table.uri, about))
+        description = {"partition": dict(partition.values)}
+        queues.append(RequestedQueue(key, node, modes[partition], table.uri, description))
     return queues

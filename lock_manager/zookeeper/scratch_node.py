@@ -1,4 +1,4 @@
-"""Test a session with real requests: create a scratch znode below the lock root, which ends with the session."""
+"""Test a session with real requests: create and delete a scratch znode, which ends with the session at the latest."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 _INTERRUPT_SECONDS = 3.0
 """Maximum wait of an interrupted call for its clean-up, in seconds. Then the other thread finishes it alone."""
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 """Interval at which the main thread checks for signals: one that arrives just before a wait does not end the wait."""
 
 
@@ -30,14 +30,14 @@ class _Job(Generic[_T]):
 
     def __init__(self, work: Callable[[], _T], undo: Callable[[_T], object] | None) -> None:
         self.error: BaseException | None = None
-        self.finished = False
+        self.is_finished = False
         #: Held until the call has ended and, if the job was abandoned, its result is undone.
-        self.done = _thread.allocate_lock()
-        self.done.acquire()
+        self.done_lock = _thread.allocate_lock()
+        self.done_lock.acquire()
         self._work = work
         self._undo = undo
         self._result: Any = None
-        self._abandoned = False
+        self._is_abandoned = False
         self._lock = _thread.allocate_lock()
 
     def run(self) -> None:
@@ -46,11 +46,11 @@ class _Job(Generic[_T]):
         except BaseException as error:  # noqa: BLE001 (the main thread raises it)
             self.error = error
         with self._lock:
-            self.finished = True
-            abandoned = self._abandoned
-        if abandoned:
+            self.is_finished = True
+            is_abandoned = self._is_abandoned
+        if is_abandoned:
             self._undo_result()
-        self.done.release()
+        self.done_lock.release()
 
     def result(self) -> _T:
         """Return the result or raise the error of the call."""
@@ -62,9 +62,9 @@ class _Job(Generic[_T]):
     def abandon(self) -> None:
         """Undo the result: here if the call has ended, otherwise in the other thread when it ends."""
         with self._lock:
-            self._abandoned = True
-            finished = self.finished
-        if finished:
+            self._is_abandoned = True
+            is_finished = self.is_finished
+        if is_finished:
             self._undo_result()
 
     def _undo_result(self) -> None:
@@ -85,13 +85,13 @@ class SignalIsolation:
         self,
         work: Callable[[], _T],
         *,
-        interrupted: Callable[[], object] | None = None,
+        on_interrupt: Callable[[], object] | None = None,
         undo: Callable[[_T], object] | None = None,
     ) -> _T:
         """Return the result of ``work``, or raise its error.
 
         Args:
-            interrupted: Called if a signal interrupts the main thread while it waits. It makes ``work`` end soon.
+            on_interrupt: Called if a signal interrupts the main thread while it waits. It makes ``work`` end soon.
             undo: Called with the result of ``work`` if the main thread no longer waits for it.
 
         """
@@ -100,17 +100,17 @@ class SignalIsolation:
         job = _Job(work, undo)
         try:
             self._hand_over(job)
-            while not job.done.acquire(timeout=_LOOK_SECONDS):
+            while not job.done_lock.acquire(timeout=_POLL_SECONDS):
                 pass
             return job.result()
         except BaseException as error:
             if error is not job.error:
                 # Abandon the job first, so that a second Ctrl-C during the next steps changes nothing.
                 job.abandon()
-                if interrupted is not None:
-                    self._hand_over(_Job(interrupted, None))
-                if not job.finished:
-                    job.done.acquire(timeout=_INTERRUPT_SECONDS)
+                if on_interrupt is not None:
+                    self._hand_over(_Job(on_interrupt, None))
+                if not job.is_finished:
+                    job.done_lock.acquire(timeout=_INTERRUPT_SECONDS)
             raise
 
     def close(self) -> None:

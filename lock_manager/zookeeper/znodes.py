@@ -58,9 +58,9 @@ def child_node(parent: str, name: str) -> str:
     return f"{parent}/{name}"
 
 
-def scratch_node_in(parent: str, unique: str) -> str:
+def scratch_node_in(parent: str, unique_name: str) -> str:
     """Return the path of a scratch znode below ``parent``."""
-    return f"{parent.rstrip('/')}/scratch-{unique}"
+    return f"{parent.rstrip('/')}/scratch-{unique_name}"
 
 
 # -- queues
@@ -77,7 +77,7 @@ def is_table_name(name: str) -> bool:
 
 
 def table_uri(data: bytes) -> str | None:
-    """Return the URI in the data of a table's znode; None if another program made the znode."""
+    """Return the URI in the data of a table's znode; None if another program created the znode."""
     try:
         return str(json.loads(data)["uri"])
     except (ValueError, KeyError, TypeError):
@@ -193,8 +193,8 @@ def parse_queue(children: Iterable[str]) -> list[Contender]:
     return sorted(contenders, key=functools.cmp_to_key(_compare_sequences))
 
 
-def _compare_sequences(left: Contender, right: Contender) -> int:
-    return (left.sequence - right.sequence + _WRAP // 2) % _WRAP - _WRAP // 2
+def _compare_sequences(first: Contender, second: Contender) -> int:
+    return (first.sequence - second.sequence + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
 def conflicting_predecessors(queue: list[Contender], contender: Contender) -> list[Contender]:

@@ -287,7 +287,7 @@ def test_a_block_releases_only_its_own_acquire(make_manager, make_rival, table):
 
 def test_closing_a_manager_inside_a_block_loses_the_lock(make_manager, table):
     manager, loss_reported = make_manager(), threading.Event()
-    with pytest.raises(LockLostError, match="the manager that gave it was closed"):
+    with pytest.raises(LockLostError, match="the manager that granted it was closed"):
         with manager.acquire(table) as hold:
             hold.on_loss(lambda _: loss_reported.set())
             manager.close()

@@ -219,7 +219,7 @@ def test_closing_another_manager_keeps_the_hold(
 def test_closing_the_manager_of_a_hold_ends_it_for_all(
     manager: ZookeeperLockManager, second_manager: ZookeeperLockManager, table: str
 ) -> None:
-    with pytest.raises(LockLostError, match="the manager that gave it was closed"):
+    with pytest.raises(LockLostError, match="the manager that granted it was closed"):
         with manager.acquire(table), second_manager.acquire(table):
             manager.close()
     # The other manager does not return the lost hold.

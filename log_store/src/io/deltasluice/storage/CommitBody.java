@@ -84,7 +84,7 @@ final class CommitBody {
     stamp.put("attempt", attempt);
     String stampedInfo = INFO + "\"" + STAMP + "\":" + stamp;
     ByteArrayOutputStream out = new ByteArrayOutputStream();
-    // Delta's commitInfo can be turned off, but the stamp needs one.
+    // If a setting of Delta turns commitInfo off, the stamp is written in a commitInfo of its own.
     String fields = info == null ? "}}" : info.substring(INFO.length());
     append(out, stampedInfo + (fields.startsWith("}") ? "" : ",") + fields);
     lines.forEach(line -> append(out, line));
@@ -114,7 +114,7 @@ final class CommitBody {
    *     files), {@code dated} (it has an in-commit timestamp, and may change rows), {@code actions} (names of the
    *     actions on the whole table, and {@code unreadable} if a line cannot be parsed)
    */
-  ObjectNode staged() {
+  ObjectNode stagedProperties() {
     Contents contents = contents();
     ObjectNode staged = JSON.createObjectNode();
     staged.put("blind", isBlindAppend);
@@ -129,8 +129,8 @@ final class CommitBody {
   }
 
   /**
-   * Returns the paths in the log of the data files that were written for the commit. Files that the commit adds again
-   * with another deletion vector are left out.
+   * Returns the paths of the data files that were written for the commit, as the log contains them. Files that the
+   * commit adds again with another deletion vector are left out.
    */
   Set<String> newFiles() {
     Set<String> paths = new LinkedHashSet<>(contents().added);
@@ -201,8 +201,8 @@ final class CommitBody {
     }
   }
 
-  /** Returns whether a version file with this first line was written by this transaction. */
-  boolean isWrittenIn(String firstLine) {
+  /** Returns whether this transaction has written the version file with this first line. */
+  boolean hasWritten(String firstLine) {
     JsonNode node = commitInfo(firstLine);
     return attempt.equals(node.path(STAMP).path("attempt").asText(null))
         || (txn != null && txn.equals(node.path("txnId").asText(null)));
@@ -212,7 +212,7 @@ final class CommitBody {
     return parse(line == null ? "{}" : line).path("commitInfo");
   }
 
-  /** Parses a line that must not have more than one value; a missing node if it cannot be parsed. */
+  /** Parses a line that must contain one JSON value only; returns a missing node if it does not. */
   private static JsonNode parseStrictly(String line) {
     try {
       return STRICT.readTree(line);

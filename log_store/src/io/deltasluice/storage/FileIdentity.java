@@ -7,7 +7,7 @@ import org.apache.hadoop.fs.EtagSource;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 
-/** Checks whether a file was replaced. A table may be removed, and another one created at its location. */
+/** Checks whether a file was replaced: a table may be removed, and another table created at its location. */
 final class FileIdentity {
   /** Modification times are compared in seconds, the resolution of S3. */
   private static final long RESOLUTION_MILLIS = 1000;

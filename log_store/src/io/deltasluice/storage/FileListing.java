@@ -24,7 +24,7 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Lists every file below a folder, without a request for a single file.
+ * Lists the visible files below a folder, without one request for each file.
  *
  * <p>Spark's data source of files ({@code binaryFile}) makes a request for each file, which is slow for many files, and
  * fails if a file was removed meanwhile.
@@ -76,7 +76,7 @@ public final class FileListing {
     return spark.createDataFrame(context.parallelize(listing.rows, tasks), SCHEMA);
   }
 
-  /** Lists a store without folders, which lists all files with a prefix at once. */
+  /** Lists an object store, which returns all files with a prefix without listing folders. */
   private void listFlat(Path folder) throws IOException {
     RemoteIterator<LocatedFileStatus> listing = files.listFiles(folder, true);
     while (listing.hasNext()) {
@@ -86,20 +86,20 @@ public final class FileListing {
 
   /** Lists a tree level by level, the folders of a level in parallel. */
   private void walk(Path folder) throws IOException {
-    ExecutorService pool = Executors.newFixedThreadPool(THREADS, FileListing::daemon);
+    ExecutorService pool = Executors.newFixedThreadPool(THREADS, FileListing::daemonThread);
     try {
       List<FileStatus> level = List.of(files.listStatus(folder));
       while (!level.isEmpty()) {
-        List<Callable<FileStatus[]>> next = new ArrayList<>();
+        List<Callable<FileStatus[]>> folders = new ArrayList<>();
         for (FileStatus file : level) {
           if (!file.isDirectory()) {
             add(file);
           } else if (!isHidden(file.getPath().getName())) {
-            next.add(() -> list(file.getPath()));
+            folders.add(() -> list(file.getPath()));
           }
         }
         level = new ArrayList<>();
-        for (Future<FileStatus[]> listing : pool.invokeAll(next)) {
+        for (Future<FileStatus[]> listing : pool.invokeAll(folders)) {
           level.addAll(List.of(listing.get()));
         }
       }
@@ -113,7 +113,7 @@ public final class FileListing {
     }
   }
 
-  private static Thread daemon(Runnable work) {
+  private static Thread daemonThread(Runnable work) {
     Thread thread = new Thread(work, "sluice-listing");
     thread.setDaemon(true);
     return thread;

@@ -69,7 +69,7 @@ public final class Guard {
   private Guard() {}
 
   /** The guard's permission for a commit: ids of the holds that cover it, and its stamp. */
-  record Verdict(List<String> holds, ObjectNode stamp) {}
+  record Permission(List<String> holds, ObjectNode stamp) {}
 
   enum Mode { REQUIRED, OBSERVE, OFF }
 
@@ -101,13 +101,13 @@ public final class Guard {
    * @throws CommitRefusedException the guard refuses or does not answer, and the mode is {@code required}
    * @throws InterruptedIOException the thread was interrupted, for example because its stream is stopped
    */
-  static Verdict ask(VersionFile file, CommitBody body) throws CommitRefusedException, InterruptedIOException {
+  static Permission ask(VersionFile file, CommitBody body) throws CommitRefusedException, InterruptedIOException {
     Mode mode = mode();
     if (mode == Mode.OFF) {
-      return new Verdict(List.of(), CommitBody.JSON.createObjectNode());
+      return new Permission(List.of(), CommitBody.JSON.createObjectNode());
     }
     try {
-      return required(file, body, mode);
+      return requestPermission(file, body, mode);
     } catch (CommitRefusedException refusal) {
       if (mode == Mode.REQUIRED) {
         throw refusal;
@@ -116,7 +116,7 @@ public final class Guard {
           file.version(), file.table(), refusal.getMessage());
       ObjectNode stamp = CommitBody.JSON.createObjectNode();
       stamp.put("observed", refusal.errorName());
-      return new Verdict(List.of(), stamp);
+      return new Permission(List.of(), stamp);
     }
   }
 
@@ -125,22 +125,22 @@ public final class Guard {
     return localProperty(TICKET);
   }
 
-  /** Returns whether the guard may allow a commit of this thread. It refuses one with neither a block nor a ticket. */
+  /** Returns whether the guard may allow a commit of this thread. Required mode needs a block or a ticket. */
   static boolean mayAllow() throws CommitRefusedException {
     return blocks() != null || ticket() != null || mode() != Mode.REQUIRED;
   }
 
-  /** Returns whether this thread holds a lock for its write, or its write has a ticket for one. */
+  /** Returns whether this thread of a Spark driver is bound to a block or a ticket. */
   static boolean isBound() {
     return context() != null && (blocks() != null || ticket() != null);
   }
 
   /**
-   * Returns the properties of a commit with a ticket: {@link CommitBody#staged}, and {@code read}, the version that its
-   * transaction has read; null if that is not known.
+   * Returns the properties of a commit with a ticket: those of {@link CommitBody#stagedProperties}, and {@code read},
+   * the version that its transaction has read (null if it is not known).
    */
   static ObjectNode describe(CommitBody body, ReadVersion read) {
-    ObjectNode staged = body.staged();
+    ObjectNode staged = body.stagedProperties();
     staged.set("read", read == null ? null : read.toJson(PROPERTY_PREFIX));
     return staged;
   }
@@ -157,13 +157,13 @@ public final class Guard {
     ObjectNode request = request("turn", file, body);
     request.put("ticket", ticket);
     request.set("staged", staged);
-    return answer(request, file, body).path("turn").asBoolean(false);
+    return send(request, file, body).path("turn").asBoolean(false);
   }
 
   /**
-   * Reports the outcome of a put to Python, which then may release the lock of the ticket.
+   * Reports the outcome of a put to Python. Then Python may release the lock of the ticket.
    *
-   * @return whether Python has received it; if not, it reads the outcome when the write ends
+   * @return whether Python has received the report; otherwise it reads the outcome when the write ends
    */
   static boolean reportOutcome(String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome) {
     ObjectNode request = request("outcome", file, body);
@@ -171,10 +171,11 @@ public final class Guard {
     request.put("outcome", Attempts.name(outcome));
     request.set("metrics", body.metrics);
     try {
-      answer(request, file, body);
+      send(request, file, body);
       return true;
     } catch (IOException e) {
-      LOG.warn("the outcome of version {} of {} was not reported: {}", file.version(), file.table(), e.toString());
+      LOG.warn("the outcome of version {} of {} was not reported to Python, which reads it when the write ends: {}",
+          file.version(), file.table(), e.toString());
       return false;
     }
   }
@@ -188,16 +189,17 @@ public final class Guard {
     return request;
   }
 
-  private static JsonNode answer(ObjectNode request, VersionFile file, CommitBody body)
+  /** Sends a request to Python and returns the answer. A refusal becomes an exception. */
+  private static JsonNode send(ObjectNode request, VersionFile file, CommitBody body)
       throws CommitRefusedException, InterruptedIOException {
-    JsonNode answer = answerOf(request.toString(), file);
+    JsonNode answer = askPython(request.toString(), file);
     if (answer.hasNonNull("refused")) {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
     }
     return answer;
   }
 
-  private static Verdict required(VersionFile file, CommitBody body, Mode mode)
+  private static Permission requestPermission(VersionFile file, CommitBody body, Mode mode)
       throws CommitRefusedException, InterruptedIOException {
     ObjectNode request = request("commit", file, body);
     request.put("txn", body.txn);
@@ -207,32 +209,33 @@ public final class Guard {
     request.put("blocks", blocks);
     String ticket = ticket();
     request.put("ticket", ticket);
-    String write = write();
+    String write = writeId();
     if (write != null) {
       request.put("write", write);
       request.put("retention_ms", ReadVersion.retentionMillis(file));
     }
-    if (isOfPartitions(blocks) || isOfPartitions(ticket)) {
+    if (locksPartitions(blocks) || locksPartitions(ticket)) {
       request.set("footprint", body.footprint());
     }
     request.put("observe", mode == Mode.OBSERVE);
-    JsonNode answer = answer(request, file, body);
-    List<String> covering = new ArrayList<>();
-    answer.path("holds").forEach(hold -> covering.add(hold.asText()));
-    if (covering.isEmpty() || !answer.path("stamp").isObject()) {
-      throw new CommitRefusedException("LockLostError", "the commit guard gave an invalid answer");
+    JsonNode answer = send(request, file, body);
+    List<String> holds = new ArrayList<>();
+    answer.path("holds").forEach(hold -> holds.add(hold.asText()));
+    if (holds.isEmpty() || !answer.path("stamp").isObject()) {
+      throw new CommitRefusedException("LockLostError", "the commit guard gave an answer without holds or stamp; use the "
+          + "log store's jar and the Python package of one release");
     }
-    return new Verdict(covering, (ObjectNode) answer.get("stamp"));
+    return new Permission(holds, (ObjectNode) answer.get("stamp"));
   }
 
-  private static boolean isOfPartitions(String ids) {
-    return ids != null && ids.indexOf(PARTITIONS_MARK) >= 0;
+  private static boolean locksPartitions(String names) {
+    return names != null && names.indexOf(PARTITIONS_MARK) >= 0;
   }
 
-  private static JsonNode answerOf(String request, VersionFile file)
+  private static JsonNode askPython(String request, VersionFile file)
       throws CommitRefusedException, InterruptedIOException {
-    String ownGuard = localProperty(NAME);
-    for (Map.Entry<String, PythonGuard> entry : guards(ownGuard)) {
+    String boundGuard = localProperty(NAME);
+    for (Map.Entry<String, PythonGuard> entry : guards(boundGuard)) {
       PythonGuard guard = entry.getValue();
       Future<String> call = CALLS.submit(() -> guard.check(request));
       String problem;
@@ -244,7 +247,7 @@ public final class Guard {
         if (e.getCause() instanceof ConnectException) {
           // The Python process has ended, and its holds are lost.
           GUARDS.remove(entry.getKey(), guard);
-          if (entry.getKey().equals(ownGuard) && (blocks() != null || ticket() != null)) {
+          if (entry.getKey().equals(boundGuard) && (blocks() != null || ticket() != null)) {
             throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
                 + " for this thread has ended");
           }
@@ -268,14 +271,14 @@ public final class Guard {
             + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
   }
 
-  /** Returns the guard of this thread, and then the other guards, the newest first. */
-  private static List<Map.Entry<String, PythonGuard>> guards(String ownGuard) {
+  /** Returns the guard to which this thread is bound, and then the other guards, the newest first. */
+  private static List<Map.Entry<String, PythonGuard>> guards(String boundGuard) {
     List<Map.Entry<String, PythonGuard>> entries;
     synchronized (GUARDS) {
       entries = new ArrayList<>(GUARDS.entrySet());
     }
     Collections.reverse(entries);
-    entries.sort(Comparator.comparing(entry -> !entry.getKey().equals(ownGuard)));
+    entries.sort(Comparator.comparing(entry -> !entry.getKey().equals(boundGuard)));
     return entries;
   }
 
@@ -284,7 +287,7 @@ public final class Guard {
     return context == null ? BLOCKS_WITHOUT_SPARK.get() : context.getLocalProperty(BLOCKS);
   }
 
-  private static String write() {
+  private static String writeId() {
     return localProperty(WRITE);
   }
 
@@ -298,7 +301,7 @@ public final class Guard {
    * Delta's hooks, does not belong to the attempt.
    */
   static void endAttempt() {
-    if (write() != null) {
+    if (writeId() != null) {
       context().setLocalProperty(WRITE, null);
     }
   }

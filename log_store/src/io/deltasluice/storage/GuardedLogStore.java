@@ -48,7 +48,7 @@ public class GuardedLogStore extends LogStore {
   public static final List<String> SCHEMES =
       List.of("s3", "s3a", "s3n", "file", "hdfs", "abfs", "abfss", "wasb", "wasbs", "adl", "gs");
 
-  /** Reader of a scheme, and put of its version files; {@code put} is null if files cannot be created conditionally. */
+  /** A scheme's store for reading, and its put of version files; null if files cannot be created conditionally. */
   private record Storage(LogStore reader, PutIfAbsent put) {}
 
   private final Map<String, Storage> storages = new ConcurrentHashMap<>();
@@ -125,7 +125,7 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("TableError",
           path + ": this scheme has no conditional create that Sluice knows; use one of " + SCHEMES);
     }
-    // Before the lock is requested, because Delta's check for conflicts then delays no other writer.
+    // Checked before the lock is requested: Delta's check for conflicts then delays no other writer.
     throwIfTaken(path, conf);
     long checkedAt = System.nanoTime();
     if (Guard.isBound()) {
@@ -142,11 +142,11 @@ public class GuardedLogStore extends LogStore {
     if (ticket != null) {
       awaitTurn(ticket, file, body, checkedAt, conf);
     }
-    Guard.Verdict verdict = Guard.ask(file, body);
-    Attempts.Attempt attempt = Attempts.begin(verdict.holds(), file.version(), body.txn, body.attempt);
+    Guard.Permission permission = Guard.ask(file, body);
+    Attempts.Attempt attempt = Attempts.begin(permission.holds(), file.version(), body.txn, body.attempt);
     StagedFiles staged = ticket == null ? null : StagedFiles.take(ticket);
     try {
-      put(storage, file, body, body.bytes(verdict.stamp()), attempt, conf);
+      put(storage, file, body, body.bytes(permission.stamp()), attempt, conf);
     } finally {
       // An Error of the JVM may have been thrown after the put was sent.
       attempt.endIfPending();
@@ -154,7 +154,7 @@ public class GuardedLogStore extends LogStore {
         Guard.endAttempt();
       }
       if (ticket != null) {
-        reportOutcome(ticket, staged, file, body, attempt.outcome(), verdict.holds());
+        reportOutcome(ticket, staged, file, body, attempt.outcome(), permission.holds());
       }
     }
   }
@@ -207,7 +207,7 @@ public class GuardedLogStore extends LogStore {
       throws IOException {
     IOException failure = null;
     boolean retry = true;
-    for (int number = 1; retry; number++) {
+    for (int putCount = 1; retry; putCount++) {
       try {
         storage.put.put(file.path(), content, conf);
         attempt.end(Attempts.Outcome.COMMITTED);
@@ -237,7 +237,7 @@ public class GuardedLogStore extends LogStore {
           attempt.end(Attempts.Outcome.TAKEN);
           throw new FileAlreadyExistsException(file.path().toString());
         }
-        default -> retry = number < MAX_PUTS && pause(number);
+        default -> retry = putCount < MAX_PUTS && pause(putCount);
       }
     }
     attempt.end(Attempts.Outcome.UNKNOWN);
@@ -251,7 +251,7 @@ public class GuardedLogStore extends LogStore {
     // An interrupted thread cannot read. The flag is set again, and prevents the next put.
     boolean interrupted = Thread.interrupted();
     try (CloseableIterator<String> lines = storage.reader.read(file.path(), conf)) {
-      return lines.hasNext() && body.isWrittenIn(lines.next()) ? Owner.OURS : Owner.OTHER_WRITER;
+      return lines.hasNext() && body.hasWritten(lines.next()) ? Owner.OURS : Owner.OTHER_WRITER;
     } catch (FileNotFoundException e) {
       return Owner.NONE;
     } catch (IOException | RuntimeException e) {
@@ -264,9 +264,9 @@ public class GuardedLogStore extends LogStore {
   }
 
   /** Waits before the next put. Returns false if the thread was interrupted and must not put again. */
-  private static boolean pause(int number) {
+  private static boolean pause(int putCount) {
     try {
-      Thread.sleep(PAUSE_MILLIS * number);
+      Thread.sleep(PAUSE_MILLIS * putCount);
       return true;
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
@@ -285,14 +285,14 @@ public class GuardedLogStore extends LogStore {
     return switch (scheme) {
       case "s3", "s3a", "s3n" -> new Storage(new S3SingleDriverLogStore(conf), new PutIfAbsent.S3a());
       case "file" -> new Storage(new HDFSLogStore(conf), new PutIfAbsent.HardLink());
-      case "hdfs" -> delegated(new HDFSLogStore(conf));
-      case "abfs", "abfss", "wasb", "wasbs", "adl" -> delegated(new AzureLogStore(conf));
-      case "gs" -> delegated(new GCSLogStore(conf));
+      case "hdfs" -> delegatedStorage(new HDFSLogStore(conf));
+      case "abfs", "abfss", "wasb", "wasbs", "adl" -> delegatedStorage(new AzureLogStore(conf));
+      case "gs" -> delegatedStorage(new GCSLogStore(conf));
       default -> new Storage(new HDFSLogStore(conf), null);
     };
   }
 
-  private static Storage delegated(LogStore store) {
+  private static Storage delegatedStorage(LogStore store) {
     return new Storage(store, new PutIfAbsent.Delegated(store));
   }
 }

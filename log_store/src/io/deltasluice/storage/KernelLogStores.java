@@ -17,14 +17,14 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Sets the log stores of Delta Kernel. With {@code spark.databricks.delta.v2.enableMode=STRICT} Delta commits an INSERT
- * through Kernel, which reads the log store of each scheme from {@code io.delta.kernel.logStore.<scheme>.impl}. Without
- * the setting Kernel uses Delta's stock store. Source: {@code LogStoreProvider} of Delta Kernel 4.4.0.
+ * through Kernel, which reads the log store of each scheme from {@code io.delta.kernel.logStore.<scheme>.impl}. If
+ * that setting is absent, Kernel uses Delta's own store. Source: {@code LogStoreProvider} of Delta Kernel 4.4.0.
  */
 public final class KernelLogStores {
   private static final Logger LOG = LoggerFactory.getLogger(KernelLogStores.class);
   private static final Pattern FILE_SYSTEM = Pattern.compile("fs\\.([a-z][a-z0-9+-]*)\\.impl");
 
-  /** Marks a configuration whose file systems have been searched, which takes milliseconds. */
+  /** Marks a configuration whose file systems were searched already. The search takes milliseconds. */
   private static final String SEARCHED = "io.deltasluice.kernel.searched";
 
   private KernelLogStores() {}

@@ -45,7 +45,7 @@ final class PlanReads {
    * Leaves that read no table. The rows of an RDD or a checkpoint were planned before the writer was called, so a lock
    * cannot make them newer. A reference to a common table expression has its plan elsewhere in the tree.
    */
-  private static final List<Class<? extends LogicalPlan>> NO_TABLE = List.of(
+  private static final List<Class<? extends LogicalPlan>> LEAVES_WITHOUT_TABLE = List.of(
       LocalRelation.class, OneRowRelation.class, ResolvedInlineTable.class, Range.class, LogicalRDD.class,
       ExternalRDD.class, CTERelationRef.class, UnionLoopRef.class);
 
@@ -67,13 +67,13 @@ final class PlanReads {
   }
 
   /** Adds the reads of a {@code Dataset}, a {@code Column} or an SQL condition. */
-  void add(Object read) {
-    if (read instanceof Dataset<?> rows) {
+  void add(Object source) {
+    if (source instanceof Dataset<?> rows) {
       addPlan(rows.queryExecution().analyzed());
-    } else if (read instanceof Column column) {
+    } else if (source instanceof Column column) {
       addExpression(ColumnNodeToExpressionConverter$.MODULE$.apply(column.node()));
     } else {
-      addSql(read.toString());
+      addSql(source.toString());
     }
   }
 
@@ -86,7 +86,7 @@ final class PlanReads {
   private void addLeaf(LogicalPlan leaf) {
     if (leaf instanceof LogicalRelation logical) {
       addRelation(logical.relation());
-    } else if (NO_TABLE.stream().noneMatch(harmless -> harmless.isInstance(leaf))) {
+    } else if (LEAVES_WITHOUT_TABLE.stream().noneMatch(harmless -> harmless.isInstance(leaf))) {
       addUnknown(leaf.nodeName());
     }
   }

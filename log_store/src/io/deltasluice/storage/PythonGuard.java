@@ -10,9 +10,8 @@ import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 
 /**
- * The guard of one Python process ({@code guard_server.py}), which decides whether a commit may be written. It is asked
- * at every commit, at the last moment before the version file is put. Each request opens a TCP connection, which fails
- * at once if the process has ended.
+ * The guard of one Python process ({@code guard_server.py}). It decides on every commit, at the last moment before the
+ * version file is put. Each request opens a TCP connection. The connection fails at once if the process has ended.
  */
 final class PythonGuard {
   private final InetSocketAddress address;
@@ -60,7 +59,7 @@ final class PythonGuard {
    *       partitions). Answer: {@code holds} (ids of the holds that cover the commit, each confirmed) and
    *       {@code stamp} (object that the commit records).
    *   <li>{@code turn}: Does the ticket of a waiting commit have its lock by now? Fields: {@code ticket},
-   *       {@code staged} (the commit, see {@link Guard#described}). Answer: {@code turn} (boolean).
+   *       {@code staged} (the commit, see {@link Guard#describe}). Answer: {@code turn} (boolean).
    *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},
    *       {@code outcome} (see {@link Attempts}), {@code metrics}. Answer: an empty object.
    * </ul>

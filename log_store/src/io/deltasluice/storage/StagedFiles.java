@@ -32,7 +32,7 @@ public final class StagedFiles {
   }
 
   /**
-   * Deletes the data files of a write. The caller must know that no commit has them, now or later.
+   * Deletes the data files of a write. The caller must know that no commit contains them, now or later.
    *
    * @return number of deleted files; VACUUM deletes files that could not be deleted
    */
@@ -53,7 +53,7 @@ public final class StagedFiles {
     return deleted;
   }
 
-  /** Unregisters the data files of a write before its put, after which a commit may have them. */
+  /** Unregisters and returns the data files of a write. Call it before the put, which may put them into a commit. */
   static StagedFiles take(String ticket) {
     return BY_TICKET.remove(ticket);
   }

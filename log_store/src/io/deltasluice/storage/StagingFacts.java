@@ -9,7 +9,7 @@ import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
 import scala.Option;
 
-/** Facts that Python needs before a write goes through the gate. One call returns all, because calls are slow. */
+/** Facts that Python needs before a write goes through the gate. One call returns all of them: each call is slow. */
 public final class StagingFacts {
   private static final String IDENTITY = "\"delta.identity.";
 
@@ -19,7 +19,7 @@ public final class StagingFacts {
    * Returns the facts about a write, as a JSON object.
    *
    * @param session session of the writer
-   * @param rowSession session of the rows, whose settings count too; null if it is the writer's
+   * @param rowSession session of the rows, whose settings are also returned; null if it is the writer's session
    * @param reads plans, columns and SQL conditions of the write, see {@link PlanReads#add}
    * @param location location of the table
    * @param settings names of session settings, separated by commas
