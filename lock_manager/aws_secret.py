@@ -47,7 +47,7 @@ def fetch_secret(arn: str) -> str:
         code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
         problem = code or str(error)
         raise SettingsError(
-            f"SLUICE_ZK_SECRET={arn}: AWS does not return the secret ({problem}): check the ARN, and that the AWS "
+            f"SLUICE_ZK_SECRET={arn}: AWS does not return the secret ({problem}); check the ARN, and that the AWS "
             "credentials allow secretsmanager:GetSecretValue on it"
         ) from error
     if "SecretString" not in response:

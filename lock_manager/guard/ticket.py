@@ -78,7 +78,7 @@ def staging_obstacle(commit: StagedCommit, *, appends: bool) -> str | None:
     reasons = (
         (commit.read_version is None, "the version that it read is not known"),
         (table_actions, f"it changes the table's {', '.join(table_actions)}"),
-        # Delta takes the timestamp before the wait. After a conflict it only moves it behind the other commit's.
+        # Delta takes the timestamp before the wait. After a conflict Delta only moves it behind the other commit's.
         (commit.is_dated, "its in-commit timestamp would be older than the acquisition of its lock"),
         (commit.hooks is None, "Delta's transaction and its post-commit hooks are not known"),
         (commit.hooks, f"Delta runs after the commit: {', '.join(commit.hooks or ())}"),

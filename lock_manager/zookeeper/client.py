@@ -24,7 +24,7 @@ from lock_manager.zookeeper.connection import connect_with_tls, describe_error, 
 _CLOSED_EARLY = "the server closed the connection without a response, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old servers do with wrong credentials"
 _MAX_SASL_ROUNDS = 5
-"""DIGEST-MD5 takes three rounds. A server without a list of users never ends the exchange, without an error."""
+"""DIGEST-MD5 takes three rounds. A server without a list of users never ends the exchange and reports no error."""
 _MIN_HANDSHAKE_SECONDS = 2.0
 """Minimum time limit for the response of a slow server, in seconds: a new session is a quorum write."""
 _CREDENTIALS_REFUSED = (AuthFailedError, SessionClosedRequireSaslError, SASLException)
