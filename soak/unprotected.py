@@ -121,8 +121,8 @@ class IntentlessGuard(WatchedGuard):
 class IsolatedManager(ZookeeperLockManager):
     """A lock manager that does not know the holds of other lock managers."""
 
-    def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
-        return [hold for hold in super()._held_by(thread) if hold in self._holds]
+    def _holds_of(self, thread: threading.Thread) -> list[HeldLock]:
+        return [hold for hold in super()._holds_of(thread) if hold in self._holds]
 
 
 def clear_changed_intents(hold: Hold) -> None:

@@ -203,7 +203,7 @@ def test_partitions_that_cannot_be_locked_are_reported(
     for locked_table, partition, error, message in (
         (unpartitioned, {"id": 1}, TableError, "is not partitioned"),
         (new_table, {"id": 1}, TableError, "there is no Delta table"),
-        (table, {"day": 1}, ResourceError, "those are y, m"),
+        (table, {"day": 1}, ResourceError, "partition columns are y, m"),
         (table, {"y": "last"}, ResourceError, "does not fit the"),
     ):
         with pytest.raises(error, match=message):

@@ -500,7 +500,7 @@ def test_conflicting_holds_never_overlap_and_no_request_blocks() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_negative_control_without_an_order_requests_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ZookeeperLockManager, "_enter_held", lambda *_: None)
+    monkeypatch.setattr(ZookeeperLockManager, "_enter_hold_again", lambda *_: None)
     # The deadlock depends on timing. Hypothesis raises Flaky if a repetition does not reproduce it.
     with pytest.raises((AssertionError, Flaky)):
         run(UnorderedMachine, 300, phases=[Phase.generate])

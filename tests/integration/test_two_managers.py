@@ -133,10 +133,10 @@ def test_two_threads_with_two_managers_never_deadlock(
 def test_negative_control_managers_that_know_only_their_holds_time_out(
     make_manager: Callable[..., ZookeeperLockManager], table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    all_held_by = ZookeeperLockManager._held_by
+    all_holds_of = ZookeeperLockManager._holds_of
     monkeypatch.setattr(
-        ZookeeperLockManager, "_held_by",
-        lambda self, thread: [hold for hold in all_held_by(self, thread) if hold in self._holds],
+        ZookeeperLockManager, "_holds_of",
+        lambda self, thread: [hold for hold in all_holds_of(self, thread) if hold in self._holds],
     )  # fmt: skip
     with make_manager().acquire(table), pytest.raises(LockTimeoutError):
         make_manager().acquire(table, timeout_seconds=0)
