@@ -217,7 +217,7 @@ def test_the_guard_refuses_with_a_reason_and_keeps_the_error(manager, table):
     guard = CommitGuard()
     assert ask(guard, table, None)["refused"] == "LockNotHeldError"
     assert "bound to no lock" in ask(guard, table, "")["message"]
-    assert "given back" in ask(guard, table, "of somebody else")["message"]
+    assert "the lock of its thread was released" in ask(guard, table, "of somebody else")["message"]
     assert ask(guard, "no/scheme://x", "a")["refused"] == "LockNotHeldError"
     block = GuardedBlock(manager.acquire(table), {"job": "nightly"})
     guard.add(block)
