@@ -109,10 +109,10 @@ def test_the_most_valuable_finding_comes_first() -> None:
 
 
 def test_every_property_is_in_the_help_with_its_default() -> None:
-    documented = set(re.findall(rf"^  {re.escape(PREFIX)}(\w+)", _EPILOG, re.MULTILINE))
+    documented_names = set(re.findall(rf"^  {re.escape(PREFIX)}(\w+)", _EPILOG, re.MULTILINE))
     with pytest.raises(TableError) as error:
         Policy.of({f"{PREFIX}nothing": "1"}, "file:/t")
-    assert documented == set(str(error.value).partition("valid names are ")[2].split(", "))
+    assert documented_names == set(str(error.value).partition("valid names are ")[2].split(", "))
     for default in ("(128 MiB)", "(4)", "(0.2)", "(0.05)"):
         assert default in _EPILOG
     assert Policy.of({}, "file:/t") == Policy()
