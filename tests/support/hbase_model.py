@@ -26,7 +26,7 @@ PUT_SHARE, FAMILIES, QUALIFIERS, TIMESTAMPS = 0.6, ("d", "m"), ("a", "b"), len(A
 TYPES = ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")
 
 
-def hbase_shows(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
+def values_in_hbase(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
     """Return the values that a reader gets, by row and ``family:qualifier``."""
     cells_by_row: dict[str, set[Cell]] = defaultdict(set)
     for cell in cells:
