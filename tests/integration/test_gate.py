@@ -274,7 +274,7 @@ def test_an_error_of_before_write_ends_the_write(table: Table) -> None:
 
     with pytest.raises(IndexError, match="not now"):
         table.append(1, before_write=fail)
-    assert (len(table.files()), table.ids(), table.queued()) == (1, [0], 0)
+    assert (len(table.files()), table.ids(), table.queue_length()) == (1, [0], 0)
 
 
 def test_cancel_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
@@ -282,7 +282,7 @@ def test_cancel_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
         assert len(table.files()) == 2
         table.writer.cancel()
         assert isinstance(running.exception(60), LockCancelledError)
-        assert table.queued() == 1
+        assert table.queue_length() == 1
     assert (len(table.files()), table.ids()) == (1, [0])
 
 
@@ -291,7 +291,7 @@ def test_ctrl_c_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
     assert main_thread is not None
 
     def interrupt() -> None:
-        table.eventually(lambda: table.queued() == 2)
+        table.eventually(lambda: table.queue_length() == 2)
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     with table.rival.acquire(table.writer.table), ThreadPoolExecutor(1) as pool:
@@ -299,7 +299,7 @@ def test_ctrl_c_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
         with pytest.raises(KeyboardInterrupt):
             table.append(1)
         interrupted.result()
-        assert table.queued() == 1
+        assert table.queue_length() == 1
     assert (len(table.files()), table.ids()) == (1, [0])
 
 
@@ -402,7 +402,7 @@ def test_a_commit_with_files_that_vacuum_may_delete_is_refused(
 def test_writes_with_one_transaction_commit_once(table: Table) -> None:
     with table.rival.acquire(table.writer.table), ThreadPoolExecutor(2) as pool:
         appends = [pool.submit(table.append, 1, txn=("job", 7)) for _ in range(2)]
-        table.eventually(lambda: table.queued() == 3, label="both appends at the gate")
+        table.eventually(lambda: table.queue_length() == 3, label="both appends at the gate")
         table.rival.release(table.writer.table)
         assert sorted(append.result().already_committed for append in appends) == [False, True]
     assert table.ids() == [0, 1]
@@ -415,7 +415,7 @@ def test_threads_of_one_driver_have_one_contender_each(table: Table, ensemble_cl
     with ThreadPoolExecutor(3) as pool:
         with table.rival.acquire(table.writer.table):
             appends = [pool.submit(table.append, number) for number in range(1, 4)]
-            table.eventually(lambda: table.queued() == 4, label="a contender of each append")
+            table.eventually(lambda: table.queue_length() == 4, label="a contender of each append")
             nodes = contenders(ensemble_client, table.writer.table)
             owners = {ensemble_client.get(node)[1].ephemeralOwner for node in nodes}
             assert len(owners) == 2, "the sessions of the rival and of the driver"

@@ -245,7 +245,7 @@ def test_a_lock_lost_during_the_write_ends_it(table: Table, blocked: BlockedRows
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(table.writer.append, blocked.rows, lock_during="write")
         table.eventually(blocked.started, label="the write")
-        assert table.queued() == 1
+        assert table.queue_length() == 1
         table.lose_lock()
         # The rows stay blocked: the write ends because its jobs are cancelled.
         with pytest.raises(LockLostError) as lost:
@@ -259,7 +259,7 @@ def test_a_lock_lost_after_the_commit_is_an_unproven_commit(table: Table, monkey
     find_commit = table.writer.log.find_commit
 
     def lose_and_find(write_id: str, **search: Any) -> Any:
-        assert table.queued() == 1
+        assert table.queue_length() == 1
         table.lose_lock()
         return find_commit(write_id, **search)
 
@@ -290,7 +290,7 @@ def test_cancel_ends_a_wait_for_the_lock(new_table: Table) -> None:
         new_table.writer.cancel()
         with pytest.raises(LockCancelledError):
             running.result()
-        assert new_table.queued() == 1
+        assert new_table.queue_length() == 1
 
 
 @pytest.mark.full

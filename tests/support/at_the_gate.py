@@ -73,7 +73,7 @@ class TableAtTheGate:
         with self.locked():
             self.spark.sql(statement.format(t=f"delta.`{self.path}`"))
 
-    def queued(self) -> int:
+    def queue_length(self) -> int:
         """Return the number of contenders in the table's queue."""
         return len(self.manager.queue(self.writer.table))
 
@@ -83,7 +83,9 @@ class TableAtTheGate:
         with ThreadPoolExecutor(1) as pool:
             with self.manager.acquire(self.writer.table):
                 running = pool.submit(write)
-                self.eventually(lambda: self.queued() == 2 or running.done(), within=60, label="a commit at the gate")
+                self.eventually(
+                    lambda: self.queue_length() == 2 or running.done(), within=60, label="a commit at the gate"
+                )
                 yield running
             running.exception(120)
 
