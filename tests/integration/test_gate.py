@@ -76,7 +76,7 @@ class Table(TableAtTheGate):
 
     def waiting(self, *ids: int, **options: Any) -> AbstractContextManager[Future[CommitResult]]:
         """Let an append wait at the gate."""
-        return self.behind(lambda: self.append(*ids, **options))
+        return self.waiting_write(lambda: self.append(*ids, **options))
 
     def jobs(self) -> int:
         """Return the number of Spark jobs that the driver has started."""
@@ -337,7 +337,7 @@ def test_a_removed_table_is_created_by_the_repeated_write(fixture: str, request:
 def test_the_first_version_of_a_table_waits_at_the_gate(new_table: Table, mode: str) -> None:
     write = getattr(new_table.writer, mode)
     options = {"lock_during": "commit", "before_write": new_table.record_files}
-    with new_table.behind(lambda: write(new_table.rows(1), **options)) as running:
+    with new_table.waiting_write(lambda: write(new_table.rows(1), **options)) as running:
         staged = new_table.files()
         assert len(staged) == 1
     assert (running.result().version, new_table.ids()) == (0, [1])

@@ -89,7 +89,7 @@ def test_rows_are_compared_again_with_commits_of_other_writers(
 ) -> None:
     caplog.set_level(logging.INFO)
     batch = frame(spark, (0, 2, "second"), (4, 1, "first"), (8, 5, "fifth"))
-    with gate.behind(lambda: apply_rows(gate.writer, batch, **LATEST)) as running:
+    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **LATEST)) as running:
         apply_rows(gate.writer, frame(spark, (0, 3, "third"), (8, 4, "fourth")), **LATEST)
     result = running.result()
     assert caplog.text.count(RETRY) == 1
@@ -116,7 +116,7 @@ def test_with_weaker_isolation_the_lock_covers_the_whole_write(
         monkeypatch.setattr("writer_jobs.delta.snapshot._ISOLATION", "delta.other")
     batch = frame(spark, (10, 1, "new"))
     files = gate.files()
-    with gate.behind(lambda: apply_rows(gate.writer, batch, **FIRST)) as running:
+    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **FIRST)) as running:
         assert (gate.files() == files) == is_read
         gate.writer.append(batch)
     assert running.result().inserted == (not is_read)

@@ -286,7 +286,7 @@ def test_cancel_ends_a_write_without_a_commit(table: Table, blocked: BlockedRows
 
 
 def test_cancel_ends_a_wait_for_the_lock(new_table: Table) -> None:
-    with new_table.behind(new_table.append) as running:
+    with new_table.waiting_write(new_table.append) as running:
         new_table.writer.cancel()
         with pytest.raises(LockCancelledError):
             running.result()

@@ -78,7 +78,7 @@ class TableAtTheGate:
         return len(self.manager.queue(self.writer.table))
 
     @contextmanager
-    def behind(self, write: Callable[[], CommitResult]) -> Iterator[Future[CommitResult]]:
+    def waiting_write(self, write: Callable[[], CommitResult]) -> Iterator[Future[CommitResult]]:
         """Let a write wait at the gate while this thread holds the lock, until the end of the block."""
         with ThreadPoolExecutor(1) as pool:
             with self.manager.acquire(self.writer.table):
