@@ -128,7 +128,7 @@ class Members:
         """Return the members that serve as leader."""
         return [member for member in self.running if self.mode(member) == "leader"]
 
-    def figure(self, member: int, name: str) -> int:
+    def metric(self, member: int, name: str) -> int:
         """Return a metric of ``mntr``; -1 if the member does not report it."""
         match = re.search(rf"^zk_{name}\t(\d+)".encode(), self.running[member].command(b"mntr"), re.MULTILINE)
         return int(match[1]) if match else -1
@@ -177,7 +177,7 @@ def recover(members: Members, survivor: int, lost: Sequence[int]) -> int:
         members.start(member, server_list=all_members)
         leader = members.wait_until_in_sync()
     deadline = time.monotonic() + SETTLED_SECONDS
-    while members.figure(leader, "ephemerals_count") != 0:
+    while members.metric(leader, "ephemerals_count") != 0:
         if time.monotonic() > deadline:
             raise LocalServerError(f"old sessions have not ended within {SETTLED_SECONDS:g} s")
         time.sleep(_LOOK_SECONDS)
