@@ -171,7 +171,7 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
         # Its Python would get the lock and keep it.
         first.link.cut()
     try:
-        second.tell("go")
+        second.send_line("go")
         assert second.answer() == {"done": None}
         assert second.do("read_then_append", table=table) == [0, 1, 2, 20]
     finally:
@@ -206,7 +206,7 @@ def test_a_holder_cut_off_from_zookeeper_is_refused(drivers: tuple[Driver, Drive
     first.begin("append_on_signal", table=table, first=10, end=12)
     assert first.answer() == {"done": "holding"}
     first.link.cut()
-    first.tell("go")
+    first.send_line("go")
     answer = first.answer()
     first.link.mend()
     assert answer["error"] == "LockLostError", answer
@@ -221,7 +221,7 @@ def commit_after_a_takeover(first: Driver, second: Driver, table: str) -> dict[s
     first.link.cut()
     try:
         second.do("append", table=table, first=20, end=21)
-        first.tell("go")
+        first.send_line("go")
         return first.answer()
     finally:
         first.link.mend()

@@ -158,14 +158,14 @@ def read_around_a_late_put(
     driver.begin("append_then_read", table=table, first=10, end=12)
     assert driver.answer() == {"done": "CommitUnknownError"}
     s3.gate.disarm(NAME)
-    driver.tell("go")
+    driver.send_line("go")
     second_block_ids = driver.answer()["done"]
     filled = stored(s3, table).get(1) == 1
     driver.begin("read_twice", table=table)
     first_ids = driver.answer()["done"]
     put.release.set()
     eventually(put.ended.is_set, label="the end of the late PUT")
-    driver.tell("go")
+    driver.send_line("go")
     return [second_block_ids, first_ids, driver.answer()["done"]], filled
 
 

@@ -76,9 +76,9 @@ class Driver:
 
     def begin(self, do: str, **arguments: Any) -> None:
         """Send a command without waiting for its answer."""
-        self.tell(json.dumps({"do": do, **arguments}))
+        self.send_line(json.dumps({"do": do, **arguments}))
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
