@@ -17,7 +17,7 @@ from tests.support.machine import Machine
 from tests.support.waiting import eventually
 
 PORT = 2281
-PATIENCE = 90.0
+SYNC_SECONDS = 90.0
 # PySpark's jars contain ZooKeeper without the metrics provider, and another logging library.
 _UNAVAILABLE = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
 
@@ -133,7 +133,7 @@ class Members:
         """Wait until one member leads and all other members are in sync with it."""
         eventually(
             lambda: is_in_sync([member.state() for member in self.nodes]),
-            PATIENCE,
+            SYNC_SECONDS,
             lambda: "\n".join(member.log[-2000:] for member in self.nodes),
         )
 
