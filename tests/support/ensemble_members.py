@@ -24,7 +24,7 @@ from sluice.ensemble.members import Server, ask_server
 LET_VOTE = Path(__file__).parents[2] / "infra/node/sluice-let-vote"
 TICK_MS = 500
 MAX_SESSION_MS = 60_000
-SETTLED_SECONDS = 90.0
+SYNC_SECONDS = 90.0
 HIGHER_EPOCH = 1_000_000
 _LOOK_SECONDS = 0.05
 
@@ -141,17 +141,17 @@ class Members:
         """Wait for :meth:`in_sync`; return the leader.
 
         Raises:
-            LocalServerError: The members are not in sync within ``SETTLED_SECONDS``.
+            LocalServerError: The members are not in sync within ``SYNC_SECONDS``.
 
         """
-        deadline = time.monotonic() + SETTLED_SECONDS
+        deadline = time.monotonic() + SYNC_SECONDS
         while time.monotonic() < deadline:
             with suppress(IndexError):
                 if self.in_sync():
                     return self.leaders()[0]
             time.sleep(_LOOK_SECONDS)
         modes = {member: self.mode(member) or "does not serve" for member in self.running}
-        raise LocalServerError(f"the members are not in sync within {SETTLED_SECONDS:g} s: {modes}")
+        raise LocalServerError(f"the members are not in sync within {SYNC_SECONDS:g} s: {modes}")
 
 
 def is_in_sync(states: Sequence[Server]) -> bool:
@@ -176,9 +176,9 @@ def recover(members: Members, survivor: int, lost: Sequence[int]) -> int:
     for member in lost:
         members.start(member, server_list=all_members)
         leader = members.wait_until_in_sync()
-    deadline = time.monotonic() + SETTLED_SECONDS
+    deadline = time.monotonic() + SYNC_SECONDS
     while members.metric(leader, "ephemerals_count") != 0:
         if time.monotonic() > deadline:
-            raise LocalServerError(f"old sessions have not ended within {SETTLED_SECONDS:g} s")
+            raise LocalServerError(f"old sessions have not ended within {SYNC_SECONDS:g} s")
         time.sleep(_LOOK_SECONDS)
     return higher + 1
