@@ -130,7 +130,7 @@ def ensemble(addresses: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         members.start()
         # The control of the ACL tests: without the ACL each certificate permits everything.
         assert ensemble.run("appender", lambda client: client.create("/before")) == "/before"
-        members.restrict()
+        members.secure_lock_root()
         yield ensemble
     finally:
         members.stop()
@@ -241,7 +241,7 @@ class TestTheAcl:
         acl = ensemble.acl_of_lock_root()
         member = ensemble.members.nodes[1]
         member.machine.set_initialized("no")
-        member.restrict()
+        member.secure_lock_root()
         assert member.machine.initialized == "yes"
         assert ensemble.acl_of_lock_root() == acl
 

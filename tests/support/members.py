@@ -63,7 +63,7 @@ class Member:
         completed = self.machine.run(script, **environment)
         assert completed.returncode == 0, completed.stderr
 
-    def restrict(self) -> None:
+    def secure_lock_root(self) -> None:
         """Create the lock root and set its ACL."""
         # zkCli parses its options with commons-cli.
         jars = [*embedded.find_server_jars(), *embedded.find_spark_jars().glob("commons-cli-*.jar")]
@@ -143,10 +143,10 @@ class Members:
         (leader,) = [member for member in self.nodes if member.mode == "leader"]
         return leader
 
-    def restrict(self) -> None:
+    def secure_lock_root(self) -> None:
         """Create the lock root and set its ACL on each node, as the systemd unit does."""
         for member in self.nodes:
-            member.restrict()
+            member.secure_lock_root()
 
     def restart_one_by_one(self, graph: Graph, root: Path) -> None:
         """Apply the stack of another `up`: restart one member after another, when all are in sync."""
