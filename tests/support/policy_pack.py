@@ -124,7 +124,7 @@ def _resource(resource: Resource, props: dict[str, Any]) -> PolicyResource:
     return PolicyResource(resource.type, proxy, urn, resource.name, _options(resource), None, None, [], {})
 
 
-def ignored(resource: Resource) -> list[str]:
+def ignored_inputs(resource: Resource) -> list[str]:
     """Return the inputs whose changes a resource ignores, by their names in Pulumi's engine."""
     return [_camel(name) for name in resource.options.get("ignore_changes") or ()]
 
@@ -132,7 +132,7 @@ def ignored(resource: Resource) -> list[str]:
 def _options(resource: Resource) -> PolicyResourceOptions:
     return PolicyResourceOptions(
         protect=bool(resource.options.get("protect")),
-        ignore_changes=ignored(resource),
+        ignore_changes=ignored_inputs(resource),
         delete_before_replace=resource.options.get("delete_before_replace"),
         aliases=[],
         custom_timeouts=PolicyCustomTimeouts(0, 0, 0),
