@@ -94,7 +94,7 @@ def test_a_run_that_is_killed_twice_is_completed_once(
     assert [line["commit"] for line in completed.commits] == sorted(numbers)
     assert {line["commit"] for line in completed.commits if line["already_committed"]} >= acknowledged
     assert not completed.commits[-1]["already_committed"]
-    assert completed.sentences == []
+    assert completed.error_lines == []
     assert driver.exit_code() == 0
 
     assert rows_of(driver.table, "id", "name") == sorted(rows, key=repr)
@@ -110,7 +110,7 @@ def test_sigterm_ends_a_job_that_waits_for_the_lock(driver: JobUnderSubmit, csv_
         assert job.wait() == 143, job.error
         assert driver.queue_length() == 1
     assert [event["event"] for event in job.events] == ["begun"]
-    assert job.sentences == ["append.py: stopped by SIGTERM"]
+    assert job.error_lines == ["append.py: stopped by SIGTERM"]
     assert "Traceback" not in job.error
     report = json.loads(driver.report.read_text())
     assert (report["exit_code"], report["error"]) == (143, "stopped by SIGTERM")

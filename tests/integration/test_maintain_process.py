@@ -97,7 +97,7 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
     eventually(lambda: {*maintained.waiters()} - {killed_pid}, within=240, label="the wait for a partition")
     os.kill(stopped_run.python, signal.SIGINT)
     assert stopped_run.wait() == 130, stopped_run.error
-    (sentence,) = stopped_run.sentences
+    (sentence,) = stopped_run.error_lines
     assert sentence.startswith("maintain.py: stopped by SIGINT")
     assert "Traceback" not in stopped_run.error
     assert maintained.is_correct()

@@ -70,6 +70,6 @@ class SubmittedJob:
         return self._errors.read_text()
 
     @property
-    def sentences(self) -> list[str]:
+    def error_lines(self) -> list[str]:
         """The lines of the job on standard error."""
         return [line for line in self.error.splitlines() if line.startswith(f"{self._program}: ")]
