@@ -83,7 +83,7 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
     # The run compacts the other partitions and waits for the busy one.
     killed_run = start("--parallel", 2, "--report", report, "--page", page)
     eventually(lambda: maintained.waiters() and reported_actions(), within=240, label="a compaction")
-    killed_pid = killed_run.python
+    killed_pid = killed_run.python_pid
     assert maintained.waiters() == [killed_pid]
     killed_run.kill()
     assert PLACES < maintained.files() < PLACES * FILES
@@ -95,7 +95,7 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
     stopped_run = start()
     # The killed process is in the queue until its session ends.
     eventually(lambda: {*maintained.waiters()} - {killed_pid}, within=240, label="the wait for a partition")
-    os.kill(stopped_run.python, signal.SIGINT)
+    os.kill(stopped_run.python_pid, signal.SIGINT)
     assert stopped_run.wait() == 130, stopped_run.error
     (sentence,) = stopped_run.error_lines
     assert sentence.startswith("maintain.py: stopped by SIGINT")

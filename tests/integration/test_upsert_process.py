@@ -70,7 +70,7 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
     job = start()
     put(FILES - 1)
     eventually(lambda: FILES - 1 in [line["batch"] for line in job.commits], within=240, label="the last file")
-    os.kill(job.python, signal.SIGTERM)
+    os.kill(job.python_pid, signal.SIGTERM)
     assert job.wait() == 143, job.error
     (message,) = job.error_lines
     assert message.startswith("upsert.py: stopped by SIGTERM")

@@ -43,7 +43,7 @@ class SubmittedJob:
         return [event for event in self.events if event["event"] == "commit"]
 
     @property
-    def python(self) -> int:
+    def python_pid(self) -> int:
         """Id of the process that runs the program. Its parent is the JVM, which starts other processes, too."""
         pids = []
         for folder in Path("/proc").glob("[0-9]*"):
