@@ -33,7 +33,7 @@ class Request:
     context: Mapping[str, str] = field(default_factory=dict)
 
 
-def allowed(request: Request, statements: Sequence[Statement]) -> bool:
+def is_allowed(request: Request, statements: Sequence[Statement]) -> bool:
     """Return whether the statements of all applicable policies allow the request."""
     effects = [statement["Effect"] for statement in statements if _applies(request, statement)]
     return "Deny" not in effects and "Allow" in effects
