@@ -67,7 +67,7 @@ def copy(s3: FaultyS3, original: str, to: str) -> None:
         store.put_object(Bucket=new_bucket, Key=key, Body=content.replace(path.encode(), new_path.encode()))
 
 
-def stored(s3: FaultyS3, table: str) -> dict[int, int]:
+def count_stored_puts(s3: FaultyS3, table: str) -> dict[int, int]:
     """Count the stored PUTs of each version."""
     folder = table.removeprefix("s3a://") + "/"
     counts: dict[int, int] = {}
