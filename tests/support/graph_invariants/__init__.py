@@ -19,7 +19,7 @@ INVARIANTS = {
 }
 
 
-def broken(graph: Graph) -> dict[str, list[str]]:
+def violated_invariants(graph: Graph) -> dict[str, list[str]]:
     """Return the violations of each invariant that does not hold."""
     return {name: violations for name, check in INVARIANTS.items() if (violations := list(check(graph)))}
 
