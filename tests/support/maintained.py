@@ -13,7 +13,7 @@ _HOUR = 3600
 _EIGHT_DAYS_HOURS = 24 * 8
 
 
-def codes(measurement: Measurement) -> dict[str, Finding]:
+def findings_by_code(measurement: Measurement) -> dict[str, Finding]:
     """Return the findings of a measurement by code."""
     return {finding.code: finding for finding in find(measurement.health, measurement.policy)}
 
