@@ -29,7 +29,7 @@ from lock_manager import HeldLock, LockCancelledError, LockLostError, LockTimeou
 from lock_manager.guard.ticket import Ticket
 from lock_manager.guard.write_attempt import WriteAttempt
 from tests.support.at_the_gate import AttemptClock, TableAtTheGate, contenders, remove_contenders
-from tests.support.checksums import checksum_file, files_of, read_as
+from tests.support.checksums import checksum_file, pop_files, read_as
 from tests.support.rivals import RivalManager
 from tests.support.spark_settings import spark_settings
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, locked
@@ -454,7 +454,7 @@ def test_a_missing_checksum_is_derived_as_its_writer_does(table: Table) -> None:
     for path, checksum in written.items():
         derived = read_as(table.spark, "t", path)
         assert derived["allFiles"], "the comparison includes files"
-        assert files_of(derived) == files_of(checksum)
+        assert pop_files(derived) == pop_files(checksum)
         assert derived == checksum
         with pytest.raises(Exception, match="FileNotFound"):
             read_as(table.spark, None, path)
