@@ -25,7 +25,7 @@ _ONCE = 0.7
 HISTORIES = pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])
 
 #: Two timestamps with the local time 02:30 in this zone, because clocks are put back between them.
-ZONE, FIRST, SECOND = "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"
+ZONE, FIRST_TIME, SECOND_TIME = "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"
 _MIDNIGHT = datetime(2026, 10, 25, tzinfo=UTC)
 #: SQL of a nested value of a row with ``key``, ``at`` (an integer) and ``value``.
 DETAIL = (
