@@ -119,7 +119,7 @@ class Driver:
 
     def make_hot(self, table: str, keys: int) -> None:
         with locked(self.spark, table, manager=self.manager):
-            rows = self.spark.range(keys).selectExpr("id", "'' AS said").coalesce(1)
+            rows = self.spark.range(keys).selectExpr("id", "'' AS words").coalesce(1)
             rows.write.format("delta").mode("append").save(table)
 
     def merge_hot(self, table: str, name: str, until: float, *, locked: bool) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Driver:
         while time.time() < until:
             start, word = time.time(), f"{name}.{len(merged)}"
             source = DeltaTable.forPath(self.spark, table).toDF().selectExpr("id").alias("s")
-            assignments = {"said": f"concat(t.said, '{word};')"}
+            assignments = {"words": f"concat(t.words, '{word};')"}
             if writer is None:
                 target = DeltaTable.forPath(self.spark, table).alias("t")
                 target.merge(source, "t.id = s.id").whenMatchedUpdate(set=assignments).execute()
@@ -137,7 +137,7 @@ class Driver:
                 merge = writer.merge(source, "t.id = s.id", alias="t").whenMatchedUpdate(set=assignments)
                 merged.append((merge.execute(lock_during="commit").version, word))
             seconds.append(time.time() - start)
-        return {"merged": merged, "took": seconds}
+        return {"merged": merged, "seconds": seconds}
 
     def read_then_append(self, table: str) -> list[int]:
         """Read the table under the lock and append a row that depends on the number of its rows."""
