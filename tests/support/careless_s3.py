@@ -24,7 +24,7 @@ class CarelessMiddleware:
     """WSGI middleware that removes conditions from PUTs and replaces answers.
 
     Attributes:
-        ignores: Pattern of the keys whose PUTs lose ``If-None-Match``, as in a store without the feature.
+        unconditional_keys: Pattern of the keys whose PUTs lose ``If-None-Match``, as in a store without the feature.
         errors: HTTP statuses for the next PUTs of the probe's object. These PUTs do not reach the store.
         puts: Number of PUTs by the last part of the key.
 
@@ -32,7 +32,7 @@ class CarelessMiddleware:
 
     def __init__(self, application: WsgiApplication) -> None:
         self._application = application
-        self.ignores = re.compile(r"(?!)")
+        self.unconditional_keys = re.compile(r"(?!)")
         self.errors: deque[int] = deque()
         self.puts: Counter[str] = Counter()
 
@@ -40,7 +40,7 @@ class CarelessMiddleware:
         if environ["REQUEST_METHOD"] == "PUT":
             name = environ["PATH_INFO"].rpartition("/")[2]
             self.puts[name] += 1
-            if self.ignores.search(environ["PATH_INFO"]):
+            if self.unconditional_keys.search(environ["PATH_INFO"]):
                 environ.pop("HTTP_IF_NONE_MATCH", None)
             if name == SCRATCH and self.errors:
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -66,12 +66,12 @@ class CarelessS3(FaultyS3):
 
 
 @contextmanager
-def careless_table(spark: SparkSession, ignores: str = "(?!)") -> Iterator[tuple[CarelessS3, str]]:
+def careless_table(spark: SparkSession, unconditional_keys: str = "(?!)") -> Iterator[tuple[CarelessS3, str]]:
     """Configure a new bucket of a careless S3 in a running session; yield the S3 and the URI of a table to create."""
     with CarelessS3() as s3, pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():
             patch.setenv(name, value)
-        s3.front.ignores = re.compile(ignores)
+        s3.front.unconditional_keys = re.compile(unconditional_keys)
         bucket = f"careless-{uuid.uuid4().hex}"
         s3.create_bucket(bucket)
         conf = spark.sparkContext._jsc.hadoopConfiguration()
