@@ -38,7 +38,7 @@ class Authority:
         return certificate, key_file
 
     def store(self, name: str, *hosts: str) -> Path:
-        """Issue a certificate for a server; return one file with the key and the certificate."""
+        """Issue a certificate for a server; return one file that contains the key and the certificate."""
         certificate, key = self.issue(name, *hosts)
         file = self._folder / f"{name}-store.pem"
         file.write_bytes(key.read_bytes() + certificate.read_bytes())

@@ -1,4 +1,4 @@
-"""An S3 that ignores the condition of a PUT, or answers the probe of conditional PUTs with errors."""
+"""An S3 that ignores the condition of a PUT, or responds to the proof of conditional PUTs with errors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from soak.s3_faults import FaultGate, FaultyS3
 
 SCRATCH = "_sluice_conditional_put"
 WRITER = "writer-1"
-_IMPATIENT = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
+_NO_RETRIES = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
 
 
 class CarelessMiddleware:
-    """WSGI middleware that removes conditions from PUTs and replaces answers.
+    """WSGI middleware that removes conditions from PUTs and replaces responses.
 
     Attributes:
         unconditional_keys: Pattern of the keys whose PUTs lose ``If-None-Match``, as in a store without the feature.
-        errors: HTTP statuses for the next PUTs of the probe's object. These PUTs do not reach the store.
-        puts: Number of PUTs by the last part of the key.
+        errors: HTTP statuses for the next PUTs of the object ``SCRATCH``. These PUTs do not reach the store.
+        puts: Number of PUTs by the last segment of the key.
 
     """
 
@@ -76,6 +76,6 @@ def careless_table(spark: SparkSession, unconditional_keys: str = "(?!)") -> Ite
         s3.create_bucket(bucket)
         conf = spark.sparkContext._jsc.hadoopConfiguration()
         settings = {name.removeprefix("spark.hadoop.fs.s3a."): value for name, value in s3.spark_conf.items()}
-        for name, value in (settings | _IMPATIENT).items():
+        for name, value in (settings | _NO_RETRIES).items():
             conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
         yield s3, f"s3a://{bucket}/table"

@@ -19,8 +19,8 @@ def findings_by_code(measurement: Measurement) -> dict[str, Finding]:
 
 
 def set_file_age(path: Path, hours: float) -> None:
-    modified = time.time() - hours * _HOUR
-    os.utime(path, (modified, modified))
+    modified_at = time.time() - hours * _HOUR
+    os.utime(path, (modified_at, modified_at))
 
 
 def age_all_files(table: Path) -> None:

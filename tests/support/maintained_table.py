@@ -49,9 +49,9 @@ class MaintainedTable:
         return LockedDeltaWriter(self.spark, self.manager, str(self.path))
 
     def create(self, files: Mapping[str | None, int], *, rows: int = 1, **properties: str) -> None:
-        """Copy a table with a number of files in each partition and a number of rows in each file.
+        """Create a table with a number of files in each partition and a number of rows in each file.
 
-        Keys count from 0. The only version is 0.
+        Keys begin with 0. The only version is 0.
         """
         places, end = [], 0
         for place, number in files.items():
@@ -90,7 +90,7 @@ class MaintainedTable:
         DeltaTable(str(self.path)).alter.set_table_properties(settings, raise_if_not_exists=False)
 
     def keys(self) -> list[int]:
-        """Read the keys with delta-rs."""
+        """Return the sorted keys, which delta-rs reads."""
         rows = QueryBuilder().register("t", DeltaTable(str(self.path))).execute("select key from t").read_all()
         return sorted(rows["key"].to_pylist())
 
@@ -141,7 +141,7 @@ class MaintainedTable:
         return TableMaintainer(executor, **options)
 
     def maintain(self, *actions: Action, budget_seconds: float | None = None, **options: Any) -> MaintenanceReport:
-        """Maintain the table: ``maintain(Action.COMPACT)``; without an action, as ``--auto`` does."""
+        """Do these actions: ``maintain(Action.COMPACT)``. Without an action, do what ``--auto`` does."""
         return self.maintainer(**options).run(actions or None, budget_seconds=budget_seconds)
 
     def waiters(self) -> tuple[QueueEntry, ...]:
@@ -163,7 +163,7 @@ class TableStream:
     options: Mapping[str, Any]
 
     def read(self) -> list[dict[str, Any]]:
-        """Read all new rows, and return all rows that were ever read.
+        """Read all new rows; return all rows that the stream has ever read.
 
         Raises:
             StreamingQueryException: The query failed, for example because a file is missing.

@@ -18,8 +18,8 @@ from tests.support.waiting import eventually
 
 PORT = 2281
 SYNC_SECONDS = 90.0
-# PySpark's jars contain ZooKeeper without the metrics provider, and another logging library.
-_UNAVAILABLE = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
+# The tests use PySpark's jars. They contain ZooKeeper without this metrics provider.
+_METRICS_SETTINGS = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
 
 
 class Member:
@@ -44,7 +44,7 @@ class Member:
         self._run("sluice-configure")
         config = root / "etc/zookeeper/zoo.cfg"
         relocated = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
-        config.write_text(_UNAVAILABLE.sub("", relocated))
+        config.write_text(_METRICS_SETTINGS.sub("", relocated))
         unit = (INFRA / "node/zookeeper.service").read_text()
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
         replacements = {
@@ -52,10 +52,11 @@ class Member:
             "$SLUICE_HEAP": embedded.small_jvm_options(),
             "/opt/zookeeper/lib/*": [":".join(map(str, embedded.find_server_jars()))],
             "/etc/zookeeper/zoo.cfg": [str(config)],
+            # PySpark's jars contain another logging library.
             "-Dlogback.configurationFile=/etc/zookeeper/logback.xml": ["-Dorg.apache.logging.log4j.level=INFO"],
         }
         missing = set(replacements) - set(command)
-        assert not missing, f"{sorted(missing)} not in the unit"
+        assert not missing, f"ExecStart of node/zookeeper.service does not contain {sorted(missing)}"
         java = [part for word in command for part in replacements.get(word, [word])]
         self._supervisor = embedded.start_supervised(java, self._log)
 
@@ -82,7 +83,7 @@ class Member:
             embedded.stop_supervised(supervisor)
 
     def lose_data(self) -> None:
-        """Delete the data, as on blank volumes in an old ensemble."""
+        """Delete the data, as if the member of an old ensemble got blank volumes."""
         for folder in ("data/version-2", "log/version-2"):
             shutil.rmtree(self.machine.root / "var/lib/zookeeper" / folder)
 
@@ -97,7 +98,7 @@ class Member:
         return context
 
     def state(self) -> Server:
-        """Return the answer to the four-letter words."""
+        """Return the state of the server, as it reports it to the commands ``srvr`` and ``mntr``."""
         return ask_server(self.address, PORT, self.tls())
 
     @property
@@ -139,7 +140,7 @@ class Members:
 
     @property
     def leader(self) -> Member:
-        """The leader."""
+        """The member that leads."""
         (leader,) = [member for member in self.nodes if member.mode == "leader"]
         return leader
 
@@ -149,7 +150,7 @@ class Members:
             member.secure_lock_root()
 
     def restart_one_by_one(self, graph: Graph, root: Path) -> None:
-        """Apply the stack of another `up`: restart one member after another, when all are in sync."""
+        """Apply the stack of a later `up`: restart one member after the other, each when all members are in sync."""
         for number, member in enumerate(self.nodes):
             member.stop()
             updated = Machine(graph, member.node, root / f"restart-{number}")

@@ -32,8 +32,8 @@ REFERENCES = {
     "volumeId": ("Volume",),
     "vpcId": ("Vpc",),
 }
-#: Inputs that contain ARNs, which are unknown in the preview of a new stack.
-LATE = ("policy", "userData")
+#: Inputs that contain ARNs. ARNs are unknown in the preview of a new stack.
+INPUTS_WITH_ARNS = ("policy", "userData")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def configure(config: dict[str, Any]) -> None:
 def violations(
     rules: Iterable[Rule], resources: list[Resource], *, preview: bool = False, config: dict[str, Any] | None = None
 ) -> list[Violation]:
-    """Return the violations in an existing stack, or in the preview of a new one, in which ids and ARNs are unknown."""
+    """Return the violations in an existing stack, or in the preview of a new stack. A preview knows no ids and ARNs."""
     reported: list[Violation] = []
     stack = [_in_stack(resource, resources, preview=preview) for resource in resources]
     props_of = [(resource, _props(resource, resources) if preview else resource.inputs) for resource in resources]
@@ -100,7 +100,7 @@ def _is_named(target: Resource, value: str, source: Resource) -> bool:
 
 
 def outputs(resource: Resource) -> dict[str, str]:
-    """Return the outputs of AWS in addition to the inputs."""
+    """Return the outputs that AWS adds to the inputs."""
     return {"id": f"{resource.name}-id"} | ({"bucket": resource.name} if resource.kind == "Bucket" else {})
 
 
@@ -115,8 +115,8 @@ def _in_stack(resource: Resource, resources: list[Resource], *, preview: bool) -
 
 def _props(resource: Resource, resources: list[Resource]) -> dict[str, Any]:
     """Return the inputs in a preview, in which ids and ARNs of other resources are unknown."""
-    late = {*dependencies(resource, resources), *LATE} & resource.inputs.keys()
-    return resource.inputs | dict.fromkeys(late | outputs(resource).keys(), UNKNOWN_STRING_VALUE)
+    unknown_inputs = {*dependencies(resource, resources), *INPUTS_WITH_ARNS} & resource.inputs.keys()
+    return resource.inputs | dict.fromkeys(unknown_inputs | outputs(resource).keys(), UNKNOWN_STRING_VALUE)
 
 
 def _resource(resource: Resource, props: dict[str, Any]) -> PolicyResource:

@@ -53,7 +53,7 @@ class Run(TypedDict):
 
 
 class Cloud(pulumi.runtime.Mocks):
-    """Mocks of AWS and the TLS provider, with the outputs that the program uses; in a preview there are none."""
+    """Mocks of AWS and the TLS provider, with the outputs that the program uses. In a preview they have no outputs."""
 
     def __init__(self, addresses: list[str], *, preview: bool) -> None:
         self.resources: list[dict[str, Any]] = []
@@ -183,10 +183,10 @@ def build_graph(run: Run) -> dict[str, Any]:
     stack_outputs: dict[str, Any] = {}
 
     def record_options(args: pulumi.ResourceTransformationArgs) -> None:
-        recorded = {name: getattr(args.opts, name) for name in OPTIONS}
-        dependencies = args.opts.depends_on or ()
-        recorded["depends_on"] = sorted(f"{type(resource).__name__} {resource._name}" for resource in dependencies)
-        options[args.type_, args.name] = recorded
+        resource_options = {name: getattr(args.opts, name) for name in OPTIONS}
+        dependencies = [f"{type(resource).__name__} {resource._name}" for resource in args.opts.depends_on or ()]
+        resource_options["depends_on"] = sorted(dependencies)
+        options[args.type_, args.name] = resource_options
 
     async def program() -> None:
         # The last transformation gets the options after the transformations of the program.
@@ -208,8 +208,8 @@ def default_config(file: Path) -> dict[str, Any]:
     """Return the default configuration of a project."""
     import yaml
 
-    declared = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["config"]
-    return {key: entry["default"] for key, entry in declared.items() if "default" in entry}
+    declarations = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["config"]
+    return {key: entry["default"] for key, entry in declarations.items() if "default" in entry}
 
 
 def _as_text(value: Any) -> str:
@@ -221,7 +221,7 @@ def build_graphs(runs: list[Run]) -> list[dict[str, Any]]:
     import pulumi_aws
     import pulumi_tls
 
-    # The access to an attribute loads a module.
+    # The packages load a module when its attribute is first accessed.
     for service in ("cloudwatch", "ebs", "ec2", "iam", "kms", "s3", "secretsmanager", "ssm", "vpc"):
         getattr(getattr(pulumi_aws, service), "loaded", None)
     getattr(pulumi_tls, "loaded", None)
@@ -232,19 +232,19 @@ def build_graphs(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _in_child(run: Run) -> dict[str, Any]:
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with os.fdopen(writing, "w") as answer:
+        with os.fdopen(write_end, "w") as pipe:
             try:
                 result = build_graph(run)
-            except BaseException as error:  # (tests read the errors of wrong configurations)
+            except BaseException as error:  # Tests read the errors of invalid configurations.
                 result = {"error": f"{type(error).__name__}: {error}"}
-            json.dump(result, answer, default=str)
+            json.dump(result, pipe, default=str)
         os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        result = json.load(answer)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        result = json.load(pipe)
     os.waitpid(pid, 0)
     return dict(result)
 

@@ -71,5 +71,5 @@ class SubmittedJob:
 
     @property
     def error_lines(self) -> list[str]:
-        """The lines of the job on standard error."""
+        """The job's own lines on standard error, without those of Spark."""
         return [line for line in self.error.splitlines() if line.startswith(f"{self._program}: ")]

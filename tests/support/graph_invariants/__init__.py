@@ -1,6 +1,6 @@
 """Invariants of every stack that no rule of the policy pack checks.
 
-A rule cannot check a value of the program, the order in which it creates resources, or the content of a file.
+A rule cannot check a value of the program, the order in which the program creates resources, or the content of a file.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def violated_invariants(graph: Graph) -> dict[str, list[str]]:
 
 
 def config_error(error: Any) -> str:
-    """Return the message that a user gets for a refused configuration."""
+    """Return the message that a user sees for a refused configuration."""
     return str(error).partition(": ")[2]

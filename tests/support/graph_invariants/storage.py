@@ -19,7 +19,7 @@ def an_existing_bucket_is_not_changed(graph: Graph) -> Iterator[str]:
     for resource in graph.resources:
         kind = resource.kind
         if kind.startswith("Bucket") and kind != "Bucket" and resource.inputs["bucket"] not in created:
-            yield str(resource)
+            yield f"{resource} changes the existing bucket {resource.inputs['bucket']}"
 
 
 @invariant
@@ -33,10 +33,10 @@ def commits_and_cleanup_are_allowed(graph: Graph) -> Iterator[str]:
         prefixes = ["silver/", "gold/daily/"] if "/silver/" in str(statements) else [""]
         for version in (f"{bucket}/{prefix}{table}{_VERSION}" for prefix in prefixes for table in ("", "a/b/")):
             if not is_allowed(s3_put(_ROLE, version, conditional=True), statements):
-                yield f"{version} cannot be put"
+                yield f"the bucket policy does not allow a conditional PUT of {version}"
             if not is_allowed(s3(graph.outputs["maintenance_role_arn"], "DeleteObject", version), statements):
-                yield f"{version} cannot be cleaned up"
+                yield f"the bucket policy does not allow the maintenance role to delete {version}"
     statements = graph.one("Policy", "access-appender").document()["Statement"]
     prefix = "silver/" if f"{bucket}/silver/*" in str(statements) else ""
     if not is_allowed(s3_put(_ROLE, f"{bucket}/{prefix}flights/{_VERSION}", conditional=True), statements):
-        yield "an appender cannot commit"
+        yield f"{graph.one('Policy', 'access-appender')} does not allow a conditional PUT of a version file"
