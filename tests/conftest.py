@@ -88,10 +88,10 @@ def find_docker_image() -> tuple[str, str]:
         return "", NO_ENGINE
     command = [sys.executable, "-c", "from soak.containers import best_image; print(best_image() or '')"]
     with suppress(subprocess.TimeoutExpired):
-        completed = subprocess.run(
+        process = subprocess.run(
             command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=MAX_PULL_SECONDS
         )
-        return ("", NO_ENGINE) if completed.returncode else (completed.stdout.strip(), NO_IMAGE)
+        return ("", NO_ENGINE) if process.returncode else (process.stdout.strip(), NO_IMAGE)
     return "", NO_IMAGE
 
 

@@ -89,7 +89,7 @@ def graphs(
 ) -> list[Graph | ProgramError]:
     """Run the program of each folder with its configuration. In a preview, no output of AWS is known."""
     environment = {"addresses": addresses, "preview": preview}
-    completed = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.support.stack_graph"],
         cwd=ROOT,
         input=json.dumps([{"infra": str(infra), "config": config, **environment} for infra, config in runs]),
@@ -98,7 +98,7 @@ def graphs(
         timeout=_TIMEOUT_SECONDS,
         check=True,
     )
-    return [_parse_result(result) for result in json.loads(completed.stdout)]
+    return [_parse_result(result) for result in json.loads(process.stdout)]
 
 
 def graph(config: dict[str, Any] | None = None, addresses: list[str] = ADDRESSES) -> Graph:

@@ -40,8 +40,8 @@ def is_allowed(request: Request, statements: Sequence[Statement]) -> bool:
 
 
 def _applies(request: Request, statement: Statement) -> bool:
-    unsupported = set(statement) - {"Sid", "Effect", "Principal", "Action", "Resource", "Condition"}
-    assert not unsupported, f"{sorted(unsupported)} is not supported by this evaluator"
+    unsupported_elements = set(statement) - {"Sid", "Effect", "Principal", "Action", "Resource", "Condition"}
+    assert not unsupported_elements, f"this evaluator does not support {sorted(unsupported_elements)}"
     return (
         _is_principal(request.principal, statement.get("Principal", "*"))
         and any(_matches(action.lower(), request.action.lower()) for action in _as_list(statement["Action"]))

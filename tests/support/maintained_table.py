@@ -53,15 +53,17 @@ class MaintainedTable:
 
         Keys begin with 0. The only version is 0.
         """
-        places, end = [], 0
-        for place, number in files.items():
-            end += number * rows
-            places.append(f"WHEN id < {end} THEN " + (f"'{place}'" if place is not None else "CAST(NULL AS STRING)"))
+        cases, key_count = [], 0
+        for place, file_count in files.items():
+            key_count += file_count * rows
+            cases.append(
+                f"WHEN id < {key_count} THEN " + (f"'{place}'" if place is not None else "CAST(NULL AS STRING)")
+            )
         tblproperties = f"TBLPROPERTIES ({_sql_pairs(properties)})" if properties else ""
         self.copy_of(
             f"CREATE TABLE {{t}} USING delta PARTITIONED BY (place) {tblproperties} AS SELECT id AS key, "
-            f"CASE {' '.join(places)} END AS place, concat('row ', id) AS value "
-            f"FROM range(0, {end}, 1, {sum(files.values())})"
+            f"CASE {' '.join(cases)} END AS place, concat('row ', id) AS value "
+            f"FROM range(0, {key_count}, 1, {sum(files.values())})"
         )
 
     def append(self, *keys: int, place: str | None = "a") -> None:

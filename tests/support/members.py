@@ -43,8 +43,8 @@ class Member:
         root = self.machine.root
         self._run("sluice-configure")
         config = root / "etc/zookeeper/zoo.cfg"
-        relocated = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
-        config.write_text(_METRICS_SETTINGS.sub("", relocated))
+        text = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
+        config.write_text(_METRICS_SETTINGS.sub("", text))
         unit = (INFRA / "node/zookeeper.service").read_text()
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
         replacements = {
@@ -55,14 +55,14 @@ class Member:
             # PySpark's jars contain another logging library.
             "-Dlogback.configurationFile=/etc/zookeeper/logback.xml": ["-Dorg.apache.logging.log4j.level=INFO"],
         }
-        missing = set(replacements) - set(command)
-        assert not missing, f"ExecStart of node/zookeeper.service does not contain {sorted(missing)}"
+        missing_words = set(replacements) - set(command)
+        assert not missing_words, f"ExecStart of node/zookeeper.service does not contain {sorted(missing_words)}"
         java = [part for word in command for part in replacements.get(word, [word])]
         self._supervisor = embedded.start_supervised(java, self._log)
 
     def _run(self, script: str, **environment: str) -> None:
-        completed = self.machine.run(script, **environment)
-        assert completed.returncode == 0, completed.stderr
+        process = self.machine.run(script, **environment)
+        assert process.returncode == 0, process.stderr
 
     def secure_lock_root(self) -> None:
         """Create the lock root and set its ACL."""
@@ -153,8 +153,8 @@ class Members:
         """Apply the stack of a later `up`: restart one member after the other, each when all members are in sync."""
         for number, member in enumerate(self.nodes):
             member.stop()
-            updated = Machine(graph, member.node, root / f"restart-{number}")
-            for file in (updated.root / "aws").iterdir():
+            updated_machine = Machine(graph, member.node, root / f"restart-{number}")
+            for file in (updated_machine.root / "aws").iterdir():
                 (member.machine.root / "aws" / file.name).write_bytes(file.read_bytes())
             member.start()
             self.wait_for_all()

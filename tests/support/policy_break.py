@@ -51,20 +51,24 @@ class Break:
     def of(self, graph: Graph) -> tuple[list[Resource], Resource]:
         """Return the resources of the changed stack, and the resource that the rule must report."""
         if self.type is not None:
-            added = Resource(self.kind, self.type, self.name, dict(self.inputs), dict(self.options))
-            return [*graph.resources, added], added
+            added_resource = Resource(self.kind, self.type, self.name, dict(self.inputs), dict(self.options))
+            return [*graph.resources, added_resource], added_resource
         original = graph.one(self.kind, self.name)
-        changed = replace(original, options=original.options | self.options, inputs=self._changed_inputs(original))
+        changed_resource = replace(
+            original, options=original.options | self.options, inputs=self._changed_inputs(original)
+        )
         resources = []
         for resource in graph.resources:
             if resource is original:
-                resources.append(changed)
+                resources.append(changed_resource)
             elif (resource.kind, resource.name) == (self.kind, self.also):
                 resources.append(replace(resource, inputs=self._changed_inputs(resource)))
             elif (resource.kind, resource.name) != self.without:
                 resources.append(resource)
-        assert changed != original or len(resources) < len(graph.resources), f"{self} changes nothing in the stack"
-        return resources, changed
+        assert changed_resource != original or len(resources) < len(graph.resources), (
+            f"{self} changes nothing in the stack"
+        )
+        return resources, changed_resource
 
     def _changed_inputs(self, resource: Resource) -> dict[str, Any]:
         inputs = dict(resource.inputs)

@@ -59,7 +59,7 @@ def violations(
     rules: Iterable[Rule], resources: list[Resource], *, preview: bool = False, config: dict[str, Any] | None = None
 ) -> list[Violation]:
     """Return the violations in an existing stack, or in the preview of a new stack. A preview knows no ids and ARNs."""
-    reported: list[Violation] = []
+    reported_violations: list[Violation] = []
     stack = [_in_stack(resource, resources, preview=preview) for resource in resources]
     props_of = [(resource, _props(resource, resources) if preview else resource.inputs) for resource in resources]
     for rule in rules:
@@ -70,14 +70,15 @@ def violations(
                     resource.type, unknown_checking_proxy(props), urn, resource.name, _options(resource), None, config
                 )
                 rule.policy.validate(
-                    args, lambda text, _, rule=rule, urn=urn: reported.append(Violation(rule.name, urn, text))
+                    args,
+                    lambda text, _, rule=rule, urn=urn: reported_violations.append(Violation(rule.name, urn, text)),
                 )
         else:
             rule.policy.validate(
                 StackValidationArgs(stack, config),
-                lambda text, urn, rule=rule: reported.append(Violation(rule.name, str(urn), text)),
+                lambda text, urn, rule=rule: reported_violations.append(Violation(rule.name, str(urn), text)),
             )
-    return reported
+    return reported_violations
 
 
 def dependencies(resource: Resource, resources: list[Resource]) -> dict[str, list[Resource]]:

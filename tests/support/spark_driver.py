@@ -125,9 +125,9 @@ class Driver:
     def merge_hot(self, table: str, name: str, until: float, *, locked: bool) -> dict[str, Any]:
         """Repeat a MERGE that appends a new word to the same rows; return the merged versions and words, and times."""
         writer = LockedDeltaWriter(self.spark, self.manager, table) if locked else None
-        merged, seconds = [], []
+        versions_and_words, seconds = [], []
         while time.time() < until:
-            start, word = time.time(), f"{name}.{len(merged)}"
+            start, word = time.time(), f"{name}.{len(versions_and_words)}"
             source = DeltaTable.forPath(self.spark, table).toDF().selectExpr("id").alias("s")
             assignments = {"words": f"concat(t.words, '{word};')"}
             if writer is None:
@@ -135,9 +135,9 @@ class Driver:
                 target.merge(source, "t.id = s.id").whenMatchedUpdate(set=assignments).execute()
             else:
                 merge = writer.merge(source, "t.id = s.id", alias="t").whenMatchedUpdate(set=assignments)
-                merged.append((merge.execute(lock_during="commit").version, word))
+                versions_and_words.append((merge.execute(lock_during="commit").version, word))
             seconds.append(time.time() - start)
-        return {"merged": merged, "seconds": seconds}
+        return {"merged": versions_and_words, "seconds": seconds}
 
     def read_then_append(self, table: str) -> list[int]:
         """Read the table under the lock and append a row that depends on the number of its rows."""

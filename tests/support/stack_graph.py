@@ -62,7 +62,7 @@ class Cloud(pulumi.runtime.Mocks):
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         name, kind = args.name, args.typ.split(":")[-1]
-        inputs = {key: _plain(value) for key, value in args.inputs.items()}
+        inputs = {key: _unwrap_secrets(value) for key, value in args.inputs.items()}
         self.resources.append({"type": args.typ, "name": name, "inputs": inputs})
         if self._preview:
             return None, {}
@@ -109,13 +109,17 @@ class Cloud(pulumi.runtime.Mocks):
         return results[args.token]
 
 
-def _plain(value: Any) -> Any:
+def _unwrap_secrets(value: Any) -> Any:
     """Return a value without the markers of secrets."""
     if isinstance(value, dict):
-        return _plain(value["value"]) if SECRET in value else {key: _plain(item) for key, item in value.items()}
+        return (
+            _unwrap_secrets(value["value"])
+            if SECRET in value
+            else {key: _unwrap_secrets(item) for key, item in value.items()}
+        )
     if isinstance(value, pulumi.RemoteAsset | pulumi.FileAsset):
         return {"asset": type(value).__name__, "path": getattr(value, "uri", None) or value.path}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return [_unwrap_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         subject = distinguished_name(inputs["subject"]["commonName"])
         builder = certificate_builder(subject, subject, key.public_key(), hours=inputs["validityPeriodHours"])
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        return {"certPem": _signed(builder, key)}
+        return {"certPem": _sign(builder, key)}
     if kind == "CertRequest":
         subject = distinguished_name(inputs["subject"]["commonName"])
         request_builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
@@ -151,7 +155,7 @@ def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         builder = builder.add_extension(extension.value, extension.critical)
     uses = [_USES[use] for use in inputs["allowedUses"] if use in _USES]
     builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-    return {"certPem": _signed(builder, _key(inputs["caPrivateKeyPem"])), "readyForRenewal": False}
+    return {"certPem": _sign(builder, _key(inputs["caPrivateKeyPem"])), "readyForRenewal": False}
 
 
 def _key(pem: str) -> ec.EllipticCurvePrivateKey:
@@ -164,7 +168,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> str:
+def _sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> str:
     return certificate_pem(builder.sign(key, hashes.SHA256())).decode()
 
 

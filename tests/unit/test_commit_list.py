@@ -122,12 +122,12 @@ def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
 
 def test_a_limit_reads_no_further_versions_and_0_is_no_limit(table: Path) -> None:
     (table / "_delta_log" / f"{0:020}.json").write_text("{")
-    limited = RUNNER.invoke(app, ["log", str(table), "--limit", "3"])
-    assert limited.exit_code == 0
-    assert "problem" not in limited.stdout
-    unlimited = RUNNER.invoke(app, ["log", str(table), "--limit", "0"])
-    assert unlimited.exit_code == 0
-    assert "problem: version 0 cannot be read" in unlimited.stdout
+    limited_log = RUNNER.invoke(app, ["log", str(table), "--limit", "3"])
+    assert limited_log.exit_code == 0
+    assert "problem" not in limited_log.stdout
+    complete_log = RUNNER.invoke(app, ["log", str(table), "--limit", "0"])
+    assert complete_log.exit_code == 0
+    assert "problem: version 0 cannot be read" in complete_log.stdout
 
 
 def test_a_missing_table_is_one_message_and_exit_code_2(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ class Engine(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path.endswith("/images/json"):
-            matching = [name for name in self.images if f'"{name}"' in unquote(self.path)]
-            self.answer([{"Id": f"sha256:{name}", "RepoTags": [name]} for name in matching])
+            names = [name for name in self.images if f'"{name}"' in unquote(self.path)]
+            self.answer([{"Id": f"sha256:{name}", "RepoTags": [name]} for name in names])
         elif "/images/" in path:
             self.answer({"Id": "sha256:1", "RepoTags": [], "Size": 1})
         else:
@@ -125,8 +125,8 @@ def start_container(monkeypatch: pytest.MonkeyPatch, *errors: str) -> list[str]:
     monkeypatch.setattr(containers, "docker_engine", nullcontext)
     monkeypatch.setattr(containers, "_reaper_process", lambda _: nullcontext())
     monkeypatch.setattr(ContainerZooKeeper, "_create", lambda self, *_: self.servers.append(server))
-    with ContainerZooKeeper("any") as running:
-        assert len(running.servers) == 1
+    with ContainerZooKeeper("any") as ensemble:
+        assert len(ensemble.servers) == 1
     return server.errors  # type: ignore[no-any-return]
 
 

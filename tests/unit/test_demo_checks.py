@@ -116,9 +116,9 @@ def test_overlapping_holds_are_reported(record: Record) -> None:
 
 
 def test_missing_duplicate_and_unexpected_rows_are_reported(record: Record) -> None:
-    missing, duplicate, *_ = record.table.keys
-    record.table.keys.pop(missing)
-    record.table.keys[duplicate] += 1
+    missing_key, duplicate_key, *_ = record.table.keys
+    record.table.keys.pop(missing_key)
+    record.table.keys[duplicate_key] += 1
     record.table.keys["2014-01-01T00:00:00Z", "UA", "1"] += 1
     outcome = record.judge()
     assert (outcome.rows_found, outcome.missing_rows, outcome.duplicate_rows, outcome.unexpected_rows) == (9, 1, 1, 1)

@@ -111,11 +111,11 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def test_links_between_pages_have_a_target() -> None:
-    broken = []
+    broken_links = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", text):
-            linked = page.parent / target if target else page
-            if not linked.exists() or (anchor and anchor not in anchors_of(linked)):
-                broken.append(f"{page.name}: {target}#{anchor}")
-    assert broken == []
+            linked_page = page.parent / target if target else page
+            if not linked_page.exists() or (anchor and anchor not in anchors_of(linked_page)):
+                broken_links.append(f"{page.name}: {target}#{anchor}")
+    assert broken_links == []

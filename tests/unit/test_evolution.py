@@ -126,9 +126,11 @@ def test_type_differences_are_reported_at_any_depth() -> None:
 
 
 def test_a_table_is_altered_at_any_depth() -> None:
-    new = "`a`.`z-1` struct<`b c`: int>, `l`.`element`.`y` date, `m`.`value`.`n` map<string, array<int>>, `more` string"
+    new_columns = (
+        "`a`.`z-1` struct<`b c`: int>, `l`.`element`.`y` date, `m`.`value`.`n` map<string, array<int>>, `more` string"
+    )
     assert alter_clauses(TABLE, ROWS, tuple(ROWS.names)) == [
-        f"ADD COLUMNS ({new})",
+        f"ADD COLUMNS ({new_columns})",
         "SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
         "ALTER COLUMN `id` TYPE bigint",
         "ALTER COLUMN `l`.`element`.`x` TYPE bigint",
@@ -139,7 +141,7 @@ def test_a_table_is_altered_at_any_depth() -> None:
 
 def test_json_is_read_with_the_types_of_the_table() -> None:
     long, text = LongType(), StringType()
-    inferred = struct(
+    inferred_type = struct(
         {
             "id": long,
             "a": struct({"x": long, "z-1": text}),
@@ -148,10 +150,10 @@ def test_json_is_read_with_the_types_of_the_table() -> None:
             "d": DoubleType(),
         }
     )
-    assert type_to_read(TABLE, inferred).simpleString() == (
+    assert type_to_read(TABLE, inferred_type).simpleString() == (
         "struct<id:int,a:struct<x:int,y:string,z-1:string>,l:array<struct<x:int,y:string>>,"
         "m:map<int,struct<x:int,y:string>>,d:decimal(10,2)>"
     )
-    wide = type_to_read(TABLE, inferred, widens=True)
-    assert wide["a"].dataType.simpleString() == "struct<x:bigint,y:string,z-1:string>"
-    assert wide["m"].dataType.simpleString() == "map<int,struct<x:bigint,y:string>>"
+    widened_type = type_to_read(TABLE, inferred_type, widens=True)
+    assert widened_type["a"].dataType.simpleString() == "struct<x:bigint,y:string,z-1:string>"
+    assert widened_type["m"].dataType.simpleString() == "map<int,struct<x:bigint,y:string>>"

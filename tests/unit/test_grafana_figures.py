@@ -353,11 +353,11 @@ def test_a_killed_job_holds_no_lock_once_its_file_is_old(
 ) -> None:
     monkeypatch.setattr("lock_manager.metrics.WRITE_SECONDS", 0.05)
     file = prometheus.folder / "nightly.prom"
-    holding = f'state="holding",table="{TABLE}"}} 1.0'
+    holding_gauge = f'state="holding",table="{TABLE}"}} 1.0'
     with MetricsExporter(str(file)):
         emit(Event.QUEUED, TABLE)
         emit(Event.ACQUIRED, TABLE, seconds=2.0)
-        eventually(lambda: holding in file.read_text(encoding="utf-8"))
+        eventually(lambda: holding_gauge in file.read_text(encoding="utf-8"))
         stale_metrics = file.read_text(encoding="utf-8")
     prometheus.minute = 1
     prometheus.scrape("host", f'{stale_metrics}node_textfile_mtime_seconds{{file="{file}"}} 60\n')

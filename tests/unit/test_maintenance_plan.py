@@ -59,8 +59,8 @@ def test_partitions_share_a_commit_up_to_the_target_file_size() -> None:
 
 def test_zorder_rewrites_one_partition_per_commit() -> None:
     health = table((9, 1), (8, 1))
-    unordered = tuple(replace(partition, unordered=partition.total) for partition in health.partitions)
-    health = replace(health, zorder_by=("a",), partitions=unordered)
+    partitions = tuple(replace(partition, unordered=partition.total) for partition in health.partitions)
+    health = replace(health, zorder_by=("a",), partitions=partitions)
     units = plan(health, Policy(zorder_by=("a",)), {Action.ZORDER, Action.VACUUM}, partitions_per_commit=8)
     assert sorted((unit.action.value, unit_days) for unit, unit_days in zip(units, days(units), strict=True)) == [
         ("vacuum", ()),

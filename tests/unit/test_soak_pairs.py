@@ -63,13 +63,13 @@ class Scene:
         return self.history[-1]
 
 
-@pytest.mark.parametrize(("unfinished", "met"), [(1, True), (0, False)])
-def test_the_second_fault_strikes_the_next_hold_after_an_intent(unfinished: int, *, met: bool) -> None:
+@pytest.mark.parametrize(("unfinished_intents", "met"), [(1, True), (0, False)])
+def test_the_second_fault_strikes_the_next_hold_after_an_intent(unfinished_intents: int, *, met: bool) -> None:
     scene = Scene(NEXT_HOLD)
     assert scene.writers["writer-2"].commands == []
     scene.receive("stopped", "writer-1", 5, point="checked")
     assert scene.writers["writer-2"].commands == ["stop-at acquired"]
-    scene.receive("holding", "writer-2", 7, unfinished=unfinished)
+    scene.receive("holding", "writer-2", 7, unfinished=unfinished_intents)
     scene.receive("stopped", "writer-2", 7, point="acquired")
     assert scene.writers["writer-2"].commands[1:] == ["pass acquired", "stop-at data", "go"]
     scene.receive("stopped", "writer-2", 7, point="data")

@@ -151,17 +151,17 @@ def test_a_cut_link_delays_data_and_forgets_ended_connections(eventually: Callab
     with socket.create_server(("127.0.0.1", 0)) as server, Link(f"127.0.0.1:{server.getsockname()[1]}") as link:
         host, _, port = link.hosts.partition(":")
         with socket.create_connection((host, int(port)), timeout=10) as client:
-            accepted, _ = server.accept()
+            connection, _ = server.accept()
             link.cut()
             client.sendall(b"late")
-            accepted.settimeout(0.2)
+            connection.settimeout(0.2)
             with pytest.raises(TimeoutError):
-                accepted.recv(10)
+                connection.recv(10)
             link.mend()
-            accepted.settimeout(10)
-            assert accepted.recv(10) == b"late"
-        assert accepted.recv(10) == b""
-        accepted.close()
+            connection.settimeout(10)
+            assert connection.recv(10) == b"late"
+        assert connection.recv(10) == b""
+        connection.close()
         eventually(lambda: not link._pairs)
 
 

@@ -149,9 +149,9 @@ def test_rival_puts_of_one_version_have_one_winner(s3: FaultyS3) -> None:
 
 def test_the_next_s3_of_a_process_is_empty(s3: FaultyS3) -> None:
     del s3  # A new server in this process removes the objects of this one.
-    with FaultyS3() as first:
-        first.create_bucket("lake")
-        assert call(first, "PUT", path_of("left", 0), commit("a"))[0] == 200
-    with FaultyS3() as second:
-        second.create_bucket("lake")
-        assert call(second, "GET", path_of("left", 0))[0] == 404
+    with FaultyS3() as first_server:
+        first_server.create_bucket("lake")
+        assert call(first_server, "PUT", path_of("left", 0), commit("a"))[0] == 200
+    with FaultyS3() as next_server:
+        next_server.create_bucket("lake")
+        assert call(next_server, "GET", path_of("left", 0))[0] == 404

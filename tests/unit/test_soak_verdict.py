@@ -188,8 +188,10 @@ def test_i3_allows_a_refused_put() -> None:
 
 
 def test_i4_detects_tokens_out_of_order_in_stamps_and_history() -> None:
-    stamps = evidence_with_table(commits=[commit(0, 5), commit(1, 9), replace(commit(2, 9), stamp=commit(2, 7).stamp)])
-    assert any("fencing token" in violation.sentence for violation in violations_of(stamps, "I4"))
+    stamps_out_of_order = evidence_with_table(
+        commits=[commit(0, 5), commit(1, 9), replace(commit(2, 9), stamp=commit(2, 7).stamp)]
+    )
+    assert any("fencing token" in violation.sentence for violation in violations_of(stamps_out_of_order, "I4"))
     commits_without_stamps = [replace(commit(0, 5), stamp=None), replace(commit(1, 0, "t2"), stamp=None),
                  replace(commit(2, 0, "t1"), stamp=None)]  # fmt: skip
     assert "token 7, after version 1 of the later hold 9" in sentence_of(
@@ -266,10 +268,10 @@ def test_i8_detects_a_contender_that_remains() -> None:
 
 def test_i8_detects_a_queue_that_was_not_checked() -> None:
     evidence = sound_evidence()
-    unchecked = [event for event in evidence.history if event["event"] != "queue"]
-    assert "was not checked" in sentence_of(replace(evidence, history=unchecked), "I8")
+    without_queue_check = [event for event in evidence.history if event["event"] != "queue"]
+    assert "was not checked" in sentence_of(replace(evidence, history=without_queue_check), "I8")
     cancelled_wait = event("queue", 60.0, worker="writer-2", left=[])
-    assert violations_of(replace(evidence, history=[*unchecked, cancelled_wait]), "I8")
+    assert violations_of(replace(evidence, history=[*without_queue_check, cancelled_wait]), "I8")
 
 
 def test_i9_detects_a_run_without_acknowledged_commits() -> None:

@@ -75,14 +75,14 @@ def a_running_machine_keeps_its_volumes(graph: Graph) -> Iterator[str]:
 @invariant
 def a_member_answers_few_commands_and_allows_long_sessions(graph: Graph) -> Iterator[str]:
     """The rules check the other settings. Of the two authorities they check only that they differ."""
-    expected = {
+    expected_settings = {
         "4lw.commands.whitelist": "srvr,mntr,ruok", "standaloneEnabled": "false",
         "ssl.trustStore.location": "/etc/zookeeper/tls/clients-ca.pem",
         "ssl.quorum.trustStore.location": "/etc/zookeeper/tls/members-ca.pem",
     }  # fmt: skip
     for parameter in _configurations(graph):
         settings = _settings(parameter)
-        for key, value in expected.items():
+        for key, value in expected_settings.items():
             if settings.get(key) != value:
                 yield f"{parameter}: {key}={settings.get(key)}"
         if int(settings["maxSessionTimeout"]) < 60_000:
@@ -127,10 +127,10 @@ def alarms_watch_metrics_that_nodes_publish(graph: Graph) -> Iterator[str]:
         metric = (alarm.inputs["namespace"], alarm.inputs["metricName"], frozenset(alarm.inputs["dimensions"]))
         if metric not in published_metrics:
             yield f"{alarm}: no node publishes {metric}"
-    required = {"synced_followers", "uptime", "avg_latency", "disk_used_percent", "open_file_descriptor_count"}
-    unwatched = required - {alarm.inputs["metricName"] for alarm in alarms}
-    if graph.some("Instance") and unwatched:
-        yield f"no alarm watches {sorted(unwatched)}"
+    required_metrics = {"synced_followers", "uptime", "avg_latency", "disk_used_percent", "open_file_descriptor_count"}
+    unwatched_metrics = required_metrics - {alarm.inputs["metricName"] for alarm in alarms}
+    if graph.some("Instance") and unwatched_metrics:
+        yield f"no alarm watches {sorted(unwatched_metrics)}"
 
 
 def _metrics(graph: Graph) -> set[tuple[str, str, frozenset[str]]]:

@@ -57,6 +57,6 @@ def a_machine_is_created_after_its_route_to_aws(graph: Graph) -> Iterator[str]:
     }
     for instance in graph.some("Instance"):
         name = f"zookeeper-{node_variable(instance, 'NODE')}"
-        required = prerequisites | {f"RolePolicy {name}", f"SecretVersion {name}"}
-        if missing := required - set(instance.options["depends_on"]):
-            yield f"{instance} does not depend on {sorted(missing)}"
+        node_prerequisites = prerequisites | {f"RolePolicy {name}", f"SecretVersion {name}"}
+        if missing_dependencies := node_prerequisites - set(instance.options["depends_on"]):
+            yield f"{instance} does not depend on {sorted(missing_dependencies)}"

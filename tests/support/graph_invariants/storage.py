@@ -15,10 +15,10 @@ _VERSION = "_delta_log/00000000000000000007.json"
 
 @invariant
 def an_existing_bucket_is_not_changed(graph: Graph) -> Iterator[str]:
-    created = {bucket.name for bucket in graph.some("Bucket")}
+    created_buckets = {bucket.name for bucket in graph.some("Bucket")}
     for resource in graph.resources:
         kind = resource.kind
-        if kind.startswith("Bucket") and kind != "Bucket" and resource.inputs["bucket"] not in created:
+        if kind.startswith("Bucket") and kind != "Bucket" and resource.inputs["bucket"] not in created_buckets:
             yield f"{resource} changes the existing bucket {resource.inputs['bucket']}"
 
 
