@@ -93,7 +93,7 @@ class Machine:
 
     @property
     def calls(self) -> list[str]:
-        """The command lines with which the stand-ins were called."""
+        """The command line of each call of a stand-in."""
         file = self.root / "calls"
         return file.read_text().splitlines() if file.exists() else []
 

@@ -88,7 +88,7 @@ class Member:
             shutil.rmtree(self.machine.root / "var/lib/zookeeper" / folder)
 
     def tls(self, *, name: str = "node.pem") -> ssl.SSLContext:
-        """Return the TLS context with which the scripts of the node connect to the ensemble."""
+        """Return the TLS context that the node's scripts use for connections to the ensemble."""
         folder = self.machine.root / "etc/zookeeper/tls"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         # Other tests check the server's name.

@@ -116,13 +116,13 @@ class MemoryCoordinator:
     def _is_first(self, entry: _Entry) -> bool:
         """Return whether no conflicting entry precedes this one."""
         queue = self.queues[entry.table]
-        requests = [other for other in queue if not other.granted]
+        requests = [queue_entry for queue_entry in queue if not queue_entry.granted]
         if self.violation is Violation.LAST_COME_FIRST_SERVED:
             requests.reverse()
         if self.violation is Violation.OVERTAKING and entry.shared:
             requests = [request for request in requests if request.shared]
-        ordered_entries = [other for other in queue if other.granted] + requests
-        for predecessor in itertools.takewhile(lambda other: other is not entry, ordered_entries):
+        ordered_entries = [queue_entry for queue_entry in queue if queue_entry.granted] + requests
+        for predecessor in itertools.takewhile(lambda queue_entry: queue_entry is not entry, ordered_entries):
             compatible = predecessor.shared and entry.shared and self.violation is not Violation.NO_SHARING
             if not compatible and not (entry.shared and self.violation is Violation.NO_EXCLUSION):
                 return False

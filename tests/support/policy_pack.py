@@ -115,7 +115,7 @@ def _in_stack(resource: Resource, resources: list[Resource], *, preview: bool) -
 
 
 def _props(resource: Resource, resources: list[Resource]) -> dict[str, Any]:
-    """Return the inputs in a preview, in which ids and ARNs of other resources are unknown."""
+    """Return the inputs in a preview. A preview does not know ids and ARNs of other resources."""
     unknown_inputs = {*dependencies(resource, resources), *INPUTS_WITH_ARNS} & resource.inputs.keys()
     return resource.inputs | dict.fromkeys(unknown_inputs | outputs(resource).keys(), UNKNOWN_STRING_VALUE)
 

@@ -1,4 +1,4 @@
-"""The evidence of a soak in which every invariant holds. Tests change it."""
+"""The evidence of a soak without violations. Tests change it."""
 
 from __future__ import annotations
 
