@@ -59,8 +59,8 @@ if settings.makes_ensemble:
             aws_egress=aws_egress,
             image_id=image,
             artifacts=artifacts,
-            members=authorities[0],
-            clients=authorities[1],
+            member_authority=authorities[0],
+            client_authority=authorities[1],
             log_group=log_group,
         ),
     )

@@ -1,1 +1,1 @@
-"""Runs many writers, injects faults, and checks the promises. For development only."""
+"""Run many writers, inject faults, and check the promises. For development only."""

@@ -80,13 +80,13 @@ def soak(
         Hold, typer.Option(help="With [bold]--engine spark[/]: lock the commit alone, or the whole write.")
     ] = Hold.COMMIT,
     without: Annotated[
-        Protection | None, typer.Option(help="Leave one protection out. The soak must fail then.")
+        Protection | None, typer.Option(help="Leave one protection out. Then the soak must fail.")
     ] = None,
     zookeeper: Annotated[
         str | None, typer.Option(metavar="HOSTS", help="Existing ensemble.  [dim]default: an embedded one[/]")
     ] = None,
     zookeeper_image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Image for an ensemble in containers instead.")
+        str | None, typer.Option(metavar="IMAGE", help="Image of ZooKeeper: the ensemble runs in containers.")
     ] = None,
     table: Annotated[
         str | None,
@@ -96,7 +96,7 @@ def soak(
     gap: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="COMMITS", help="Between two faults.  [dim]default: a hundredth of --commits, at least 5[/]"
+            min=1, metavar="COMMITS", help="Commits between two faults.  [dim]default: --commits / 100, at least 5[/]"
         ),
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for history, verdict and picture.")] = Path("build/soak"),
@@ -157,7 +157,7 @@ def soak(
 
 
 def _refuse_other_options(context: typer.Context, allowed: Collection[str]) -> None:
-    """Raise if the command line has an option that is not allowed, because it would have no effect."""
+    """Raise if the command line has an option outside of ``allowed``, which would have no effect."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name not in allowed and source is not None and source.name == "COMMANDLINE":

@@ -16,7 +16,7 @@ from contextlib import suppress
 def main(command: list[str]) -> None:
     """Run ``command``, and kill the group when standard input ends."""
     child = subprocess.Popen(command, stdin=subprocess.PIPE)
-    assert child.stdin is not None  # noqa: S101 (a pipe was asked for)
+    assert child.stdin is not None  # noqa: S101 (stdin=PIPE)
     # Only the command keeps the output open, so the parent detects the end of the command by the end of the output.
     os.close(1)
     threading.Thread(target=child.wait, daemon=True).start()

@@ -26,9 +26,9 @@ def choose_faults(text: str, options: SoakOptions) -> tuple[str, ...]:
     if text == "none":
         return ()
     if text == "all":
-        for need in dict.fromkeys(options.unavailable_faults.values()):
-            left_out = ", ".join(name for name, missing in options.unavailable_faults.items() if missing == need)
-            sys.stderr.write(f"left out: {left_out} (needs {need})\n")
+        for service in dict.fromkeys(options.unavailable_faults.values()):
+            names = ", ".join(name for name, needed in options.unavailable_faults.items() if needed == service)
+            sys.stderr.write(f"left out: {names} (needs {service})\n")
         return options.available_faults() if options.writers > 1 else ()
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
@@ -42,14 +42,14 @@ def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) 
         must_strike: Whether the soak fails if a class of faults never struck.
 
     Returns:
-        Whether all invariants hold, and no class of faults is missing that must strike.
+        Whether all invariants hold, and each class of faults that must strike has struck.
 
     """
     console = plain_console()
-    notes = plain_console(stderr=True)
-    with notes.status("starting …") as status, Soak(options) as soak:
+    stderr_console = plain_console(stderr=True)
+    with stderr_console.status("starting …") as status, Soak(options) as soak:
         soak.start_writers()
-        soak.run(_progress_shower(options, progress_line(notes, status)))
+        soak.run(_progress_callback(options, progress_line(stderr_console, status)))
         status.update("reading the tables …")
         evidence = soak.evidence()
         violations = judge(evidence)
@@ -60,14 +60,16 @@ def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) 
     else:
         print_verdict(verdict, violations, console)
         console.print(f"history, verdict and picture: {options.output}", soft_wrap=True)
-    missing = verdict["did_not_strike"] if must_strike else []
-    if missing:
-        message = f"{', '.join(missing)} never struck, so this run does not test it: raise --commits or lower --gap"
-        notes.print(message, style="bold red", soft_wrap=True)
-    return not violations and not missing
+    missing_faults = verdict["did_not_strike"] if must_strike else []
+    if missing_faults:
+        message = (
+            f"{', '.join(missing_faults)} never struck, so this run does not test it: raise --commits or lower --gap"
+        )
+        stderr_console.print(message, style="bold red", soft_wrap=True)
+    return not violations and not missing_faults
 
 
-def _progress_shower(options: SoakOptions, show_line: Callable[[str], None]) -> Callable[[Progress], None]:
+def _progress_callback(options: SoakOptions, show_line: Callable[[str], None]) -> Callable[[Progress], None]:
     started = time.monotonic()
 
     def show(progress: Progress) -> None:

@@ -2,7 +2,7 @@
 
 Each server is a container with the configuration of an embedded server. Three servers are an ensemble on a separate
 network. Clients connect through ports of this machine. A separate process removes the containers and the network when
-this process ends, also when it is killed, so no helper image is needed.
+this process ends, even if it is killed. So no helper image is needed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def best_image() -> str | None:
                 return image
         try:
             images.pull(PUBLIC_IMAGE)
-        except (DockerException, OSError):  # OSError: the answer took too long
+        except (DockerException, OSError):  # OSError: the engine did not answer in time
             return None
         return PUBLIC_IMAGE
 
@@ -220,7 +220,7 @@ class ContainerZooKeeper:
 
     def _start_once(self, deadline: float) -> None:
         with ExitStack() as stack:
-            # It is entered first, so it converts the errors of all later calls of Docker.
+            # The engine's context is entered first, so it converts the errors of all later calls.
             engine = stack.enter_context(docker_engine())
             run = f"sluice-{uuid.uuid4().hex[:12]}"
             stack.enter_context(_reaper_process(run))
@@ -247,9 +247,9 @@ class ContainerZooKeeper:
     def _create(self, engine: DockerClient, run: str) -> None:
         from testcontainers.core.transferable import build_transfer_tar  # noqa: PLC0415
 
-        # The port is on the machine of the engine. If that is this machine, no other machine can connect.
+        # The port is on the machine of the engine. On this machine it accepts only local connections.
         is_local = engine.host() in _THIS_MACHINE
-        host, bind = ("127.0.0.1", "127.0.0.1") if is_local else (engine.host(), "0.0.0.0")  # noqa: S104
+        host, bind_address = ("127.0.0.1", "127.0.0.1") if is_local else (engine.host(), "0.0.0.0")  # noqa: S104
         network = engine.client_networks_create(run, {"labels": {LABEL: run}})
         # On a user-defined network Docker resolves the names of containers.
         names = [f"{run}-{number}" for number in range(1, self._count + 1)]
@@ -263,7 +263,7 @@ class ContainerZooKeeper:
         )
         for number, (name, port) in enumerate(zip(names, free_ports(self._count), strict=True), 1):
             # A chosen port stays the same when the container starts again.
-            ports = {f"{_CLIENT_PORT}/tcp": (bind, port)}
+            ports = {f"{_CLIENT_PORT}/tcp": (bind_address, port)}
             container = engine.create(self.image, name=name, network=run, labels={LABEL: run}, ports=ports)
             for content, path in ((configuration, "/conf/zoo.cfg"), (f"{number}\n", "/data/myid")):
                 container.put_archive("/", build_transfer_tar(content.encode(), path))

@@ -1,4 +1,4 @@
-"""The protections that a negative control can leave out, and the parts that replace the product's parts then.
+"""The protections that a negative control can leave out, and functions that return the parts of a writer for a control.
 
 The parts that lack a protection are in :mod:`soak.unprotected`.
 """
@@ -27,7 +27,7 @@ class Protection(StrEnum):
 
     #: The commit does not check that the lock is held.
     GUARD = "guard"
-    #: The PUT overwrites an existing version file, as that of Delta's own store for S3 does.
+    #: The PUT overwrites an existing version file, as Delta's own store for S3 does.
     CONDITION = "condition"
     #: A commit passes under any hold that the process has on the table.
     BINDING = "binding"
@@ -81,7 +81,7 @@ def make_guard(
 def add_stamp(line: str, answer: str, attempt: str) -> str:
     """Return a ``commitInfo`` line with the stamp of the guard's answer, as the guarded store writes it.
 
-    The control ``condition`` needs it, because it puts through Delta's own store, which asks no guard.
+    The control ``condition`` needs this function: it puts through Delta's own store, which asks no guard.
     """
     action = json.loads(line)
     info = {"sluice": {**json.loads(answer)["stamp"], "attempt": attempt}, **action["commitInfo"]}

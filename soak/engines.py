@@ -1,4 +1,4 @@
-"""The programs that a soak's writers can be, and the times that a run allows them."""
+"""The programs that can run a soak's writers, and their time limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Engine:
         finish_seconds: Seconds that all writers have to end their current transaction.
         stall_seconds: Seconds without an acknowledged commit, in addition to some session timeouts, after which the
             run is stuck.
-        slack_seconds: Seconds that a step of the writer may take longer than in a JVM without Spark.
+        slack_seconds: Additional seconds for a step of the writer, compared with a JVM without Spark.
 
     """
 

@@ -29,7 +29,7 @@ class TableState:
         unreadable: Messages about version files that cannot be parsed.
         versions: Versions with a version file.
         row_ids: Values of the column ``id``, as the ``deltalake`` package reads them.
-        read_error: Why ``deltalake`` cannot read the table; empty if it can.
+        read_error: Reason why ``deltalake`` cannot read the table; empty if it can.
         history_versions: Versions in ``deltalake``'s history of the table.
         transactions: Newest version of each application's ``txn``, as ``deltalake`` reads it.
 

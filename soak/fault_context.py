@@ -58,7 +58,7 @@ class FaultContext:
         record: Appends an event to the history.
         random: Seeded random numbers.
         history: All events so far.
-        slack_seconds: Seconds that a step of these writers may take longer than in a JVM without Spark.
+        slack_seconds: Additional seconds for a step of these writers, compared with a JVM without Spark.
 
     """
 
@@ -81,7 +81,7 @@ class FaultContext:
 
 
 def wait_for(seconds: float, matches: Callable[[Event], bool]) -> Wait:
-    """Wait for an event for so many seconds; return it, or None."""
+    """Wait for an event that matches, for at most ``seconds``; return the event, or None."""
     deadline = time.monotonic() + seconds
     while True:
         event = yield
@@ -92,7 +92,7 @@ def wait_for(seconds: float, matches: Callable[[Event], bool]) -> Wait:
 
 
 def wait_until(seconds: float, condition: Callable[[], bool]) -> Wait:
-    """Wait for a condition that no event announces, for at most so many seconds."""
+    """Wait for a condition that no event announces, for at most ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         yield
@@ -135,7 +135,7 @@ def stop_at(context: FaultContext, writer: str, point: str) -> StopWait:
             seconds, lambda event: is_from(writer, "stopped", "ended")(event) and event.get("point", point) == point
         )
         return Stop(event, None) if event is not None and event["event"] == "stopped" else None
-    assert context.gate is not None  # noqa: S101 (the class needs it)
+    assert context.gate is not None  # noqa: S101 (the class needs a gate)
     put = context.gate.arm(writer, S3Fault(held=True))
     deadline = time.monotonic() + seconds
     arrival: Event | None = None
@@ -144,7 +144,8 @@ def stop_at(context: FaultContext, writer: str, point: str) -> StopWait:
         if event is not None and event.get("worker") == writer:
             if event["event"] == "ended":
                 break
-            arrival = event if event["event"] == "put-arrived" else arrival
+            if event["event"] == "put-arrived":
+                arrival = event
         # The gate may report the arrival before the writer reports the attempt.
         attempt = arrival and context.newest_attempt(writer, arrival["version"])
         if attempt is not None:

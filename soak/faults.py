@@ -1,7 +1,7 @@
 """The classes of faults that a soak injects into its writers, ZooKeeper and S3.
 
-A fault is a generator that receives every event of the run, and None while there is no event. It acts between them. So
-it strikes at a point of a writer's work and waits for conditions, not for seconds.
+A fault is a generator that receives every event of the run, and None while there is no event. It acts after an event.
+So it strikes at a point of a writer's work, and waits for conditions instead of a fixed time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FaultClass:
         description: One line for ``--list-faults``.
         points: Points at which it may strike.
         strike: Starts the fault. Its arguments are the context, the name of the writer and the point.
-        needs: ``gate``, ``zookeeper`` or ``container`` if it needs the embedded S3, an ensemble of the run, or one in
-            containers.
+        needs: ``gate`` for the embedded S3, ``zookeeper`` for an ensemble that the run has started, or ``container``
+            for an ensemble in containers; None if it needs no such service.
 
     """
 
@@ -37,25 +37,25 @@ class FaultClass:
     needs: str | None = None
 
 
-_AT_HOLD = ("acquired", "read", "data", "checked", "stored", "releasing")
-_AT_HOLD_OR_PUT = (*_AT_HOLD, PUT)
+_HOLD_POINTS = ("acquired", "read", "data", "checked", "stored", "releasing")
+_HOLD_AND_PUT_POINTS = (*_HOLD_POINTS, PUT)
 _STOP, _KILL = signal.SIGSTOP, signal.SIGKILL
 
 _ALL = (
     FaultClass("pause-python", "SIGSTOP of the writer's Python past its session timeout, then SIGCONT",
-               _AT_HOLD_OR_PUT, process_fault("pause-python", _STOP, python=True, jvm=False)),
-    FaultClass("pause-jvm", "SIGSTOP of the writer's JVM, then SIGCONT", _AT_HOLD_OR_PUT,
+               _HOLD_AND_PUT_POINTS, process_fault("pause-python", _STOP, python=True, jvm=False)),
+    FaultClass("pause-jvm", "SIGSTOP of the writer's JVM, then SIGCONT", _HOLD_AND_PUT_POINTS,
                process_fault("pause-jvm", _STOP, python=False, jvm=True)),
-    FaultClass("pause-both", "SIGSTOP of both past the session timeout, then SIGCONT", _AT_HOLD_OR_PUT,
+    FaultClass("pause-both", "SIGSTOP of both past the session timeout, then SIGCONT", _HOLD_AND_PUT_POINTS,
                process_fault("pause-both", _STOP, python=True, jvm=True)),
-    FaultClass("kill-python", "SIGKILL of the writer's Python", _AT_HOLD_OR_PUT,
+    FaultClass("kill-python", "SIGKILL of the writer's Python", _HOLD_AND_PUT_POINTS,
                process_fault("kill-python", _KILL, python=True, jvm=False)),
-    FaultClass("kill-jvm", "SIGKILL of the writer's JVM", _AT_HOLD_OR_PUT,
+    FaultClass("kill-jvm", "SIGKILL of the writer's JVM", _HOLD_AND_PUT_POINTS,
                process_fault("kill-jvm", _KILL, python=False, jvm=True)),
-    FaultClass("kill-both", "SIGKILL of both", _AT_HOLD_OR_PUT,
+    FaultClass("kill-both", "SIGKILL of both", _HOLD_AND_PUT_POINTS,
                process_fault("kill-both", _KILL, python=True, jvm=True)),
     FaultClass("cut-zookeeper", "the network to ZooKeeper passes nothing past the session timeout; S3 answers",
-               _AT_HOLD_OR_PUT, cut_zookeeper),
+               _HOLD_AND_PUT_POINTS, cut_zookeeper),
     FaultClass("cut-s3", "the network to S3 passes nothing past the session timeout; ZooKeeper answers",
                ("read", "data", "checked"), cut_s3, "gate"),
     FaultClass("expire-queued", "the session of a waiter expires in the queue", ("asking",), expire_queued),
@@ -63,7 +63,7 @@ _ALL = (
                cancel_queued),
     FaultClass("lost-zookeeper-reply", "ZooKeeper executes a request; reply and connection are lost",
                ("asking", "data", "releasing"), lost_reply),
-    FaultClass("break-lock", "another client deletes the contender", _AT_HOLD_OR_PUT, break_lock),
+    FaultClass("break-lock", "another client deletes the contender", _HOLD_AND_PUT_POINTS, break_lock),
     FaultClass("second-hold", "the hold is lost, and another thread of the process gets the lock and commits",
                ("acquired", "read", "data"), second_hold),
     FaultClass("s3-lost-reply", "the PUT is stored; the connection is closed without a reply", ("data",),

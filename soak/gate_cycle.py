@@ -63,7 +63,7 @@ class GateCycle(SparkCycle):
         if self._log.head().version == NO_VERSION:
             return Operation("append", ids)
         deletable = worker.deletable[self._table]
-        operation = Operation.of(ids, worker.options.name, deletable[0] if deletable else ())
+        operation = Operation.choose(ids, worker.options.name, deletable[0] if deletable else ())
         if operation.deletes:
             # A batch is deleted only once, even if the outcome is unknown.
             deletable.popleft()
@@ -81,8 +81,8 @@ class GateCycle(SparkCycle):
 
     def _on_request(self) -> None:
         """Record a request for the lock, and that an earlier attempt without it was refused."""
-        for earlier in self._attempts[-1:]:
-            self._record("refused", error="NotStagedError", message="repeated with the lock", txn=earlier.txn)
+        for attempt in self._attempts[-1:]:
+            self._record("refused", error="NotStagedError", message="repeated with the lock", txn=attempt.txn)
         self._attempts.clear()
         self._record_wait()
 
@@ -119,8 +119,8 @@ class GateCycle(SparkCycle):
         jvm_error: JvmGoneError | None = None
         try:
             self._worker.check_jvm(error)
-        except JvmGoneError as problem:
-            jvm_error = problem
+        except JvmGoneError as gone_error:
+            jvm_error = gone_error
         facts = {"error": type(jvm_error or error).__name__, "message": str(error)}
         if not self._attempts:
             self._record("gave-up", **facts)

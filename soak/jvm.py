@@ -70,7 +70,7 @@ class StoreJvm:
         self._permanent_ids.add(self._permanent_ids._get_object_id())  # noqa: SLF001 (its id)
 
     def warm_up(self, table: str) -> None:
-        """Load the classes of the first listing (two seconds), so that no lock is held meanwhile."""
+        """List the versions once. This loads classes (two seconds), so that no lock is held while they load."""
         self.versions(table, 0)
 
     def write_data_file(self, table: str, name: str, ids: Sequence[int]) -> int:
@@ -193,13 +193,13 @@ def _python_errors() -> Iterator[None]:
 
 def _python_error(error: Py4JJavaError) -> VersionTakenError | StoreError:
     try:
-        java = error.java_exception
-        name, message = str(java.getClass().getName()), str(java.getMessage() or "")
-        simple = name.rpartition(".")[2]
+        java_error = error.java_exception
+        name, message = str(java_error.getClass().getName()), str(java_error.getMessage() or "")
+        simple_name = name.rpartition(".")[2]
         if name == "java.nio.file.FileAlreadyExistsException":
             return VersionTakenError(message)
-        if simple == "CommitRefusedException":
-            return WriteError("refused", str(java.errorName()), message)
+        if simple_name == "CommitRefusedException":
+            return WriteError("refused", str(java_error.errorName()), message)
     except (Py4JError, OSError) as jvm_error:
         raise JvmGoneError(f"the JVM of the log store is gone: {jvm_error}") from jvm_error
-    return WriteError("unknown" if simple == "CommitUnknownException" else "failed", simple, message)
+    return WriteError("unknown" if simple_name == "CommitUnknownException" else "failed", simple_name, message)

@@ -17,25 +17,25 @@ def all_attempts_have_outcomes(evidence: Evidence) -> Iterator[Violation]:
     """I6: every attempt to commit a version gets an outcome, unless the writer is killed."""
     attempted: dict[tuple[int, str], Event] = {}
     # `taken` is not an outcome: the hold tries the next version, or reports that it gives up.
-    outrun: dict[tuple[int, int], Event] = {}
-    dead: set[int] = set()
+    outrun_attempts: dict[tuple[int, int], Event] = {}
+    dead_incarnations: set[int] = set()
     for event in evidence.history:
         kind, incarnation = event["event"], int(event.get("incarnation", -1))
         transaction, hold = (incarnation, str(event.get("txn"))), (incarnation, int(event.get("token", -1)))
         if kind == "attempting":
-            outrun.pop(hold, None)
+            outrun_attempts.pop(hold, None)
             attempted[transaction] = event
         elif kind == "taken":
-            outrun[hold] = attempted.pop(transaction, event)
+            outrun_attempts[hold] = attempted.pop(transaction, event)
         elif kind in _OUTCOMES:
-            outrun.pop(hold, None)
+            outrun_attempts.pop(hold, None)
             attempted.pop(transaction, None)
         elif kind == "gave-up":
-            outrun.pop(hold, None)
+            outrun_attempts.pop(hold, None)
         elif kind == "jvm-gone" or (kind == "killed" and not event.get("late")):
-            dead.add(incarnation)
-    for (incarnation, _), event in (*attempted.items(), *outrun.items()):
-        if incarnation not in dead:
+            dead_incarnations.add(incarnation)
+    for (incarnation, _), event in (*attempted.items(), *outrun_attempts.items()):
+        if incarnation not in dead_incarnations:
             sentence = f"{hold_of(event)} attempted version {event['version']} and got no outcome"
             yield Violation("I6", sentence, related_events(evidence, event["table"], {event["txn"]}))
 
@@ -53,7 +53,7 @@ def waiters_follow_dead_holders(evidence: Evidence) -> Iterator[Violation]:
 
 
 def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
-    """Yield each end of a holder with waiters, and the ``holding`` event of the next holder; None if there is none.
+    """Yield each end of a holder that had waiters, with the ``holding`` event of the next holder, or None.
 
     An end is skipped if a fault is recorded for another writer before the takeover, or if the history ends before the
     bound of I7.
@@ -63,15 +63,15 @@ def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
     for index, death in enumerate(history):
         if death["event"] != "holder-gone" or not _waiters(history[: index + 1], death):
             continue
-        end, later_events = death["monotonic"] + bound, history[index + 1 :]
+        latest_takeover, later_events = death["monotonic"] + bound, history[index + 1 :]
         successor = next((event for event in later_events if _takes_over(event, death)), None)
-        until = end if successor is None else min(end, successor["monotonic"])
+        until = latest_takeover if successor is None else min(latest_takeover, successor["monotonic"])
         if any(
             event["event"] in _STRIKES and event.get("worker") != death.get("worker") and event["monotonic"] < until
             for event in later_events
         ):
             continue
-        if successor is not None or history[-1]["monotonic"] > end:
+        if successor is not None or history[-1]["monotonic"] > latest_takeover:
             yield death, successor
 
 
@@ -93,15 +93,17 @@ def all_writers_progress(evidence: Evidence) -> Iterator[Violation]:
     history = evidence.history
     if not any(event["event"] == "acknowledged" for event in history):
         yield Violation("I9", "nothing was acknowledged")
-    explained = {event.get("incarnation") for event in history if event["event"] in ("killed", "jvm-gone", "finished")}
+    explained_incarnations = {
+        event.get("incarnation") for event in history if event["event"] in ("killed", "jvm-gone", "finished")
+    }
     for event in history:
         if event["event"] == "stalled":
-            sentence = f"nothing was acknowledged for {event['seconds']:.0f} s, with no fault under way"
+            sentence = f"nothing was acknowledged for {event['seconds']:.0f} s, while no fault was running"
             yield Violation("I9", sentence, [*_last_events(history, event), event])
         elif event["event"] == "killed" and event.get("late"):
             sentence = f"{event['worker']} did not end in time on request, and was killed"
             yield Violation("I9", sentence, [*_last_events(history, event, event["worker"]), event])
-        elif event["event"] == "ended" and event["incarnation"] not in explained:
+        elif event["event"] == "ended" and event["incarnation"] not in explained_incarnations:
             sentence = f"{event['worker']} ended without a request"
             yield Violation("I9", sentence, [*_last_events(history, event, event["worker"]), event])
 
@@ -144,7 +146,9 @@ def reported_statements_are_in_table(evidence: Evidence) -> Iterator[Violation]:
             sentence = f"a DELETE of {hold_of(event)} is reported as done, but {event['left']} of its rows remain"
             yield Violation("I12", sentence, [event])
         if event["inserted"] == DONE and event["there"] != 1:
-            sentence = f"an INSERT of {hold_of(event)} is reported as done, but its row is there {event['there']} times"
+            sentence = (
+                f"an INSERT of {hold_of(event)} is reported as done, but the table has its row {event['there']} times"
+            )
             yield Violation("I12", sentence, [event])
 
 
@@ -162,8 +166,8 @@ def _longest_takeover(evidence: Evidence) -> float:
 
 
 def _takes_over(event: Event, death: Event) -> bool:
-    same = event["event"] == "holding" and event.get("table") == death["table"]
-    return same and bool(event["token"] > death["token"])
+    is_hold_of_table = event["event"] == "holding" and event.get("table") == death["table"]
+    return is_hold_of_table and bool(event["token"] > death["token"])
 
 
 def _waiters(history: Sequence[Event], death: Event) -> list[str]:

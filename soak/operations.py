@@ -12,13 +12,13 @@ from lock_manager import Hold
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.late_rows.apply import apply_rows
 
-Name = Literal["append", "merge", "delete", "apply_rows"]
-"""The kinds of operations."""
+OperationName = Literal["append", "merge", "delete", "apply_rows"]
+"""Kind of an operation."""
 
 #: Columns of every table, as SQL over ``id``. No table has partitions, because the invariants are about the lock of the
 #: whole table, and apply_rows would lock partitions.
 COLUMNS = ("id", "timestamp_micros(id) AS at")
-_TURNS: tuple[Name, ...] = ("append", "merge", "delete", "apply_rows")
+_TURNS: tuple[OperationName, ...] = ("append", "merge", "delete", "apply_rows")
 
 
 def make_rows(spark: SparkSession, ids: Sequence[int]) -> DataFrame:
@@ -38,13 +38,13 @@ class Operation:
 
     """
 
-    name: Name
+    name: OperationName
     ids: Sequence[int]
     deletes: Sequence[int] = ()
     transaction: tuple[str, int] | None = None
 
     @classmethod
-    def of(cls, ids: Sequence[int], app_id: str, deletable: Sequence[int]) -> Operation:
+    def choose(cls, ids: Sequence[int], app_id: str, deletable: Sequence[int]) -> Operation:
         """Choose the next operation of a writer.
 
         Args:

@@ -26,7 +26,7 @@ class SoakOptions:
         seed: Seed of the plan of faults.
         without: Protection to leave out, or None.
         zookeeper: Connection string of an ensemble; None for an ensemble of this run.
-        zookeeper_image: Image for an ensemble in containers; None for embedded servers.
+        zookeeper_image: Image of the ensemble's containers; None for embedded servers.
         table: ``s3a://BUCKET/PREFIX`` of the tables, in the S3 of the AWS variables; None for an embedded S3.
         session_seconds: Session timeout that the writers request, in seconds.
         gap: Acknowledged commits between two faults; None for a hundredth of ``commits``, at least 5.
@@ -57,7 +57,9 @@ class SoakOptions:
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.faults) - set(CLASSES)):
-            raise SettingsError(f"--faults {unknown[0]}: choose none, all, or among {', '.join(CLASSES)}")
+            raise SettingsError(
+                f"--faults {unknown[0]}: unknown class; choose none, all, or among {', '.join(CLASSES)}"
+            )
         for name in self.faults:
             if name in self.unavailable_faults:
                 raise SettingsError(f"--faults {name}: needs {self.unavailable_faults[name]}")
@@ -81,14 +83,18 @@ class SoakOptions:
 
     @property
     def unavailable_faults(self) -> dict[str, str]:
-        """Classes of faults that these services do not allow, and the service that each needs."""
-        missing = {
+        """Classes of faults that need a service which this run lacks, with that service."""
+        lacking_services = {
             "gate": "an embedded S3" if self.table else "",
             "zookeeper": "an embedded ZooKeeper or --zookeeper-image" if self.zookeeper else "",
             "container": "" if self.zookeeper_image else "--zookeeper-image",
         }
-        return {fault.name: missing[fault.needs] for fault in CLASSES.values() if fault.needs and missing[fault.needs]}
+        return {
+            fault.name: lacking_services[fault.needs]
+            for fault in CLASSES.values()
+            if fault.needs and lacking_services[fault.needs]
+        }
 
     def available_faults(self) -> tuple[str, ...]:
-        """Return the classes of faults that these services allow."""
+        """Return the classes of faults that can strike with the services of this run."""
         return tuple(name for name in CLASSES if name not in self.unavailable_faults)

@@ -80,8 +80,8 @@ class Pair:
 
     def strike(self, context: FaultContext) -> Incident:
         """Run both faults until they end, and record whether they met."""
-        play = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
-        met = yield from play(context, self)
+        run_meeting = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
+        met = yield from run_meeting(context, self)
         context.record("pair", **self.event_fields, met=met)
 
 
@@ -145,7 +145,7 @@ def _alone(context: FaultContext, pair: Pair) -> _Meeting:
 
 def _under_one_hold(context: FaultContext, pair: Pair) -> _Meeting:
     """Prepare the fault of the PUT, then lose the hold between the guard's answer and that PUT."""
-    assert pair.second is not None  # noqa: S101 (the kind of pair has one)
+    assert pair.second is not None  # noqa: S101 (this meeting has a second fault)
     start, first_started = len(context.history), False
     running = _advance_all([pair.second.strike(context, pair.writer, pair.second_point)], None)
     while running:
@@ -164,7 +164,7 @@ def _under_one_hold(context: FaultContext, pair: Pair) -> _Meeting:
 
 def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
     """Stop the next holder before it fills the version, and let the second fault strike it later."""
-    assert pair.second is not None  # noqa: S101 (the kind of pair has one)
+    assert pair.second is not None  # noqa: S101 (this meeting has a second fault)
     start, next_holder = len(context.history), ""
     strikes: list[Event] = []
     waiters = [name for name in context.writers if name != pair.writer]
@@ -172,7 +172,7 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
     def record(name: str, /, **fields: Any) -> None:
         context.record(name, **fields)
         if name == "fault":
-            # Send this before the fault acts: the next holder may be fast.
+            # Send the command before the fault acts, because the next holder may be fast.
             strikes.append({"token": -1, "table": None, **fields})
             _send(context, waiters, f"stop-at {_NEXT_POINT}")
 

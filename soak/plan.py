@@ -17,8 +17,8 @@ _ALONE_SHARE = 0.25
 
 
 def plan_faults(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
-    """Yield an endless plan: all classes in random order, then in a new one, each with a partner or alone."""
-    chance = random.Random(f"{options.seed}/plan")  # noqa: S311 (a repeatable choice, no secret)
+    """Yield an endless plan. Each round has all classes in a new random order, each alone or with a partner."""
+    seeded_random = random.Random(f"{options.seed}/plan")  # noqa: S311 (a repeatable choice, no secret)
     # Without a gate in front of S3 no PUT can be held back.
     unreachable = {PUT} if gate is None else set()
     if options.without == Protection.GUARD:
@@ -31,21 +31,21 @@ def plan_faults(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
     kinds = pair_kinds(options.faults, points_of)
     while True:
         classes = [CLASSES[name] for name in options.faults]
-        chance.shuffle(classes)
+        seeded_random.shuffle(classes)
         for fault in classes:
-            writer = f"writer-{chance.randint(1, options.writers)}"
-            kind = _choose_kind(fault, kinds, chance)
+            writer = f"writer-{seeded_random.randint(1, options.writers)}"
+            kind = _choose_kind(fault, kinds, seeded_random)
             if kind is None:
-                yield Pair(fault, writer, chance.choice(points_of(fault)))
+                yield Pair(fault, writer, seeded_random.choice(points_of(fault)))
             else:
-                points = chance.choice(kind.points), chance.choice(kind.second_points)
+                points = seeded_random.choice(kind.points), seeded_random.choice(kind.second_points)
                 yield Pair(kind.first, writer, points[0], kind.second, points[1], kind.meeting)
 
 
-def _choose_kind(fault: FaultClass, kinds: list[PairKind], chance: random.Random) -> PairKind | None:
+def _choose_kind(fault: FaultClass, kinds: list[PairKind], seeded_random: random.Random) -> PairKind | None:
     """Choose a pair that contains a class: first the effects, then the partner; None for a single fault."""
     candidates = [kind for kind in kinds if fault in (kind.first, kind.second)]
-    if not candidates or chance.random() < _ALONE_SHARE:
+    if not candidates or seeded_random.random() < _ALONE_SHARE:
         return None
-    effects = chance.choice(sorted({kind.effects for kind in candidates}))
-    return chance.choice([kind for kind in candidates if kind.effects == effects])
+    effects = seeded_random.choice(sorted({kind.effects for kind in candidates}))
+    return seeded_random.choice([kind for kind in candidates if kind.effects == effects])

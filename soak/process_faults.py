@@ -88,13 +88,13 @@ def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
         return
     process = context.writers[writer]
     link = process.link
-    link.deafened.clear()
-    link.deaf = True
+    link.reply_discarded.clear()
+    link.discards_replies = True
     process.send("go")
-    yield from wait_until(_REPLY_SECONDS, link.deafened.is_set)
+    yield from wait_until(_REPLY_SECONDS, link.reply_discarded.is_set)
     link.drop()
-    link.deaf = False
-    if link.deafened.is_set():
+    link.discards_replies = False
+    if link.reply_discarded.is_set():
         context.record("fault", kind="lost-zookeeper-reply", worker=writer, point=point, **hold_fields(stop.event))
     yield from wait_for(60, is_from(writer, *OUTCOMES))
 
@@ -102,13 +102,13 @@ def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
 def cut_s3(context: FaultContext, writer: str, point: str) -> Incident:
     """Cut the network between a writer and S3 past the session timeout, while ZooKeeper answers.
 
-    Requests that were sent meanwhile arrive when the network is restored, also those that the writer has repeated.
+    Requests that were sent meanwhile arrive when the network is restored, even if the writer has repeated them.
     """
     stop = yield from strike_at(context, "cut-s3", writer, point)
     if stop is None:
         return
     process = context.writers[writer]
-    assert process.s3_link is not None  # noqa: S101 (the class needs it)
+    assert process.s3_link is not None  # noqa: S101 (the class needs the embedded S3)
     start, is_outcome = len(context.history), is_from_hold(stop.event, *OUTCOMES)
     process.s3_link.cut()
     process.send("go")

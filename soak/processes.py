@@ -1,4 +1,4 @@
-"""The writers of a soak as processes, and the means to disturb them from outside."""
+"""The writers of a soak as processes, and methods that disturb them from outside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Events = SimpleQueue[dict[str, Any]]
 
 
 class WriterProcess:
-    """A running writer: Python and its JVM. Both end with this process, also when it is killed.
+    """A running writer: Python and its JVM. Both end with this process, even if it is killed.
 
     Args:
         options: Options of the writer.
@@ -73,7 +73,7 @@ class WriterProcess:
 
     def send(self, command: str) -> None:
         """Send a command to the writer; see :mod:`soak.worker`."""
-        assert self._process.stdin is not None  # noqa: S101 (a pipe was asked for)
+        assert self._process.stdin is not None  # noqa: S101 (stdin=PIPE)
         with suppress(OSError):
             self._process.stdin.write(command.encode() + b"\n")
             self._process.stdin.flush()
@@ -85,7 +85,7 @@ class WriterProcess:
                 send_signal(pid, number)
 
     def end(self) -> None:
-        """Kill the writer and its JVM, also while they are stopped."""
+        """Kill the writer and its JVM, even if they are stopped."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -99,7 +99,7 @@ class WriterProcess:
             self.s3_link.close()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
+        assert self._process.stdout is not None  # noqa: S101 (stdin=PIPE)
         origin = {"worker": self.name, "incarnation": self.options.incarnation}
         for line in self._process.stdout:
             # A writer may be killed in the middle of a line.

@@ -40,9 +40,9 @@ def expire_queued(context: FaultContext, writer: str, point: str) -> Incident:
 
 
 def cancel_queued(context: FaultContext, writer: str, point: str) -> Incident:
-    """Cancel the wait of a writer, record its contenders that are left in the queue, and let it request the lock again.
+    """Cancel the wait of a writer, record its contenders that remain in the queue, and let it request the lock again.
 
-    The writer is stopped before the new request and keeps its session, so its cancelled wait has left these contenders.
+    The writer stops before the new request and keeps its session. So a contender in the queue is of the cancelled wait.
     """
     queued = yield from _queue_behind_holder(context, writer, point)
     if queued is None:
@@ -62,7 +62,7 @@ def cancel_queued(context: FaultContext, writer: str, point: str) -> Incident:
 
 
 def _queue_behind_holder(context: FaultContext, writer: str, point: str) -> _QueueWait:
-    """Let a writer wait in the queue behind a stopped holder; return the table and the holder, None if that fails."""
+    """Let a writer wait behind a stopped holder; return the table and the holder, or None if that did not succeed."""
     stop = yield from stop_at(context, writer, point)
     if stop is None:
         return None

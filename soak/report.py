@@ -24,8 +24,8 @@ from soak.steps import STEPS
 from soak.verdict import INVARIANTS
 from soak.violation import Violation
 
-_SHOWN = 5
-_HIDDEN = frozenset({"event", "wall", "ids", "message", "table", "incarnation"})
+_MAX_SHOWN = 5
+_HIDDEN_FIELDS = frozenset({"event", "wall", "ids", "message", "table", "incarnation"})
 # Okabe and Ito's colours, which are distinguishable with any colour vision.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C564B", "#7F7F7F")
 
@@ -35,10 +35,10 @@ def summary(
 ) -> dict[str, Any]:
     """Return the verdict as JSON values.
 
-    ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer was given;
-    ``filled`` counts empty commits for unfinished intents. ``fault_shares``, ``step_shares`` and ``pair_shares`` have
-    ``times`` of how many ``chances``. ``shown`` has the first five violations, each with the shortest history that
-    shows it.
+    ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer
+    reports; ``filled`` counts empty commits for unfinished intents. In ``fault_shares``, ``step_shares`` and
+    ``pair_shares``, ``chances`` counts how often a fault, step or pair was tried, and ``times`` how often it occurred.
+    ``shown`` has the first five violations, each with the part of the history that shows it.
     """
     counts = progress.counts
     takeover_seconds = [
@@ -70,7 +70,7 @@ def summary(
         "did_not_strike": sorted(set(options.faults) - progress.faults.keys()),
         "violations": len(violations),
         "violations_by_invariant": dict(sorted(Counter(violation.invariant for violation in violations).items())),
-        "shown": [violation.to_json() for violation in violations[:_SHOWN]],
+        "shown": [violation.to_json() for violation in violations[:_MAX_SHOWN]],
     }
 
 
@@ -79,7 +79,7 @@ def _share(times: int, chances: int) -> dict[str, Any]:
 
 
 def _step_shares(engine: str, evidence: Evidence) -> dict[str, Any]:
-    """Return how often each kind of step was taken, of how many chances."""
+    """Return how often each kind of step was taken, and its chances."""
     steps = Counter(event["kind"] for event in evidence.history if event["event"] == "step")
     # The second thread of a writer takes no steps.
     chances = Counter(event["event"] for event in evidence.history if "thread" not in event)
@@ -91,7 +91,7 @@ def _step_shares(engine: str, evidence: Evidence) -> dict[str, Any]:
 
 
 def _pair_shares(evidence: Evidence) -> list[dict[str, Any]]:
-    """Return how often each pair of faults met, of how many tries; ``second`` is null for a single fault."""
+    """Return how often each pair of faults met, and how often it was tried; ``second`` is null for a single fault."""
     names = ("first", "second", "meeting")
     pairs = [event for event in evidence.history if event["event"] == "pair"]
     chances = Counter(tuple(event[name] for name in names) for event in pairs)
@@ -109,8 +109,8 @@ def _pairs_by_effect(evidence: Evidence) -> dict[str, int]:
 def print_verdict(verdict: Mapping[str, Any], violations: Sequence[Violation], console: Console) -> None:
     """Print the counts and, for each violated invariant, the shortest part of the history that shows it."""
     console.print(_counts_table(verdict))
-    if no_turn := [name for name in verdict["did_not_strike"] if not verdict["fault_shares"][name]["chances"]]:
-        console.print(f"had no turn in this short run: {', '.join(no_turn)}", soft_wrap=True)
+    if unplanned := [name for name in verdict["did_not_strike"] if not verdict["fault_shares"][name]["chances"]]:
+        console.print(f"these faults had no turn in this run: {', '.join(unplanned)}", soft_wrap=True)
     for invariant, function in INVARIANTS.items():
         broken = [violation for violation in violations if violation.invariant == invariant]
         if not broken:
@@ -120,7 +120,7 @@ def print_verdict(verdict: Mapping[str, Any], violations: Sequence[Violation], c
         shortest = min(broken, key=lambda violation: (not violation.piece, len(violation.piece)))
         console.print(Text("  " + shortest.sentence), soft_wrap=True)
         for event in shortest.piece:
-            fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _HIDDEN)
+            fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _HIDDEN_FIELDS)
             console.print(Text(f"    {event['event']:<12} {fields}"), soft_wrap=True)
     if violations:
         console.print(Text(f"{len(violations)} VIOLATIONS", style="bold red"))
@@ -165,19 +165,19 @@ def _draw(options: SoakOptions, evidence: Evidence) -> None:
     figure = Figure(figsize=(11, 2.6 + 0.45 * len(names)), dpi=130)
     FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[len(names) + 1, 3])
+    lanes, counts = figure.subplots(2, 1, sharex=True, height_ratios=[len(names) + 1, 3])
     for lane, name in enumerate(names):
         events = [event for event in history if event.get("worker") == name]
-        above.broken_barh(_hold_spans(events, start), (lane - 0.3, 0.6), facecolor=_COLOURS[lane % len(_COLOURS)])
+        lanes.broken_barh(_hold_spans(events, start), (lane - 0.3, 0.6), facecolor=_COLOURS[lane % len(_COLOURS)])
         faults = [event["monotonic"] - start for event in events if event["event"] == "fault"]
-        above.plot(faults, [lane] * len(faults), linestyle="", marker="v", color="#D1242F", markersize=5)
-    above.set_yticks(range(len(names)), names)
-    above.set_title("holding the lock, and faults (triangles)", loc="left", fontsize=10)
+        lanes.plot(faults, [lane] * len(faults), linestyle="", marker="v", color="#D1242F", markersize=5)
+    lanes.set_yticks(range(len(names)), names)
+    lanes.set_title("holding the lock, and faults (triangles)", loc="left", fontsize=10)
     times = [event["monotonic"] - start for event in history if event["event"] == "acknowledged"]
-    below.plot(times, range(1, len(times) + 1), color=_COLOURS[0])
-    below.set_ylabel("acknowledged")
-    below.set_xlabel("seconds")
-    for axes in (above, below):
+    counts.plot(times, range(1, len(times) + 1), color=_COLOURS[0])
+    counts.set_ylabel("acknowledged")
+    counts.set_xlabel("seconds")
+    for axes in (lanes, counts):
         axes.grid(axis="x", color="#E4E9ED")
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
@@ -186,11 +186,11 @@ def _draw(options: SoakOptions, evidence: Evidence) -> None:
 
 def _hold_spans(events: Sequence[Event], start: float) -> list[tuple[float, float]]:
     """Return start and length of each hold, in seconds."""
-    spans, since = [], None
+    spans, acquired_at = [], None
     for event in events:
         if event["event"] == "holding":
-            since = event["monotonic"]
-        elif since is not None and event["event"] in ("released", "lost", "ended", "killed"):
-            spans.append((since - start, event["monotonic"] - since))
-            since = None
+            acquired_at = event["monotonic"]
+        elif acquired_at is not None and event["event"] in ("released", "lost", "ended", "killed"):
+            spans.append((acquired_at - start, event["monotonic"] - acquired_at))
+            acquired_at = None
     return spans

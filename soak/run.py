@@ -75,7 +75,7 @@ class Soak:
         context: Environment of the faults.
         progress: Counts for the progress line and the report.
         hosts: Connection string of ZooKeeper.
-        tables: URIs of the tables so far, the current one last.
+        tables: URIs of the tables so far; the current table is the last.
 
     """
 
@@ -166,11 +166,11 @@ class Soak:
             self._record("chance", kind=fault.name, writer=pair.writer)
         return advance(pair.strike(self.context), None)
 
-    def play(self, incident: Incident, seconds: float = 120.0) -> None:
+    def run_fault(self, incident: Incident, seconds: float = 120.0) -> None:
         """Run one fault until it ends.
 
         Raises:
-            TimeoutError: The fault did not end in so many seconds.
+            TimeoutError: The fault did not end within ``seconds``.
 
         """
         deadline = time.monotonic() + seconds
@@ -188,11 +188,11 @@ class Soak:
             return None
         self._add_to_history(event)
         if event["event"] == "ended":
-            self._replace(str(event["worker"]), int(event["incarnation"]))
+            self._replace_writer(str(event["worker"]), int(event["incarnation"]))
         return event
 
-    def rest(self) -> None:
-        """Let all writers end their transactions and wait idle, with their sessions open."""
+    def wait_until_idle(self) -> None:
+        """Let all writers end their transactions, and wait until they are idle. Their sessions stay open."""
         self._is_finishing = True
         for writer in self.writers.values():
             writer.send("finish")
@@ -200,9 +200,9 @@ class Soak:
         self._await_writers(self._engine.finish_seconds, lambda: self.writers.keys() - self._idle)
 
     def finish(self) -> None:
-        """Let all writers rest, record the contenders in the queues, and end the writers."""
+        """Wait until all writers are idle, record the contenders in the queues, and end the writers."""
         if not self._is_finishing:
-            self.rest()
+            self.wait_until_idle()
         self._record_queues()
         for writer in self.writers.values():
             writer.send("close")
@@ -304,11 +304,11 @@ class Soak:
         environment = self._s3.environment if self._s3 else {}
         self.writers[name] = WriterProcess(options, environment, link, s3_link, self._events)
 
-    def _replace(self, name: str, incarnation: int) -> None:
+    def _replace_writer(self, name: str, incarnation: int) -> None:
         writer = self.writers.get(name)
         if writer is None or writer.options.incarnation != incarnation:
             return
-        # Its JVM may still put a version. It ends by itself or at the end of the run.
+        # The JVM of the ended writer may still put a version. It ends by itself or at the end of the run.
         self._replaced.append(self.writers.pop(name))
         if not self._is_finishing:
             self._start_writer(name)
@@ -320,7 +320,7 @@ class Soak:
         self.writers.clear()
 
     def _await_writers(self, seconds: float, busy: Callable[[], Collection[str]]) -> None:
-        """Wait until no writer is busy, and kill those that are busy after so many seconds."""
+        """Wait until no writer is busy, and kill the writers that are still busy after ``seconds``."""
         deadline = time.monotonic() + seconds
         while busy() and time.monotonic() < deadline:
             self.next_event()
@@ -330,7 +330,7 @@ class Soak:
             writer.end()
 
     def _record_queues(self) -> None:
-        """Record the contenders in the queues, when those of killed writers have had time to expire."""
+        """Record the contenders in the queues, after those of killed writers have expired or had time to."""
         deadline = time.monotonic() + self.context.session_seconds + _EXPIRY_SECONDS
         for table in self.tables:
             while (contenders := self._queues.contenders(table)) and time.monotonic() < deadline:

@@ -33,9 +33,9 @@ _ERRORS = {
     500: ("500 Internal Server Error", "InternalError"),
     503: ("503 Slow Down", "SlowDown"),
 }
-#: Suffix of a table's location, for the tables of its steps. Faults do not strike their PUTs.
+#: Suffix in the locations of tables that only steps use. Faults do not strike PUTs into these tables.
 STEP_TABLES_SUFFIX = "-threads"
-#: Writer and prefix of the transaction of a commit that the gate puts before a writer's own.
+#: Name of the writer without the lock, whose commits the gate puts. Its transaction ids begin with this name.
 RIVAL = "rival-without-the-lock"
 
 
@@ -216,12 +216,12 @@ class FaultyS3(LocalS3):
 
     def start(self, timeout_seconds: float = 30.0) -> Self:  # noqa: ARG002 (it serves at once)
         """Start serving, without any buckets."""
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else one line per request
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # by default it logs each request
         self._server = make_s3_server(self.gate)
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-s3", daemon=True)
         self._thread.start()
-        # Moto keeps its state in the process, also from one server to the next.
+        # Moto keeps its state in the process, so a new server has the objects of an earlier one until this reset.
         connection = HTTPConnection("127.0.0.1", self._server.server_port)
         connection.request("POST", "/moto-api/reset")
         connection.getresponse().read()

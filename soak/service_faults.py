@@ -30,22 +30,22 @@ _POLL_SECONDS = 0.5
 
 
 def s3_fault(name: str, **fields: Any) -> Callable[..., Incident]:
-    """Return the fault that does this to the next PUT of a commit; see :class:`S3Fault` for the fields."""
+    """Return the fault that strikes the next PUT of a commit with an :class:`S3Fault` of these fields."""
 
     def strike(context: FaultContext, writer: str, point: str) -> Incident:
         stop = yield from stop_at(context, writer, point)
         if stop is None:
             return
-        assert context.gate is not None  # noqa: S101 (the class needs it)
-        chosen = dict(fields)
+        assert context.gate is not None  # noqa: S101 (the class needs this service)
+        fault_fields = dict(fields)
         if name in ("s3-500", "s3-503"):
             # The PUT is stored or not. The error comes once, twice, or until the writer gives up.
-            chosen |= {"stored": context.random.random() < 0.5, "times": context.random.choice((1, 2, 99))}  # noqa: PLR2004
-        fault = context.gate.arm(writer, S3Fault(**chosen))
+            fault_fields |= {"stored": context.random.random() < 0.5, "times": context.random.choice((1, 2, 99))}  # noqa: PLR2004
+        fault = context.gate.arm(writer, S3Fault(**fault_fields))
         context.writers[writer].send("go")
         event = yield from wait_for(_ARRIVAL_SECONDS + context.slack_seconds, is_from(writer, "put-arrived", *OUTCOMES))
         if event is not None and event["event"] == "put-arrived":
-            context.record("fault", kind=name, worker=writer, point=point, **hold_fields(stop.event), **chosen)
+            context.record("fault", kind=name, worker=writer, point=point, **hold_fields(stop.event), **fault_fields)
         if fault.held:
             takeover = is_takeover(stop.event, "acknowledged")
             yield from wait_for(3 * context.session_seconds + context.slack_seconds, takeover)
@@ -64,28 +64,28 @@ def s3_late(context: FaultContext, writer: str, point: str) -> Incident:
     stop = yield from stop_at(context, writer, point)
     if stop is None:
         return
-    assert context.gate is not None  # noqa: S101 (the class needs it)
-    late = context.gate.arm(writer, S3Fault(held=True))
+    assert context.gate is not None  # noqa: S101 (the class needs this service)
+    late_put = context.gate.arm(writer, S3Fault(held=True))
     context.gate.arm(writer, S3Fault(status=500, times=99))
     context.writers[writer].send("go")
     event = yield from wait_for(_ARRIVAL_SECONDS + context.slack_seconds, is_from(writer, "put-arrived", *OUTCOMES))
-    arrived = event is not None and event["event"] == "put-arrived"
-    if arrived:
+    has_arrived = event is not None and event["event"] == "put-arrived"
+    if has_arrived:
         context.record("fault", kind="s3-late", worker=writer, point=point, **hold_fields(stop.event))
         yield from wait_for(_UNKNOWN_SECONDS + context.slack_seconds, is_from_hold(stop.event, *OUTCOMES))
     context.gate.disarm(writer)
-    if arrived:
+    if has_arrived:
         # The writer's second block takes its time, too.
         takeover = is_takeover(stop.event, "read")
         yield from wait_for(3 * context.session_seconds + 2 * context.slack_seconds, takeover)
-    # Also without an arrival: a PUT that arrives later must not be held back for good.
-    late.release.set()
-    if arrived:
-        yield from wait_until(_END_SECONDS, late.ended.is_set)
+    # Release even without an arrival: a PUT that arrives later must not be held back for good.
+    late_put.release.set()
+    if has_arrived:
+        yield from wait_until(_END_SECONDS, late_put.ended.is_set)
 
 
 def _servers(context: FaultContext) -> list[Any]:
-    assert context.zookeeper is not None  # noqa: S101 (the class needs it)
+    assert context.zookeeper is not None  # noqa: S101 (the class needs this service)
     return list(context.zookeeper.servers)
 
 

@@ -34,12 +34,12 @@ from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog
 from writer_jobs.merge.table_feed import UNBOUND
 
 _MAX_TRIES = 3
-# The last condition spares reading every file of the table.
+# Because of the condition on t.id, Delta skips the files of earlier rows.
 _MERGE = (
     "MERGE INTO delta.`{table}` AS t USING (SELECT {columns} FROM range({first}, {end})) AS s "
     "ON t.id = s.id AND t.id >= {first} WHEN NOT MATCHED THEN INSERT *"
 )
-# Outcomes of an attempt that neither stored its version nor still can. None: the guard refused before a PUT.
+# Outcomes of an attempt that has not stored its version and cannot store it later. None: the guard refused the PUT.
 _NOT_STORED = frozenset({"taken", "rejected", None})
 
 
@@ -131,8 +131,8 @@ class SparkCycle(Cycle[SparkWorker]):
         for number in range(1, _MAX_TRIES + 1):
             self._attempts.clear()
             # The first version is an append, because MERGE needs a table.
-            merges = newest != NO_VERSION and self._ids[0] // self._worker.options.rows % 2 == 1
-            failure = self._try(self._merge if merges else self._append)
+            is_merge = newest != NO_VERSION and self._ids[0] // self._worker.options.rows % 2 == 1
+            failure = self._try(self._merge if is_merge else self._append)
             if number == _MAX_TRIES or self._hold.lost is not None or not is_conflict(failure):
                 break
             for attempt in self._attempts:
@@ -248,10 +248,10 @@ class SparkCycle(Cycle[SparkWorker]):
         return str(json.loads(line or "{}").get("commitInfo", {}).get("txnId"))
 
     def _record_taken(self, txn: str) -> None:
-        """Record that the last version was taken: only then Delta attempts another version for the transaction."""
-        for earlier in self._attempts[-1:]:
-            if earlier.txn == txn:
-                self._record("taken", version=earlier.version, txn=txn)
+        """Record that the last version was taken if the transaction is attempted again, which Delta does only then."""
+        for attempt in self._attempts[-1:]:
+            if attempt.txn == txn:
+                self._record("taken", version=attempt.version, txn=txn)
 
 
 class SettlingLog(DeltaTableLog):

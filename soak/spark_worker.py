@@ -71,7 +71,7 @@ class SparkWorker(Worker):
         self.step_numbers = itertools.count()
         self.deletable: dict[str, deque[list[int]]] = defaultdict(deque)
         self._ids_lock = threading.Lock()
-        jvm: Any = self.spark._jvm  # noqa: SLF001 (Spark's way to it)
+        jvm: Any = self.spark._jvm  # noqa: SLF001 (Spark has no public attribute for it)
         allow_short_timeouts(jvm)
         writer_jobs.commit.driver_guard.GUARD = self.guard
         if mode == "required":
@@ -87,7 +87,7 @@ class SparkWorker(Worker):
         """Do nothing: the JVM ends with this process."""
 
     def make_thread(self, work: Callable[[], None]) -> threading.Thread:
-        """Return a thread with its own blocks, also in Java."""
+        """Return a thread that has a Java thread of its own, and so its own blocks in Java."""
         thread: threading.Thread = InheritableThread(target=work, daemon=True)
         return thread
 

@@ -3,7 +3,7 @@
 A request for a partition lists the queues first and the intents last (``Acquisition._send_listing``). If a holder of
 another partition comes in between and stores an intent, the first list lacks the holder, and the second list has the
 intent. Writers of the soak lock whole tables, so no holder can come in between. Therefore the step uses a separate
-table without commits. No public method comes between the two listings, so this module replaces a private one.
+table without commits. No public method runs between the two listings, so this module replaces a private one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _VERSION = 7
 _ANY_VERSION = -1
 
 
-def stall_listing(manager: LockManager, resource: str, clear: Callable[[Hold], None]) -> dict[str, Any]:
-    """Let one thread read the intent of another thread's hold as unfinished, and clear it after it has changed.
+def take_stalled_listing_step(manager: LockManager, resource: str, clear: Callable[[Hold], None]) -> dict[str, Any]:
+    """Let one hold read the intent of another valid hold as unfinished, and clear that intent after it has changed.
 
     Both holds are released.
 
@@ -133,5 +133,5 @@ def _has_first_intent(hold: Hold, timeout_seconds: float) -> bool:
     def check_node(transaction: Any) -> None:
         transaction.check(node, _ANY_VERSION)
 
-    standing = held._hold_state  # noqa: SLF001
-    return standing.confirm(Deadline(timeout_seconds), "looking for an intent", check_node) is None
+    hold_state = held._hold_state  # noqa: SLF001
+    return hold_state.confirm(Deadline(timeout_seconds), "looking for an intent", check_node) is None

@@ -1,7 +1,7 @@
 """The steps that writers take in addition to their transactions.
 
-A step is no fault: it makes ordinary requests, which must succeed. The seed chooses a writer's steps. The writer
-records the result of each (``step`` in the history) for the verdict; see :mod:`soak.liveness`.
+A step is not a fault: it makes ordinary requests, which must succeed. The seed chooses a writer's steps. The writer
+records the result of each step (event ``step`` in the history) for the verdict; see :mod:`soak.liveness`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from lock_manager import Hold, LockManager, SluiceError
 from soak.controls import Protection, begin_block, clear_intents
-from soak.stalls import stall_listing
+from soak.stalls import take_stalled_listing_step
 
-#: Moment at which a writer has just acquired the lock. A moment is named for the event that starts it.
+#: Moment after a writer has acquired the lock. A moment has the name of the event that starts it.
 ACQUIRED = "holding"
 #: Moment after a transaction with an unknown outcome.
 UNKNOWN = "unknown"
@@ -144,7 +144,7 @@ def _open_second_block(steps: Steps, context: StepContext) -> dict[str, Any]:
 def _stall_listing(steps: Steps, context: StepContext) -> dict[str, Any]:
     """Read the intent of a valid hold as unfinished, on a separate table."""
     table = f"{context.hold.resource}-partitions/{steps.name}"
-    return stall_listing(steps.second_manager, table, lambda hold: clear_intents(steps.without, hold))
+    return take_stalled_listing_step(steps.second_manager, table, lambda hold: clear_intents(steps.without, hold))
 
 
 def _commit_in_two_threads(steps: Steps, context: StepContext) -> dict[str, Any]:
@@ -154,13 +154,13 @@ def _commit_in_two_threads(steps: Steps, context: StepContext) -> dict[str, Any]
 
 
 _ALL = (
-    Step("two-managers", "a second lock manager requests the table that is held, and then one that comes before it",
+    Step("two-managers", "a second lock manager requests the held table, and then a table before it in the lock order",
          ACQUIRED, _use_two_managers),
     Step("stalled-listing", "a listing of intents stalls while the holder of another partition stores its intent",
          ACQUIRED, _stall_listing),
     Step("second-block", "after a transaction with an unknown outcome, the writer reads in another block of the hold",
          UNKNOWN, _open_second_block, share=1.0),
-    Step("two-threads", "in one block on a separate table, one thread deletes by the writer, another inserts by Spark",
+    Step("two-threads", "in one block on a separate table, one thread deletes with the writer, and another inserts",
          ACQUIRED, _commit_in_two_threads, share=0.05, needs_spark=True),
 )  # fmt: skip
 #: Kinds of steps by name.

@@ -22,8 +22,8 @@ class Link:
     Attributes:
         hosts: Connection string of the proxies.
         replies: While this event is cleared, the servers' replies are held back; when it is set, they pass.
-        deaf: While true, the servers' replies are discarded.
-        deafened: Set when the reply to a request was discarded. Replies to heartbeats do not count.
+        discards_replies: While true, the servers' replies are discarded.
+        reply_discarded: Set when the reply to a request was discarded. Replies to heartbeats do not count.
         refused: While true, new connections are closed at once.
 
     """
@@ -32,8 +32,8 @@ class Link:
         servers, slash, chroot = hosts.partition("/")
         self.replies = threading.Event()
         self.replies.set()
-        self.deaf = False
-        self.deafened = threading.Event()
+        self.discards_replies = False
+        self.reply_discarded = threading.Event()
         self.refused = False
         self._open = threading.Event()
         self._open.set()
@@ -120,12 +120,12 @@ class Link:
             while data := server.recv(65536):
                 self._open.wait()
                 self.replies.wait()
-                if not self.deaf and not discarded:
+                if not self.discards_replies and not discarded:
                     client.sendall(data)
                 elif _answers_request(data):
-                    # A connection that loses a reply never delivers a later one.
+                    # A connection that has lost a reply must not deliver a later one.
                     discarded = True
-                    self.deafened.set()
+                    self.reply_discarded.set()
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
 

@@ -19,9 +19,9 @@ from soak.steps import DONE
 from writer_jobs import LockedDeltaWriter, locked
 
 _TIMEOUT_SECONDS = 30.0
-_ROWS = 2
-# None of the rows that are deleted.
-_INSERTED = 10
+_DELETED_ROWS = 2
+# An id that the DELETE does not match.
+_INSERTED_ID = 10
 
 
 class StepWorker(Protocol):
@@ -68,14 +68,14 @@ class TwoThreads:
             with locked(self._spark, self._table, manager=self._manager, timeout_seconds=_TIMEOUT_SECONDS) as hold:
                 self._worker.cycles[hold.hold_id] = self
                 try:
-                    self._append(0, _ROWS)
+                    self._append(0, _DELETED_ROWS)
                     self._write_in_two_threads()
                 finally:
                     del self._worker.cycles[hold.hold_id]
                     step["lost"] = hold.lost is not None
             step["met"] = self._delete_waits and self._outcomes["inserted"] == DONE
             rows = [row.id for row in self._spark.read.format("delta").load(self._table).collect()]
-            step |= {"left": sum(row < _ROWS for row in rows), "there": rows.count(_INSERTED)}
+            step |= {"left": sum(row < _DELETED_ROWS for row in rows), "there": rows.count(_INSERTED_ID)}
         except JvmGoneError:
             raise
         except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
@@ -99,7 +99,7 @@ class TwoThreads:
         thread.start()
         writer = LockedDeltaWriter(self._spark, self._manager, self._table)
         try:
-            writer.delete(f"id < {_ROWS}")
+            writer.delete(f"id < {_DELETED_ROWS}")
             self._outcomes["deleted"] = DONE
         except Exception as error:  # noqa: BLE001 (recorded)
             self._outcomes["deleted"] = type(error).__name__
@@ -111,7 +111,7 @@ class TwoThreads:
     def _insert(self) -> None:
         self._insert_may_start.wait(_TIMEOUT_SECONDS)
         try:
-            self._append(_INSERTED, _INSERTED + 1)
+            self._append(_INSERTED_ID, _INSERTED_ID + 1)
             self._outcomes["inserted"] = DONE
         except Exception as error:  # noqa: BLE001 (recorded)
             self._outcomes["inserted"] = type(error).__name__

@@ -63,8 +63,8 @@ def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
                 yield Violation("I2", f"row {row} is in {table} {count} times")
         attempted = {event["txn"] for event in _events(evidence, "attempting", table)}
         for commit in state.commits:
-            is_of_a_writer = bool(evidence.engine_info) and (commit.engine or "").startswith(evidence.engine_info)
-            if is_of_a_writer and commit.txn_id not in attempted:
+            is_from_writer = bool(evidence.engine_info) and (commit.engine or "").startswith(evidence.engine_info)
+            if is_from_writer and commit.txn_id not in attempted:
                 sentence = f"version {commit.version} of {table} belongs to a transaction that no writer attempted"
                 yield Violation("I2", sentence)
 
@@ -85,8 +85,10 @@ def _versions_never_change(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("I3", sentence, related_events(evidence, table, txns, version))
     for table, state in evidence.tables.items():
         before_gaps = [version for version, successor in pairwise(state.versions) if successor != version + 1]
-        if before_gaps or (state.versions and state.versions[0] != 0):
-            yield Violation("I3", f"versions of {table} have gaps: after {before_gaps or 'none'}")
+        if before_gaps:
+            yield Violation("I3", f"versions of {table} have gaps: after {before_gaps}")
+        if state.versions and state.versions[0] != 0:
+            yield Violation("I3", f"versions of {table} begin with {state.versions[0]} instead of 0")
         for message in state.unreadable:
             yield Violation("I3", f"{table}: {message}")
         if not state.read_error and list(state.history_versions) != list(state.versions):
@@ -111,7 +113,7 @@ def _tokens_in_order(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
-    """I5: no hold commits a version that a later holder had already read past."""
+    """I5: no hold commits a version after a later holder has read the table without that version."""
     for table, state in evidence.tables.items():
         # The first read of each hold.
         reads = {event["token"]: event for event in reversed(_events(evidence, "read", table))}

@@ -1,7 +1,7 @@
 """One writer of a soak: a process that commits in a loop and writes JSON lines of the history to standard output.
 
 :mod:`soak.processes` starts ``python -m soak.store_writer OPTIONS``, or ``soak.spark_writer`` with Spark. The writer
-reads these commands from standard input, one a line:
+reads these commands from standard input, one per line:
 
 * ``stop-at POINT``: Stop at this point of the next transaction that reaches it.
 * ``pass POINT``: Do not stop at this point, or continue from it.
@@ -128,7 +128,7 @@ class Worker(ABC):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Load the classes of the first read of a table, so that no lock is held meanwhile."""
+        """Read a table once. This loads classes, so that no lock is held while they load."""
 
     @abstractmethod
     def cycle(self, *, second: bool) -> None:
@@ -266,7 +266,7 @@ class StoreWorker(Worker):
         return self.jvm.pid
 
     def warm_up(self) -> None:
-        """Load the classes of the first listing."""
+        """List the versions of the table once."""
         self.jvm.warm_up(self.table)
 
     def end_jvm(self) -> None:
@@ -275,6 +275,6 @@ class StoreWorker(Worker):
 
 
 def silence_libraries() -> None:
-    """Log errors of libraries only, and only critical ones of kazoo: the soak provokes connection errors."""
+    """Log only errors of libraries, and only critical errors of kazoo, because the soak provokes connection errors."""
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)

@@ -18,7 +18,7 @@ from components.node_config import CLIENT_PORT
 from components.settings import Settings
 
 #: Common name in the certificate of each role.
-SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
+COMMON_NAMES = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ def appender_policy(resources: PolicyResources) -> dict[str, Any]:
         "Action": "s3:DeleteObject",
         "Resource": object_arns(LOG_FILES, resources.bucket, resources.prefixes),
     }
-    return document(*_read_and_write(resources), keep_logs)
+    return document(*_read_and_write_statements(resources), keep_logs)
 
 
 def maintenance_policy(resources: PolicyResources) -> dict[str, Any]:
     """Return the policy of maintenance: an appender's rights, and deletion of log files."""
-    return document(*_read_and_write(resources))
+    return document(*_read_and_write_statements(resources))
 
 
-def _read_and_write(resources: PolicyResources) -> list[dict[str, Any]]:
+def _read_and_write_statements(resources: PolicyResources) -> list[dict[str, Any]]:
     actions = [
         "s3:GetObject",
         "s3:PutObject",
@@ -67,9 +67,9 @@ def _read_and_write(resources: PolicyResources) -> list[dict[str, Any]]:
     ]
     encryption = ["kms:GenerateDataKey", "kms:Decrypt"]
     return [
-        *_list_bucket(resources),
+        *_list_statements(resources),
         allow("ReadAndWrite", actions, object_arns(ALL_FILES, resources.bucket, resources.prefixes)),
-        # The bucket policy has this statement, too. It is repeated for a bucket whose policy lacks it.
+        # The policy of the stack's own bucket has this statement, too. An existing bucket may lack it.
         unconditional_commit(resources.bucket, resources.prefixes),
         *([allow("EncryptAndDecrypt", encryption, resources.key)] if resources.key else []),
         *_secret_statements(resources),
@@ -85,7 +85,7 @@ def operator_policy(
     stack has no ensemble.
     """
     statements: list[dict[str, Any]] = [
-        *_list_bucket(resources),
+        *_list_statements(resources),
         allow("ReadLogs", "s3:GetObject", object_arns(LOG_FILES, resources.bucket, resources.prefixes)),
         *_secret_statements(resources),
     ]
@@ -120,7 +120,7 @@ def operator_policy(
     return document(*statements)
 
 
-def _list_bucket(resources: PolicyResources) -> list[dict[str, Any]]:
+def _list_statements(resources: PolicyResources) -> list[dict[str, Any]]:
     listing = allow("ListTables", "s3:ListBucket", resources.bucket)
     if resources.prefixes:
         patterns = [pattern for prefix in resources.prefixes for pattern in (prefix, f"{prefix}/*")]
@@ -138,7 +138,7 @@ class AccessArgs:
 
     Attributes:
         vpc_id: VPC of the Spark clusters; None if the program creates no security group for them.
-        aws_egress: How machines of Spark clusters reach AWS services.
+        aws_egress: Access of the Spark clusters' machines to AWS services.
         bucket_arn: Bucket of the lake.
         key_arn: KMS key of the lake, or None.
         authorities: Certificate authorities of the members and of the clients; None for an existing ensemble.
@@ -174,25 +174,27 @@ class Access(pulumi.ComponentResource):
     def __init__(self, name: str, args: AccessArgs) -> None:
         super().__init__("sluice:access:Access", name)
         self._name, self._args, self._settings = name, args, args.settings
-        self._child = pulumi.ResourceOptions(parent=self)
-        self.secret_arns = {role: arn for role in SUBJECTS if (arn := self._create_secret(role)) is not None}
-        policies = {role: self._create_policy(role) for role in SUBJECTS}
+        self._child_options = pulumi.ResourceOptions(parent=self)
+        self.secret_arns = {role: arn for role in COMMON_NAMES if (arn := self._create_secret(role)) is not None}
+        policies = {role: self._create_policy(role) for role in COMMON_NAMES}
         self.policy_arns = {role: policy.arn for role, policy in policies.items()}
         writer = aws.iam.Role(
             f"{name}-writer",
             name_prefix=f"{self._settings.name}-writer-",
             assume_role_policy=json.dumps(EC2_TRUST),
-            opts=self._child,
+            opts=self._child_options,
         )
         for suffix, role, policy in (
             ("maintenance", args.maintenance_role, policies["maintenance"]),
             ("writer", writer, policies["appender"]),
         ):
-            aws.iam.RolePolicyAttachment(f"{name}-{suffix}", role=role.name, policy_arn=policy.arn, opts=self._child)
+            aws.iam.RolePolicyAttachment(
+                f"{name}-{suffix}", role=role.name, policy_arn=policy.arn, opts=self._child_options
+            )
         aws.iam.RolePolicy(
-            f"{name}-writer", role=writer.id, policy=json.dumps(document(SESSION_MANAGER)), opts=self._child
+            f"{name}-writer", role=writer.id, policy=json.dumps(document(SESSION_MANAGER)), opts=self._child_options
         )
-        profile = aws.iam.InstanceProfile(f"{name}-writer", role=writer.name, opts=self._child)
+        profile = aws.iam.InstanceProfile(f"{name}-writer", role=writer.name, opts=self._child_options)
         self.instance_profile = profile.name
         self.writer_group_id: pulumi.Output[str] | None = None
         if args.vpc_id is not None:
@@ -201,9 +203,9 @@ class Access(pulumi.ComponentResource):
                 vpc_id=args.vpc_id,
                 description="Spark clusters that write to the lake",
                 tags={"Name": f"{self._settings.name}-writers"},
-                opts=self._child,
+                opts=self._child_options,
             )
-            args.aws_egress.allow(f"{name}-writers", group.id, self._child)
+            args.aws_egress.allow(f"{name}-writers", group.id, self._child_options)
             self.writer_group_id = group.id
             self._allow_clients("writers", group.id, managed=True)
         for number, group_id in enumerate(self._settings.writer_security_group_ids, start=1):
@@ -211,26 +213,28 @@ class Access(pulumi.ComponentResource):
         self.register_outputs({"policy_arns": self.policy_arns})
 
     def _allow_clients(self, suffix: str, group_id: pulumi.Input[str], *, managed: bool) -> None:
-        """Allow a security group to connect to the members; a managed group also gets the egress rule."""
+        """Allow a security group to connect to the members. A group of the program also gets an egress rule."""
         members = self._args.zookeeper_group_id
         if members is None:
             return
         rules = [(aws.vpc.SecurityGroupIngressRule, members, group_id)]
         if managed:
             rules.append((aws.vpc.SecurityGroupEgressRule, group_id, members))
-        name, text = f"zookeeper-{suffix}", "Clients of ZooKeeper"
+        name, description = f"zookeeper-{suffix}", "Clients of ZooKeeper"
         for rule_type, group, peer in rules:
-            tcp_rule(rule_type, name, group, text, CLIENT_PORT, self._child, referenced_security_group_id=peer)
+            tcp_rule(
+                rule_type, name, group, description, CLIENT_PORT, self._child_options, referenced_security_group_id=peer
+            )
 
     def _create_secret(self, role: str) -> pulumi.Output[str] | None:
         if self._args.authorities is None:
             arn = self._settings.existing_zookeeper_secret_arn
             return pulumi.Output.from_input(arn) if arn else None
         members, clients = self._args.authorities
-        content = client_secret(clients.issue(SUBJECTS[role]), members, CLIENT_ACL)
+        content = client_secret(clients.issue(COMMON_NAMES[role]), members, CLIENT_ACL)
         prefix = f"{self._settings.name}/zookeeper/{role}-"
         description = f"SLUICE_ZK_SECRET of the {role} role"
-        secret, _ = store_secret(f"{self._name}-{role}", prefix, description, content, self._child)
+        secret, _ = store_secret(f"{self._name}-{role}", prefix, description, content, self._child_options)
         return secret.arn  # type: ignore[no-any-return]
 
     def _create_policy(self, role: str) -> aws.iam.Policy:
@@ -255,17 +259,17 @@ class Access(pulumi.ComponentResource):
             name_prefix=f"{self._settings.name}-{role}-",
             description=f"Sluice: what the {role} role may do",
             policy=inputs.apply(policy_text),
-            opts=self._child,
+            opts=self._child_options,
         )
 
 
 def maintenance_role(settings: Settings, account: Account) -> aws.iam.Role:
     """Create the only role that the commit policy allows to delete version files.
 
-    If the settings name no principals that may assume the role, the account's own policies decide.
+    If the settings name no principals that may assume the role, the IAM policies of the account decide.
     """
 
-    def trust(values: Sequence[str]) -> str:
+    def trust_text(values: Sequence[str]) -> str:
         account_id, partition = values
         principals = list(settings.maintenance_principal_arns) or [f"arn:{partition}:iam::{account_id}:root"]
         return json.dumps(trust_policy({"AWS": principals}))
@@ -273,6 +277,6 @@ def maintenance_role(settings: Settings, account: Account) -> aws.iam.Role:
     return aws.iam.Role(
         "maintenance",
         name_prefix=f"{settings.name}-maintenance-",
-        assume_role_policy=pulumi.Output.all(account.id, account.partition).apply(trust),
+        assume_role_policy=pulumi.Output.all(account.id, account.partition).apply(trust_text),
         max_session_duration=4 * 3600,
     )

@@ -1,4 +1,4 @@
-"""The artifacts bucket, from which a new node downloads ZooKeeper and the node scripts."""
+"""The artifacts bucket with ZooKeeper and the node files, which a new node downloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Artifacts(pulumi.ComponentResource):
 
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__("sluice:storage:Artifacts", name)
-        # Keys contain a hash of the content. A machine recreated with its old user data needs the old objects.
+        # Keys of node files contain a content hash. A machine recreated with its old user data needs the old objects.
         retained = pulumi.ResourceOptions(parent=self, retain_on_delete=settings.protect)
         bucket = PrivateBucket(name, f"{settings.name}-artifacts", settings, parent=self)
         self.bucket, self.arn = bucket.bucket, bucket.arn
@@ -33,7 +33,7 @@ class Artifacts(pulumi.ComponentResource):
         sources = [(f"{name}-zookeeper", self.archive_key, asset(settings.zookeeper_archive))]
         sources += [(f"{name}-{path.name}", key, pulumi.FileAsset(str(path))) for key, path in self.files.items()]
         self.objects: list[pulumi.Resource] = [
-            aws.s3.BucketObject(resource, bucket=bucket.bucket, key=key, source=source, opts=retained)
-            for resource, key, source in sources
+            aws.s3.BucketObject(resource_name, bucket=bucket.bucket, key=key, source=source, opts=retained)
+            for resource_name, key, source in sources
         ]
         self.register_outputs({"bucket": self.bucket})

@@ -1,9 +1,9 @@
 """Certificates for connections to the ensemble, from two private authorities: one for members, one for clients.
 
 With two authorities, a member port accepts no client certificate, and the client port accepts no member certificate.
-An authority has generations. A new generation is trusted before it signs, and the old one as long as certificates of it
-are in use, so that a rotation does not disconnect members. All keys are in Pulumi's state; docs/deploy.md describes how
-to protect it.
+An authority has generations. A new generation is trusted before it signs certificates. The old generation stays trusted
+while its certificates are in use. So a rotation does not disconnect members. All keys are in Pulumi's state;
+docs/deploy.md describes how to protect it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pulumi_tls as tls
 from components.node_config import SUPER_USER
 from components.settings import Settings
 
-_DAY_HOURS = 24
+_HOURS_PER_DAY = 24
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
 #: ``pulumi up`` renews a certificate that expires within these days.
@@ -53,11 +53,13 @@ class Authority(pulumi.ComponentResource):
     def __init__(self, purpose: str, settings: Settings) -> None:
         super().__init__("sluice:certificates:Authority", purpose)
         self._purpose = purpose
-        self._child = pulumi.ResourceOptions(parent=self)
+        self._child_options = pulumi.ResourceOptions(parent=self)
         self._keys: dict[int, tls.PrivateKey] = {}
         self._certificates: dict[int, tls.SelfSignedCert] = {}
         for generation in sorted(set(settings.trusted_authorities)):
-            key = tls.PrivateKey(f"{purpose}-{generation}", algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
+            key = tls.PrivateKey(
+                f"{purpose}-{generation}", algorithm="ECDSA", ecdsa_curve="P256", opts=self._child_options
+            )
             self._keys[generation] = key
             self._certificates[generation] = tls.SelfSignedCert(
                 f"{purpose}-{generation}",
@@ -66,10 +68,10 @@ class Authority(pulumi.ComponentResource):
                 is_ca_certificate=True,
                 set_subject_key_id=True,
                 allowed_uses=["cert_signing", "crl_signing", "digital_signature"],
-                validity_period_hours=AUTHORITY_DAYS * _DAY_HOURS,
-                opts=self._child,
+                validity_period_hours=AUTHORITY_DAYS * _HOURS_PER_DAY,
+                opts=self._child_options,
             )
-        self._signing = settings.signing_authority
+        self._signing_generation = settings.signing_authority
         self.bundle: pulumi.Output[str] = pulumi.Output.concat(
             *(certificate.cert_pem for certificate in self._certificates.values())
         )
@@ -78,42 +80,47 @@ class Authority(pulumi.ComponentResource):
     def issue(self, name: str, address: pulumi.Input[str] | None = None) -> KeyPair:
         """Issue a certificate for the common name of a client, or for the address of a member.
 
-        That of a member also contains 127.0.0.1, so that an operator can verify it through a port forwarded by Session
-        Manager.
+        A member's certificate also contains 127.0.0.1, so that an operator can verify it through a port that Session
+        Manager forwards.
         """
         uses = ["client_auth"] if address is None else ["server_auth", "client_auth"]
         addresses = None if address is None else [address, "127.0.0.1"]
         # A new generation signs new keys, so that a stolen old key is useless with the new certificate.
-        resource = f"{self._purpose}-{name}-{self._signing}"
-        key = tls.PrivateKey(resource, algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
+        resource_name = f"{self._purpose}-{name}-{self._signing_generation}"
+        key = tls.PrivateKey(resource_name, algorithm="ECDSA", ecdsa_curve="P256", opts=self._child_options)
         request = tls.CertRequest(
-            resource,
+            resource_name,
             private_key_pem=key.private_key_pem,
             subject={"common_name": name},
             ip_addresses=addresses,
-            opts=self._child,
+            opts=self._child_options,
         )
         certificate = tls.LocallySignedCert(
-            resource,
+            resource_name,
             cert_request_pem=request.cert_request_pem,
-            ca_private_key_pem=self._keys[self._signing].private_key_pem,
-            ca_cert_pem=self._certificates[self._signing].cert_pem,
+            ca_private_key_pem=self._keys[self._signing_generation].private_key_pem,
+            ca_cert_pem=self._certificates[self._signing_generation].cert_pem,
             allowed_uses=["digital_signature", *uses],
-            validity_period_hours=CERTIFICATE_DAYS * _DAY_HOURS,
-            early_renewal_hours=RENEWAL_DAYS * _DAY_HOURS,
-            opts=self._child,
+            validity_period_hours=CERTIFICATE_DAYS * _HOURS_PER_DAY,
+            early_renewal_hours=RENEWAL_DAYS * _HOURS_PER_DAY,
+            opts=self._child_options,
         )
         return KeyPair(key.private_key_pem_pkcs8, certificate.cert_pem)
 
 
-def node_secret(member: KeyPair, node: KeyPair, members: Authority, clients: Authority) -> pulumi.Output[str]:
-    """Return the secret of a node: JSON with file contents by name, which ``infra/node/sluice-configure`` writes."""
+def node_secret(
+    member_pair: KeyPair, client_pair: KeyPair, members: Authority, clients: Authority
+) -> pulumi.Output[str]:
+    """Return the secret of a node: JSON with the contents of the files that ``infra/node/sluice-configure`` writes.
+
+    The node serves with ``member_pair``, and connects to its own server with ``client_pair``.
+    """
     return _secret_json(
         {
-            "member.pem": member.pem,
+            "member.pem": member_pair.pem,
             "members-ca.pem": members.bundle,
             "clients-ca.pem": clients.bundle,
-            "node.pem": node.pem,
+            "node.pem": client_pair.pem,
         }
     )
 
@@ -126,17 +133,20 @@ def client_secret(pair: KeyPair, members: Authority, acl: str) -> pulumi.Output[
 
 
 def store_secret(
-    name: str, prefix: str, description: str, content: pulumi.Input[str], child: pulumi.ResourceOptions
+    name: str, prefix: str, description: str, content: pulumi.Input[str], opts: pulumi.ResourceOptions
 ) -> tuple[aws.secretsmanager.Secret, aws.secretsmanager.SecretVersion]:
-    """Create a secret in AWS, whose name begins with a prefix. It can be restored for a week after a deletion."""
+    """Create a secret in Secrets Manager and its value. AWS appends a suffix to ``prefix``, the start of its name.
+
+    A deleted secret can be restored for a week.
+    """
     secret = aws.secretsmanager.Secret(
-        name, name_prefix=prefix, description=description, recovery_window_in_days=7, opts=child
+        name, name_prefix=prefix, description=description, recovery_window_in_days=7, opts=opts
     )
-    return secret, aws.secretsmanager.SecretVersion(name, secret_id=secret.id, secret_string=content, opts=child)
+    return secret, aws.secretsmanager.SecretVersion(name, secret_id=secret.id, secret_string=content, opts=opts)
 
 
 def x509_acl(permissions: Mapping[str, str]) -> str:
-    """Return an ACL in the format of zkCli, from permissions by common name."""
+    """Return an ACL in the format of zkCli. ``permissions`` are letters such as ``cdrwa``, by common name."""
     return ",".join(f"x509:CN={subject}:{letters}" for subject, letters in permissions.items())
 
 

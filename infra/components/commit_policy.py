@@ -4,9 +4,9 @@ Delta's stock log stores write a version file with a plain PUT: two drivers can 
 one acknowledged commit is lost. The statements require a conditional PUT (``If-None-Match: *``), so the second fails.
 
 Source: "Enforce conditional writes on Amazon S3 buckets" (S3 User Guide). The key ``s3:ObjectCreationOperation`` is
-false for requests of a multipart upload that create no object (CreateMultipartUpload, UploadPart, UploadPartCopy) and
-cannot have the header; it is true for the request that completes the upload. CopyObject to such a key fails with 403,
-or with 501 if it has the header.
+false for requests of a multipart upload that create no object (CreateMultipartUpload, UploadPart, UploadPartCopy).
+These cannot have the header ``If-None-Match``. The key is true for the request that completes the upload. CopyObject to
+a version file fails with 403, or with 501 if it has the header.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from components.documents import Statement
 
 _LOGS = [f"{folder}_delta_log" for folder in ("", "*/")]
-#: Patterns of version files, of all objects in table logs, and of all objects, below the bucket or a folder of tables.
-#: Tables may be at its root. ``?`` matches one character, and ``*`` any characters, slashes included.
+# Patterns below a bucket or a folder, which may itself be a table. ``?`` matches one character, and ``*`` any
+# characters, slashes included.
+#: Version files.
 VERSION_FILES = [f"{log}/{20 * '?'}.json" for log in _LOGS]
+#: All objects in table logs.
 LOG_FILES = [f"{log}/*" for log in _LOGS]
+#: All objects.
 ALL_FILES = ["*"]
 
 
@@ -37,7 +40,7 @@ def object_arns(patterns: Sequence[str], bucket_arn: str, prefixes: Sequence[str
 
 
 def unconditional_commit(bucket_arn: str, prefixes: Sequence[str] = ()) -> Statement:
-    """Return the statement that denies the unconditional PUT of a version file, without a principal."""
+    """Return the statement, without a Principal element, that denies the unconditional PUT of a version file."""
     return {
         "Sid": "DenyUnconditionalCommit",
         "Effect": "Deny",

@@ -1,4 +1,4 @@
-"""Policy documents and statements that several components use."""
+"""IAM policy documents and statements that several components use."""
 
 from __future__ import annotations
 

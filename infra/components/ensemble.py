@@ -25,7 +25,7 @@ from components.node_config import (
 )
 from components.settings import Settings
 
-#: Properties whose change replaces or stops a machine. Only the machine that ``replaceNode`` names applies changes.
+#: Properties whose change replaces or stops a machine. Only the machine named by ``replaceNode`` takes such a change.
 REPLACING_PROPERTIES = ["ami", "instance_type", "user_data", "root_block_device"]
 _VOLUMES = {"data": "/dev/sdf", "log": "/dev/sdg"}
 
@@ -36,10 +36,10 @@ class EnsembleArgs:
 
     Attributes:
         subnet_ids: Private subnets, one in each zone. Members are assigned to them in turn.
-        aws_egress: How the machines reach AWS services.
+        aws_egress: Access of the machines to AWS services.
         artifacts: Bucket with ZooKeeper and the node scripts.
-        members: Certificate authority of the members.
-        clients: Certificate authority of the clients.
+        member_authority: Certificate authority of the members.
+        client_authority: Certificate authority of the clients.
 
     """
 
@@ -50,13 +50,13 @@ class EnsembleArgs:
     aws_egress: AwsEgress
     image_id: pulumi.Input[str]
     artifacts: Artifacts
-    members: Authority
-    clients: Authority
+    member_authority: Authority
+    client_authority: Authority
     log_group: aws.cloudwatch.LogGroup
 
 
 class Ensemble(pulumi.ComponentResource):
-    """The members, with ids from 1. Each has an interface and two volumes, which survive a replacement of its machine.
+    """The members, whose ids count from 1. A member's interface and two volumes survive a replacement of its machine.
 
     Attributes:
         security_group_id: Security group of the members.
@@ -68,15 +68,15 @@ class Ensemble(pulumi.ComponentResource):
     def __init__(self, name: str, args: EnsembleArgs) -> None:
         super().__init__("sluice:ensemble:Ensemble", name)
         self._name, self._args, self._settings = name, args, args.settings
-        self._child = pulumi.ResourceOptions(parent=self)
+        self._child_options = pulumi.ResourceOptions(parent=self)
         # User data runs once, so machines are created after the rules and routes that their downloads need.
         self._connectivity: list[pulumi.Resource] = list(args.aws_egress.resources)
-        group = self._security_group()
+        group = self._create_security_group()
         self.security_group_id = group.id
         ids = range(1, self._settings.nodes + 1)
-        interfaces = {member_id: self._interface(member_id, group) for member_id in ids}
-        # All addresses are known before the first machine starts, so the list of members is complete.
-        self.members: pulumi.Output[dict[int, str]] = pulumi.Output.all(
+        interfaces = {member_id: self._create_interface(member_id, group) for member_id in ids}
+        # The interfaces get their addresses before the first machine starts, so each zoo.cfg lists all members.
+        self._addresses: pulumi.Output[dict[int, str]] = pulumi.Output.all(
             *(interface.private_ip for interface in interfaces.values())
         ).apply(lambda addresses: dict(enumerate(addresses, start=1)))
         self._initialized = aws.ssm.Parameter(
@@ -87,62 +87,72 @@ class Ensemble(pulumi.ComponentResource):
             description="Whether the ensemble has ever had a leader: the nodes set it to yes",
             opts=pulumi.ResourceOptions(parent=self, protect=self._settings.protect, ignore_changes=["value"]),
         )
-        node = args.clients.issue(NODE)
-        self.instance_ids = [self._node(member_id, interfaces[member_id], node) for member_id in ids]
-        self.connection_string = self.members.apply(connection_string)
+        node_client_pair = args.client_authority.issue(NODE)
+        self.instance_ids = [self._create_node(member_id, interfaces[member_id], node_client_pair) for member_id in ids]
+        self.connection_string = self._addresses.apply(connection_string)
         self.register_outputs({"connection_string": self.connection_string})
 
-    def _security_group(self) -> aws.ec2.SecurityGroup:
+    def _create_security_group(self) -> aws.ec2.SecurityGroup:
         args = self._args
         group = aws.ec2.SecurityGroup(
             f"{self._name}-members",
             vpc_id=args.vpc_id,
             description="Members of the ZooKeeper ensemble",
             tags={"Name": f"{self._settings.name}-zookeeper"},
-            opts=self._child,
+            opts=self._child_options,
         )
         for purpose, port in (("quorum", QUORUM_PORT), ("election", ELECTION_PORT)):
-            name, text = f"{self._name}-{purpose}", f"Members among themselves: {purpose}"
+            name, description = f"{self._name}-{purpose}", f"Traffic between members: {purpose}"
             self._connectivity += [
-                tcp_rule(rule_type, name, group.id, text, port, self._child, referenced_security_group_id=group.id)
+                tcp_rule(
+                    rule_type,
+                    name,
+                    group.id,
+                    description,
+                    port,
+                    self._child_options,
+                    referenced_security_group_id=group.id,
+                )
                 for rule_type in (aws.vpc.SecurityGroupIngressRule, aws.vpc.SecurityGroupEgressRule)
             ]
-        self._connectivity += args.aws_egress.allow(self._name, group.id, self._child)
+        self._connectivity += args.aws_egress.allow(self._name, group.id, self._child_options)
         return group
 
-    def _subnet_of(self, node: int) -> pulumi.Input[str]:
-        return self._args.subnet_ids[(node - 1) % len(self._args.subnet_ids)]
+    def _subnet_of(self, member_id: int) -> pulumi.Input[str]:
+        return self._args.subnet_ids[(member_id - 1) % len(self._args.subnet_ids)]
 
-    def _interface(self, node: int, group: aws.ec2.SecurityGroup) -> aws.ec2.NetworkInterface:
+    def _create_interface(self, member_id: int, group: aws.ec2.SecurityGroup) -> aws.ec2.NetworkInterface:
         return aws.ec2.NetworkInterface(
-            f"{self._name}-{node}",
-            subnet_id=self._subnet_of(node),
+            f"{self._name}-{member_id}",
+            subnet_id=self._subnet_of(member_id),
             security_groups=[group.id],
-            description=f"ZooKeeper member {node} of {self._settings.stack}",
-            tags={"Name": f"{self._settings.name}-zookeeper-{node}"},
+            description=f"ZooKeeper member {member_id} of {self._settings.stack}",
+            tags={"Name": f"{self._settings.name}-zookeeper-{member_id}"},
             opts=pulumi.ResourceOptions(parent=self, protect=self._settings.protect),
         )
 
-    def _node(self, node: int, interface: aws.ec2.NetworkInterface, pair: KeyPair) -> pulumi.Output[str]:
-        args, settings, name = self._args, self._settings, f"{self._name}-{node}"
-        member = args.members.issue(f"node-{node}", interface.private_ip)
-        content = node_secret(member, pair, args.members, args.clients)
-        description = f"Key and certificates of ZooKeeper member {node} of {settings.stack}"
+    def _create_node(
+        self, member_id: int, interface: aws.ec2.NetworkInterface, client_pair: KeyPair
+    ) -> pulumi.Output[str]:
+        args, settings, name = self._args, self._settings, f"{self._name}-{member_id}"
+        member_pair = args.member_authority.issue(f"node-{member_id}", interface.private_ip)
+        content = node_secret(member_pair, client_pair, args.member_authority, args.client_authority)
+        description = f"Key and certificates of ZooKeeper member {member_id} of {settings.stack}"
         secret, version = store_secret(
-            name, f"{settings.name}/zookeeper/node-{node}-", description, content, self._child
+            name, f"{settings.name}/zookeeper/node-{member_id}-", description, content, self._child_options
         )
         parameter = aws.ssm.Parameter(
             name,
-            name=f"/{settings.name}/zookeeper/node-{node}/zoo.cfg",
+            name=f"/{settings.name}/zookeeper/node-{member_id}/zoo.cfg",
             type="String",
             # Allows the 4 to 8 KB that a zoo.cfg with seven members needs.
             tier="Intelligent-Tiering",
-            value=self.members.apply(lambda members: zoo_cfg(node, members)),
+            value=self._addresses.apply(lambda addresses: zoo_cfg(member_id, addresses)),
             description="Read by the node at each start of ZooKeeper",
-            opts=self._child,
+            opts=self._child_options,
         )
-        volumes = {purpose: self._volume(node, purpose) for purpose in _VOLUMES}
-        profile, role_policy = self._profile(node, secret, parameter)
+        volumes = {purpose: self._create_volume(member_id, purpose) for purpose in _VOLUMES}
+        profile, role_policy = self._create_profile(member_id, secret, parameter)
         instance = aws.ec2.Instance(
             name,
             ami=args.image_id,
@@ -151,14 +161,14 @@ class Ensemble(pulumi.ComponentResource):
             primary_network_interface={"network_interface_id": interface.id},
             metadata_options={"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 1},
             root_block_device={"encrypted": True, "volume_type": "gp3", "delete_on_termination": True},
-            user_data=self._user_data(node, volumes, secret, parameter),
+            user_data=self._user_data(member_id, volumes, secret, parameter),
             user_data_replace_on_change=True,
-            tags={"Name": f"{settings.name}-zookeeper-{node}"},
+            tags={"Name": f"{settings.name}-zookeeper-{member_id}"},
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # The new machine needs the interface and the volumes of the old one.
                 delete_before_replace=True,
-                ignore_changes=None if node == settings.replace_node else REPLACING_PROPERTIES,
+                ignore_changes=None if member_id == settings.replace_node else REPLACING_PROPERTIES,
                 depends_on=[version, role_policy, *args.artifacts.objects, *self._connectivity],
             ),
         )
@@ -175,30 +185,30 @@ class Ensemble(pulumi.ComponentResource):
         instance_id: pulumi.Output[str] = instance.id
         return instance_id
 
-    def _volume(self, node: int, purpose: str) -> aws.ebs.Volume:
+    def _create_volume(self, member_id: int, purpose: str) -> aws.ebs.Volume:
         settings = self._settings
-        zone = aws.ec2.get_subnet_output(id=self._subnet_of(node), opts=pulumi.InvokeOutputOptions(parent=self))
+        zone = aws.ec2.get_subnet_output(id=self._subnet_of(member_id), opts=pulumi.InvokeOutputOptions(parent=self))
         return aws.ebs.Volume(
-            f"{self._name}-{node}-{purpose}",
+            f"{self._name}-{member_id}-{purpose}",
             availability_zone=zone.availability_zone,
             size=settings.data_volume_gib if purpose == "data" else settings.log_volume_gib,
             type="gp3",
             encrypted=True,
-            tags={"Name": f"{settings.name}-zookeeper-{node}-{purpose}"},
-            # A new answer to the query for the subnet's zone must not replace a volume.
+            tags={"Name": f"{settings.name}-zookeeper-{member_id}-{purpose}"},
+            # If AWS returns another zone for the subnet later, the volume must not be replaced.
             opts=pulumi.ResourceOptions(parent=self, protect=settings.protect, ignore_changes=["availability_zone"]),
         )
 
-    def _profile(
-        self, node: int, secret: aws.secretsmanager.Secret, parameter: aws.ssm.Parameter
+    def _create_profile(
+        self, member_id: int, secret: aws.secretsmanager.Secret, parameter: aws.ssm.Parameter
     ) -> tuple[aws.iam.InstanceProfile, aws.iam.RolePolicy]:
-        """Create the role of a node. Of the nodes' secrets and zoo.cfg parameters it can read its own only."""
-        args, name = self._args, f"{self._name}-{node}"
+        """Create the instance profile and role of a node, which can read only its own secret and zoo.cfg parameter."""
+        args, name = self._args, f"{self._name}-{member_id}"
         role = aws.iam.Role(
             name,
-            name_prefix=f"{self._settings.name}-zk-{node}-",
+            name_prefix=f"{self._settings.name}-zk-{member_id}-",
             assume_role_policy=json.dumps(EC2_TRUST),
-            opts=self._child,
+            opts=self._child_options,
         )
         arns = pulumi.Output.all(
             secret=secret.arn,
@@ -208,20 +218,23 @@ class Ensemble(pulumi.ComponentResource):
             log_group=args.log_group.arn,
         )
         role_policy = aws.iam.RolePolicy(
-            name, role=role.id, policy=arns.apply(lambda values: json.dumps(node_policy(**values))), opts=self._child
+            name,
+            role=role.id,
+            policy=arns.apply(lambda values: json.dumps(node_policy(**values))),
+            opts=self._child_options,
         )
-        return aws.iam.InstanceProfile(name, role=role.name, opts=self._child), role_policy
+        return aws.iam.InstanceProfile(name, role=role.name, opts=self._child_options), role_policy
 
     def _user_data(
         self,
-        node: int,
+        member_id: int,
         volumes: Mapping[str, aws.ebs.Volume],
         secret: aws.secretsmanager.Secret,
         parameter: aws.ssm.Parameter,
     ) -> pulumi.Output[str]:
         args = self._args
         return pulumi.Output.all(
-            NODE=str(node),
+            NODE=str(member_id),
             STACK=self._settings.stack,
             REGION=args.account.region,
             DATA_VOLUME=volumes["data"].id,

@@ -15,7 +15,7 @@ from components.settings import Settings
 def commit_statements(
     settings: Settings, maintenance_role_arn: pulumi.Input[str], bucket_arn: pulumi.Input[str]
 ) -> pulumi.Output[list[dict[str, object]]]:
-    """Return the commit policy of the stack for the created or the existing bucket; an empty list if it is ``off``."""
+    """Return the statements of the stack's commit policy; an empty list if ``commitPolicy`` is ``off``."""
     mode, exempt = settings.commit_policy, settings.exempt_principal_arns
     prefixes = settings.table_prefixes if mode == "prefixes" else ()
     return pulumi.Output.all(bucket_arn, maintenance_role_arn).apply(
@@ -29,8 +29,8 @@ class PrivateBucket(pulumi.ComponentResource):
     Args:
         name: Pulumi name of the bucket.
         prefix: Prefix of the bucket's name.
-        settings: They name the days for which deleted and replaced objects can be restored, and whether Pulumi refuses
-            to delete the bucket, and S3 refuses to delete it with objects in it.
+        settings: Deleted and replaced objects can be restored for ``noncurrent_version_days``. With ``protect``, Pulumi
+            refuses to delete the bucket, and S3 refuses to delete it while it contains objects.
         kms_key_arn: KMS key that encrypts the bucket; None for S3's own keys.
         maintenance_role_arn: The only role that may delete version files; None for a bucket without tables, which needs
             no commit policy.
@@ -54,8 +54,8 @@ class PrivateBucket(pulumi.ComponentResource):
     ) -> None:
         super().__init__("sluice:storage:PrivateBucket", name, None, pulumi.ResourceOptions(parent=parent))
         # Protect all parts: a bucket that keeps its objects but loses its policies is not safe.
-        child = pulumi.ResourceOptions(parent=self, protect=settings.protect)
-        bucket = aws.s3.Bucket(name, bucket_prefix=f"{prefix}-", force_destroy=not settings.protect, opts=child)
+        child_options = pulumi.ResourceOptions(parent=self, protect=settings.protect)
+        bucket = aws.s3.Bucket(name, bucket_prefix=f"{prefix}-", force_destroy=not settings.protect, opts=child_options)
         self.bucket, self.arn = bucket.bucket, bucket.arn
         access_block = aws.s3.BucketPublicAccessBlock(
             name,
@@ -64,13 +64,13 @@ class PrivateBucket(pulumi.ComponentResource):
             block_public_policy=True,
             ignore_public_acls=True,
             restrict_public_buckets=True,
-            opts=child,
+            opts=child_options,
         )
         aws.s3.BucketOwnershipControls(
-            name, bucket=bucket.bucket, rule={"object_ownership": "BucketOwnerEnforced"}, opts=child
+            name, bucket=bucket.bucket, rule={"object_ownership": "BucketOwnerEnforced"}, opts=child_options
         )
         versioning = aws.s3.BucketVersioning(
-            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=child
+            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=child_options
         )
         encryption = (
             {"sse_algorithm": "aws:kms", "kms_master_key_id": kms_key_arn}
@@ -81,7 +81,7 @@ class PrivateBucket(pulumi.ComponentResource):
             name,
             bucket=bucket.bucket,
             rules=[{"apply_server_side_encryption_by_default": encryption, "bucket_key_enabled": True}],
-            opts=child,
+            opts=child_options,
         )
         # No rule deletes current objects: only Delta may delete files of a table.
         aws.s3.BucketLifecycleConfiguration(
@@ -89,13 +89,13 @@ class PrivateBucket(pulumi.ComponentResource):
             bucket=bucket.bucket,
             rules=[
                 {
-                    "id": "what-was-deleted-or-replaced",
+                    "id": "expire-noncurrent-versions",
                     "status": "Enabled",
                     "filter": {},
                     "noncurrent_version_expiration": {"noncurrent_days": settings.noncurrent_version_days},
                 },
                 {
-                    "id": "uploads-that-were-given-up",
+                    "id": "abort-incomplete-uploads",
                     "status": "Enabled",
                     "filter": {},
                     "abort_incomplete_multipart_upload": {"days_after_initiation": 7},
@@ -120,7 +120,7 @@ class PrivateBucket(pulumi.ComponentResource):
 
 
 def lake_key(name: str, *, protect: bool) -> aws.kms.Key:
-    """Create the KMS key of the lake. IAM policies of this account grant its use."""
+    """Create the KMS key of the lake. IAM policies of this account permit its use."""
     key = aws.kms.Key(
         name,
         description=f"The tables of {name}",

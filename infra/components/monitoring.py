@@ -24,9 +24,10 @@ class Alarm:
         comparison: Comparison of the metric with the threshold that raises the alarm: ``<`` or ``>``.
         threshold: Threshold in the unit of the metric.
         description: Cause and remedy.
+        statistic: CloudWatch statistic of the metric in a period.
         minutes: Minutes for which the comparison must hold.
         path: Mount point, for metrics of a disk.
-        period: Seconds of a period.
+        period: Length of a period in seconds.
 
     """
 
@@ -67,9 +68,9 @@ def node_alarms() -> list[Alarm]:
     """Return the alarms of each member."""
     return [
         Alarm("silent", "uptime", "<", 1, "This member is down, or its metrics do not arrive.", minutes=10),
-        Alarm("latency", "avg_latency", ">", 100, "Requests take 100 ms: check the log volume.", "Average", 10),
+        Alarm("latency", "avg_latency", ">", 100, "Requests take over 100 ms: check the log volume.", "Average", 10),
         Alarm("queue", "outstanding_requests", ">", 100, "Requests queue up: the member is overloaded.", "Average"),
-        Alarm("files", "open_file_descriptor_count", ">", 45_000, "70 % of 65,536 file descriptors are open."),
+        Alarm("files", "open_file_descriptor_count", ">", 45_000, "Over 45,000 of 65,536 file descriptors are open."),
         Alarm(
             "data-disk",
             "disk_used_percent",
@@ -107,13 +108,13 @@ class Monitoring(pulumi.ComponentResource):
         super().__init__("sluice:monitoring:Monitoring", name)
         self._name, self._settings = name, settings
         for alarm in ensemble_alarms(settings.nodes):
-            self._alarm(alarm, None)
+            self._create_alarm(alarm, None)
         for node in range(1, settings.nodes + 1):
             for alarm in node_alarms():
-                self._alarm(alarm, node)
+                self._create_alarm(alarm, node)
         self.register_outputs({})
 
-    def _alarm(self, alarm: Alarm, node: int | None) -> None:
+    def _create_alarm(self, alarm: Alarm, node: int | None) -> None:
         name = alarm.name if node is None else f"{alarm.name}-{node}"
         dimensions = {"Stack": self._settings.stack}
         if node is not None:

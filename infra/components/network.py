@@ -53,7 +53,7 @@ def tcp_rule(
 
 @dataclass(frozen=True)
 class AwsEgress:
-    """How machines reach AWS services.
+    """The access of machines to AWS services.
 
     Attributes:
         endpoint_group_id: Security group of the interface endpoints; None for NAT or an existing network.
@@ -67,7 +67,9 @@ class AwsEgress:
     resources: Sequence[pulumi.Resource] = ()
 
     def allow(self, name: str, group_id: pulumi.Input[str], opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
-        """Create rules that allow a security group HTTPS to AWS services, to as few targets as the network permits.
+        """Create rules that allow a security group HTTPS to AWS services.
+
+        The targets are the endpoints if the network has them, and all addresses otherwise.
 
         ``name`` is the prefix of the rules' names.
         """
@@ -78,9 +80,9 @@ class AwsEgress:
             targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}
             if self.s3_prefix_list_id is not None:
                 targets["s3"] = {"prefix_list_id": self.s3_prefix_list_id}
-        rule = partial(tcp_rule, aws.vpc.SecurityGroupEgressRule)
+        create_rule = partial(tcp_rule, aws.vpc.SecurityGroupEgressRule)
         return [
-            rule(f"{name}-{target_name}", group_id, "HTTPS to AWS services", HTTPS, opts, **target)
+            create_rule(f"{name}-{target_name}", group_id, "HTTPS to AWS services", HTTPS, opts, **target)
             for target_name, target in targets.items()
         ]
 
@@ -89,13 +91,13 @@ class Network(pulumi.ComponentResource):
     """A VPC with a private subnet in each of three zones.
 
     Args:
-        account: The principals of this account may use the endpoints.
-        artifacts_arn: Bucket that the gateway endpoint allows to read.
-        lake_arn: Bucket of the lake, which the gateway endpoint allows to read and write.
+        account: Account whose principals may use the endpoints.
+        artifacts_arn: Bucket that can be read through the gateway endpoint.
+        lake_arn: Bucket of the lake, which can be read and written through the gateway endpoint.
 
     Attributes:
         subnet_ids: Ids of the private subnets, one in each zone.
-        aws_egress: How machines in these subnets reach AWS services.
+        aws_egress: Access of machines in these subnets to AWS services.
 
     """
 
@@ -110,7 +112,7 @@ class Network(pulumi.ComponentResource):
     ) -> None:
         super().__init__("sluice:network:Network", name)
         self._name, self._settings, self._account = name, settings, account
-        self._child = pulumi.ResourceOptions(parent=self)
+        self._child_options = pulumi.ResourceOptions(parent=self)
         blocks = list(ipaddress.IPv4Network(settings.vpc_cidr).subnets(prefixlen_diff=4))
         vpc = aws.ec2.Vpc(
             name,
@@ -118,46 +120,51 @@ class Network(pulumi.ComponentResource):
             enable_dns_hostnames=True,
             enable_dns_support=True,
             tags={"Name": settings.name},
-            opts=self._child,
+            opts=self._child_options,
         )
-        # Without rules, a machine without a security group has no network access.
-        aws.ec2.DefaultSecurityGroup(f"{name}-closed", vpc_id=vpc.id, ingress=[], egress=[], opts=self._child)
+        # A machine without a security group of its own gets this group, whose empty rules allow no traffic.
+        aws.ec2.DefaultSecurityGroup(f"{name}-closed", vpc_id=vpc.id, ingress=[], egress=[], opts=self._child_options)
         zones = aws.get_availability_zones_output(
             state="available",
             # Excludes local zones, which lack some services.
             filters=[{"name": "opt-in-status", "values": ["opt-in-not-required"]}],
             opts=pulumi.InvokeOutputOptions(parent=self),
         ).names.apply(_three_zones)
-        table = aws.ec2.RouteTable(f"{name}-private", vpc_id=vpc.id, opts=self._child)
-        subnets = [self._subnet(f"private-{number + 1}", vpc, blocks[number], zones[number]) for number in range(ZONES)]
+        private_table = aws.ec2.RouteTable(f"{name}-private", vpc_id=vpc.id, opts=self._child_options)
+        subnets = [
+            self._create_subnet(f"private-{number + 1}", vpc, blocks[number], zones[number]) for number in range(ZONES)
+        ]
         self._connectivity: list[pulumi.Resource] = [
             aws.ec2.RouteTableAssociation(
-                f"{name}-private-{number}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
+                f"{name}-private-{number}",
+                subnet_id=subnet.id,
+                route_table_id=private_table.id,
+                opts=self._child_options,
             )
             for number, subnet in enumerate(subnets, start=1)
         ]
-        self._flow_logs(vpc)
+        self._create_flow_logs(vpc)
         gateway = aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=vpc.id,
             vpc_endpoint_type="Gateway",
             service_name=pulumi.Output.format("com.amazonaws.{}.s3", account.region),
-            route_table_ids=[table.id],
+            route_table_ids=[private_table.id],
             policy=self._gateway_policy(artifacts_arn, lake_arn),
-            opts=self._child,
+            opts=self._child_options,
         )
         self._connectivity.append(gateway)
         self.vpc_id = vpc.id
         self.subnet_ids: list[pulumi.Output[str]] = [subnet.id for subnet in subnets]
         endpoint_group_id: pulumi.Output[str] | None = None
         if settings.egress == "nat":
-            self._nat(vpc, table, blocks[ZONES], zones[0])
+            self._create_nat(vpc, private_table, blocks[ZONES], zones[0])
         else:
-            endpoint_group_id = self._endpoints(vpc, subnets)
+            endpoint_group_id = self._create_endpoints(vpc, subnets)
         self.aws_egress = AwsEgress(endpoint_group_id, gateway.prefix_list_id, self._connectivity)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids})
 
-    def _subnet(
+    def _create_subnet(
         self, suffix: str, vpc: aws.ec2.Vpc, block: ipaddress.IPv4Network, zone: pulumi.Output[str]
     ) -> aws.ec2.Subnet:
         return aws.ec2.Subnet(
@@ -167,28 +174,28 @@ class Network(pulumi.ComponentResource):
             availability_zone=zone,
             map_public_ip_on_launch=False,
             tags={"Name": f"{self._settings.name}-{suffix}"},
-            # A new zone of AWS may change the order of the list and must not replace a subnet.
+            # A new zone of AWS may change the order of the zones, which must not replace a subnet.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["availability_zone"]),
         )
 
-    def _flow_logs(self, vpc: aws.ec2.Vpc) -> None:
+    def _create_flow_logs(self, vpc: aws.ec2.Vpc) -> None:
         group = aws.cloudwatch.LogGroup(
             f"{self._name}-flow",
             name=f"/sluice/{self._settings.name}/flow",
             retention_in_days=self._settings.log_retention_days,
-            opts=self._child,
+            opts=self._child_options,
         )
         role = aws.iam.Role(
             f"{self._name}-flow",
             assume_role_policy=pulumi.Output.from_input(self._account.id).apply(_flow_log_trust),
-            opts=self._child,
+            opts=self._child_options,
         )
         find_group = allow("FindGroup", "logs:DescribeLogGroups", "*")
         aws.iam.RolePolicy(
             f"{self._name}-flow",
             role=role.id,
             policy=group.arn.apply(lambda arn: json.dumps(document(write_logs("WriteFlowLogs", arn), find_group))),
-            opts=self._child,
+            opts=self._child_options,
         )
         aws.ec2.FlowLog(
             f"{self._name}-flow",
@@ -196,27 +203,29 @@ class Network(pulumi.ComponentResource):
             traffic_type="ALL",
             iam_role_arn=role.arn,
             log_destination=group.arn,
-            opts=self._child,
+            opts=self._child_options,
         )
 
     def _gateway_policy(self, artifacts_arn: pulumi.Input[str], lake_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-        """Return the gateway endpoint's policy, with the lake, reachable buckets, artifacts and Amazon Linux only."""
+        """Return the gateway endpoint's policy: only the lake, reachable buckets, artifacts and Amazon Linux."""
         account = self._account
         return pulumi.Output.all(account.id, account.region, account.partition, artifacts_arn, lake_arn).apply(
             lambda values: json.dumps(gateway_policy(*values, reachable_buckets=self._settings.reachable_buckets))
         )
 
-    def _endpoints(self, vpc: aws.ec2.Vpc, subnets: Sequence[aws.ec2.Subnet]) -> pulumi.Output[str]:
+    def _create_endpoints(self, vpc: aws.ec2.Vpc, subnets: Sequence[aws.ec2.Subnet]) -> pulumi.Output[str]:
         group = aws.ec2.SecurityGroup(
             f"{self._name}-endpoints",
             vpc_id=vpc.id,
             description="Interface endpoints of AWS services",
             tags={"Name": f"{self._settings.name}-endpoints"},
-            opts=self._child,
+            opts=self._child_options,
         )
-        rule, name = aws.vpc.SecurityGroupIngressRule, f"{self._name}-endpoints"
+        rule_type, name = aws.vpc.SecurityGroupIngressRule, f"{self._name}-endpoints"
         source = {"cidr_ipv4": self._settings.vpc_cidr}
-        self._connectivity.append(tcp_rule(rule, name, group.id, "HTTPS from this VPC", HTTPS, self._child, **source))
+        self._connectivity.append(
+            tcp_rule(rule_type, name, group.id, "HTTPS from this VPC", HTTPS, self._child_options, **source)
+        )
         policy = pulumi.Output.from_input(self._account.id).apply(lambda account: json.dumps(endpoint_policy(account)))
         self._connectivity += [
             aws.ec2.VpcEndpoint(
@@ -228,47 +237,47 @@ class Network(pulumi.ComponentResource):
                 security_group_ids=[group.id],
                 private_dns_enabled=True,
                 policy=policy,
-                opts=self._child,
+                opts=self._child_options,
             )
             for service in SERVICES
         ]
         group_id: pulumi.Output[str] = group.id
         return group_id
 
-    def _nat(
+    def _create_nat(
         self,
         vpc: aws.ec2.Vpc,
-        private: aws.ec2.RouteTable,
+        private_table: aws.ec2.RouteTable,
         block: ipaddress.IPv4Network,
         zone: pulumi.Output[str],
     ) -> None:
-        internet = aws.ec2.InternetGateway(f"{self._name}-internet", vpc_id=vpc.id, opts=self._child)
-        public = self._subnet("public", vpc, block, zone)
-        routes = aws.ec2.RouteTable(f"{self._name}-public", vpc_id=vpc.id, opts=self._child)
+        internet_gateway = aws.ec2.InternetGateway(f"{self._name}-internet", vpc_id=vpc.id, opts=self._child_options)
+        public_subnet = self._create_subnet("public", vpc, block, zone)
+        public_table = aws.ec2.RouteTable(f"{self._name}-public", vpc_id=vpc.id, opts=self._child_options)
         aws.ec2.Route(
             f"{self._name}-public",
-            route_table_id=routes.id,
+            route_table_id=public_table.id,
             destination_cidr_block=ANYWHERE,
-            gateway_id=internet.id,
-            opts=self._child,
+            gateway_id=internet_gateway.id,
+            opts=self._child_options,
         )
         aws.ec2.RouteTableAssociation(
-            f"{self._name}-public", subnet_id=public.id, route_table_id=routes.id, opts=self._child
+            f"{self._name}-public", subnet_id=public_subnet.id, route_table_id=public_table.id, opts=self._child_options
         )
-        address = aws.ec2.Eip(f"{self._name}-nat", domain="vpc", opts=self._child)
+        address = aws.ec2.Eip(f"{self._name}-nat", domain="vpc", opts=self._child_options)
         nat = aws.ec2.NatGateway(
             f"{self._name}-nat",
             allocation_id=address.id,
-            subnet_id=public.id,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
+            subnet_id=public_subnet.id,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[internet_gateway]),
         )
         self._connectivity.append(
             aws.ec2.Route(
                 f"{self._name}-nat",
-                route_table_id=private.id,
+                route_table_id=private_table.id,
                 destination_cidr_block=ANYWHERE,
                 nat_gateway_id=nat.id,
-                opts=self._child,
+                opts=self._child_options,
             )
         )
 
@@ -284,7 +293,7 @@ def in_distinct_zones(subnet_ids: Sequence[str]) -> list[pulumi.Output[str]]:
 
     def checked_ids(zones: Sequence[str]) -> list[str]:
         if len(set(zones)) < len(zones):
-            raise pulumi.RunError(f"configuration subnetIds: must be in three zones, and are in {', '.join(zones)}")
+            raise pulumi.RunError(f"configuration subnetIds: must be in distinct zones, and are in {', '.join(zones)}")
         return list(subnet_ids)
 
     ids = pulumi.Output.all(*zone_outputs).apply(checked_ids)
@@ -305,7 +314,7 @@ def gateway_policy(
     Only principals of the account may read the artifacts, and use the lake and the reachable buckets.
     Amazon Linux 2023 has a package bucket in each region; all their names end in the same eight characters.
     """
-    written_arns = [lake_arn, *(f"arn:{partition}:s3:::{name}" for name in reachable_buckets)]
+    bucket_arns = [lake_arn, *(f"arn:{partition}:s3:::{name}" for name in reachable_buckets)]
     own_account = _account_condition(account_id)
     return document(
         allow("AmazonLinux", "s3:GetObject", f"arn:{partition}:s3:::al2023-repos-{region}-de612dc2/*", Principal="*"),
@@ -313,7 +322,7 @@ def gateway_policy(
         allow(
             "LakeAndSources",
             "s3:*",
-            [resource for arn in written_arns for resource in (arn, f"{arn}/*")],
+            [resource for arn in bucket_arns for resource in (arn, f"{arn}/*")],
             Principal="*",
             Condition=own_account,
         ),
@@ -337,5 +346,7 @@ def _flow_log_trust(account_id: str) -> str:
 
 def _three_zones(zones: Sequence[str]) -> list[str]:
     if len(zones) < ZONES:
-        raise pulumi.RunError(f"this region has {len(zones)} zones: an ensemble needs {ZONES} to survive losing one")
+        raise pulumi.RunError(
+            f"this region has {len(zones)} zones: choose a region with {ZONES}, so that the ensemble survives a loss"
+        )
     return sorted(zones)[:ZONES]

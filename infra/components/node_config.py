@@ -1,4 +1,4 @@
-"""The ``zoo.cfg`` and the user data of a node, as texts."""
+"""The texts of a node's ``zoo.cfg`` and user data."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ NODE_FILES = Path(__file__).parents[1] / "node"
 BOOTSTRAP = NODE_FILES / "bootstrap.sh"
 
 
-def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
-    """Return the ``zoo.cfg`` of a member. ``members`` are the addresses of all members by id."""
-    tls, stores = "/etc/zookeeper/tls", []
-    for prefix, trusted in (("ssl", "clients-ca.pem"), ("ssl.quorum", "members-ca.pem")):
+def zoo_cfg(member_id: int, addresses: Mapping[int, str]) -> str:
+    """Return the ``zoo.cfg`` of a member. ``addresses`` are those of all members, by id."""
+    tls_folder, stores = "/etc/zookeeper/tls", []
+    for prefix, trusted_file in (("ssl", "clients-ca.pem"), ("ssl.quorum", "members-ca.pem")):
         stores += [
-            f"{prefix}.keyStore.location={tls}/member.pem",
+            f"{prefix}.keyStore.location={tls_folder}/member.pem",
             f"{prefix}.keyStore.type=PEM",
-            f"{prefix}.trustStore.location={tls}/{trusted}",
+            f"{prefix}.trustStore.location={tls_folder}/{trusted_file}",
             f"{prefix}.trustStore.type=PEM",
             f"{prefix}.clientAuth=need",
             f"{prefix}.enabledProtocols=TLSv1.3,TLSv1.2",
         ]
     lines = [
-        # In ticks of 2 s: 20 s for a follower to load the state, 10 s to stay in sync.
+        # The limits are in ticks of 2 s: a follower has 20 s to load the state, and may lag 10 s behind the leader.
         "tickTime=2000",
         "initLimit=10",
         "syncLimit=5",
@@ -53,7 +53,7 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         "fsync.warningthresholdms=500",
         # Without clientPort, no port accepts clear text.
         f"secureClientPort={CLIENT_PORT}",
-        f"secureClientPortAddress={members[node]}",
+        f"secureClientPortAddress={addresses[member_id]}",
         "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
         "authProvider.x509=org.apache.zookeeper.server.auth.X509AuthenticationProvider",
         "enforce.auth.enabled=true",
@@ -63,7 +63,7 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         "sslQuorum=true",
         *stores,
         "standaloneEnabled=false",
-        # A member without data does not vote until it follows a leader. Otherwise a majority of such members would
+        # A member without data does not vote until it follows a leader. Otherwise a majority of such members could
         # elect a leader and serve an empty tree. In a new ensemble the bootstrap lets members vote.
         "db.autocreate=false",
         "reconfigEnabled=false",
@@ -74,14 +74,14 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         "metricsProvider.httpHost=127.0.0.1",
         "metricsProvider.httpPort=7000",
         "metricsProvider.exportJvmInfo=true",
-        *(f"server.{number}={address}:{QUORUM_PORT}:{ELECTION_PORT}" for number, address in sorted(members.items())),
+        *(f"server.{number}={address}:{QUORUM_PORT}:{ELECTION_PORT}" for number, address in sorted(addresses.items())),
     ]
     return "".join(f"{line}\n" for line in lines)
 
 
-def connection_string(members: Mapping[int, str]) -> str:
+def connection_string(addresses: Mapping[int, str]) -> str:
     """Return the connection string for clients: ``address:port``, comma-separated."""
-    return ",".join(f"{address}:{CLIENT_PORT}" for _, address in sorted(members.items()))
+    return ",".join(f"{address}:{CLIENT_PORT}" for _, address in sorted(addresses.items()))
 
 
 def node_files() -> dict[str, Path]:

@@ -72,13 +72,13 @@ class Settings:
         return not self.existing_zookeeper
 
     def __post_init__(self) -> None:
-        """Validate.
+        """Validate the values.
 
         Raises:
-            pulumi.RunError: A value is invalid. ``pulumi up`` shows only its message, which is one sentence.
+            pulumi.RunError: A value is invalid. ``pulumi up`` shows the message of this error without a traceback.
 
         """
-        # Names in AWS contain it, and some names are limited to 38 characters.
+        # Names in AWS contain the stack's name, and some names are limited to 38 characters.
         _require(_STACK.fullmatch(self.stack), "stack's name", self.stack, "1 to 18 of a-z, 0-9 and -, such as prod")
         _require(self.egress in ("endpoints", "nat"), "egress", self.egress, "endpoints or nat")
         mode = self.commit_policy
@@ -95,12 +95,12 @@ class Settings:
             network = ipaddress.IPv4Network(self.vpc_cidr)
         except ValueError:
             network = None
-        fits = (
+        is_valid = (
             network is not None
             and network.prefixlen in range(16, 23)
             and any(network.subnet_of(private) for private in _PRIVATE)
         )
-        _require(fits, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
+        _require(is_valid, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
         count = len(set(self.subnet_ids))
         if self.vpc_id:
             _require(count == ZONES, "subnetIds", list(self.subnet_ids), f"{ZONES} subnets of vpcId, one in each zone")
@@ -114,9 +114,14 @@ class Settings:
         existing = self.existing_bucket
         _require(not existing or _BUCKET.fullmatch(existing), "existingBucket", existing, "the name of a bucket")
         key = self.existing_bucket_kms_key_arn
-        fits = not key or (existing and _KEY.fullmatch(key))
-        _require(fits, "existingBucketKmsKeyArn", key, "the ARN of a KMS key, with existingBucket")
-        _require(not (self.kms and existing), "kms", self.kms, "false with existingBucket: see existingBucketKmsKeyArn")
+        is_valid = not key or (existing and _KEY.fullmatch(key))
+        _require(is_valid, "existingBucketKmsKeyArn", key, "the ARN of a KMS key, and empty without existingBucket")
+        _require(
+            not (self.kms and existing),
+            "kms",
+            self.kms,
+            "false with existingBucket, whose key is existingBucketKmsKeyArn",
+        )
         for prefix in self.table_prefixes:
             # A wildcard would also act as one in the resources of a policy.
             _require(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders, without * ? $ and blanks")
@@ -141,8 +146,8 @@ class Settings:
         signing = self.signing_authority
         _require(signing in trusted, "signingAuthority", signing, "one of trustedAuthorities")
         arn = self.existing_zookeeper_secret_arn
-        fits = self.existing_zookeeper or not arn
-        _require(fits, "existingZookeeperSecretArn", arn, "empty unless existingZookeeper is set")
+        is_valid = self.existing_zookeeper or not arn
+        _require(is_valid, "existingZookeeperSecretArn", arn, "empty unless existingZookeeper is set")
 
     @classmethod
     def from_stack(cls) -> Settings:
@@ -154,22 +159,26 @@ class Settings:
         """
         config = pulumi.Config()
         try:
-            values = {name: _read(config, name, kind) for name, kind in get_type_hints(cls).items() if name != "stack"}
+            values = {
+                name: _read(config, name, field_type)
+                for name, field_type in get_type_hints(cls).items()
+                if name != "stack"
+            }
         except pulumi.ConfigTypeError as error:
             raise pulumi.RunError(str(error)) from None
         values["table_prefixes"] = tuple(prefix.strip("/") for prefix in values["table_prefixes"])
         return cls(stack=pulumi.get_stack(), **values)
 
 
-def _read(config: pulumi.Config, name: str, kind: Any) -> Any:
-    """Return the value of a field: of ``dataVolumeGiB`` for ``data_volume_gib``."""
+def _read(config: pulumi.Config, name: str, field_type: Any) -> Any:
+    """Return the configured value of a field. The key of the field ``data_volume_gib`` is ``dataVolumeGiB``."""
     head, *words = name.split("_")
     key = head + "".join("GiB" if word == "gib" else word.capitalize() for word in words)
-    if kind is bool:
+    if field_type is bool:
         return config.require_bool(key)
-    if kind is int:
+    if field_type is int:
         return config.require_int(key)
-    return (config.get(key) or "") if kind is str else _array(config, key)
+    return (config.get(key) or "") if field_type is str else _array(config, key)
 
 
 def _array(config: pulumi.Config, key: str) -> tuple[Any, ...]:

@@ -41,6 +41,7 @@ mount_volume() {
   mount "$folder"
 }
 
+# retry COMMAND...: run the command until it succeeds, at most ten times, with 15 s between the attempts.
 retry() {
   local tries
   for ((tries = 1; ; tries++)); do
@@ -59,7 +60,7 @@ fetch() {
 }
 
 mkdir -p "$OPT" "$ETC" "$STATE" "$ROOT/etc/systemd/system"
-# Fixed numbers: the volumes survive this machine, and the next one needs the same owner of their files.
+# The ids are fixed: the volumes survive this machine, and on the next machine the same ids must own the files.
 if ! id zookeeper > /dev/null 2>&1; then
   groupadd --system --gid 2181 zookeeper
   useradd --system --uid 2181 --gid 2181 --home-dir /var/lib/zookeeper --shell /sbin/nologin zookeeper
@@ -78,7 +79,7 @@ if [[ ! -e $STATE/data/version-2 && ! -e $STATE/log/version-2 ]]; then
   if [[ $initialized == no ]]; then
     touch "$STATE/log/initialize"
   else
-    echo "this member has no data, and the ensemble has data: it waits for a leader (docs/runbooks.md)"
+    echo "this member has no data, and the ensemble has data: this member waits for a leader (docs/runbooks.md)"
   fi
 fi
 

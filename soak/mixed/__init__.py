@@ -1,1 +1,1 @@
-"""Runs all jobs at once on one table and restarts them; then stock Delta without a lock, for comparison."""
+"""Run all jobs at once on one table, and kill and restart them; then do the same with stock Delta without a lock."""

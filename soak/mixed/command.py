@@ -54,13 +54,13 @@ def run_mixed(options: MixedOptions, *, as_json: bool) -> bool:
         Whether the run under the lock is good; see :func:`is_good`.
 
     """
-    console, notes = plain_console(), plain_console(stderr=True)
+    console, stderr_console = plain_console(), plain_console(stderr=True)
     outcomes: dict[str, Outcome] = {}
     options.output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-mixed-")))
         hosts = options.zookeeper or stack.enter_context(EmbeddedZooKeeper()).hosts
-        status = stack.enter_context(notes.status("starting …"))
+        status = stack.enter_context(stderr_console.status("starting …"))
         commands: dict[str, Command] = {_LOCKED: locked_job, _STOCK: stock_job}
         for number, (name, command) in enumerate(commands.items()):
             run_folder = folder / str(number)
@@ -75,14 +75,14 @@ def run_mixed(options: MixedOptions, *, as_json: bool) -> bool:
             # messages in order, so that only conflicts between its jobs can cause missing or surplus rows.
             output, is_control = options.output / str(number), command is stock_job
             run = MixedRun(command, workspace, output, options.seed, is_control=is_control)
-            outcomes[name] = run.run(options.minutes * 60, _with_prefix(name, progress_line(notes, status)))
+            outcomes[name] = run.run(options.minutes * 60, _with_prefix(name, progress_line(stderr_console, status)))
     verdict = {name: summary(outcome) for name, outcome in outcomes.items()}
     (options.output / "verdict.json").write_text(json.dumps(verdict, indent=2) + "\n", encoding="utf-8")
     draw_lag(options.output / "lag.png", outcomes)
     if as_json:
         print(json.dumps(verdict, indent=2))
     else:
-        _print(verdict, console)
+        _print_verdict(verdict, console)
         console.print(f"verdict, picture of the lag, and output of the jobs: {options.output}", soft_wrap=True)
     return is_good(outcomes[_LOCKED])
 
@@ -150,7 +150,7 @@ def draw_lag(path: Path, outcomes: dict[str, Outcome]) -> None:
     figure.savefig(path)
 
 
-def _print(verdict: dict[str, dict[str, Any]], console: Console) -> None:
+def _print_verdict(verdict: dict[str, dict[str, Any]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for name in verdict:

@@ -1,7 +1,7 @@
 """The feeds of a mixed soak's jobs: real flights as rows, changes, events and a stream, and the expected rows.
 
-The keys of the feeds are disjoint, but their rows are in the same partitions. The expected rows are computed here, one
-message after the other, only by the rules of the documentation.
+The keys of the feeds are disjoint, but their rows are in the same partitions. This module computes the expected rows
+without the product: one message after the other, by the documented rules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STREAM = "stream"
 FEEDS = (APPEND, UPSERT, CDC, STREAM)
 #: Columns of the table and of each message.
 COLUMNS = ("feed", "month", "id", "position", "at", "carrier", "delay")
-# Every file has rows for each of these partitions, so that all jobs write to all partitions.
+# Each feed has flights of the first months only, so that all jobs write to the same few partitions.
 _MONTHS = 3
 _REPEATED_SHARE, _LATE_SHARE, _DELETED_SHARE, _UPDATED_SHARE = 0.05, 0.05, 0.1, 0.5
 
@@ -100,13 +100,13 @@ class Feed:
         self._sent: list[Message] = []
         folder.mkdir(parents=True, exist_ok=True)
 
-    def expected(self) -> list[Row]:
+    def expected_rows(self) -> list[Row]:
         """Return the rows that the table must have, sorted by their text."""
-        newest = (message.row for message in self._rows.values() if message.operation != "d")
-        return sorted([*self._appended, *newest], key=repr)
+        newest_rows = (message.row for message in self._rows.values() if message.operation != "d")
+        return sorted([*self._appended, *newest_rows], key=repr)
 
     def write(self, messages: int, *, is_last: bool = False) -> Path:
-        """Write the next file in one step and return its path. The last file has all late messages."""
+        """Write the next file atomically and return its path. The last file contains all late messages."""
         batch = list(self._messages(messages))
         if is_last:
             batch, self._held_back = [*batch, *self._held_back], []
@@ -114,19 +114,19 @@ class Feed:
             self._apply(message)
         self.files += 1
         name = f"{self.name}-{self.files:05}.{'parquet' if self.name == APPEND else 'json'}"
-        hidden, path = self.folder / f".{name}", self.folder / name
+        hidden_path, path = self.folder / f".{name}", self.folder / name
         if self.name == APPEND:
-            parquet.write_table(_to_arrow(batch), hidden)
+            parquet.write_table(_to_arrow(batch), hidden_path)
         else:
-            text = "".join(json.dumps(self._object(message)) + "\n" for message in batch)
-            hidden.write_text(text, encoding="utf-8")
+            text = "".join(json.dumps(self._json_object(message)) + "\n" for message in batch)
+            hidden_path.write_text(text, encoding="utf-8")
         self.written_at[max(message.row[3] for message in batch)] = time.time()
-        hidden.rename(path)
+        hidden_path.rename(path)
         return path
 
     def _messages(self, count: int) -> Iterator[Message]:
-        late, self._held_back = self._held_back, []
-        yield from late
+        late_messages, self._held_back = self._held_back, []
+        yield from late_messages
         for _ in range(count):
             message = self._next()
             if not self._in_order and self._random.random() < _LATE_SHARE:
@@ -140,9 +140,9 @@ class Feed:
 
     def _next(self) -> Message:
         self._position += 1
-        position, keys = self._position, list(self._rows)[-2000:]
-        if self.name in (UPSERT, CDC) and keys and self._random.random() < _UPDATED_SHARE:
-            row = self._rows[self._random.choice(keys)].row
+        position, recent_keys = self._position, list(self._rows)[-2000:]
+        if self.name in (UPSERT, CDC) and recent_keys and self._random.random() < _UPDATED_SHARE:
+            row = self._rows[self._random.choice(recent_keys)].row
             operation = "d" if self.name == CDC and self._random.random() < _DELETED_SHARE else "u"
             return Message((*row[:3], position, *row[4:6], (row[6] or 0) + 1), operation)
         flight = next(self._flights)
@@ -159,7 +159,7 @@ class Feed:
         if newest is None or message.row[3] > newest.row[3]:
             self._rows[key] = message
 
-    def _object(self, message: Message) -> dict[str, Any]:
+    def _json_object(self, message: Message) -> dict[str, Any]:
         row = dict(zip(COLUMNS, message.row, strict=True))
         if self.name != CDC:
             return row

@@ -14,8 +14,8 @@ MAINTAIN = "maintain"
 #: The slow reader of the table, which writes nothing to it.
 READER = "reader"
 _PREPARE, _READER = (Path(__file__).with_name(f"{name}_job.py") for name in ("prepare", "reader"))
-# The slow reader reads one batch after each start. Unless maintenance keeps them, removed files would be deleted long
-# before its next batch.
+# The slow reader reads one batch after each start. If maintenance did not keep the replaced files for it, VACUUM would
+# delete them long before the next batch.
 _SLOW_TRIGGER = "1 hour"
 #: Trigger of :func:`reader_job` that reads to the end of the table once.
 AVAILABLE_NOW = "available-now"

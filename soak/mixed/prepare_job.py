@@ -14,11 +14,11 @@ from lock_manager import ZookeeperLockManager
 from writer_jobs import build_session, locked, take_pin
 
 _PROPERTIES = {
-    # Files that a compaction or a MERGE replaces are removed one minute later, during the soak.
+    # VACUUM may delete a file one minute after a compaction or a MERGE has replaced it, so during the soak.
     "delta.deletedFileRetentionDuration": "interval 1 minute",
     "delta.enableChangeDataFeed": "true",
     "delta.enableExpiredLogCleanup": "false",
-    # Three feeds write to the table, with disjoint keys.
+    # Several feeds write to the table, with disjoint keys.
     "sluice.feed": "off",
 }
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def main() -> None:
-    """Continue from the checkpoint, until the job is killed or the trigger ends it."""
+    """Write the changes since the checkpoint, until the job is killed or the trigger ends it."""
     table, checkpoint, output, version, trigger = sys.argv[1:]
     spark = (
         SparkSession.builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
@@ -27,10 +27,10 @@ def main() -> None:
 
     def write(batch: DataFrame, number: int) -> None:
         # A repeated batch replaces its file.
-        part = Path(output) / f"{number:06}.json"
-        hidden = part.with_name(f".{part.name}")
-        hidden.write_text("".join(f"{line}\n" for line in batch.toJSON().collect()), encoding="utf-8")
-        hidden.rename(part)
+        path = Path(output) / f"{number:06}.json"
+        hidden_path = path.with_name(f".{path.name}")
+        hidden_path.write_text("".join(f"{line}\n" for line in batch.toJSON().collect()), encoding="utf-8")
+        hidden_path.rename(path)
         print(json.dumps({"event": "read", "batch": number}), flush=True)
 
     writer = changes.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)

@@ -1,4 +1,4 @@
-"""The files that maintenance must keep or remove in a mixed soak: of a pin, of a slow reader, and orphans."""
+"""Checks of maintenance in a mixed soak: it must keep the files of a pin and a slow reader, and remove orphans."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from soak.mixed.jobs import AVAILABLE_NOW, MAINTAIN, READER, Workspace, prepare_
 from soak.mixed.retention import RetentionCheck, apply_change_feed, plant_orphans, read_changes
 
 Command = Callable[..., list[str]]
-"""Returns the command of a job: :func:`.jobs.locked_job`, or :func:`.jobs.stock_job` for the control."""
+"""A function that returns the command of a job: :func:`.jobs.locked_job`, or :func:`.jobs.stock_job` as control."""
 
 _FILE_SECONDS = 4.0
 _MESSAGES = 120
@@ -34,9 +34,9 @@ _DRAIN_SECONDS = 240.0
 _MAINTENANCE_PAUSE_SECONDS = 5.0
 _RESTART_PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 0.2
-_MAX_REASON = 400
-# Process numbers from here on belong to no job.
-_HELPERS = 1000
+_MAX_ERROR_LENGTH = 400
+# Helper processes have greater numbers, because the smaller ones belong to jobs.
+_MAX_JOB_NUMBER = 1000
 _ERROR = re.compile(r"^\S*(Error|Exception)\b|^\S+\.py: ")
 
 
@@ -177,7 +177,7 @@ class MixedRun:
         """Run a command until it ends; return its events."""
         queue: Events = Events()
         self._helpers += 1
-        process = WriterProcess(_HELPERS + self._helpers, command, {}, self._folder, queue)
+        process = WriterProcess(_MAX_JOB_NUMBER + self._helpers, command, {}, self._folder, queue)
         try:
             events = []
             while (event := queue.get(timeout=_DRAIN_SECONDS)[1]).get("event") != "exit":
@@ -217,7 +217,7 @@ class MixedRun:
             time.sleep(_POLL_SECONDS)
 
     def _drain(self, show: Callable[[str], None]) -> bool:
-        """Write the late messages, and wait until the table has all expected rows; return whether it has in time."""
+        """Write the late messages and wait for all expected rows; return whether the table has them in time."""
         self._write_streams(is_last=True)
         end = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < end:
@@ -276,7 +276,7 @@ class MixedRun:
 
     def _handle_exit(self, job: Job, code: int) -> None:
         process, job.process = job.process, None
-        assert process is not None  # noqa: S101 (it has ended)
+        assert process is not None  # noqa: S101 (the job's process has ended)
         process.reap(time.monotonic() + 5)
         if code == 0 and job.name == APPEND:
             self._appends.pop(0)
@@ -289,7 +289,7 @@ class MixedRun:
         running = [job for job in self._jobs.values() if job.process is not None and not job.was_killed]
         if running:
             job = self._random.choice(running)
-            assert job.process is not None  # noqa: S101 (it runs)
+            assert job.process is not None  # noqa: S101 (the job is running)
             job.was_killed = True
             job.killed += 1
             job.process.signal(signal.SIGKILL)
@@ -302,7 +302,7 @@ class MixedRun:
 
     def _difference(self) -> tuple[int, int]:
         """Return the number of missing and of surplus rows."""
-        expected = [row for feed in self._feeds.values() for row in feed.expected()]
+        expected = [row for feed in self._feeds.values() for row in feed.expected_rows()]
         rows = read_rows(self._workspace.table)
         return len(_subtract(expected, rows)), len(_subtract(rows, expected))
 
@@ -312,7 +312,7 @@ class MixedRun:
             jobs=tuple(self._jobs.values()),
             missing=missing,
             surplus=surplus,
-            rows=sum(len(feed.expected()) for feed in self._feeds.values()),
+            rows=sum(len(feed.expected_rows()) for feed in self._feeds.values()),
             versions=DeltaTable(str(self._workspace.table)).version(),
             lag=tuple(self._lag),
             drained=drained,
@@ -327,7 +327,7 @@ def _error_line(process: WriterProcess) -> str:
     """
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in (process.errors, process.output))
     errors = [line for text in texts for line in text.splitlines() if _ERROR.search(line)]
-    return (errors or process.stderr_tail or ["no output"])[-1][:_MAX_REASON]
+    return (errors or process.stderr_tail or ["no output"])[-1][:_MAX_ERROR_LENGTH]
 
 
 def read_rows(table: Path, version: int | None = None) -> list[Row]:
@@ -344,5 +344,5 @@ def _count_differences(rows: list[Row], other_rows: list[Row]) -> int:
 
 
 def _subtract(rows: list[Row], subtracted: list[Row]) -> list[Row]:
-    """Return the rows that one list has more often than another, as often as it has more."""
+    """Return ``rows`` without ``subtracted``. A row is removed as many times as ``subtracted`` contains it."""
     return list((Counter(rows) - Counter(subtracted)).elements())

@@ -1,4 +1,4 @@
-"""The coordinators that the contract is tested with."""
+"""The coordinators that the contract tests."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class LockedTable:
     patience: float = 30.0
     uri: str = field(default_factory=lambda: f"s3://lake/{uuid.uuid4().hex}")
 
-    def managers(self, number: int) -> list[LockManager]:
-        return [self.coordinator.manager() for _ in range(number)]
+    def managers(self, count: int) -> list[LockManager]:
+        return [self.coordinator.manager() for _ in range(count)]
 
     def wait_for_queue(self, length: int) -> None:
         eventually(lambda: self.coordinator.queue_length(self.uri) == length, self.patience)

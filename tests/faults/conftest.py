@@ -19,7 +19,10 @@ from tests.support.lake import chosen_s3, lake, require_embedded_s3
 
 
 class FirstChoice(random.Random):
-    """Always chooses the first: faults end when the next holder has read, and PUTs with errors are stored."""
+    """A source of choices that always takes the first choice.
+
+    So faults end when the next holder has read, and PUTs with errors are stored.
+    """
 
     def choice(self, seq: Sequence[Any]) -> Any:
         return seq[0]

@@ -46,7 +46,10 @@ def test_negative_control_without_the_guard_prints_a_violation(tmp_path: Path) -
         "--without", "guard",
     )  # fmt: skip
     assert process.returncode == 1, process.stdout + process.stderr
-    assert "I5: no hold commits a version that a later holder had already read past. Violations:" in process.stdout
+    assert (
+        "I5: no hold commits a version after a later holder has read the table without that version. Violations:"
+        in process.stdout
+    )
     # The history of the hold that committed too late, and of the later holder that had read before.
     for event in ("holding", "read", "attempting", "stored"):
         assert f"\n    {event:<12} " in process.stdout

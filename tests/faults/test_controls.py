@@ -39,7 +39,7 @@ def test_without_a_protection_a_promise_is_broken(
     # No empty commit can fill version 0.
     while soak.progress.counts["acknowledged"] < 2:
         soak.next_event()
-    soak.play(CLASSES[name].strike(soak.context, "writer-1", point))
+    soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", point))
     assert soak.progress.faults == {name: 1}
     soak.finish()
     violations = judge(soak.evidence())
@@ -82,10 +82,10 @@ def assert_partitions_are_free(soak: Soak) -> None:
 
 
 def test_a_contender_that_remains_in_the_queue_is_detected(make_soak: Callable[..., Soak]) -> None:
-    """It is the only violation, because with all protections the steps succeed."""
+    """The contender is the only violation, because with all protections the steps succeed."""
     soak = make_soak(seed=3, writers=1)
     wait_for_steps(soak)
-    soak.rest()
+    soak.wait_until_idle()
     with (
         ZookeeperLockManager(soak.hosts, timeout_seconds=30, job="foreign") as manager,
         manager.acquire(soak.tables[0]),

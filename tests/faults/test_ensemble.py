@@ -29,8 +29,8 @@ def test_writers_continue_and_every_promise_holds(make_soak: Callable[..., Soak]
     soak = make_soak(faults=names, session_seconds=3.0)
     for name in names:
         acknowledged = soak.progress.counts["acknowledged"]
-        soak.play(CLASSES[name].strike(soak.context, "writer-1", "data"))
-        assert soak.progress.counts["acknowledged"] > acknowledged, name
+        soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", "data"))
+        assert soak.progress.counts["acknowledged"] > acknowledged, f"{name}: no commit was acknowledged"
     assert soak.progress.faults == dict.fromkeys(names, 1)
     soak.finish()
     assert [str(violation) for violation in judge(soak.evidence())] == []
@@ -41,7 +41,7 @@ def test_the_session_timeout_that_the_server_grants_counts(make_soak: Callable[.
     soak = make_soak(session_seconds=60.0)
     granted = soak.context.session_seconds
     assert granted < 20
-    soak.play(CLASSES["pause-both"].strike(soak.context, "writer-1", "data"))
+    soak.run_fault(CLASSES["pause-both"].strike(soak.context, "writer-1", "data"))
     soak.finish()
     evidence = soak.evidence()
     ((_, successor),) = takeovers(evidence)

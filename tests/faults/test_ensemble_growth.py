@@ -86,7 +86,7 @@ class Writer(threading.Thread):
     def end(self) -> None:
         self._end_requested.set()
         self.join(WAIT_SECONDS)
-        assert not self.is_alive()
+        assert not self.is_alive(), f"the writer is still running after {WAIT_SECONDS} s"
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def writers(members: Members) -> Iterator[list[Writer]]:
 
 
 def restart(members: Members, ids: tuple[int, ...], new_list: tuple[int, ...]) -> None:
-    """Restart members with a new list, one by one when all are in sync, the leader last."""
+    """Restart members with a new list, one by one, each when all are in sync; the leader is the last."""
     leader = members.wait_until_in_sync()
     for member in sorted(ids, key=lambda member: member == leader):
         members.stop(member)
@@ -149,10 +149,10 @@ def assert_exclusive_holds(writers: list[Writer]) -> None:
     for earlier, later in pairwise(holds):
         assert earlier.end <= later.start
         assert earlier.token < later.token
-    longest = max(later.start - earlier.end for earlier, later in pairwise(holds))
+    longest_gap = max(later.start - earlier.end for earlier, later in pairwise(holds))
     outages = sum(len(writer.outages) for writer in writers)
-    log.info("%d holds, %d ended by an outage, at most %.1f s without a hold", len(holds), outages, longest)
-    assert longest < MAX_OUTAGE_SECONDS
+    log.info("%d holds, %d ended by an outage, at most %.1f s without a hold", len(holds), outages, longest_gap)
+    assert longest_gap < MAX_OUTAGE_SECONDS
 
 
 @pytest.mark.full

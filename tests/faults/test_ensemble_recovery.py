@@ -34,7 +34,7 @@ from tests.support.waiting import eventually
 
 LATER_HOLDS = 20
 TABLE, WEATHER, PLANES = "s3://lake/flights", "s3://lake/weather", "s3://lake/planes"
-ANOTHER = "s3://lake/another"
+ANOTHER_TABLE = "s3://lake/another"
 TRIO = (1, 2, 3)
 KAZOO_SESSION_SECONDS = 6
 """Session timeout of :class:`CutOffKazooClient`. The members start faster, so in the control the client reconnects
@@ -141,12 +141,12 @@ def lost_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LostEnse
         members.wait_until_in_sync()
         for client in clients.values():
             end_session(hosts, client.session)
-        last = grant_locks(hosts)
-        assert last.token > writer.hold.token
+        last_hold = grant_locks(hosts)
+        assert last_hold.token > writer.hold.token
         members.lose(*(member for member in TRIO if member != survivor))
         backup = base / "backup"
         shutil.copytree(members.folder(survivor), backup)
-        yield LostEnsemble(members, survivor, backup, last.ensemble_id, last.token, writer, clients)
+        yield LostEnsemble(members, survivor, backup, last_hold.ensemble_id, last_hold.token, writer, clients)
 
 
 def grant_locks(hosts: str) -> HeldLock:
@@ -204,9 +204,7 @@ def test_the_ensemble_recovers_from_the_survivor(ensemble: LostEnsemble) -> None
 
 
 @pytest.mark.full
-def test_negative_control_without_a_new_epoch_tokens_fall(
-    ensemble: LostEnsemble,
-) -> None:
+def test_negative_control_without_a_new_epoch_tokens_fall(ensemble: LostEnsemble) -> None:
     client = ensemble.clients[PLANES]
     client.reconnect()
     ensemble.members.let_vote(ensemble.lost_members[0])
@@ -217,7 +215,7 @@ def test_negative_control_without_a_new_epoch_tokens_fall(
     with ZookeeperLockManager(ensemble.hosts, 0) as manager:
         with pytest.raises(LockTimeoutError):
             manager.acquire(PLANES)
-        with manager.acquire(ANOTHER, timeout_seconds=30) as hold:
+        with manager.acquire(ANOTHER_TABLE, timeout_seconds=30) as hold:
             assert hold.ensemble_id == ensemble.uuid
             # The epoch is the same, so later holds would get tokens that earlier holds had.
             assert hold.token >> 32 == ensemble.last_token >> 32

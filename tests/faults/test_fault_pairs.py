@@ -48,9 +48,9 @@ def strike(soak: Soak, second: str) -> None:
     pair = Pair(CLASSES["break-lock"], "writer-1", "checked", CLASSES[second], "data", NEXT_HOLD)
     operations: list[str | None] = []
     while not STAMPED.intersection(operations):
-        assert len(operations) < MAX_TRIES, operations
+        assert len(operations) < MAX_TRIES, f"the second fault struck no stamped operation: {operations}"
         start = len(soak.history)
-        soak.play(pair.strike(soak.context))
+        soak.run_fault(pair.strike(soak.context))
         operations.append(struck_operation(soak, start))
     soak.finish()
 

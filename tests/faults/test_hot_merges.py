@@ -46,7 +46,7 @@ def start_drivers(s3: FaultyS3) -> Iterator[Callable[..., list[Driver]]]:
 
 
 def merge_for(drivers: list[Driver], minutes: float, *, locked: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Let all drivers merge into the same rows for so many minutes; return the table and the answer of each driver."""
+    """Let all drivers merge into the same rows for ``minutes``; return the table and the answer of each driver."""
     table = f"s3a://lake/{uuid.uuid4().hex}"
     drivers[0].do("make_hot", table=table, keys=KEYS)
     until = time.time() + 60 * minutes
@@ -61,10 +61,10 @@ def test_merges_of_many_drivers_are_serializable(start_drivers: Callable[..., li
     acknowledged = sorted(chain.from_iterable(answer["done"]["merged"] for answer in answers))
     assert all(answer["done"]["merged"] for answer in answers), "a writer merged nothing"
     # Each MERGE appends its name to every row, so all rows have all names in the order of the versions.
-    serial = "".join(f"{name};" for _, name in acknowledged)
+    names_in_order = "".join(f"{name};" for _, name in acknowledged)
     columns = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table().to_pydict()
     assert sorted(columns["id"]) == list(range(KEYS))
-    assert set(columns["words"]) == {serial}
+    assert set(columns["words"]) == {names_in_order}
     seconds = sorted(chain.from_iterable(answer["done"]["seconds"] for answer in answers))
     median, longest = seconds[len(seconds) // 2], seconds[-1]
     sys.stdout.write(f"\n{len(acknowledged)} MERGEs, all acknowledged; p50 {median:.1f} s, at most {longest:.1f} s\n")

@@ -1,4 +1,4 @@
-"""Parts of the soak: the JVM asks for the hold to which its thread is bound; no process outlives its parent."""
+"""Parts of the soak: the JVM asks the guard for the block of its thread; no process outlives its parent."""
 
 from __future__ import annotations
 
@@ -127,18 +127,18 @@ def test_s3a_without_conditional_puts_commits_nothing(s3: FaultyS3, guard: Recor
 
 def test_a_stopped_writer_ends_with_its_parent(tmp_path: Path, eventually: Callable[..., None]) -> None:
     pid_file = tmp_path / "pid"
-    child = f"import os,time; open({str(pid_file)!r},'w').write(str(os.getpid())+chr(10)); time.sleep(600)"
-    parent = (
+    child_program = f"import os,time; open({str(pid_file)!r},'w').write(str(os.getpid())+chr(10)); time.sleep(600)"
+    parent_program = (
         "import subprocess,sys,time; from soak import processes\n"
         "process = subprocess.Popen([sys.executable, str(processes._SUPERVISOR), sys.executable, '-c', sys.argv[1]],"
         " stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)\ntime.sleep(600)"
     )
-    running = subprocess.Popen([sys.executable, "-c", parent, child])
+    parent = subprocess.Popen([sys.executable, "-c", parent_program, child_program])
     try:
         eventually(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
         pid = int(pid_file.read_text())
         os.kill(pid, signal.SIGSTOP)
     finally:
-        running.kill()
-        running.wait()
+        parent.kill()
+        parent.wait()
     eventually(lambda: not Path(f"/proc/{pid}").exists())

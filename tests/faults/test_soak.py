@@ -60,7 +60,7 @@ def test_a_soak_of_spark_drivers_has_no_violation(hold: str, tmp_path: Path) -> 
     assert [effects for effects in verdict["pairs_by_effect"] if effects.startswith("unfinished intent, ")]
 
 
-def test_all_jobs_at_once_apply_their_feeds_only_with_the_lock(tmp_path: Path) -> None:
+def test_all_jobs_at_once_fail_only_without_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "soak", "--jobs", "mixed", "--minutes", "5", "--output", str(tmp_path)]
     process = subprocess.run(command, cwd=ROOT, timeout=TIMEOUT_SECONDS, check=False)
     assert process.returncode == 0
@@ -79,7 +79,7 @@ def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callabl
     soak = make_soak()
     for name in PROCESS_FAULTS:
         for point in CLASSES[name].points:
-            soak.play(CLASSES[name].strike(soak.context, "writer-1", point), TIMEOUT_SECONDS)
+            soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", point), TIMEOUT_SECONDS)
     assert soak.progress.faults == {name: len(CLASSES[name].points) for name in PROCESS_FAULTS}
     soak.finish()
     assert [str(violation) for violation in judge(soak.evidence())] == []

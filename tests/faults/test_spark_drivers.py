@@ -1,7 +1,7 @@
 """Spark drivers that are paused, cut off or lose their hold at a commit, with a second driver on the same S3 table.
 
-Of the pauses and S3 responses that take the same path through Spark, some run only with ``-m soak``. test_promises.py
-has more of them, with the log store alone.
+If several pauses or S3 responses take the same path through Spark, some run only with ``-m soak``. test_promises.py
+tests more of them, with the log store alone.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
         client.close()
     first.signal(signal.SIGSTOP, paused)
     if paused == "jvm":
-        # Its Python would get the lock and keep it.
+        # The driver's Python process would get the lock and keep it.
         first.link.cut()
     try:
         second.send_line("go")
@@ -192,7 +192,7 @@ def test_a_hold_of_another_thread_does_not_replace_a_lost_hold(drivers: tuple[Dr
 
 
 @pytest.mark.full
-def test_negative_control_without_the_binding_it_replaces_it(drivers: tuple[Driver, Driver], table: str) -> None:
+def test_negative_control_without_the_binding_another_hold_suffices(drivers: tuple[Driver, Driver], table: str) -> None:
     first, _ = drivers
     first.do("bind_to_any_hold")
     first.begin("merge_while_another_thread_gets_the_lock", table=table, first=10, end=12)
@@ -232,7 +232,9 @@ def test_a_cut_off_holder_is_refused_after_a_takeover(drivers: tuple[Driver, Dri
     assert rows(table) == [0, 1, 2, 20]
 
 
-def test_negative_control_without_the_guard_it_commits(drivers: tuple[Driver, Driver], table: str) -> None:
+def test_negative_control_without_the_guard_a_cut_off_holder_commits(
+    drivers: tuple[Driver, Driver], table: str
+) -> None:
     drivers[0].do("guard_off")
     assert commit_after_a_takeover(*drivers, table)["error"] == "LockLostError"
     # The error comes only after the commit.
@@ -258,7 +260,7 @@ def test_responses_of_s3_neither_lose_nor_duplicate_a_commit(
     s3: FaultyS3,
     table: str,
     fault: S3Fault,
-    committed: bool,  # noqa: FBT001 (pytest gives it by name)
+    committed: bool,  # noqa: FBT001 (pytest passes it by name)
     error: str | None,
 ) -> None:
     first, second = drivers
@@ -324,7 +326,7 @@ def test_a_bucket_policy_refuses_an_unconditional_put(
     assert count_stored_puts(s3, table) == {0: 1, 1: 1}
 
 
-def test_negative_control_without_that_policy_a_commit_is_lost(
+def test_negative_control_without_the_bucket_policy_a_commit_is_lost(
     drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
 ) -> None:
     assert "done" in commit_during_a_stock_put(drivers, stock, s3, table)

@@ -46,7 +46,7 @@ def new_table() -> str:
 
 @pytest.fixture(scope="module")
 def original(driver: Driver) -> Callable[[int], str]:
-    """Create a table of the ids 0 to 2 in so many files, once for each number of files."""
+    """Create a table with the ids 0 to 2 in ``files`` files, once for each number of files."""
 
     @functools.cache
     def make(files: int) -> str:
@@ -69,19 +69,19 @@ def fault(s3: FaultyS3) -> Iterator[Callable[..., S3Fault]]:
 
     With ``held=True`` the first PUT waits, and its repetitions get a 500.
     """
-    armed: list[S3Fault] = []
+    held_faults: list[S3Fault] = []
 
     def arm(*, after: int = 0, held: bool = False, status: int = 500) -> S3Fault:
         for _ in range(after):
             s3.gate.arm(NAME, S3Fault())
         if held:
-            armed.append(s3.gate.arm(NAME, S3Fault(held=True)))
+            held_faults.append(s3.gate.arm(NAME, S3Fault(held=True)))
         errors = s3.gate.arm(NAME, S3Fault(times=99, status=status))
-        return armed[-1] if held else errors
+        return held_faults[-1] if held else errors
 
     yield arm
     s3.gate.disarm(NAME)
-    for held_fault in armed:
+    for held_fault in held_faults:
         held_fault.release.set()
 
 
@@ -96,10 +96,10 @@ def put_statuses(s3: FaultyS3, table: str, version: int) -> list[int]:
     [
         ({"status": 500}, "never", False),
         ({"held": True}, "before", True),
-        # Its version is filled before.
+        # The version is filled before the PUT arrives.
         ({"held": True}, "after", False),
     ],
-    ids=["500 each time", "stored before it is repeated", "put late"],
+    ids=["500 each time", "stored before it is repeated", "arrives after the repetition"],
 )
 def test_a_repeated_append_with_a_transaction_is_there_once(
     driver: Driver,
@@ -109,7 +109,7 @@ def test_a_repeated_append_with_a_transaction_is_there_once(
     eventually: Callable[..., None],
     options: dict[str, Any],
     arrives: str,
-    already_committed: bool,  # noqa: FBT001 (pytest gives it by name)
+    already_committed: bool,  # noqa: FBT001 (pytest passes it by name)
 ) -> None:
     append = {"do": "append_as", "table": table, "first": 10, "end": 12, "txn": ["app", 1]}
     put = fault(**options)
@@ -333,7 +333,7 @@ def lose_reply_and_lock(
     """Lose the reply to a PUT and the lock; let the next holder acquire the lock, and the PUT be repeated."""
     faults: list[S3Fault] = []
 
-    def play(operation: str, lost: str, *, rival: bool = False) -> dict[str, Any]:
+    def operate(operation: str, lost: str, *, rival: bool = False) -> dict[str, Any]:
         first = s3.gate.arm(NAME, S3Fault(held=True, rival=rival))
         repeated = s3.gate.arm(NAME, S3Fault(held=True))
         faults.extend((first, repeated))
@@ -350,7 +350,7 @@ def lose_reply_and_lock(
             eventually(lambda: put_statuses(s3, three_files, 1)[-1:] == [412], label="the answer to the repeated PUT")
             return driver.answer()
 
-    yield play
+    yield operate
     s3.gate.disarm(NAME)
     for fault in faults:
         fault.release.set()
@@ -389,7 +389,7 @@ def test_a_writer_finds_its_commit_after_lost_reply_and_lock(
 
 
 @pytest.mark.full
-def test_negative_control_without_the_search_it_is_unknown(
+def test_negative_control_without_the_search_the_outcome_is_unknown(
     driver: Driver, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]]
 ) -> None:
     driver.do("find_no_commit")
@@ -400,7 +400,7 @@ def test_negative_control_without_the_search_it_is_unknown(
 
 @pytest.mark.full
 @pytest.mark.parametrize("operation", ["append", "statement"])
-def test_negative_control_the_version_of_a_rival_is_not_taken(
+def test_negative_control_the_version_of_a_rival_proves_nothing(
     s3: FaultyS3, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]], operation: str
 ) -> None:
     answer = lose_reply_and_lock(operation, "contender", rival=True)

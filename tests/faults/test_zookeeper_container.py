@@ -78,7 +78,7 @@ def test_a_paused_or_killed_server_serves_again_with_its_data(image: str) -> Non
     with ContainerZooKeeper(image) as zookeeper:
         client = KazooClient(zookeeper.hosts)
         client.start()
-        client.create("/kept", b"value")
+        client.create("/node", b"value")
         (server,) = zookeeper.servers
         server.pause()
         assert server.command(b"srvr") == b""
@@ -87,7 +87,7 @@ def test_a_paused_or_killed_server_serves_again_with_its_data(image: str) -> Non
         server.kill()
         assert server.command(b"srvr") == b""
         server.start()
-        assert client.retry(client.get, "/kept")[0] == b"value"
+        assert client.retry(client.get, "/node")[0] == b"value"
         client.stop()
         client.close()
 
@@ -129,7 +129,7 @@ def test_writers_continue_when_the_network_of_the_leader_is_cut(image: str, make
     name = "zookeeper-leader-cut"
     soak = make_soak(faults=(name,), session_seconds=3.0, zookeeper_image=image)
     acknowledged = soak.progress.counts["acknowledged"]
-    soak.play(CLASSES[name].strike(soak.context, "writer-1", "data"))
+    soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", "data"))
     assert soak.progress.counts["acknowledged"] > acknowledged
     assert soak.progress.faults == {name: 1}
     soak.finish()

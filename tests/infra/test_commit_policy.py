@@ -32,7 +32,7 @@ OTHER_OBJECTS = [
 ]
 
 
-def policy(**options: Any) -> list[Mapping[str, Any]]:
+def bucket_statements(**options: Any) -> list[Mapping[str, Any]]:
     return [ADMINISTRATOR, tls_only(BUCKET), *commit_policy(BUCKET, MAINTENANCE, **options)]
 
 
@@ -40,43 +40,45 @@ def policy(**options: Any) -> list[Mapping[str, Any]]:
 class TestAVersionFile:
     def test_needs_a_conditional_put(self, version: str) -> None:
         for role in (ETL, MAINTENANCE):
-            assert is_allowed(s3_put(role, version, conditional=True), policy())
-            assert not is_allowed(s3_put(role, version, conditional=False), policy())
+            assert is_allowed(s3_put(role, version, conditional=True), bucket_statements())
+            assert not is_allowed(s3_put(role, version, conditional=False), bucket_statements())
 
     def test_needs_a_condition_to_complete_a_multipart_upload(self, version: str) -> None:
-        assert is_allowed(s3_put(ETL, version, conditional=False, creates=False), policy())
-        assert is_allowed(s3_put(ETL, version, conditional=True, creates=True), policy())
-        assert not is_allowed(s3_put(ETL, version, conditional=False, creates=True), policy())
+        assert is_allowed(s3_put(ETL, version, conditional=False, creates=False), bucket_statements())
+        assert is_allowed(s3_put(ETL, version, conditional=True, creates=True), bucket_statements())
+        assert not is_allowed(s3_put(ETL, version, conditional=False, creates=True), bucket_statements())
 
     def test_is_copied_by_exempt_principals_only(self, version: str) -> None:
         copy = s3_put(RESTORE, version, conditional=False)
-        assert not is_allowed(copy, policy())
-        assert is_allowed(copy, policy(exempt=[RESTORE]))
-        assert not is_allowed(s3_put(ETL, version, conditional=False), policy(exempt=[RESTORE]))
+        assert not is_allowed(copy, bucket_statements())
+        assert is_allowed(copy, bucket_statements(exempt=[RESTORE]))
+        assert not is_allowed(s3_put(ETL, version, conditional=False), bucket_statements(exempt=[RESTORE]))
 
     @pytest.mark.parametrize("action", ["DeleteObject", "DeleteObjectVersion"])
     def test_is_deleted_by_maintenance_only(self, version: str, action: str) -> None:
-        assert not is_allowed(s3(ETL, action, version), policy())
-        assert is_allowed(s3(MAINTENANCE, action, version), policy())
-        assert is_allowed(s3(RESTORE, action, version), policy(exempt=[RESTORE]))
+        assert not is_allowed(s3(ETL, action, version), bucket_statements())
+        assert is_allowed(s3(MAINTENANCE, action, version), bucket_statements())
+        assert is_allowed(s3(RESTORE, action, version), bucket_statements(exempt=[RESTORE]))
 
     def test_negative_control_without_the_policy_all_requests_pass(self, version: str) -> None:
         assert is_allowed(s3_put(ETL, version, conditional=False), [ADMINISTRATOR])
         assert is_allowed(s3(ETL, "DeleteObject", version), [ADMINISTRATOR])
 
     def test_is_read_over_tls_only(self, version: str) -> None:
-        assert is_allowed(s3(ETL, "GetObject", version), policy())
-        assert not is_allowed(Request(ETL, "s3:GetObject", version, {"aws:SecureTransport": "false"}), policy())
+        assert is_allowed(s3(ETL, "GetObject", version), bucket_statements())
+        assert not is_allowed(
+            Request(ETL, "s3:GetObject", version, {"aws:SecureTransport": "false"}), bucket_statements()
+        )
 
 
 @pytest.mark.parametrize("key", OTHER_OBJECTS)
 def test_other_objects_are_put_and_deleted_freely(key: str) -> None:
-    assert is_allowed(s3_put(ETL, key, conditional=False), policy())
-    assert is_allowed(s3(ETL, "DeleteObject", key), policy())
+    assert is_allowed(s3_put(ETL, key, conditional=False), bucket_statements())
+    assert is_allowed(s3(ETL, "DeleteObject", key), bucket_statements())
 
 
 def test_prefixes_limit_the_policy_to_these_folders() -> None:
-    statements = policy(prefixes=["silver", "gold/daily"])
+    statements = bucket_statements(prefixes=["silver", "gold/daily"])
     for table in ("silver", "silver/2013/flights", "gold/daily", "gold/daily/x"):
         assert not is_allowed(s3_put(ETL, f"{BUCKET}/{table}/{VERSION}", conditional=False), statements)
         assert not is_allowed(s3(ETL, "DeleteObject", f"{BUCKET}/{table}/{VERSION}"), statements)

@@ -10,7 +10,7 @@ from rules.controls import CONTROLS, Verdict, table
 
 from tests.support.graph import ROOT
 
-CHECKED = {control for rule in RULES for control in rule.controls}
+CHECKED_CONTROLS = {control for rule in RULES for control in rule.controls}
 
 
 def controls(*verdicts: Verdict) -> set[str]:
@@ -33,11 +33,11 @@ def test_each_control_is_listed_once() -> None:
 
 
 def test_verdicts_match_the_controls_that_rules_check() -> None:
-    assert controls(*Verdict) >= CHECKED
-    assert controls(Verdict.MET) <= CHECKED
-    assert not CHECKED & controls(Verdict.NOT_MET, Verdict.ACCOUNT)
+    assert controls(*Verdict) >= CHECKED_CONTROLS
+    assert controls(Verdict.MET) <= CHECKED_CONTROLS
+    assert not CHECKED_CONTROLS & controls(Verdict.NOT_MET, Verdict.ACCOUNT)
 
 
 def test_a_control_not_met_by_default_has_an_explanation() -> None:
     unmet = [control for control in CONTROLS if control.verdict in (Verdict.NOT_MET, Verdict.SETTING)]
-    assert [control.id for control in unmet if not control.why] == []
+    assert [control.id for control in unmet if not control.comment] == []

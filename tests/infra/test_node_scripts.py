@@ -49,19 +49,19 @@ class Node:
         return [call for call in self.machine.calls if call.startswith(prefixes)]
 
     def bootstrap(self) -> None:
-        """Run the user data, successfully."""
+        """Run the user data, and assert that it succeeds."""
         process = self.machine.bootstrap(self.archive, self.sha512)
         assert process.returncode == 0, process.stderr
 
     def failed_bootstrap(self) -> str:
-        """Run the user data, which fails before it starts a service; return its stderr."""
+        """Run the user data, assert that it fails before it starts a service, and return its stderr."""
         process = self.machine.bootstrap(self.archive, self.sha512)
         assert process.returncode != 0
         assert not self.calls("systemctl")
         return process.stderr
 
     def run(self, script: str) -> str:
-        """Run a script successfully; return its stderr."""
+        """Run a script, assert that it succeeds, and return its stderr."""
         process = self.machine.run(script)
         assert process.returncode == 0, process.stderr
         return process.stderr

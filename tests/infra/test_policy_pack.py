@@ -22,16 +22,16 @@ from tests.support.policy_breaks import BREAKS
 from tests.support.policy_pack import Violation, configure, urn_of, violations
 
 #: Rules about two resources in conflict, which may report either of them.
-RULES_ABOUT_PAIRS = ("members-have-ids", "members-have-interfaces", "members-are-spread", "one-role-removes-logs")
+RULES_ABOUT_PAIRS = ("members-have-ids", "members-have-interfaces", "members-are-spread", "one-role-deletes-logs")
 STACK_RULES = {rule.name for rule in RULES if isinstance(rule.policy, StackValidationPolicy)}
 STACKS: dict[str, dict[str, Any]] = {
     **CONFIGURATIONS,
-    # Some invariants do not hold for these.
+    # Some invariants of CONFIGURATIONS do not hold for the following stacks.
     "four nodes": {"nodes": 4},
     "without a commit policy": {"commitPolicy": "off"},
     "with a restore": {"exemptPrincipalArns": ["arn:aws:iam::123456789012:role/restore"]},
 }
-COMMIT_RULES = {"commits-are-conditional", "versions-are-kept"}
+COMMIT_RULES = {"commits-are-conditional", "only-maintenance-deletes-versions"}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def stacks() -> dict[str, Graph]:
 
 
 @pytest.fixture(autouse=True)
-def _no_configuration_is_left() -> Iterator[None]:
+def _reset_stack_configuration() -> Iterator[None]:
     yield
     pulumi.runtime.set_all_config({})
 
@@ -113,7 +113,7 @@ def test_the_pack_has_all_rules_and_all_are_mandatory(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("disposable", {"protected", "buckets-are-not-emptied"}),
+        ("disposable", {"resources-are-protected", "buckets-are-not-emptied"}),
         ("replacing node 2", {"machines-are-replaced-on-purpose"}),
         ("KMS and prefixes", COMMIT_RULES),
         ("without a commit policy", COMMIT_RULES),

@@ -30,12 +30,12 @@ OPEN_TO_ALL = {
     "cidrIpv4": "0.0.0.0/0",
     "tags": {"Project": "sluice", "Stack": "test"},
 }
-RULE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+RULE_TYPE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 
 
 @contextmanager
-def served(config: dict[str, str]) -> Iterator[analyzer_pb2_grpc.AnalyzerStub]:
-    """Start the pack with a stack's configuration in Pulumi's format; end it afterwards."""
+def running_pack(config: dict[str, str]) -> Iterator[analyzer_pb2_grpc.AnalyzerStub]:
+    """Run the pack with a stack's configuration in Pulumi's format while the block runs."""
     environment = os.environ | {
         "PULUMI_CONFIG": json.dumps({f"sluice:{key}": value for key, value in config.items()}),
         "PULUMI_PROJECT": "sluice",
@@ -55,7 +55,7 @@ def served(config: dict[str, str]) -> Iterator[analyzer_pb2_grpc.AnalyzerStub]:
 
 @pytest.fixture(scope="module")
 def pack() -> Iterator[analyzer_pb2_grpc.AnalyzerStub]:
-    with served({}) as stub:
+    with running_pack({}) as stub:
         yield stub
 
 
@@ -113,9 +113,9 @@ def test_the_pack_reports_every_rule_to_pulumi(pack: analyzer_pb2_grpc.AnalyzerS
 
 
 def test_a_resource_that_breaks_a_rule_is_refused(pack: analyzer_pb2_grpc.AnalyzerStub) -> None:
-    broken = Resource("SecurityGroupIngressRule", RULE, "open", OPEN_TO_ALL, {})
+    broken = Resource("SecurityGroupIngressRule", RULE_TYPE, "open", OPEN_TO_ALL, {})
     [diagnostic] = analyze(pack, broken)
-    assert (diagnostic.policyName, diagnostic.enforcementLevel) == ("ingress-from-inside", analyzer_pb2.MANDATORY)
+    assert (diagnostic.policyName, diagnostic.enforcementLevel) == ("no-public-ingress", analyzer_pb2.MANDATORY)
     assert "Ingress from 0.0.0.0/0 is allowed" in diagnostic.message
 
 
@@ -136,6 +136,6 @@ def test_a_missing_protection_is_reported_for_its_bucket(pack: analyzer_pb2_grpc
 def test_the_pack_reads_the_configuration_of_the_stack(stack: Graph) -> None:
     lake = stack.one("Bucket", "lake")
     unprotected = replace(lake, options=lake.options | {"protect": False})
-    with served({"protect": "false"}) as permissive, served({"protect": "true"}) as strict:
+    with running_pack({"protect": "false"}) as permissive, running_pack({"protect": "true"}) as strict:
         assert analyze(permissive, unprotected) == []
-        assert [diagnostic.policyName for diagnostic in analyze(strict, unprotected)] == ["protected"]
+        assert [diagnostic.policyName for diagnostic in analyze(strict, unprotected)] == ["resources-are-protected"]

@@ -99,7 +99,7 @@ class Ensemble:
         return False
 
     def quorum_accepts(self, pair: str) -> bool:
-        """Return whether the leader's quorum port continues with a client of this certificate."""
+        """Return whether the leader's quorum port accepts a client with this certificate."""
         leader = self.members.leader
         with socket.create_connection((leader.address, 2888), timeout=10) as plain:
             try:
@@ -137,7 +137,7 @@ def ensemble(addresses: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.full
-def test_one_member_leads_and_the_others_are_in_step(ensemble: Ensemble) -> None:
+def test_one_member_leads_and_the_others_follow(ensemble: Ensemble) -> None:
     assert sorted(str(member.mode) for member in ensemble.members.nodes) == ["follower", "follower", "leader"]
 
 
@@ -190,7 +190,7 @@ class TestStrangers:
         assert ensemble.refuses({})
 
     def test_a_client_with_a_certificate_of_a_member_is_refused(self, ensemble: Ensemble) -> None:
-        """That certificate is valid for the quorum's port only."""
+        """A member's certificate is valid only for the quorum's port."""
         pair = (ensemble.members.nodes[0].machine.root / "etc/zookeeper/tls/member.pem").read_text()
         assert ensemble.refuses({"tls_certificate": pair, "tls_key": pair})
 

@@ -21,7 +21,7 @@ from lock_manager import ZookeeperLockManager, guard_registry
 from sluice.local.jars import resolve_jars
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.submit.distribution import build_zip
-from tests.support.append_rows import EMPTY, HEADER, ROWS
+from tests.support.append_rows import HEADER, ROWS
 from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager
@@ -53,7 +53,7 @@ def s3() -> Iterator[S3]:
 
 @pytest.fixture(scope="session")
 def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One driver for all tests of a process, with the settings of the writers."""
+    """The Spark driver for all tests of a process, with the settings of the writers."""
     from writer_jobs import build_session
 
     session = build_session(
@@ -77,7 +77,7 @@ def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def without_guard(spark: SparkSession) -> Callable[..., AbstractContextManager[None]]:
-    """Switch the commit guard off, as in a program without the guard: ``with without_guard():``."""
+    """Switch the commit guard off in a block, as in a program without the guard: ``with without_guard():``."""
 
     @contextmanager
     def guard_off(mode: str = "off") -> Iterator[None]:
@@ -97,7 +97,7 @@ def original(
     without_guard: Callable[..., AbstractContextManager[None]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., Path]:
-    """Create a table once by SQL statements, in which ``{t}`` is the table; without the lock."""
+    """Create a table once by SQL statements without the lock. ``{t}`` in a statement stands for the table."""
     from writer_jobs import attach
 
     attach(spark)
@@ -130,14 +130,8 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def existing(copy_of: Callable[..., Path]) -> Path:
-    """An empty table with the columns of the rows."""
-    return copy_of(EMPTY)
-
-
-@pytest.fixture
 def source(csv_file: Callable[..., Path]) -> Path:
-    """A CSV file of the rows."""
+    """A CSV file that contains ``ROWS``."""
     return csv_file("source.csv", HEADER, ROWS)
 
 
@@ -145,7 +139,7 @@ def source(csv_file: Callable[..., Path]) -> Path:
 def unguarded_sql(
     spark: SparkSession, without_guard: Callable[..., AbstractContextManager[None]]
 ) -> Callable[[str], None]:
-    """Run a statement in a program without the guard."""
+    """Run a SQL statement as a program without the guard runs it."""
 
     def run(statement: str) -> None:
         with without_guard():
@@ -165,8 +159,8 @@ def heed_ctrl_c() -> Iterator[None]:
 @pytest.fixture
 def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
     """A lock manager whose holds belong to the calling thread."""
-    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=240) as opened:
-        yield opened
+    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=240) as lock_manager:
+        yield lock_manager
 
 
 @pytest.fixture
@@ -181,14 +175,14 @@ def make_rival(zookeeper: Any) -> Iterator[Callable[..., RivalManager]]:
     yield from _manager_factory(RivalManager, zookeeper.hosts)
 
 
-def _manager_factory(kind: type[ZookeeperLockManager], hosts: str) -> Iterator[Callable[..., Any]]:
+def _manager_factory(manager_class: type[ZookeeperLockManager], hosts: str) -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(kind(hosts, **{"timeout_seconds": 60, **settings}))
+        yield lambda **settings: stack.enter_context(manager_class(hosts, **{"timeout_seconds": 60, **settings}))
 
 
 @pytest.fixture
 def guard_declared() -> Iterator[None]:
-    """Declare the guard installed, so that partitions can be locked in tests that commit nothing."""
+    """Declare that the guard is installed, so that tests that commit nothing can lock partitions."""
     guard_registry.declare_installed(lambda _: SCHEMA)
     yield
     guard_registry.declare_installed(None)
@@ -196,7 +190,7 @@ def guard_declared() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exit code of a job, its lines on standard output, and its standard error."""
+    """The exit code of a job, its lines on standard output, and its standard error."""
 
     code: int
     lines: list[dict[str, Any]]
@@ -309,23 +303,11 @@ def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> L
 
 @pytest.fixture
 def inspector(manager: ZookeeperLockManager) -> Iterator[LockInspector]:
-    """A reader of the queues of the ensemble."""
+    """An inspector of the lock queues of the ensemble."""
     from lock_manager import LockInspector
 
-    with LockInspector(manager.settings) as opened:
-        yield opened
-
-
-@pytest.fixture
-def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
-    """Append rows with these keys as one file: ``put(range(3), "a")``."""
-
-    def append(keys: Any, place: str | None = "a") -> None:
-        rows = [(key, place, f"row {key}") for key in keys]
-        data = spark.createDataFrame(rows, "key long, place string, value string")
-        writer.append(data.coalesce(1), partition_by=["place"])
-
-    return append
+    with LockInspector(manager.settings) as lock_inspector:
+        yield lock_inspector
 
 
 @pytest.fixture
@@ -360,14 +342,3 @@ def sql(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Call
             spark.sql(statement.format(table=f"delta.`{table}`"))
 
     return run
-
-
-@pytest.fixture
-def properties(sql: Callable[[str], None]) -> Callable[..., None]:
-    """Set properties: ``properties(delta__checkpointInterval="1000")``."""
-
-    def alter(**settings: str) -> None:
-        text = ", ".join(f"'{name.replace('__', '.')}' = '{value}'" for name, value in settings.items())
-        sql(f"ALTER TABLE {{table}} SET TBLPROPERTIES ({text})")
-
-    return alter

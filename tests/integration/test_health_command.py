@@ -31,7 +31,7 @@ COMMAND = [sys.executable, "-m", "sluice", "health"]
 
 @pytest.fixture
 def small_files(copy_of: Callable[..., Path]) -> Path:
-    """A table of five small files in one partition. The file of another partition is removed."""
+    """A table of five small files in one partition. A DELETE has removed the file of another partition."""
     rows = "SELECT id, IF(id < 10, 'a', 'b') AS place FROM range(0, 12, 1, 6)"
     return copy_of(
         f"CREATE TABLE {{t}} USING delta PARTITIONED BY (place) AS {rows}", "DELETE FROM {t} WHERE place = 'b'"
@@ -52,7 +52,7 @@ def health(shared_spark: None, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 def figures_in(text: str) -> dict[str, str]:
-    """Return the figures of a report, which has a name and a figure in each line."""
+    """Return the figures of a report by name. Each line of the report has a name and a figure."""
     return dict(re.findall(r"^ *(\S.*?) {2,}(\S.*?) *$", text, re.MULTILINE))
 
 
@@ -66,9 +66,9 @@ def test_the_command_starts_spark_and_writes_a_report_and_page(
     process = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=300, env=environment, cwd=small_files.parent
     )
-    # Spark and its JVM print no warning.
+    # Spark and its JVM must print no warning.
     assert (process.returncode, process.stderr) == (0, "")
-    # A long name may take several lines.
+    # The name of the table may take several lines.
     assert "".join(process.stdout.split()).startswith(canonical_table_uri(str(small_files)))
     figures = figures_in(process.stdout)
     assert (figures["version"], figures["rows"]) == ("1", "10")
@@ -82,7 +82,7 @@ def test_the_command_starts_spark_and_writes_a_report_and_page(
     page = (pages / "health.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
     assert "small-files" in page
-    assert len(versions(small_files)) == 2, "the command must not commit"
+    assert len(versions(small_files)) == 2, "the command has committed a version"
 
 
 def test_a_failed_start_of_spark_is_reported(table: Path, jars: list[Path]) -> None:
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_spark_and_prints_one_line(
         os.killpg(group, signal.SIGINT)
         assert process.wait(120) == 130
     assert output.read_text() == "sluice: stopped by SIGINT; everything that was started has been ended\n"
-    # The JVM ends itself after its driver.
+    # The JVM ends on its own after the Python driver has ended.
     eventually(lambda: not threads_of(group), 120)
 
 
@@ -124,18 +124,18 @@ def threads_of(group: int) -> set[str]:
 
 
 @pytest.mark.full
-def test_json_has_the_figures_of_each_table(
+def test_json_output_has_the_figures_of_each_table(
     health: Callable[..., Result], small_files: Path, copy_of: Callable[..., Path]
 ) -> None:
-    healthy = copy_of(
+    healthy_table = copy_of(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableExpiredLogCleanup' = 'false') AS SELECT 1 AS id",
         to="healthy",
     )
-    result = health(small_files, healthy, "--json")
+    result = health(small_files, healthy_table, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     report, healthy_report = json.loads(result.stdout)
     assert report["table"] == canonical_table_uri(str(small_files))
-    assert healthy_report["table"] == canonical_table_uri(str(healthy))
+    assert healthy_report["table"] == canonical_table_uri(str(healthy_table))
     figures = report["before"]
     assert (figures["version"], figures["total"]["total"]["files"], figures["total"]["rows"]) == (1, 5, 10)
     assert (figures["folder"]["removed"]["files"], figures["folder"]["expired"]["files"]) == (1, 0)
@@ -145,7 +145,7 @@ def test_json_has_the_figures_of_each_table(
         ("writers-clean-log", None),
     ]
     assert (report["done"], report["after"], healthy_report["findings"]) == ([], None, [])
-    assert "no maintenance is needed" in health(healthy).stdout
+    assert "no maintenance is needed" in health(healthy_table).stdout
 
 
 @pytest.mark.full
@@ -179,12 +179,12 @@ def test_a_missing_table_does_not_stop_the_report_of_others(
 def test_missing_tables_and_unwritable_pages_are_reported(
     health: Callable[..., Result], small_files: Path, tmp_path: Path
 ) -> None:
-    missing, page = tmp_path / "missing", tmp_path / "no folder" / "health.html"
-    result = health(missing, "--page", tmp_path / "health.html")
+    missing_table, page = tmp_path / "missing", tmp_path / "no folder" / "health.html"
+    result = health(missing_table, "--page", tmp_path / "health.html")
     assert (result.exit_code, result.stdout) == (2, "")
     (error,) = result.stderr.splitlines()
-    assert error.startswith(f"sluice: there is no Delta table at {canonical_table_uri(str(missing))}")
-    assert not missing.exists()
+    assert error.startswith(f"sluice: there is no Delta table at {canonical_table_uri(str(missing_table))}")
+    assert not missing_table.exists()
     assert not (tmp_path / "health.html").exists()
     result = health(small_files, "--page", page)
     assert (result.exit_code, figures_in(result.stdout)["version"]) == (1, "1")

@@ -40,17 +40,18 @@ def fields_in(block: str) -> dict[str, Any]:
 
 
 def fields_of(line: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job's output line that have the names of ``fields``."""
     return {name: line[name] for name in fields}
 
 
 def expand(word: str) -> list[str]:
-    """Expand the asterisk of a file name, as a shell does."""
+    """Expand an asterisk in a file name, as a shell does."""
     return sorted(map(str, Path(word).parent.glob(Path(word).name))) if "*" in word else [word]
 
 
 @dataclass
 class Clone:
-    """A folder for the commands of a page, and the jobs that they start."""
+    """Runs the commands of a page and their jobs in one folder."""
 
     run_job: Callable[..., Any]
     rows_of: Callable[..., list[tuple[Any, ...]]]
@@ -61,7 +62,7 @@ class Clone:
     def commands_of(self, page: str) -> tuple[list[Callable[[], None]], list[str]]:
         """Return a function for each file that a page writes, and the page's ``spark-submit`` commands."""
         first_block, *later_blocks = blocks(page, "sh")
-        assert "sluice zookeeper --port 2181 &" in first_block, "a page begins with the commands for a clone"
+        assert "sluice zookeeper --port 2181 &" in first_block, f"{page} does not begin with the commands for a clone"
         write_files: list[Callable[[], None]] = [
             functools.partial(subprocess.run, ["bash", "-ec", block], cwd=self.folder, check=True)
             for block in later_blocks
@@ -74,10 +75,13 @@ class Clone:
         ]
         return write_files, [re.sub(r"(?<![\w/])(landing|lake)/", rf"{self.folder}/\1/", job) for job in jobs]
 
-    def run(self, command: str, places: Mapping[str, str] | None = None) -> Any:
-        """Run a ``spark-submit`` command in this process, with other places, and check that it succeeds."""
-        for place, replacement in (places or {}).items():
-            command = command.replace(place, replacement)
+    def run(self, command: str, replacements: Mapping[str, str] | None = None) -> Any:
+        """Run a ``spark-submit`` command in this process, and check that it succeeds.
+
+        ``replacements`` replace paths of the page in the command.
+        """
+        for path, replacement in (replacements or {}).items():
+            command = command.replace(path, replacement)
         words = shlex.split(command.replace("$(sluice submit-args)", "").replace("\\\n", " "))
         assert words[0] == "spark-submit"
         arguments = [path for word in words[2:] for path in expand(word)]
@@ -115,20 +119,20 @@ def clone(
 
 
 @pytest.mark.full
-def test_upsert(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_upsert_page(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
     _, feed, _ = blocks("upsert.md", "json")
     write_files, (apply, apply_with_history, apply_stream) = clone.commands_of("upsert.md")
     columns = ("id", "name", "city", "position")
     for number, write_file in enumerate(write_files, start=1):
         write_file()
-        places = {"/1.json": f"/{number}.json"}
-        job = clone.run(apply, places)
+        replacements = {"/1.json": f"/{number}.json"}
+        job = clone.run(apply, replacements)
         if number == 1:
             assert clone.rows("customers", *columns) == [(1, "Ada", "Tromsø", 107)]
             expected = {"changes": 4, "folded": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
             assert fields_of(job.lines[-1], expected) == expected
-        clone.run(apply_with_history, places)
-        job = clone.run(apply_stream, places)
+        clone.run(apply_with_history, replacements)
+        job = clone.run(apply_stream, replacements)
         assert [(line["batch"], line["lag_s"]) for line in job.commits] == [(number - 1, None)]
     assert clone.rows("customers_history", "id", "city", "__START_AT", "__END_AT") == [
         (1, "Oslo", 100, 107), (1, "Tromsø", 107, None), (2, "Bergen", 101, 105), (2, "Stavanger", 105, 109),
@@ -149,15 +153,15 @@ def test_upsert(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.full
-def test_cdc(clone: Clone) -> None:
-    (counts,) = blocks("cdc.md", "json")
+def test_the_cdc_page(clone: Clone) -> None:
+    (counts_block,) = blocks("cdc.md", "json")
     write_files, (apply_cells, follow_table) = clone.commands_of("cdc.md")
     for write_file in write_files:
         write_file()
     for number in (1, 2):
         job = clone.run(apply_cells, {"cells/1.json": f"cells/{number}.json"})
         if number == 1:
-            expected = fields_in(counts)
+            expected = fields_in(counts_block)
             assert fields_of(job.lines[-1], expected) == expected
             assert clone.rows("customers", "country", "id", "name", "age") == [("no", 17, "Ada!", 36)]
     assert clone.rows("customers", "country", "id", "name", "age", "m_visits") == [("no", 17, "Ada", 36, "3")]
@@ -177,28 +181,28 @@ def test_cdc(clone: Clone) -> None:
 
 
 @pytest.mark.full
-def test_stream(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
-    (counts,) = blocks("stream.md", "json")
+def test_the_stream_page(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
+    (counts_block,) = blocks("stream.md", "json")
     write_files, (command,) = clone.commands_of("stream.md")
     landing = clone.folder / "landing" / "departures"
     for number, write_file in enumerate(write_files, start=1):
         write_file()
         os.utime(landing / f"{number}.json", (1_700_000_000 + number,) * 2)
-    expected = fields_in(counts)
+    expected = fields_in(counts_block)
     assert fields_of(clone.run(command).lines[-1], expected) == expected
     rows = [("AA1141", 1), ("DL461", 2), ("UA1545", 1)]
     assert clone.rows("departures", "flight", "version") == rows
     assert clone.rows("departures_late", "flight", "version") == [("B6725", 1)]
     (code,) = blocks("stream.md", "python")
-    repeated = clone.spark.read.json(str(landing / "*.json")).where("flight != 'B6725'")
-    repeated = repeated.withColumn("departed_at", repeated["departed_at"].cast("timestamp"))
-    clone.execute(code, "stream.md", writer=clone.writer("departures"), rows=repeated)
+    repeated_rows = clone.spark.read.json(str(landing / "*.json")).where("flight != 'B6725'")
+    repeated_rows = repeated_rows.withColumn("departed_at", repeated_rows["departed_at"].cast("timestamp"))
+    clone.execute(code, "stream.md", writer=clone.writer("departures"), rows=repeated_rows)
     assert "'repeated': 5" in capsys.readouterr().out
     assert clone.rows("departures", "flight", "version") == rows
 
 
 @pytest.mark.full
-def test_pins(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pins_page(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
     take_event, read_event = blocks("pins.md", "json")
     (write_rows, write_late_rows), (load_departures, load_arrivals, take, read) = clone.commands_of("pins.md")
     write_rows()
@@ -224,13 +228,13 @@ def test_pins(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.full
-def test_overwrite(clone: Clone) -> None:
-    (repeated,) = blocks("overwrite.md", "json")
+def test_the_overwrite_page(clone: Clone) -> None:
+    (repetition_block,) = blocks("overwrite.md", "json")
     write_files, (load, replace, replace_dynamically, replace_all) = clone.commands_of("overwrite.md")
     for write_file in write_files:
         write_file()
     new_rows, other_rows = [("B6725", -1), ("DL461", -4)], [("AA1141", 33), ("UA1545", 2)]
-    expected = fields_in(repeated)
+    expected = fields_in(repetition_block)
     clone.run(load)
     for command in (replace, replace, replace_dynamically):
         job = clone.run(command)
@@ -243,14 +247,14 @@ def test_overwrite(clone: Clone) -> None:
 
 
 @pytest.mark.full
-def test_maintain(clone: Clone) -> None:
+def test_the_maintain_page(clone: Clone) -> None:
     (cron_line,), (dag, *_) = blocks("maintain.md", "crontab"), blocks("maintain.md", "python")
     _, (load, measure, maintain) = clone.commands_of("maintain.md")
     _, health_command, *_ = blocks("maintain.md", "sh")
-    measured, result = blocks("maintain.md", "json")
+    measured_block, result_block = blocks("maintain.md", "json")
     (policy,) = blocks("maintain.md", "sql")
     table, table_list, health = clone.table("flights"), clone.folder / "tables.txt", clone.table("health")
-    places = {
+    replacements = {
         "s3a://lake/health/": f"{health}/",
         "s3a://lake/conf/tables.txt": str(table_list),
         "s3a://lake/flights": str(table),
@@ -258,9 +262,9 @@ def test_maintain(clone: Clone) -> None:
     write_sample(clone.folder / "landing")
     table_list.write_text(f"{table}\n", encoding="utf-8")
     assert shlex.split(health_command)[:3] == ["sluice", "health", "lake/flights"]
-    clone.run(load, places)
-    for command, block, event in ((measure, measured, "measured"), (maintain, result, "done")):
-        (line,) = [line for line in clone.run(command, places).lines if line["event"] == event]
+    clone.run(load, replacements)
+    for command, block, event in ((measure, measured_block, "measured"), (maintain, result_block, "done")):
+        (line,) = [line for line in clone.run(command, replacements).lines if line["event"] == event]
         expected = fields_in(block)
         assert fields_of(line, expected) == expected
     assert json.loads((health / "flights.json").read_text())["tables"][0]["findings"][0]["code"] == "small-files"
@@ -270,8 +274,8 @@ def test_maintain(clone: Clone) -> None:
     schedule, command = cron_line.split("cd ", 1)
     assert len(schedule.split()) == 5
     activate = ". .venv/bin/activate && "
-    job = clone.run(command.removeprefix(f"/srv/sluice && {activate}"), places)
+    job = clone.run(command.removeprefix(f"/srv/sluice && {activate}"), replacements)
     assert [line["table"] for line in job.lines if line["event"] == "table"] == [f"file:{table}"]
     keywords = [node for node in ast.walk(ast.parse(dag)) if isinstance(node, ast.keyword)]
     (bash_command,) = [keyword.value for keyword in keywords if keyword.arg == "bash_command"]
-    clone.run(ast.literal_eval(bash_command).removeprefix(activate), places)
+    clone.run(ast.literal_eval(bash_command).removeprefix(activate), replacements)

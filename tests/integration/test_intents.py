@@ -1,4 +1,7 @@
-"""Intents on a real ZooKeeper: stored with the check of a hold, found by the next holder; and the guard's answers."""
+"""Intents on a real ZooKeeper, and the answers of the guard.
+
+An intent is stored with the check of a hold, and read by the next holder.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +69,15 @@ def test_a_waiter_finds_an_intent_stored_while_it_waits(make_manager, manager, t
         with make_manager().acquire(table) as next_hold:
             return next_hold.intents.unfinished
 
-    waiting = in_new_thread(unfinished_intents)
+    waiting_request = in_new_thread(unfinished_intents)
     eventually(lambda: len(manager.queue(table)) == 2)
     hold.intend(0, txn=None, attempt="a")
     hold.release()
-    assert waiting.result(30) == (hold.hold_id,)
+    assert waiting_request.result(30) == (hold.hold_id,)
 
 
 def test_an_attempt_of_unknown_outcome_keeps_the_intent(manager, table, znodes):
-    """Of two attempts of the hold only one is settled."""
+    """The hold makes two attempts, and only one of them is settled."""
     hold = manager.acquire(table)
     hold.intend(3, txn="t", attempt="unknown")
     hold.intents.settle([])
@@ -101,7 +104,7 @@ def stalled_holds(
     table: str,
     guard_declared: None,
 ) -> Iterator[tuple[HeldLock, HeldLock]]:
-    """Two valid holds of two partitions. The second one takes the first one's intent for unfinished.
+    """Two valid holds of two partitions. The second one treats the first one's intent as unfinished.
 
     The second request listed the queue before the first hold began. Then it stalled, and listed the intents after the
     first hold had stored one.
@@ -135,7 +138,7 @@ def test_clear_spares_an_intent_of_a_newer_version(stalled_holds: tuple[HeldLock
 def test_clear_spares_an_intent_stored_under_a_new_name(stalled_holds: tuple[HeldLock, HeldLock], znodes: LockZnodes):
     first_hold, second_hold = stalled_holds
     second_hold.intents.read()
-    # A third holder that took the intent for unfinished deletes it, and the first hold stores its next version.
+    # A third holder that treats the intent as unfinished would delete it. Then the first hold stores its next intent.
     znodes.client.delete(f"{znodes.intents_path}/{first_hold.hold_id}")
     first_hold.intend(8, txn="t", attempt="b")
     second_hold.intents.clear()
@@ -159,7 +162,7 @@ def test_a_lost_hold_neither_stores_nor_clears_intents(manager, table, znodes):
     assert list(znodes.intents()) == [previous_hold.hold_id]
 
 
-def test_a_queue_of_another_program_gets_a_node_for_intents(manager, table, znodes):
+def test_a_queue_of_another_program_gets_a_znode_for_intents(manager, table, znodes):
     znodes.client.ensure_path(znodes.path)
     with manager.acquire(table) as hold:
         assert znodes.client.exists(znodes.intents_path) is None
@@ -187,24 +190,25 @@ def test_a_lost_reply_makes_one_intent(zookeeper, table, znodes, eventually):
         ZookeeperLockManager(proxy.hosts, 30) as manager,
         manager.acquire(table) as hold,
     ):
-        proxy.deaf = True
-        intending = in_new_thread(hold.intend, 5, txn=None, attempt="a")
+        proxy.discards_replies = True
+        pending_intent = in_new_thread(hold.intend, 5, txn=None, attempt="a")
         eventually(lambda: hold.hold_id in znodes.intents())
-        proxy.deaf = False
+        proxy.discards_replies = False
         proxy.drop()
-        intending.result(30)
+        pending_intent.result(30)
         assert znodes.intents()[hold.hold_id].version == 5
         hold.intents.settle(["a"])
     assert znodes.intents() == {}
 
 
 def ask(guard: CommitGuard, table: str, blocks: str | None, version: int = 0) -> dict[str, Any]:
-    """Ask the guard for permission to put a version, as the JVM does."""
+    """Return the guard's answer to the request to put a version, as the JVM sends it."""
     commit = {"kind": "commit", "table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None}
     return check(guard, commit | {"blocks": blocks})
 
 
 def check(guard: CommitGuard, request: object) -> dict[str, Any]:
+    """Return the guard's answer to any request."""
     answer: dict[str, Any] = json.loads(guard.check(json.dumps(request)))
     return answer
 

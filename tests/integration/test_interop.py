@@ -30,7 +30,7 @@ from lock_manager.zookeeper.znodes import table_node
 
 ROOT = "/locks/delta_tables"
 REPOSITORY = Path(__file__).parents[2]
-CLIENT = REPOSITORY / "tests/support/CuratorMutex.java"
+CLIENT_SOURCE = REPOSITORY / "tests/support/CuratorMutex.java"
 JAVA_BLOCK = re.compile(r"^```java\n(.*?class (\w+).*?)^```$", re.MULTILINE | re.DOTALL)
 PARTITIONS = {"partitions": [{"year": 2013}]}
 
@@ -65,17 +65,17 @@ class Queue:
     def is_free_for_kazoo(self, recipe: str, **options: Any) -> bool:
         """Return whether kazoo's lock is acquired at once, and release it."""
         lock = self.lock_of(recipe, **options)
-        if acquired := lock.acquire(blocking=False):
+        if is_acquired := lock.acquire(blocking=False):
             lock.release()
-        return bool(acquired)
+        return bool(is_acquired)
 
     def length(self) -> int:
         return len(self.manager.queue(self.table))
 
-    def start_waiting(self, hold: Callable[[], None]) -> threading.Thread:
-        """Start a thread that waits in the queue."""
+    def start_waiting(self, acquire: Callable[[], None]) -> threading.Thread:
+        """Call ``acquire`` in a new thread, and return when it waits in the queue."""
         previous_length = self.length()
-        thread = threading.Thread(target=hold)
+        thread = threading.Thread(target=acquire)
         thread.start()
         self.eventually(lambda: self.length() > previous_length)
         return thread
@@ -111,7 +111,7 @@ def partition_schema() -> Iterator[None]:
 def test_kazoo_s_locks_and_ours_exclude_each_other(queue: Queue, recipe: str, *, shared: bool, conflict: bool) -> None:
     with queue.acquire(shared=shared):
         assert queue.is_free_for_kazoo(recipe) is not conflict
-    assert queue.is_free_for_kazoo(recipe), "the control: nobody holds the lock"
+    assert queue.is_free_for_kazoo(recipe), "kazoo's lock is not free after our release"
     with queue.lock_of(recipe, "theirs"):
         assert queue.manager.queue(queue.table)[0].data == {"identifier": "theirs"}
         assert queue.is_free(shared=shared) is not conflict
@@ -120,23 +120,23 @@ def test_kazoo_s_locks_and_ours_exclude_each_other(queue: Queue, recipe: str, *,
 
 @pytest.mark.parametrize("recipe", ["WriteLock", "ReadLock", "Lock"])
 def test_kazoo_s_contenders_and_ours_are_served_in_order(queue: Queue, recipe: str) -> None:
-    served: list[str] = []
+    served_names: list[str] = []
 
-    def hold(name: str) -> None:
+    def hold_once(name: str) -> None:
         with queue.acquire() if name == "ours" else queue.lock_of(recipe):
-            served.append(name)
+            served_names.append(name)
 
     names = ["kazoo", "ours", "kazoo again"]
     with queue.acquire():
-        threads = [queue.start_waiting(partial(hold, name)) for name in names]
-        assert served == []
+        threads = [queue.start_waiting(partial(hold_once, name)) for name in names]
+        assert served_names == []
     for thread in threads:
         thread.join(30)
-    assert served == names
+    assert served_names == names
 
 
 @pytest.mark.usefixtures("partition_schema")
-def test_to_kazoo_a_lock_on_partitions_is_a_reader(queue: Queue) -> None:
+def test_kazoo_s_locks_treat_a_partition_lock_as_a_reader(queue: Queue) -> None:
     with queue.acquire(**PARTITIONS):
         assert not queue.is_free_for_kazoo("WriteLock")
         assert queue.is_free_for_kazoo("ReadLock")
@@ -161,7 +161,7 @@ def test_kazoo_s_lock_ignores_shared_holds_without_a_pattern(queue: Queue, optio
 
 @dataclass
 class Curator:
-    """Another program, with a mutex of Curator on the table's znode."""
+    """Another program that uses a mutex of Curator on the table's znode."""
 
     process: subprocess.Popen[str]
 
@@ -185,23 +185,23 @@ class Curator:
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Compile the client and the driver of docs/concepts.md; return the folder and the driver's name."""
+def compiled_client(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Compile the Curator client and the driver of docs/concepts.md; return the folder and the driver's name."""
     folder = tmp_path_factory.mktemp("curator")
     (block,) = JAVA_BLOCK.findall((REPOSITORY / "docs/concepts.md").read_text(encoding="utf-8"))
     source, name = block
     (folder / f"{name}.java").write_text(source, encoding="utf-8")
     javac = str(Path(find_java()).with_name("javac"))
-    sources = [str(CLIENT), str(folder / f"{name}.java")]
+    sources = [str(CLIENT_SOURCE), str(folder / f"{name}.java")]
     subprocess.run([javac, "-cp", f"{find_spark_jars()}/*", "-d", str(folder), *sources], check=True)
     return folder, name
 
 
 @pytest.fixture
 def start_curator(
-    zookeeper: Any, queue: Queue, classes: tuple[Path, str]
+    zookeeper: Any, queue: Queue, compiled_client: tuple[Path, str]
 ) -> Callable[..., AbstractContextManager[Curator]]:
-    folder, name = classes
+    folder, name = compiled_client
 
     @contextmanager
     def start(*, driver: bool) -> Iterator[Curator]:
@@ -229,7 +229,7 @@ def test_curator_s_mutex_and_our_lock_do_not_see_each_other(
             (contender,) = [name for name in queue.kazoo.get_children(queue.node) if name.startswith("_c_")]
             assert re.fullmatch(r"_c_[0-9a-f-]{36}-lock-\d{10}", contender)
         assert queue.is_free()
-        assert queue.is_free_for_kazoo("WriteLock"), "kazoo's locks do not see it either"
+        assert queue.is_free_for_kazoo("WriteLock"), "kazoo's lock waits for Curator's contender"
         curator.release()
 
 
@@ -238,8 +238,8 @@ def test_curator_s_mutex_with_the_docs_driver_joins_the_queue(
     queue: Queue, start_curator: Callable[..., AbstractContextManager[Curator]]
 ) -> None:
     with start_curator(driver=True) as curator:
-        assert curator.acquires(), "Curator creates the znode"
-        assert queue.kazoo.get(queue.node)[1].ephemeralOwner == 0, "the znode is no container, which could disappear"
+        assert curator.acquires(), "Curator did not acquire the lock of a znode that it had to create"
+        assert queue.kazoo.get(queue.node)[1].ephemeralOwner == 0, "Curator created a container znode"
         curator.release()
         for options in ({}, {"shared": True}, PARTITIONS):
             with queue.acquire(**options):
@@ -249,7 +249,7 @@ def test_curator_s_mutex_with_the_docs_driver_joins_the_queue(
             assert not queue.is_free_for_kazoo("Lock")
             curator.release()
             assert queue.is_free(**options)
-        # In order: our hold, Curator's, our second hold.
+        # The lock is granted to our hold, then to Curator, then to our second hold.
         hold = queue.acquire()
         curator.send("try 30000")
         queue.eventually(lambda: queue.length() == 2)

@@ -1,4 +1,4 @@
-"""``apply_rows``: rows that are too late go to a second table once, after their batch, with that table's types."""
+"""``apply_rows`` writes rows that are too late once, after their batch, to a second table with types of its own."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ def apply(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., RowsR
     """Apply rows of key, day, version and value: ``apply((1, 1, 1, "x"), txn=…)``."""
 
     def run(*rows: tuple[Any, ...], schema: str = f"{COLUMNS}, value string", **options: Any) -> RowsResult:
-        timed = [(key, None if day is None else BEGIN + timedelta(days=day), *columns) for key, day, *columns in rows]
-        return apply_rows(writer, spark.createDataFrame(timed, schema), **{**OPTIONS, **options})
+        timestamped_rows = [
+            (key, None if day is None else BEGIN + timedelta(days=day), *columns) for key, day, *columns in rows
+        ]
+        return apply_rows(writer, spark.createDataFrame(timestamped_rows, schema), **{**OPTIONS, **options})
 
     return run
 
@@ -60,15 +62,15 @@ def test_late_rows_are_written_once_after_their_batch(
         apply((3, 1, 1, "refused"), (7, None, 1, "x"), txn=("s", 1))
     assert not late_table.exists()
     # All of these rows are too late. The table has the versions of the first three, or newer ones.
-    late = [*STORED_ROWS, (2, 1, 0, "older"), (2, 1, 2, "newer"), (1, 1, 1, "other"), (3, 1, 1, "new")]
-    in_time = (4, 95, 1, "in time")
+    late_rows = [*STORED_ROWS, (2, 1, 0, "older"), (2, 1, 2, "newer"), (1, 1, 1, "other"), (3, 1, 1, "new")]
+    row_in_time = (4, 95, 1, "in time")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RowApplication, "_append_too_late", kill_process)
-        apply(*late, in_time, txn=("s", 1))
+        apply(*late_rows, row_in_time, txn=("s", 1))
     assert not late_table.exists()
     expected = [(1, 1, "other"), (2, 2, "newer"), (3, 1, "new")]
     for _ in range(2):
-        result = apply(*late, in_time, txn=("s", 1))
+        result = apply(*late_rows, row_in_time, txn=("s", 1))
         assert (result.already_applied, counts(result)) == (True, (0, 0, 3, 3))
         assert rows_of(late_table, *columns) == expected
     # A batch without rows in time makes no commit in the table. Each log has one application name.
@@ -85,7 +87,7 @@ def test_late_rows_are_written_once_after_their_batch(
 
 
 @pytest.mark.full
-def test_the_late_rows_table_evolves_and_keeps_the_timeout(
+def test_late_rows_evolve_their_table_within_the_lock_timeout(
     apply: Callable[..., RowsResult],
     writer: LockedDeltaWriter,
     spark: SparkSession,
@@ -95,12 +97,12 @@ def test_the_late_rows_table_evolves_and_keeps_the_timeout(
     rows_of: Callable[..., Any],
     eventually: Callable[..., None],
 ) -> None:
-    late_table, large = f"{table}_late", 1 << 40
+    late_table, large_number = f"{table}_late", 1 << 40
     seats_int, seats_long = f"{COLUMNS}, seats int", f"{COLUMNS}, seats long"
     options: dict[str, Any] = {"schema_evolution": True, "schema": seats_int}
     apply((1, 99, 1, 7), **options, newest_before=None)
     apply((2, 1, 1, 8), **options)
-    apply((3, 1, 1, large), **{**options, "schema": seats_long})
+    apply((3, 1, 1, large_number), **{**options, "schema": seats_long})
     apply((4, 1, 1, 9, "later"), **{**options, "schema": f"{seats_int}, gate string"})
     # A rival holds the lock of the late rows. One write waits until its timeout, the other until it is cancelled.
     rival, batch = make_rival(), (5, 1, 1, 10)
@@ -109,13 +111,13 @@ def test_the_late_rows_table_evolves_and_keeps_the_timeout(
         with pytest.raises(LockTimeoutError) as timeout:
             apply(batch, **options, lock_timeout_seconds=1)
         assert timeout.value.timeout_seconds <= 1
-        waiting = pool.submit(apply, batch, **options)
+        waiting_write = pool.submit(apply, batch, **options)
         eventually(lambda: len(manager.queue(late_table)) == 2, within=60, label="a waiting write")
         writer.give_up()
         with pytest.raises(LockCancelledError):
-            waiting.result(60)
+            waiting_write.result(60)
     apply(batch, **options)
     # delta-rs does not read a table with type widening.
     rows = spark.read.format("delta").load(late_table).select("key", "seats", "gate").orderBy("key").collect()
-    assert [tuple(row) for row in rows] == [(2, 8, None), (3, large, None), (4, 9, "later"), (5, 10, None)]
+    assert [tuple(row) for row in rows] == [(2, 8, None), (3, large_number, None), (4, 9, "later"), (5, 10, None)]
     assert rows_of(table, "key", "seats") == [(1, 7)]

@@ -59,8 +59,8 @@ def race(
             names = [f"rival {index} of {path}" for index in range(RIVALS)]
             answers = dict(zip(names, pool.map(put, names), strict=True))
             assert set(answers.values()) <= statuses
-            stored = request(endpoint, "GET", path)[1].decode()
-            results.append(([name for name, status in answers.items() if status == 200], stored))
+            stored_content = request(endpoint, "GET", path)[1].decode()
+            results.append(([name for name, status in answers.items() if status == 200], stored_content))
     return results
 
 
@@ -73,7 +73,7 @@ def s3() -> Iterator[LocalS3]:
 
 def test_a_conditional_put_has_one_winner_whose_content_stays(s3: LocalS3) -> None:
     results = race(s3.endpoint, keys=40)
-    assert [winners for winners, _ in results] == [[stored] for _, stored in results]
+    assert [winners for winners, _ in results] == [[stored_content] for _, stored_content in results]
 
 
 @contextmanager
@@ -90,17 +90,17 @@ def moto_in_this_process(gate: Callable[[WsgiApplication], WsgiApplication]) -> 
 
 
 def widen_window(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Hold the first PUT between moto's check and its write until a rival arrives, or for so many seconds."""
-    write = S3Backend.put_object
+    """Hold the first PUT between moto's check and its write until a rival arrives, at most for ``seconds``."""
+    put_object_of_moto = S3Backend.put_object
     first_put = threading.Lock()
-    rival = threading.Event()
+    rival_arrived = threading.Event()
 
     def put_object(self: Any, *args: Any, **kwargs: Any) -> Any:
         if first_put.acquire(blocking=False):
-            rival.wait(seconds)
+            rival_arrived.wait(seconds)
         else:
-            rival.set()
-        return write(self, *args, **kwargs)
+            rival_arrived.set()
+        return put_object_of_moto(self, *args, **kwargs)
 
     monkeypatch.setattr(S3Backend, "put_object", put_object)
 
@@ -119,8 +119,8 @@ def test_with_the_gate_a_wider_window_has_one_winner(monkeypatch: pytest.MonkeyP
     widen_window(monkeypatch, seconds=1)
     with moto_in_this_process(OneAtATimePerKey) as endpoint:
         request(endpoint, "PUT", "/gated")
-        ((winners, stored),) = race(endpoint, bucket="gated")
-    assert winners == [stored]
+        ((winners, stored_content),) = race(endpoint, bucket="gated")
+    assert winners == [stored_content]
 
 
 def test_the_server_ends_when_its_parent_is_killed() -> None:

@@ -1,4 +1,4 @@
-"""The lock on a real server: order, modes, deadlines, and that no contender remains."""
+"""The lock on a real server: order, modes, deadlines, errors and the removal of contenders."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def test_the_znode_of_a_table_contains_its_uri(make_manager, table, znodes):
 
 def test_first_come_first_served_with_rising_tokens(make_manager, table, eventually):
     manager = make_manager()
-    served: list[tuple[int, int]] = []
+    served_requests: list[tuple[int, int]] = []
 
     def acquire_once(number: int) -> None:
         with manager.acquire(table) as hold:
-            served.append((number, hold.token))
+            served_requests.append((number, hold.token))
 
     first_hold = manager.acquire(table)
     waiters = []
@@ -101,8 +101,8 @@ def test_first_come_first_served_with_rising_tokens(make_manager, table, eventua
     first_hold.release()
     for waiter in waiters:
         waiter.result()
-    assert [number for number, _ in served] == list(range(20))
-    tokens = [first_hold.token] + [token for _, token in served]
+    assert [number for number, _ in served_requests] == list(range(20))
+    tokens = [first_hold.token] + [token for _, token in served_requests]
     assert tokens == sorted(set(tokens))
 
 
@@ -134,38 +134,38 @@ def test_one_release_wakes_one_waiter(table, eventually):
                 lines = ensemble.servers[0].command(b"mntr").decode().splitlines()
             return {name: float(count) for name, count in (line.split("\t") for line in lines if "watch_count" in line)}
 
-        def fired() -> float:
+        def fired_watch_count() -> float:
             return sum(count for name, count in watch_counts().items() if name.startswith("zk_sum_"))
 
         hold = manager.acquire(table)
         waiters = [in_new_thread(lambda: manager.acquire(table).release()) for _ in range(waiter_count)]
         eventually(lambda: watch_counts()["zk_watch_count"] == waiter_count)
-        fired_at_start = fired()
+        count_at_start = fired_watch_count()
         hold.release()
         for waiter in waiters:
             waiter.result()
-        assert fired() - fired_at_start == waiter_count
+        assert fired_watch_count() - count_at_start == waiter_count
 
 
 @pytest.mark.full
 def test_the_deadline_covers_all_predecessors(make_manager, table, eventually):
-    """Kazoo's recipe restarts its time-out for each predecessor; here the nearest leaves just before the deadline."""
+    """Kazoo's recipe restarts its timeout for each predecessor; here the nearest one leaves halfway to the deadline."""
     manager, predecessor, waiter = make_manager(), make_manager(), make_manager()
     waiter.connect()
     with manager.acquire(table):
-        nearest = in_new_thread(predecessor.acquire, table)
+        nearest_request = in_new_thread(predecessor.acquire, table)
         eventually(lambda: len(manager.queue(table)) == 2)
         started = time.monotonic()
-        waiting = in_new_thread(waiter.acquire, table, timeout_seconds=8)
+        waiting_request = in_new_thread(waiter.acquire, table, timeout_seconds=8)
         eventually(lambda: len(manager.queue(table)) == 3)
         eventually(lambda: time.monotonic() - started > 4)
         predecessor.cancel(table)
-        error = waiting.exception()
-        # A restarted time-out would end after 12 s at the earliest.
+        error = waiting_request.exception()
+        # A restarted timeout would end after 12 s at the earliest.
         assert time.monotonic() - started < 11
         assert isinstance(error, LockTimeoutError)
         assert error.ahead == 1
-        assert isinstance(nearest.exception(), LockCancelledError)
+        assert isinstance(nearest_request.exception(), LockCancelledError)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e10, "5"])
@@ -180,49 +180,48 @@ def test_an_invalid_deadline_is_refused(make_manager, table, seconds):
 def test_a_timeout_names_the_holder(make_manager, make_rival, table):
     waiter = make_manager()
     waiter.connect()
-    with make_rival(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as raised:
+    with make_rival(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as error:
         waiter.acquire(table, timeout_seconds=3)
-    assert raised.value.holder["pid"] == os.getpid()
-    assert isinstance(raised.value, TimeoutError)
+    assert error.value.holder["pid"] == os.getpid()
+    assert isinstance(error.value, TimeoutError)
 
 
 def test_200_failed_acquires_leave_no_contender(make_manager, make_rival, table, znodes, zookeeper, eventually):
-    """Time-outs, cancellations and interrupts come at random moments. All sessions are alive when the test checks."""
+    """Timeouts, cancellations and interrupts come at random moments. All sessions are alive at the check."""
     random_moments = random.Random(7)
     holder = make_rival().acquire(table)
     manager = make_manager()
     manager.connect()
-    errors: list[type] = []
+    cancellation_errors: list[type] = []
 
     for _ in range(70):
         with pytest.raises(LockTimeoutError):
             manager.acquire(table, timeout_seconds=random_moments.choice([0, 0.001, 0.005, 0.02]))
-        errors.append(LockTimeoutError)
     for _ in range(60):
-        waiting = in_new_thread(manager.acquire, table)
+        waiting_request = in_new_thread(manager.acquire, table)
         cancel_at = time.monotonic() + random_moments.random() * 0.02
         while time.monotonic() < cancel_at or not manager.cancel(table):
             pass
-        errors.append(type(waiting.exception()))
-    assert set(errors) == {LockTimeoutError, LockCancelledError}
+        cancellation_errors.append(type(waiting_request.exception()))
+    assert set(cancellation_errors) == {LockCancelledError}
 
-    interrupted = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), zookeeper.hosts, table],
+    interrupted_process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED_PROGRAM), zookeeper.hosts, table],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert interrupted.stdout.readline().strip() == "70"
+        assert interrupted_process.stdout.readline().strip() == "70"
         # The process with 70 interrupts is still alive, and so is its session.
         eventually(lambda: len(znodes.contenders()) == 1)
         (contender,) = znodes.contenders()
         assert znodes.client.exists(contender).czxid == holder.token
     finally:
-        interrupted.communicate("end")
+        interrupted_process.communicate("end")
     holder.release()
     assert znodes.contenders() == []
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
     import random, signal, sys
     from lock_manager import ZookeeperLockManager
 
@@ -247,7 +246,9 @@ INTERRUPTED = """
 
 
 def test_the_lock_of_a_killed_holder_is_free_after_its_session(make_manager, table, zookeeper):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, zookeeper.hosts, table], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER_PROGRAM, zookeeper.hosts, table], stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline().strip() == "held"
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
@@ -258,7 +259,7 @@ def test_the_lock_of_a_killed_holder_is_free_after_its_session(make_manager, tab
         assert time.monotonic() - killed_at < 20
 
 
-HOLDER = """
+HOLDER_PROGRAM = """
 import sys, time
 from lock_manager import ZookeeperLockManager
 hold = ZookeeperLockManager(sys.argv[1], session_timeout_seconds=4).acquire(sys.argv[2])
@@ -267,12 +268,12 @@ time.sleep(60)
 """
 
 
-def test_threads_of_one_manager_hold_one_at_a_time(make_manager, table):
+def test_threads_of_one_manager_hold_the_lock_one_at_a_time(make_manager, table):
     manager = make_manager()
     holders, most_holders = 0, 0
     mutex = threading.Lock()
 
-    def work(_: int) -> None:
+    def acquire_repeatedly(_: int) -> None:
         nonlocal holders, most_holders
         for _ in range(5):
             with manager.acquire(table):
@@ -284,7 +285,7 @@ def test_threads_of_one_manager_hold_one_at_a_time(make_manager, table):
                     holders -= 1
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
+        list(pool.map(acquire_repeatedly, range(8)))
     assert most_holders == 1
 
 
@@ -300,13 +301,13 @@ def test_nested_acquires_follow_one_order(make_manager):
 def test_cancel_and_close_end_a_wait(make_manager, table, eventually):
     manager, observer = make_manager(), make_manager()
     with make_manager().acquire(table):
-        waiting = in_new_thread(manager.acquire, table)
+        waiting_request = in_new_thread(manager.acquire, table)
         eventually(lambda: manager.cancel(table) == 1)
-        assert isinstance(waiting.exception(), LockCancelledError)
-        waiting = in_new_thread(manager.acquire, table)
+        assert isinstance(waiting_request.exception(), LockCancelledError)
+        waiting_request = in_new_thread(manager.acquire, table)
         eventually(lambda: len(observer.queue(table)) == 2)
         manager.close()
-        assert isinstance(waiting.exception(), LockCancelledError)
+        assert isinstance(waiting_request.exception(), LockCancelledError)
 
 
 def test_a_closed_manager_raises_and_frees_its_locks(make_manager, table):
@@ -325,13 +326,17 @@ def test_a_closed_manager_raises_and_frees_its_locks(make_manager, table):
 
 def test_a_forked_child_raises_and_spares_its_parent(zookeeper, table):
     process = subprocess.run(
-        [sys.executable, "-c", FORK, zookeeper.hosts, table], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FORKING_PROGRAM, zookeeper.hosts, table],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     expected = ["ClosedError"] * 6 + ["child False CLOSED", "parent True CONNECTED"]
     assert process.stdout.splitlines() == expected, process.stderr
 
 
-FORK = """
+FORKING_PROGRAM = """
 import os, sys
 from lock_manager import SluiceError, ZookeeperLockManager
 manager, table = ZookeeperLockManager(sys.argv[1]), sys.argv[2]
@@ -358,9 +363,9 @@ manager.close()
 def test_an_unreachable_ensemble_is_reported_in_time():
     with ZookeeperLockManager("127.0.0.1:1", timeout_seconds=0.5) as manager:
         started = time.monotonic()
-        with pytest.raises(EnsembleUnavailableError, match=r"127\.0\.0\.1:1") as raised:
+        with pytest.raises(EnsembleUnavailableError, match=r"127\.0\.0\.1:1") as error:
             manager.acquire("s3://lake/t")
-        assert isinstance(raised.value, ConnectionError)
+        assert isinstance(error.value, ConnectionError)
         manager.close()
         assert time.monotonic() - started < 10
 
@@ -393,16 +398,16 @@ def test_a_queue_that_kazoo_created_is_used(make_manager, table, ensemble_client
 
 def test_a_lost_hold_masks_no_error_of_the_block(make_manager, table, znodes):
     manager = make_manager()
-    with pytest.raises(ZeroDivisionError) as raised, manager.acquire(table):
+    with pytest.raises(ZeroDivisionError) as block_error, manager.acquire(table):
         znodes.delete_contenders()
         1 / 0  # noqa: B018
-    assert "was lost" in raised.value.__notes__[0]
-    with pytest.raises(LockLostError, match="version 3, 4") as lost, manager.acquire(table) as hold:
+    assert "was lost" in block_error.value.__notes__[0]
+    with pytest.raises(LockLostError, match="version 3, 4") as lost_error, manager.acquire(table) as hold:
         hold.record_commit(3)
         hold.record_commit(4)
         znodes.delete_contenders()
-    assert lost.value.commits == {hold.resource: (3, 4)}
-    assert lost.value.hold_id == hold.hold_id
+    assert lost_error.value.commits == {hold.resource: (3, 4)}
+    assert lost_error.value.hold_id == hold.hold_id
 
 
 def test_check_writes_nothing_and_detects_a_lost_contender(make_manager, table, znodes):
@@ -411,7 +416,7 @@ def test_check_writes_nothing_and_detects_a_lost_contender(make_manager, table, 
         version = znodes.client.exists(contender).version
         for _ in range(10):
             hold.check()
-        # The manager may have written once since: the time at which it acquired the lock.
+        # The manager may have written to the contender once more, to store the time at which it acquired the lock.
         assert znodes.client.exists(contender).version - version <= 1
         znodes.delete_contenders()
         with pytest.raises(LockLostError, match="contender was gone"):
@@ -444,14 +449,14 @@ def test_on_loss_is_not_called_for_a_release(make_manager, table, monkeypatch):
     """The keepalive may check a hold during its release."""
     monkeypatch.setattr("lock_manager.zookeeper.hold_state.ANNOUNCE_SECONDS", 0.002)
     manager = make_manager()
-    lost: list[HeldLock] = []
+    lost_holds: list[HeldLock] = []
     for _ in range(300):
         with manager.acquire(table) as hold:
-            hold.on_loss(lost.append)
+            hold.on_loss(lost_holds.append)
             while time.time() < hold.acquired_at + 0.002:
                 pass
     manager.close()
-    assert lost == []
+    assert lost_holds == []
 
 
 def test_no_watchers_or_threads_remain(make_manager, make_rival, table, eventually):
@@ -465,8 +470,8 @@ def test_no_watchers_or_threads_remain(make_manager, make_rival, table, eventual
         assert sum(len(watchers) for watchers in manager._session.client._child_watchers.values()) <= 1
     threads = threading.active_count()
     for _ in range(5):
-        with make_manager() as short_lived:
-            short_lived.acquire(table).release()
+        with make_manager() as short_lived_manager:
+            short_lived_manager.acquire(table).release()
     eventually(lambda: threading.active_count() <= threads, label="the end of the threads of closed managers")
 
 

@@ -51,7 +51,7 @@ SCHEMA = PartitionSchema((PartitionColumn("y", "integer"), PartitionColumn("m", 
 CLIENTS, TABLES = 4, 3
 EXAMPLES = int(os.environ.get("SLUICE_MACHINE_EXAMPLES", "20"))
 ENOUGH_EXAMPLES = 200
-"""From this number on every event must happen."""
+"""With at least this number of examples, every event must happen."""
 WAIT_SECONDS = 20.0
 NOWHERE = "127.0.0.1:1"
 STUCK = "wait for each other"
@@ -59,36 +59,42 @@ EVENTS = (
     "granted", "waited behind another", "acquired again", "acquired again through another manager", "refused at once",
     "timed out while waiting", "holders expired", "holders killed", "waiters killed",
 )  # fmt: skip
-Parts = frozenset[tuple[int, ...]] | None
-Claim = tuple[int, Parts, bool]
+Partitions = frozenset[tuple[int, ...]] | None
+Claim = tuple[int, Partitions, bool]
 """Number of a table, its partitions or None for the whole table, and whether the lock is shared."""
 
-parts_strategy = st.one_of(
+partitions_strategy = st.one_of(
     st.none(),
     st.frozensets(
         st.one_of(st.tuples(st.integers(0, 1)), st.tuples(st.integers(0, 1), st.integers(0, 1))), min_size=1, max_size=3
     ),
 )
 claims_strategy = st.lists(
-    st.tuples(st.integers(0, TABLES - 1), parts_strategy, st.booleans()),
+    st.tuples(st.integers(0, TABLES - 1), partitions_strategy, st.booleans()),
     min_size=1,
     max_size=3,
     unique_by=lambda claim: claim[0],
 )
 client_strategy = st.integers(0, CLIENTS - 1)
-# An index modulo the number of candidates: timing decides which requests are granted, and must not change the choice.
+# Rules use this index modulo the number of candidates. Timing decides which requests are candidates, and must not
+# change the values that Hypothesis chooses.
 index_strategy = st.integers(0, 11)
 
 
-def overlap(parts: Parts, rival_parts: Parts) -> bool:
-    if parts is None or rival_parts is None:
+def overlap(partitions: Partitions, rival_partitions: Partitions) -> bool:
+    if partitions is None or rival_partitions is None:
         return True
-    return any(a[: len(b)] == b or b[: len(a)] == a for a in parts for b in rival_parts)
+    # The values of a year are a prefix of those of its months.
+    return any(
+        values[: len(rival_values)] == rival_values or rival_values[: len(values)] == values
+        for values in partitions
+        for rival_values in rival_partitions
+    )
 
 
 @dataclass(eq=False)
 class Request:
-    """A client's request for locks, and its outcome."""
+    """A client's request for locks and its outcome."""
 
     client: int
     manager: ZookeeperLockManager
@@ -97,7 +103,7 @@ class Request:
     holds: list[HeldLock] = field(default_factory=list)
     error: Exception | None = None
     finished: bool = False
-    #: Session of its contender for the first table; None before, and when it may have lost its position in the queue.
+    #: Session of its contender for the first table. None before it queues, and when it may have lost its position.
     queued_in: int | None = None
     #: Further acquires of the same hold by the request's thread.
     nested_acquires: int = 0
@@ -112,19 +118,25 @@ class Request:
         return not self.finished and self.error is None and not self.granted
 
     def excludes(self, rival: Request) -> bool:
-        """Return whether the two must not hold at the same time."""
-        return any(a == b and overlap(p, q) and not (s and t) for a, p, s in self.claims for b, q, t in rival.claims)
+        """Return whether the two requests must not hold their locks at the same time."""
+        return any(
+            table == rival_table and overlap(partitions, rival_partitions) and not (shared and rival_shared)
+            for table, partitions, shared in self.claims
+            for rival_table, rival_partitions, rival_shared in rival.claims
+        )
 
-    def is_served_before(self, rival: Request) -> bool:
-        """Return whether the two exclude each other in the queue of the table that both enter first.
+    def conflicts_in_first_queue(self, rival: Request) -> bool:
+        """Return whether the two requests exclude each other in the queue of the table that both enter first.
 
-        In other queues the order is that of the entries, and a request that waits in its first queue enters them later.
+        Other queues serve requests in the order of their entries. A request that waits in its first queue enters them
+        later.
         """
-        (a, p, s), (b, q, t) = min(self.claims, key=self._order), min(rival.claims, key=self._order)
-        either_is_whole = p is None or q is None
-        return a == b and either_is_whole and not (s and t)
+        table, partitions, shared = min(self.claims, key=self._sort_key)
+        rival_table, rival_partitions, rival_shared = min(rival.claims, key=self._sort_key)
+        one_locks_the_table = partitions is None or rival_partitions is None
+        return table == rival_table and one_locks_the_table and not (shared and rival_shared)
 
-    def _order(self, claim: Claim) -> str:
+    def _sort_key(self, claim: Claim) -> str:
         return TableResource.of(self.uri_of(claim[0])).uri
 
 
@@ -136,7 +148,7 @@ class LockMachine(RuleBasedStateMachine):
     closing_pool: ClassVar[ThreadPoolExecutor]
     counts: ClassVar[Counter[str]]
     observer: ClassVar[KazooClient]
-    #: A second manager, shared by the clients. It acquires their held locks again.
+    #: A second manager, which all clients use to acquire their held locks again.
     second_manager: ClassVar[ZookeeperLockManager]
     wait_seconds: ClassVar[float] = WAIT_SECONDS
     acquires_again: ClassVar[bool] = True
@@ -151,17 +163,17 @@ class LockMachine(RuleBasedStateMachine):
 
     @rule(client=client_strategy, claims=claims_strategy, repetitions=st.integers(0, 2))
     def acquire(self, client: int, claims: list[Claim], repetitions: int) -> None:
-        """Request locks without a limit; acquire them again, or a part of them, in the same thread."""
+        """Request locks with a long timeout; acquire all or some of them again in the same thread."""
         request = self.new_request(client, claims)
         earlier_acquisitions = list(request.manager._acquisitions)
 
         def run() -> None:
             try:
-                self.take(request, WAIT_SECONDS * 10)
+                self.acquire_claims(request, WAIT_SECONDS * 10)
                 self.check_the_order(request)
                 for number in range(repetitions if self.acquires_again else 0):
-                    table, parts, shared = request.claims[number % len(request.claims)]
-                    self.take_again(request, self.scopes((table, parts, shared or number > 0)))
+                    table, partitions, shared = request.claims[number % len(request.claims)]
+                    self.acquire_claims_again(request, self.scopes((table, partitions, shared or number > 0)))
             except (LockCancelledError, LockTimeoutError, LockLostError, ClosedError) as error:
                 request.error = error
             except AssertionError as error:
@@ -170,9 +182,11 @@ class LockMachine(RuleBasedStateMachine):
         request.thread = threading.Thread(target=run, daemon=True)
         self.requests.append(request)
         request.thread.start()
-        self.eventually(lambda: not request.waiting or self.is_queued(request, earlier_acquisitions), "it is queued")
+        self.eventually(
+            lambda: not request.waiting or self.is_queued(request, earlier_acquisitions), "the request is queued"
+        )
         self.counts["waited behind another"] += any(
-            earlier.waiting and earlier.is_served_before(request) for earlier in self.requests[:-1]
+            earlier.waiting and earlier.conflicts_in_first_queue(request) for earlier in self.requests[:-1]
         )
         request.queued_in = request.manager._session.session_id
 
@@ -183,41 +197,43 @@ class LockMachine(RuleBasedStateMachine):
 
     @rule(client=client_strategy, claims=claims_strategy, seconds=st.sampled_from((0.0, 0.03, 0.15)))
     def try_to_acquire(self, client: int, claims: list[Claim], seconds: float) -> None:
-        """Wait for a moment, or not at all."""
+        """Request locks with a short timeout, or without waiting."""
         request = self.new_request(client, claims)
         rivals = [rival for rival in self.requests if rival.waiting or rival.granted]
         try:
-            self.take(request, seconds)
+            self.acquire_claims(request, seconds)
         except LockTimeoutError as error:
             self.counts["timed out while waiting" if seconds else "refused at once"] += 1
-            # An error without a number of contenders ahead had no time to get an answer.
-            answered = error.ahead is not None
-            assert not answered or any(request.excludes(rival) for rival in rivals), (request.claims, error)  # noqa: PT017
+            # Without a number of contenders ahead, the request has timed out before it got an answer.
+            has_answer = error.ahead is not None
+            assert not has_answer or any(request.excludes(rival) for rival in rivals), (request.claims, error)  # noqa: PT017
         except EnsembleUnavailableError:
-            assert seconds > 0, "a try-lock waits for its answer"
+            assert seconds > 0, "a request that does not wait got no answer"
         else:
             self.check_the_order(request)
             assert not any(rival.granted and request.excludes(rival) for rival in self.requests)
         finally:
-            # The negative control may have acquired a part of it.
+            # The negative control may have acquired some of the locks before it failed.
             self.release_all(request)
 
     @rule(index=index_strategy)
     def release(self, index: int) -> None:
-        granted = [request for request in self.requests if request.granted]
-        if granted:
-            self.release_all(granted[index % len(granted)])
+        granted_requests = [request for request in self.requests if request.granted]
+        if granted_requests:
+            self.release_all(granted_requests[index % len(granted_requests)])
 
     @rule(index=index_strategy)
     def cancel(self, index: int) -> None:
-        waiting = [request for request in self.requests if request.waiting]
-        if waiting:
-            cancelled = waiting[index % len(waiting)]
-            table = cancelled.claims[0][0]
-            for request in waiting:
-                if request.manager is cancelled.manager and any(number == table for number, _, _ in request.claims):
+        waiting_requests = [request for request in self.requests if request.waiting]
+        if waiting_requests:
+            cancelled_request = waiting_requests[index % len(waiting_requests)]
+            table = cancelled_request.claims[0][0]
+            for request in waiting_requests:
+                if request.manager is cancelled_request.manager and any(
+                    number == table for number, _, _ in request.claims
+                ):
                     request.queued_in = None
-            cancelled.manager.cancel(self.uri(table))
+            cancelled_request.manager.cancel(self.uri(table))
 
     @rule(index=index_strategy)
     def expire(self, index: int) -> None:
@@ -263,12 +279,12 @@ class LockMachine(RuleBasedStateMachine):
 
     @invariant()
     def conflicting_requests_do_not_hold_together(self) -> None:
-        granted = [request for request in self.requests if request.granted]
-        holders = [request for request in granted if not any(hold.lost for hold in request.holds)]
+        granted_requests = [request for request in self.requests if request.granted]
+        holders = [request for request in granted_requests if not any(hold.lost for hold in request.holds)]
         for request, rival in combinations(holders, 2):
-            # A client whose session ended as it was granted the lock learns it a moment later, unless it checks.
-            overlapping = request.excludes(rival) and self.is_valid(request) and self.is_valid(rival)
-            assert not overlapping, (request.claims, rival.claims)
+            # A client whose session ends while it gets the lock learns of the loss a moment later, unless it checks.
+            both_hold = request.excludes(rival) and self.is_valid(request) and self.is_valid(rival)
+            assert not both_hold, (request.claims, rival.claims)
 
     @invariant()
     def no_request_is_overtaken(self) -> None:
@@ -282,18 +298,18 @@ class LockMachine(RuleBasedStateMachine):
                 self.eventually(lambda request=request: not request.waiting, f"{request.claims} is granted")
 
     def teardown(self) -> None:
-        """Release all holds, in any order: every waiting request is granted, and no contender remains."""
+        """Release all holds in any order. Every waiting request must be granted, and no contender may remain."""
         deadline = time.monotonic() + self.wait_seconds
-        stuck = []
-        while waiting := [request for request in self.requests if request.waiting]:
+        stuck_requests = []
+        while waiting_requests := [request for request in self.requests if request.waiting]:
             for request in self.requests:
                 if request.granted:
                     self.release_all(request)
             if time.monotonic() > deadline:
-                stuck = waiting
+                stuck_requests = waiting_requests
                 break
             time.sleep(0.002)
-        for request in stuck:
+        for request in stuck_requests:
             for table, _, _ in request.claims:
                 request.manager.cancel(self.uri(table))
         for request in self.requests:
@@ -301,8 +317,10 @@ class LockMachine(RuleBasedStateMachine):
                 request.thread.join(self.wait_seconds)
                 self.release_all(request)
         self.no_request_is_overtaken()
-        self.counts[STUCK] += len(stuck)
-        assert not stuck, f"wait for each other: {[request.claims for request in stuck]}"
+        self.counts[STUCK] += len(stuck_requests)
+        assert not stuck_requests, (
+            f"these requests wait for each other: {[request.claims for request in stuck_requests]}"
+        )
         znodes = [LockZnodes(self.observer, self.uri(table)) for table in range(TABLES)]
         self.eventually(lambda: not any(table.all_contenders() for table in znodes), "no contender remains")
 
@@ -314,13 +332,13 @@ class LockMachine(RuleBasedStateMachine):
     def new_request(self, client: int, claims: list[Claim]) -> Request:
         return Request(client, self.managers[client], claims, uri_of=self.uri)
 
-    def take(self, request: Request, seconds: float) -> None:
+    def acquire_claims(self, request: Request, seconds: float) -> None:
         scopes = self.scopes(*request.claims)
         request.holds.append(request.manager.acquire_all(scopes, timeout_seconds=seconds))
 
-    def take_again(self, request: Request, scopes: list[TableScope]) -> None:
-        """Acquire held scopes again, through both managers of the client."""
-        if self.second_manager_gives_the_hold(request, scopes):
+    def acquire_claims_again(self, request: Request, scopes: list[TableScope]) -> None:
+        """Acquire held scopes again, through the client's manager and the second manager."""
+        if self.second_manager_returns_the_hold(request, scopes):
             request.nested_acquires += 1
             self.counts["acquired again through another manager"] += 1
         hold = request.manager.acquire_all(scopes, timeout_seconds=WAIT_SECONDS * 10)
@@ -328,17 +346,17 @@ class LockMachine(RuleBasedStateMachine):
             request.nested_acquires += 1
             self.counts["acquired again"] += 1
         else:
-            assert request.holds[0].lost, "the thread held the lock, and got another hold"
+            assert request.holds[0].lost, "a thread that holds the lock got another hold"
             request.holds.append(hold)
 
-    def second_manager_gives_the_hold(self, request: Request, scopes: list[TableScope]) -> bool:
-        """Acquire held scopes at once through the second manager; return whether it gave the same hold."""
+    def second_manager_returns_the_hold(self, request: Request, scopes: list[TableScope]) -> bool:
+        """Acquire held scopes at once through the second manager; return whether it returned the same hold."""
         try:
             hold = self.second_manager.acquire_all(scopes, timeout_seconds=0)
         except LockTimeoutError:
             hold = None
         if hold is not request.holds[0]:
-            assert request.holds[0].lost, "the thread held the lock, and its second manager did not give the hold"
+            assert request.holds[0].lost, "the second manager did not return the hold of a thread that holds the lock"
             if hold is not None:
                 hold.release()
         return hold is request.holds[0]
@@ -348,13 +366,13 @@ class LockMachine(RuleBasedStateMachine):
         return any(acquisition._entries for acquisition in acquisitions if acquisition not in earlier_acquisitions)
 
     def check_the_order(self, request: Request) -> None:
-        """Record a fault if an earlier request still waits for a lock that excludes this one."""
+        """Record a fault if an earlier request still waits and excludes this one."""
         self.counts["granted"] += 1
         for earlier in self.requests:
             if earlier is request:
                 break
             in_queue = earlier.queued_in is not None and earlier.queued_in == earlier.manager._session.session_id
-            if in_queue and earlier.waiting and not earlier.holds and earlier.is_served_before(request):
+            if in_queue and earlier.waiting and not earlier.holds and earlier.conflicts_in_first_queue(request):
                 self.faults.append(f"{earlier.claims} was overtaken by {request.claims}")
 
     @staticmethod
@@ -368,16 +386,18 @@ class LockMachine(RuleBasedStateMachine):
 
     def choose_client(self, index: int) -> int:
         """Choose a client, if possible one that holds or waits."""
-        busy = [request.client for request in self.requests if request.granted or request.waiting]
-        return busy[index % len(busy)] if busy else index % CLIENTS
+        busy_clients = [request.client for request in self.requests if request.granted or request.waiting]
+        return busy_clients[index % len(busy_clients)] if busy_clients else index % CLIENTS
 
     def scopes(self, *claims: Claim) -> list[TableScope]:
         scopes = []
-        for table, parts, shared in claims:
-            partitions = (
-                None if parts is None else [SCHEMA.partition(dict(zip("ym", part, strict=False))) for part in parts]
+        for table, partitions, shared in claims:
+            partitions_by_schema = (
+                None
+                if partitions is None
+                else [SCHEMA.partition(dict(zip("ym", values, strict=False))) for values in partitions]
             )
-            scopes.append(TableScope.of(TableResource.of(self.uri(table)), partitions, shared=shared))
+            scopes.append(TableScope.of(TableResource.of(self.uri(table)), partitions_by_schema, shared=shared))
         return scopes
 
     def release_all(self, request: Request) -> None:
@@ -403,7 +423,7 @@ class UnorderedMachine(LockMachine):
     wait_seconds: ClassVar[float] = 3.0
     acquires_again: ClassVar[bool] = False
 
-    def take(self, request: Request, seconds: float) -> None:
+    def acquire_claims(self, request: Request, seconds: float) -> None:
         for scope in self.scopes(*request.claims):
             request.holds.append(request.manager.acquire_all([scope], timeout_seconds=seconds))
             if request.thread is not None:
@@ -416,11 +436,11 @@ class UnorderedMachine(LockMachine):
 class PollingMachine(LockMachine):
     """Negative control: a request that is not granted at once is repeated later, and waits in no queue."""
 
-    def take(self, request: Request, seconds: float) -> None:
+    def acquire_claims(self, request: Request, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return super().take(request, 0)
+                return super().acquire_claims(request, 0)
             except LockTimeoutError:
                 if time.monotonic() > deadline:
                     raise

@@ -1,4 +1,7 @@
-"""The guarded log store lists a log on S3 from a version on: the files of Delta's own store, without earlier pages."""
+"""The guarded log store lists a log on S3 from a start version.
+
+It lists the same files as Delta's own store, but does not request the pages of earlier versions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from soak.jvm import StoreJvm
 from tests.support.gateway import Gateway, serve_gateway
 
 VERSIONS = 30
-PAGE = 10
+PAGE_SIZE = 10
 """Objects in one response of S3, which sends up to 1,000."""
 NAMES = [f"{version:020d}.{kind}" for version in range(VERSIONS) for kind in ("crc", "json")] + [
     f"{20:020d}.checkpoint.parquet",
@@ -36,18 +39,18 @@ STARTS = {
 
 
 class CountingGateway(Gateway):
-    """Records the requests for lists."""
+    """Records list requests."""
 
-    lists: ClassVar[list[str]] = []
+    list_requests: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         if "list-type" in parse_qs(urlsplit(self.path).query):
-            self.lists.append(self.path)
+            self.list_requests.append(self.path)
         self.forward()
 
 
 class UnusedGuard:
-    """Fails when it is asked."""
+    """Fails if it is called."""
 
     def check(self, request: str) -> str:
         raise AssertionError(request)
@@ -66,8 +69,8 @@ def s3() -> Iterator[LocalS3]:
 
 
 @dataclass
-class Lists:
-    """Lists of the log by the guarded log store and by Delta's own."""
+class LogLister:
+    """Lists the log with the guarded log store or with Delta's own store."""
 
     jvm: StoreJvm
 
@@ -78,7 +81,7 @@ class Lists:
         return self._list(self.jvm._jvm.io.delta.storage.S3SingleDriverLogStore(self.jvm._conf), uri)
 
     def _list(self, store: Any, uri: str) -> list[tuple[str, int, int]]:
-        """Return names, lengths and times."""
+        """Return the path, length and modification time of each file."""
         files = []
         listing = store.listFrom(self.jvm._jvm.org.apache.hadoop.fs.Path(uri), self.jvm._conf)
         while listing.hasNext():
@@ -90,47 +93,47 @@ class Lists:
 
 
 @pytest.fixture(scope="module")
-def lists(s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lists]:
+def lister(s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLister]:
     with serve_gateway(CountingGateway, s3.endpoint) as endpoint:
         settings = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
-        settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.paging.maximum": str(PAGE)}
+        settings |= {"fs.s3a.endpoint": endpoint, "fs.s3a.paging.maximum": str(PAGE_SIZE)}
         errors = tmp_path_factory.mktemp("jvm") / "jvm.log"
         jvm = StoreJvm(hadoop=settings, guard=UnusedGuard(), mode="required", conditional=True, stderr_path=errors)
-        yield Lists(jvm)
+        yield LogLister(jvm)
         jvm.close()
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_a_list_equals_the_list_of_delta_s_own_store(lists: Lists, start: str) -> None:
+def test_a_list_equals_the_list_of_delta_s_own_store(lister: LogLister, start: str) -> None:
     uri = f"s3a://lake/table/_delta_log/{start}"
-    assert lists.guarded(uri) == lists.delta(uri)
+    assert lister.guarded(uri) == lister.delta(uri)
 
 
 @pytest.mark.parametrize("folder", ["file:/nowhere", "s3a://lake/nowhere"])
-def test_a_missing_folder_is_reported_as_missing(lists: Lists, folder: str) -> None:
+def test_a_missing_folder_is_reported_as_missing(lister: LogLister, folder: str) -> None:
     with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
-        lists.guarded(f"{folder}/_delta_log/{0:020d}.json")
+        lister.guarded(f"{folder}/_delta_log/{0:020d}.json")
 
 
-def test_earlier_pages_of_a_list_are_not_requested(lists: Lists) -> None:
+def test_earlier_pages_of_a_list_are_not_requested(lister: LogLister) -> None:
     uri = f"s3a://lake/table/_delta_log/{VERSIONS - 2:020d}."
-    CountingGateway.lists.clear()
-    lists.guarded(uri)
-    assert len(CountingGateway.lists) == 1
+    CountingGateway.list_requests.clear()
+    lister.guarded(uri)
+    assert len(CountingGateway.list_requests) == 1
     # The negative control: Delta's own store requests all pages.
-    lists.delta(uri)
-    assert len(CountingGateway.lists) > 1 + len(NAMES) // PAGE
+    lister.delta(uri)
+    assert len(CountingGateway.list_requests) > 1 + len(NAMES) // PAGE_SIZE
 
 
-def test_a_store_with_the_old_list_api_is_listed_with_it(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_with_the_old_list_api_is_listed_with_it(lister: LogLister, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"s3a://lake/table/_delta_log/{VERSIONS - 2:020d}."
-    expected = lists.guarded(uri)
-    conf = lists.jvm._jvm.org.apache.hadoop.conf.Configuration(lists.jvm._conf)
+    expected = lister.guarded(uri)
+    conf = lister.jvm._jvm.org.apache.hadoop.conf.Configuration(lister.jvm._conf)
     conf.set("fs.s3a.list.version", "1")
     # With smaller pages moto lists the same folder twice.
     conf.set("fs.s3a.paging.maximum", "1000")
     conf.set("fs.s3a.impl.disable.cache", "true")
-    monkeypatch.setattr(lists.jvm, "_conf", conf)
-    CountingGateway.lists.clear()
-    assert lists.guarded(uri) == expected
-    assert CountingGateway.lists == []
+    monkeypatch.setattr(lister.jvm, "_conf", conf)
+    CountingGateway.list_requests.clear()
+    assert lister.guarded(uri) == expected
+    assert CountingGateway.list_requests == []

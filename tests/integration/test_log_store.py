@@ -29,11 +29,11 @@ ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 COMMIT = ['{"commitInfo":{"txnId":"a"}}', '{"add":{}}']
 DELTA_LOG_STORES = {"hdfs": "HDFSLogStore", "abfs": "AzureLogStore", "gs": "GCSLogStore"}
-WAIT = 240
+TIMEOUT_SECONDS = 240
 
 
 class PermissiveGuard:
-    """Allows every commit, after an action of the test."""
+    """Allows every commit. It first calls a function that the test sets."""
 
     def __init__(self) -> None:
         self.before_answer: Callable[[], object] = lambda: None
@@ -71,11 +71,11 @@ def guard() -> PermissiveGuard:
 
 @pytest.fixture(scope="module")
 def jvm(guard: PermissiveGuard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
-    """Start a log store whose services are folders of this machine (``LocalDiskScheme.java``)."""
+    """A JVM with a log store whose services are folders of this machine (``LocalDiskScheme.java``)."""
     classes = tmp_path_factory.mktemp("elsewhere")
     javac = Path(find_java()).with_name("javac")
     command = [str(javac), "-cp", f"{find_spark_jars()}/*", "-d", str(classes), str(SUPPORT / "LocalDiskScheme.java")]
-    subprocess.run(command, check=True, capture_output=True, timeout=WAIT)
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
     hadoop = {f"fs.{scheme}.impl": f"LocalDiskScheme${scheme.capitalize()}" for scheme in DELTA_LOG_STORES}
     hadoop["fs.AbstractFileSystem.hdfs.impl"] = "LocalDiskScheme$HdfsContext"
     jvm = StoreJvm(hadoop=hadoop, guard=guard, mode="required", conditional=True, stderr_path=classes / "jvm.log")
@@ -88,7 +88,7 @@ def jvm(guard: PermissiveGuard, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return the folder of a table with an empty log."""
+    """The folder of a table with an empty log."""
     (tmp_path / "table" / "_delta_log").mkdir(parents=True)
     return tmp_path / "table"
 
@@ -120,7 +120,7 @@ def test_delta_s_own_store_creates_versions_behind_the_guard(store: LogStore, sc
     assert [path.name for path in store.folder.rglob("*.tmp")] == []
 
 
-def test_an_unreadable_file_with_the_name_of_a_version_is_named(store: LogStore) -> None:
+def test_the_error_names_an_unreadable_version_file(store: LogStore) -> None:
     store.guard.before_answer = lambda: version_file(store.folder, 0).mkdir()
     with pytest.raises(WriteError, match=f"its outcome is unknown: {version_file(store.folder, 0)}"):
         store.write(0, "hold-taken")
@@ -176,31 +176,36 @@ def test_another_process_on_the_port_of_a_guard_allows_nothing(
             store.write(0, "hold-forged")
         server.shutdown()
     assert (error.value.kind, store.files()) == ("refused", [])
-    # When nothing listens on that port, the JVM returns to the previous guard.
+    # When nothing listens on that port, the JVM uses the previous guard again.
     store.write(0, "hold-forged")
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n", "S3A", "file", *DELTA_LOG_STORES])
 def test_the_service_decides_whether_partial_writes_are_visible(jvm: StoreJvm, scheme: str) -> None:
     path = jvm._path(f"{scheme}://elsewhere/table/_delta_log/{0:020d}.json")
-    visible = scheme == "file"
+    is_visible = scheme == "file"
     if scheme in DELTA_LOG_STORES:
         delta_store: Any = getattr(jvm._jvm.io.delta.storage, DELTA_LOG_STORES[scheme])(jvm._conf)
-        visible = delta_store.isPartialWriteVisible(path, jvm._conf)
-    assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is visible
+        is_visible = delta_store.isPartialWriteVisible(path, jvm._conf)
+    assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is is_visible
 
 
 NEEDS_SYSTEM_CALLS = pytest.mark.skipif(
-    platform.machine() not in SYSTEM_CALLS, reason="the numbers of its system calls are unknown on this machine"
+    platform.machine() not in SYSTEM_CALLS,
+    reason="without_hard_links.py does not know the system call numbers of this processor",
 )
 
 
 def write_with_link_error(folder: Path, error: str, *options: str) -> dict[str, Any]:
-    """Write version 0 in a process whose links end with this error; with the option ``later`` a link appears later."""
+    """Write version 0 in a process whose hard links fail with this error.
+
+    With the option ``later`` the first link is created after its error.
+    """
     log = folder.parent / "jvm.log"
     process = subprocess.run(
         [sys.executable, str(SUPPORT / "without_hard_links.py"), f"file:{folder}", str(log), error, *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=WAIT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     result: dict[str, Any] = json.loads(process.stdout)
@@ -219,7 +224,7 @@ def test_a_disk_without_hard_links_is_refused_and_unchanged(folder: Path, error:
 @NEEDS_SYSTEM_CALLS
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_after_an_ambiguous_error_the_outcome_is_unknown(folder: Path, error: str) -> None:
-    """The error does not state that no link was created."""
+    """The error leaves open whether the link was created."""
     result = write_with_link_error(folder, error)
     assert (result["kind"], result["reason"], result["outcomes"]) == ("unknown", "CommitUnknownException", ["unknown"])
     assert result["links"] == 4
@@ -268,7 +273,7 @@ def test_a_session_without_the_jar_is_refused_with_advice(jars: list[Path], tmp_
     process = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_JAR, str(table), json.dumps(conf)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
-        capture_output=True, text=True, check=False, timeout=WAIT,
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     errors = json.loads(process.stdout.splitlines()[-1])

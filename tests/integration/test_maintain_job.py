@@ -60,7 +60,8 @@ def lake(run_job: Callable[..., Any], copy_of: Callable[..., Path], tmp_path: Pa
     return Lake(run_job, copy_of, tmp_path)
 
 
-def files_of(*tables: Path) -> list[int]:
+def file_counts(*tables: Path) -> list[int]:
+    """Return the number of data files of each table."""
     return [len(DeltaTable(str(table)).file_uris()) for table in tables]
 
 
@@ -76,59 +77,63 @@ def test_without_an_action_a_table_is_only_measured(lake: Lake) -> None:
     table = lake.create("flights", 6)
     job = lake.maintain("--table", table, "--report", lake.report, "--page", lake.page)
     assert (job.code, job.error) == (0, "")
-    measured = events(job, "measured")[0]
-    assert (measured["files"], measured["small_files"], measured["orphans"]) == (6, 6, 0)
+    measured_event = events(job, "measured")[0]
+    assert (measured_event["files"], measured_event["small_files"], measured_event["orphans"]) == (6, 6, 0)
     assert [line["code"] for line in events(job, "finding")] == ["small-files", "writers-clean-log"]
     assert events(job, "done") == []
     assert json.loads(lake.report.read_text())["exit_code"] == 0
     (reported_table,) = lake.reported_tables()
-    assert reported_table["before"]["total"]["total"] == {"files": 6, "size": measured["bytes"]}
+    assert reported_table["before"]["total"]["total"] == {"files": 6, "size": measured_event["bytes"]}
     assert reported_table["after"] is None
     assert "small-files" in lake.page.read_text()
-    assert files_of(table) == [6]
+    assert file_counts(table) == [6]
 
 
 @pytest.mark.full
 def test_a_table_that_fails_does_not_stop_the_other_tables(lake: Lake, manager: ZookeeperLockManager) -> None:
-    first, second, busy = lake.create("first", 6), lake.create("second", 7), lake.create("busy", 5)
-    missing = f"{lake.folder}/nothing/here"
-    table_list = lake.write_list(f"# the lake\n{first}\n{missing}  # gone\n\n{second}\n{busy}\n")
-    with exclusive_run(manager, canonical_table_uri(str(busy)), 30):
+    first_table, second_table, busy_table = lake.create("first", 6), lake.create("second", 7), lake.create("busy", 5)
+    missing_table = f"{lake.folder}/nothing/here"
+    table_list = lake.write_list(
+        f"# the lake\n{first_table}\n{missing_table}  # gone\n\n{second_table}\n{busy_table}\n"
+    )
+    with exclusive_run(manager, canonical_table_uri(str(busy_table)), 30):
         job = lake.maintain("--tables-in", table_list, "--auto", "--report", lake.report, "--lock-timeout", "0")
     assert job.code == 2
     assert "no Delta table" in job.error
-    assert files_of(first, second, busy) == [1, 1, 5]
-    failed = events(job, "failed")
-    assert [(line["table"], line["exit_code"]) for line in failed] == [(missing, 2), (str(busy), 3)]
+    assert file_counts(first_table, second_table, busy_table) == [1, 1, 5]
+    failures = events(job, "failed")
+    assert [(line["table"], line["exit_code"]) for line in failures] == [(missing_table, 2), (str(busy_table), 3)]
     table_events = {line["table"]: line for line in events(job, "table")}
-    assert table_events[canonical_table_uri(str(first))]["files_saved"] == 5
+    assert table_events[canonical_table_uri(str(first_table))]["files_saved"] == 5
     assert json.loads(lake.report.read_text())["exit_code"] == 2
     reported_tables = lake.reported_tables()
     assert [("error" in table) for table in reported_tables] == [False, True, False, True]
     assert reported_tables[0]["saved"]["files"] == 5
     assert reported_tables[0]["done"][0]["action"] == "compact"
-    # The second run compacts the only table that is left.
+    # The second run compacts only the table that was busy in the first run.
     repeated_job = lake.maintain("--tables-in", table_list, "--auto")
     assert [line["action"] for line in events(repeated_job, "done")] == ["compact"]
 
 
 @pytest.mark.full
 def test_with_a_budget_the_table_with_the_largest_gain_is_first(lake: Lake) -> None:
-    few, many, clean = lake.create("few", 5), lake.create("many", 12), lake.create("clean", 1)
-    tables = [argument for table in (few, clean, many) for argument in ("--table", table)]
+    small_table, large_table, clean_table = lake.create("few", 5), lake.create("many", 12), lake.create("clean", 1)
+    tables = [argument for table in (small_table, clean_table, large_table) for argument in ("--table", table)]
     job = lake.maintain(*tables, "--auto", "--budget", "600")
     assert job.code == 0
-    assert [line["table"] for line in events(job, "table")] == uris_of(many, few, clean)
-    assert files_of(few, many) == [1, 1]
+    assert [line["table"] for line in events(job, "table")] == uris_of(large_table, small_table, clean_table)
+    assert file_counts(small_table, large_table) == [1, 1]
 
 
 def test_after_the_budget_tables_are_skipped(lake: Lake) -> None:
-    first, second = lake.create("first", 5), lake.create("second", 6)
-    job = lake.maintain("--table", first, "--table", second, "--auto", "--budget", "0", "--report", lake.report)
+    first_table, second_table = lake.create("first", 5), lake.create("second", 6)
+    job = lake.maintain(
+        "--table", first_table, "--table", second_table, "--auto", "--budget", "0", "--report", lake.report
+    )
     assert job.code == 0
     assert [line["event"] for line in job.lines] == ["skipped", "skipped"]
     assert [table["skipped"] for table in lake.reported_tables()] == ["the budget was over"] * 2
-    assert files_of(first, second) == [5, 6]
+    assert file_counts(first_table, second_table) == [5, 6]
 
 
 @pytest.mark.full
@@ -158,18 +163,18 @@ def test_the_report_has_the_work_before_a_failure_of_the_store(lake: Lake, monke
 def test_an_unexpected_error_does_not_stop_the_other_tables(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     from writer_jobs.job.maintain import run
 
-    bad, good = lake.create("bad", 6), lake.create("good", 6)
+    bad_table, good_table = lake.create("bad", 6), lake.create("good", 6)
     executor_class = run.UnitExecutor
 
     def make_executor(*arguments: Any, **options: Any) -> Any:
-        if str(bad) in arguments:
+        if str(bad_table) in arguments:
             raise RuntimeError("a defect")
         return executor_class(*arguments, **options)
 
     monkeypatch.setattr(run, "UnitExecutor", make_executor)
-    job = lake.maintain("--table", bad, "--table", good, "--auto")
+    job = lake.maintain("--table", bad_table, "--table", good_table, "--auto")
     assert (job.code, "unexpected RuntimeError: a defect" in job.error) == (1, True)
-    assert files_of(bad, good) == [6, 1]
+    assert file_counts(bad_table, good_table) == [6, 1]
 
 
 def test_a_table_list_may_have_a_byte_order_mark_and_duplicates(lake: Lake) -> None:
@@ -200,7 +205,7 @@ def test_all_delta_tables_of_a_database_are_maintained(lake: Lake, spark: SparkS
         job = lake.maintain("--catalog", "fleet", "--compact")
         assert (job.code, job.error) == (0, "")
         assert [line["table"] for line in events(job, "table")] == uris_of(table)
-        assert files_of(table) == [1]
+        assert file_counts(table) == [1]
         assert lake.maintain("--catalog", "nowhere", "--compact").code == 2
         spark.sql("DROP TABLE fleet.flights")
         failed_job = lake.maintain("--catalog", "fleet", "--compact")
@@ -226,9 +231,10 @@ def test_every_action_has_an_option(lake: Lake, spark: SparkSession, manager: Zo
     assert set(actions) == {"zorder", "vacuum", "checkpoint", "clean-log"}
     assert (actions["zorder"]["files_removed"], actions["zorder"]["files_added"]) == (5, 1)
     assert (actions["vacuum"]["files_removed"], actions["vacuum"]["bytes_removed"]) == (1, 10)
-    assert {line["table"] for line in actions.values()} == {*uris_of(table)}
-    # These two actions hold the lock on the checkpoint.
-    assert actions["checkpoint"]["held_seconds"] > 0 < actions["clean-log"]["held_seconds"]
+    assert {line["table"] for line in actions.values()} == set(uris_of(table))
+    # These two actions hold the lock of the table's _last_checkpoint file.
+    assert actions["checkpoint"]["held_seconds"] > 0
+    assert actions["clean-log"]["held_seconds"] > 0
     assert not orphan.exists()
     assert (table / "_delta_log" / "_last_checkpoint").exists()
     assert spark.read.format("delta").load(str(table)).count() == 103

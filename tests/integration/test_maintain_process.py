@@ -1,4 +1,4 @@
-"""``maintain.py`` under spark-submit: one run is killed, one is stopped, and one ends normally."""
+"""``maintain.py`` under spark-submit: a first run is killed, a second is stopped, and a third ends normally."""
 
 from __future__ import annotations
 
@@ -24,36 +24,38 @@ from writer_jobs import maintain as maintain_module
 pytestmark = pytest.mark.spark
 
 MAINTAIN = Path(maintain_module.__file__)
-PLACES, FILES = 4, 3
+PLACES, FILES_PER_PLACE = 4, 3
 BUSY_PLACE = 3
 SCHEMA = PartitionSchema((PartitionColumn("place", "long"),))
 
 
 @dataclass
-class MaintainedTable:
-    """A table of several partitions with small files; one partition is locked until ``unlock``."""
+class PartlyLockedTable:
+    """A table of several partitions with small files. One partition is locked until ``unlock`` is called."""
 
     path: Path
     inspector: LockInspector
     unlock: Callable[[], None]
 
-    def files(self) -> int:
+    def file_count(self) -> int:
         return len(DeltaTable(str(self.path)).file_uris())
 
-    def waiters(self) -> list[int]:
+    def waiting_pids(self) -> list[int]:
         """Return the process ids in the queue of the table."""
         entries = self.inspector.table(TableResource.of(str(self.path))).waiters
         return [entry.data["pid"] for entry in entries]
 
     def is_correct(self) -> bool:
         keys = DeltaTable(str(self.path)).to_pyarrow_table(columns=["key"])["key"].to_pylist()
-        return sorted(keys) == list(range(PLACES * FILES)) and verify_table(str(self.path), key=["key"]).ok
+        return sorted(keys) == list(range(PLACES * FILES_PER_PLACE)) and verify_table(str(self.path), key=["key"]).ok
 
 
 @pytest.fixture
-def maintained(table: Path, manager: ZookeeperLockManager, inspector: LockInspector) -> Iterator[MaintainedTable]:
+def table_to_maintain(
+    table: Path, manager: ZookeeperLockManager, inspector: LockInspector
+) -> Iterator[PartlyLockedTable]:
     hooks = PostCommitHookProperties(create_checkpoint=False)
-    for start in range(0, PLACES * FILES, PLACES):
+    for start in range(0, PLACES * FILES_PER_PLACE, PLACES):
         rows = pa.table({"key": range(start, start + PLACES), "place": range(PLACES)})
         write_deltalake(table, rows, partition_by=["place"], mode="append", post_commithook_properties=hooks)
     guard_registry.declare_installed(lambda _: SCHEMA)
@@ -61,11 +63,11 @@ def maintained(table: Path, manager: ZookeeperLockManager, inspector: LockInspec
     with ExitStack() as stack:
         stack.callback(guard_registry.declare_installed, None)
         stack.enter_context(in_another_thread(lambda: manager.acquire(str(table), partitions=partitions)))
-        yield MaintainedTable(table, inspector, stack.close)
+        yield PartlyLockedTable(table, inspector, stack.close)
 
 
 def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
-    maintained: MaintainedTable,
+    table_to_maintain: PartlyLockedTable,
     submit: Callable[..., SubmittedJob],
     tmp_path: Path,
     eventually: Callable[..., None],
@@ -74,7 +76,7 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
     page.write_text("of yesterday")
 
     def start(*arguments: object) -> SubmittedJob:
-        return submit(MAINTAIN, "--table", maintained.path, "--compact", "--lock-timeout", 60, *arguments)
+        return submit(MAINTAIN, "--table", table_to_maintain.path, "--compact", "--lock-timeout", 60, *arguments)
 
     def reported_actions() -> list[str]:
         tables = json.loads(report.read_text())["tables"] if report.exists() else []
@@ -82,29 +84,29 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
 
     # The run compacts the other partitions and waits for the busy one.
     killed_run = start("--parallel", 2, "--report", report, "--page", page)
-    eventually(lambda: maintained.waiters() and reported_actions(), within=240, label="a compaction")
+    eventually(lambda: table_to_maintain.waiting_pids() and reported_actions(), within=240, label="a compaction")
     killed_pid = killed_run.python_pid
-    assert maintained.waiters() == [killed_pid]
+    assert table_to_maintain.waiting_pids() == [killed_pid]
     killed_run.kill()
-    assert PLACES < maintained.files() < PLACES * FILES
-    assert maintained.is_correct()
+    assert PLACES < table_to_maintain.file_count() < PLACES * FILES_PER_PLACE
+    assert table_to_maintain.is_correct()
     # The report is incomplete, and the page of an earlier run is unchanged.
     assert (json.loads(report.read_text())["exit_code"], page.read_text()) == (None, "of yesterday")
     assert reported_actions()[0] == "compact"
 
     stopped_run = start()
     # The killed process is in the queue until its session ends.
-    eventually(lambda: {*maintained.waiters()} - {killed_pid}, within=240, label="the wait for a partition")
+    eventually(lambda: set(table_to_maintain.waiting_pids()) - {killed_pid}, within=240, label="a waiter")
     os.kill(stopped_run.python_pid, signal.SIGINT)
     assert stopped_run.wait() == 130, stopped_run.error
     (sentence,) = stopped_run.error_lines
     assert sentence.startswith("maintain.py: stopped by SIGINT")
     assert "Traceback" not in stopped_run.error
-    assert maintained.is_correct()
-    assert maintained.waiters() == []
+    assert table_to_maintain.is_correct()
+    assert table_to_maintain.waiting_pids() == []
 
-    maintained.unlock()
-    orphan = maintained.path / "place=1" / "part-orphan.parquet"
+    table_to_maintain.unlock()
+    orphan = table_to_maintain.path / "place=1" / "part-orphan.parquet"
     orphan.write_bytes(b"x")
     os.utime(orphan, (0, 0))
     complete_run = start("--vacuum")
@@ -114,5 +116,5 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
     assert {"measured", "done", "table"} <= {line["event"] for line in complete_run.events}
     results = [line for line in complete_run.events if line["event"] == "done"]
     assert {"place": str(BUSY_PLACE)} in [partition for line in results for partition in line["partitions"]]
-    assert maintained.files() == PLACES
-    assert maintained.is_correct()
+    assert table_to_maintain.file_count() == PLACES
+    assert table_to_maintain.is_correct()

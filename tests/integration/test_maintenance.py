@@ -1,4 +1,4 @@
-"""Maintenance of a table: its findings and repairs, and its behaviour beside writers and other maintainers."""
+"""Maintenance of a table: its findings and repairs, and its behaviour while writers and other maintainers run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from lock_manager import LockCancelledError, LockTimeoutError, TableResource, ZookeeperLockManager
-from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
 from tests.support.maintained import findings_by_code
@@ -33,15 +30,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def table(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    inspector: LockInspector,
-    copy_of: Callable[..., Path],
-    tmp_path: Path,
-) -> MaintainedTable:
+def table(request: pytest.FixtureRequest) -> MaintainedTable:
     """A location for a table; a test creates the table."""
-    return MaintainedTable(spark, manager, inspector, copy_of, tmp_path / "table")
+    return MaintainedTable.of(request)
 
 
 def place_of(result: UnitResult) -> Any:
@@ -50,7 +41,7 @@ def place_of(result: UnitResult) -> Any:
 
 
 def race(monkeypatch: pytest.MonkeyPatch, write: Callable[[], object], *, times: int = 1) -> None:
-    """Let another thread write before each of the next commits passes the gate."""
+    """Let another thread write before each of the next ``times`` commits passes the gate."""
     commit, races_left = StagedWrite._commit, [times]
 
     def commit_after_another_write(staged_write: StagedWrite, *args: Any) -> None:
@@ -82,12 +73,12 @@ def test_the_figures_of_a_measurement_equal_the_table(table: MaintainedTable) ->
     table.write_file("place=a/part-orphan.parquet", hours=24 * 8, size=100)
     table.write_file("part-young.parquet", size=10)
     health = table.measure().health
-    by_name = {part.name: part for part in health.partitions}
-    assert by_name["place=a+b c%20"].total.files == 3
-    assert by_name["place=a+b c%20"].rows == 3
-    assert by_name["place=null"].rows == 9
-    assert by_name["place=null"].deleted_rows == 1
-    assert by_name["place=null"].with_deleted_rows.files == 1
+    partitions_by_name = {partition.name: partition for partition in health.partitions}
+    assert partitions_by_name["place=a+b c%20"].total.files == 3
+    assert partitions_by_name["place=a+b c%20"].rows == 3
+    assert partitions_by_name["place=null"].rows == 9
+    assert partitions_by_name["place=null"].deleted_rows == 1
+    assert partitions_by_name["place=null"].with_deleted_rows.files == 1
     assert health.total.total.files == 4
     assert health.total.small == health.total.total
     assert sum(health.total.histogram) == 4
@@ -132,7 +123,7 @@ def test_small_files_are_compacted_by_partition(table: MaintainedTable) -> None:
     ]
     assert report.saved.files == 7
     assert report.after is not None
-    files = {part.name: part.total.files for part in report.after.partitions}
+    files = {partition.name: partition.total.files for partition in report.after.partitions}
     assert files == {"place=a": 1, "place=b": 1, "place=c": 1}
     assert table.keys() == list(range(10))
     assert verify_table(table.path, key=["key"]).ok
@@ -141,7 +132,7 @@ def test_small_files_are_compacted_by_partition(table: MaintainedTable) -> None:
 
 
 @pytest.mark.full
-def test_auto_leaves_partitions_below_the_policy(table: MaintainedTable) -> None:
+def test_auto_skips_partitions_with_few_small_files(table: MaintainedTable) -> None:
     table.create({"a": 5, "b": 3})
     assert [place_of(result) for result in table.maintain().done] == ["a"]
     table.set_properties_without_spark(sluice__maintenance__minSmallFiles="2")
@@ -155,12 +146,12 @@ def test_auto_reports_findings_that_the_policy_excludes(table: MaintainedTable) 
     report = table.maintain()
     assert "small-files" in {finding.code for finding in report.findings}
     assert report.done == ()
-    # An action that is named explicitly is executed.
+    # An action that the caller names is executed.
     assert len(table.maintain(Action.COMPACT).done) == 1
 
 
 @pytest.mark.full
-def test_files_of_the_target_size_are_left(table: MaintainedTable) -> None:
+def test_files_near_the_target_size_are_not_compacted(table: MaintainedTable) -> None:
     table.create({"a": 5})
     size = table.measure().health.total.total.size // 5
     table.set_properties_without_spark(sluice__maintenance__targetFileSize=str(int(size * 1.5)))
@@ -188,11 +179,14 @@ def test_zorder_runs_again_after_many_new_rows(table: MaintainedTable, monkeypat
         sluice__maintenance__zorderBy="key, value",
         sluice__maintenance__unorderedShare="0.5",
     )
-    # The store and the driver have one clock in this test.
+    # In this test the store and the driver use the same clock.
     monkeypatch.setattr("writer_jobs.maintenance.partition_health.MAX_CLOCK_SKEW_MS", 0)
     report = table.maintain(Action.ZORDER)
     assert [(result.action, place_of(result)) for result in report.done] == [(Action.ZORDER, "a")]
-    assert {part.name: part.unordered.files for part in report.after.partitions} == {"place=a": 0, "place=b": 1}
+    assert {partition.name: partition.unordered.files for partition in report.after.partitions} == {
+        "place=a": 0,
+        "place=b": 1,
+    }
     assert table.maintain().done == ()
     for key in (30, 31):
         table.append(*[key] * 20)
@@ -309,36 +303,38 @@ def test_a_lost_commit_of_several_partitions_is_split(table: MaintainedTable, mo
     assert verify_table(table.path).ok
 
 
-@pytest.mark.parametrize("hold_at_most", [60.0, 0.0], ids=["with a hold", "negative control"])
+@pytest.mark.parametrize("hold_at_most_seconds", [60.0, 0.0], ids=["with a hold", "negative control"])
 def test_a_partition_that_loses_every_race_is_locked_at_last(
-    table: MaintainedTable, hold_at_most: float, monkeypatch: pytest.MonkeyPatch
+    table: MaintainedTable, hold_at_most_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.create({"a": 2, "b": 2})
     for module in (executor, maintainer):
         monkeypatch.setattr(module, "MAX_TRIES", 2)
     # Another writer changes both partitions whenever a compaction is about to commit without the lock.
     race(monkeypatch, lambda: table.writer.update({"value": "concat(value, '!')"}, "key IN (0, 2)"), times=99)
-    report = table.maintain(Action.COMPACT, hold_at_most_seconds=hold_at_most)
+    report = table.maintain(Action.COMPACT, hold_at_most_seconds=hold_at_most_seconds)
     monkeypatch.undo()
     assert {place_of(result) for result in report.done} == {"a", "b"}
-    assert [result.problem is None for result in report.done] == [bool(hold_at_most)] * 2
+    assert [result.problem is None for result in report.done] == [bool(hold_at_most_seconds)] * 2
     assert report.failure is None
     assert report.after is not None
-    assert report.after.total.total.files == (2 if hold_at_most else 4)
+    assert report.after.total.total.files == (2 if hold_at_most_seconds else 4)
     assert table.keys() == [0, 1, 2, 3]
     assert verify_table(table.path).ok
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("hold_at_most", [60.0, 0.0])
-def test_a_table_with_a_manifest_is_compacted_within_the_limit(table: MaintainedTable, hold_at_most: float) -> None:
+@pytest.mark.parametrize("hold_at_most_seconds", [60.0, 0.0])
+def test_a_table_with_a_manifest_is_compacted_within_the_limit(
+    table: MaintainedTable, hold_at_most_seconds: float
+) -> None:
     """Delta writes the manifest after the commit, so the compaction cannot use the gate and holds the lock."""
     table.create({"a": 3})
     table.set_properties_without_spark(delta__compatibility__symlinkFormatManifest__enabled="true")
-    report = table.maintain(Action.COMPACT, hold_at_most_seconds=hold_at_most)
-    assert ["with the lock" in (result.problem or "") for result in report.done] == [not hold_at_most]
+    report = table.maintain(Action.COMPACT, hold_at_most_seconds=hold_at_most_seconds)
+    assert ["with the lock" in (result.problem or "") for result in report.done] == [not hold_at_most_seconds]
     assert report.after is not None
-    assert report.after.total.total.files == (1 if hold_at_most else 3)
+    assert report.after.total.total.files == (1 if hold_at_most_seconds else 3)
 
 
 @pytest.mark.full
@@ -346,27 +342,27 @@ def test_commits_of_a_run_that_is_cancelled_are_reported(
     table: MaintainedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.create({"a": 4, "b": 3, "c": 2})
-    both_running, cancelled = threading.Barrier(2), threading.Event()
+    both_running, a_is_cancelled = threading.Barrier(2), threading.Event()
 
     @contextmanager
     def cancel_a(place: str) -> Iterator[None]:
         both_running.wait(60)
         if place == "a":
-            cancelled.set()
+            a_is_cancelled.set()
             raise LockCancelledError(resource=table.writer.table)
-        cancelled.wait(60)
+        a_is_cancelled.wait(60)
         yield
 
     wrap_compactions(monkeypatch, cancel_a)
     results: list[UnitResult] = []
-    run = table.maintainer(on_result=lambda report: results.append(report.done[-1]), parallel=2)
+    cancelled_maintainer = table.maintainer(on_result=lambda report: results.append(report.done[-1]), parallel=2)
     with pytest.raises(LockCancelledError):
-        run.run([Action.COMPACT])
-    assert run.report is not None
-    assert [(place_of(result), result.problem) for result in run.report.done] == [("b", None)]
-    assert results == list(run.report.done)
-    # The cancelled compaction and the one that never started.
-    assert run.report.left == 2
+        cancelled_maintainer.run([Action.COMPACT])
+    assert cancelled_maintainer.report is not None
+    assert [(place_of(result), result.problem) for result in cancelled_maintainer.report.done] == [("b", None)]
+    assert results == list(cancelled_maintainer.report.done)
+    # These are the cancelled compaction and the compaction that never started.
+    assert cancelled_maintainer.report.left == 2
     assert table.keys() == list(range(9))
 
 
@@ -380,10 +376,10 @@ def test_a_rewrite_that_holds_the_lock_too_long_is_cancelled(
     writer = table.writer
     writer.delete("key % 2 = 1")
     version = writer.log.head().version
-    with pytest.raises(HeldTooLongError, match=r"not done after 0\.001 s with the lock") as too_long:
+    with pytest.raises(HeldTooLongError, match=r"not done after 0\.001 s with the lock") as error:
         getattr(writer, rewrite)(lock_during="write", held_at_most_seconds=0.001)
-    assert isinstance(too_long.value, TimeoutError)
-    assert too_long.value.held_seconds > 0
+    assert isinstance(error.value, TimeoutError)
+    assert error.value.held_seconds > 0
     assert writer.log.head().version == version
     assert table.inspector.table(TableResource.of(writer.table)).holders == ()
     assert getattr(writer, rewrite)(lock_during="write", held_at_most_seconds=300).version == version + 1
@@ -400,10 +396,10 @@ def test_auto_compaction_of_the_session_does_not_hold_the_lock(
     try:
         with ThreadPoolExecutor(1) as pool:
             with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
-                run = pool.submit(table.maintain, Action.COMPACT)
-                # The compaction writes its file before it has the lock.
+                maintenance_run = pool.submit(table.maintain, Action.COMPACT)
+                # The compaction writes its file while another thread holds the lock.
                 eventually(lambda: len(table.data_files()) == 4, label="the new file")
-            report = run.result(60)
+            report = maintenance_run.result(60)
     finally:
         table.spark.conf.set(setting, "false")
     assert [result.problem for result in report.done] == [None]
@@ -435,7 +431,7 @@ def test_an_invalid_property_is_refused(table: MaintainedTable) -> None:
 
 
 @pytest.mark.full
-def test_the_plan_orders_partitions_by_worth(table: MaintainedTable) -> None:
+def test_the_plan_orders_partitions_by_their_worth(table: MaintainedTable) -> None:
     table.create({"b": 8, "a": 6})
     measurement = table.measure()
     units = plan(measurement.health, measurement.policy, None)
@@ -452,26 +448,26 @@ def test_partitions_are_compacted_in_parallel(
     table: MaintainedTable, parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.create({"a": 2, "b": 2, "c": 2, "d": 2})
-    started: list[str] = []
-    running: list[str] = []
-    numbers_running: list[int] = []
+    started_places: list[str] = []
+    running_places: list[str] = []
+    running_counts: list[int] = []
     all_running = threading.Barrier(parallel)
 
     @contextmanager
-    def count(place: str) -> Iterator[None]:
-        running.append(place)
-        started.append(place)
-        numbers_running.append(len(running))
+    def count_running(place: str) -> Iterator[None]:
+        running_places.append(place)
+        started_places.append(place)
+        running_counts.append(len(running_places))
         all_running.wait(60)
         try:
             yield
         finally:
-            running.remove(place)
+            running_places.remove(place)
 
-    wrap_compactions(monkeypatch, count)
+    wrap_compactions(monkeypatch, count_running)
     report = table.maintain(Action.COMPACT, parallel=parallel)
-    assert max(numbers_running) == parallel
-    assert sorted(started) == list("abcd")
+    assert max(running_counts) == parallel
+    assert sorted(started_places) == list("abcd")
     assert [result.problem for result in report.done] == [None] * 4
     assert report.after.total.total.files == 4
     assert table.keys() == list(range(8))
@@ -492,9 +488,9 @@ def test_a_stopped_maintainer_leaves_the_queue(table: MaintainedTable, eventuall
     def run(manager: ZookeeperLockManager) -> MaintenanceReport:
         return table.maintain(Action.COMPACT, manager=manager, deferred=deferred, parallel=2)
 
-    with ZookeeperLockManager(table.manager.settings) as own_manager, ThreadPoolExecutor(1) as pool:
+    with ZookeeperLockManager(table.manager.settings) as second_manager, ThreadPoolExecutor(1) as pool:
         with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
-            stopped_run = pool.submit(run, own_manager)
+            stopped_run = pool.submit(run, second_manager)
             eventually(lambda: len(table.waiters()) >= 2, within=60, label="two waiting compactions")
             stops[0]()
             assert isinstance(stopped_run.exception(20), LockCancelledError)

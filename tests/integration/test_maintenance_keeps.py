@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockManager
-from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_folder import s3_client
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
@@ -39,15 +38,9 @@ MISSING_FILE = r"FILE_NOT_EXIST|FileNotFound|does not exist"
 
 
 @pytest.fixture
-def table(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    inspector: LockInspector,
-    copy_of: Callable[..., Path],
-    tmp_path: Path,
-) -> MaintainedTable:
+def table(request: pytest.FixtureRequest) -> MaintainedTable:
     """A location for a table; a test creates the table."""
-    return MaintainedTable(spark, manager, inspector, copy_of, tmp_path / "table")
+    return MaintainedTable.of(request)
 
 
 @pytest.fixture
@@ -153,14 +146,14 @@ def test_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> 
 def test_the_listing_has_the_files_that_delta_s_vacuum_lists(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any, tmp_path: Path
 ) -> None:
-    listed = {
+    listed_paths = {
         "part-1.parquet",
         "_p=1/part 2%20+.parquet",
         "_p=1/q=x/part-3.parquet",
         "metadata/a.parquet",
         "_change_data/cdc-1.parquet",
     }
-    hidden = {
+    hidden_paths = {
         ".part-1.parquet.crc",
         ".x/a.parquet",
         "_x/a.parquet",
@@ -169,18 +162,18 @@ def test_the_listing_has_the_files_that_delta_s_vacuum_lists(
         "_p=1/_x=1/a.parquet",
         "_p/a.parquet",
     }
-    local, on_s3 = str(tmp_path / "a b%20c"), f"s3a://{s3.root}/listed a+b/"
-    for table in (local, on_s3):
+    local_table, s3_table = str(tmp_path / "a b%20c"), f"s3a://{s3.root}/listed a+b/"
+    for table in (local_table, s3_table):
         LockedDeltaWriter(spark, manager, table).append(spark.sql("SELECT 1 AS _p, 2 AS q"), partition_by=["_p"])
         files = HadoopFiles.of(spark)
-        for path in (*listed, *hidden):
+        for path in (*listed_paths, *hidden_paths):
             files.write_text(f"{table.rstrip('/')}/{path}", "x")
-        # Some tools write such an object for a folder.
-        if table == on_s3:
+        # Some tools write an empty object for a folder.
+        if table == s3_table:
             bucket, _, prefix = s3.root.partition("/")
             s3_client(s3.environment).put_object(Bucket=bucket, Key=f"{prefix}/listed a+b/_p=1/empty/")
         rows = list_files(spark, DeltaTableLog(spark, table).snapshot()).collect()
-        assert {row["path"] for row in rows if not row["path"].endswith(".snappy.parquet")} == listed
+        assert {row["path"] for row in rows if not row["path"].endswith(".snappy.parquet")} == listed_paths
 
 
 @pytest.mark.full
@@ -204,12 +197,12 @@ def test_checkpoints_of_named_streams_in_the_table_are_kept(table: MaintainedTab
     assert len(stream.read()) == 2
 
 
-@pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("orphan_count", [100, pytest.param(1000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("is_protected", [True, False], ids=["protected", "negative control"])
 def test_orphans_are_removed_and_needed_files_are_kept(
     table: MaintainedTable,
     stream: TableStream,
-    number: int,
+    orphan_count: int,
     is_protected: bool,  # noqa: FBT001 (a parameter of the test)
     eventually: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
@@ -223,7 +216,9 @@ def test_orphans_are_removed_and_needed_files_are_kept(
     table.writer.update({"value": "concat(value, '!')"})
     table.set_properties_without_spark(sluice__maintenance__streams=str(stream.checkpoint))
     orphans = [
-        table.write_file(f"place={place}/orphan-{index:05}.parquet") for place in "ab" for index in range(number // 2)
+        table.write_file(f"place={place}/orphan-{index:05}.parquet")
+        for place in "ab"
+        for index in range(orphan_count // 2)
     ]
     # All files are older than the retention, which the pin has raised to two days.
     for path in filter(Path.is_file, table.path.rglob("*")):
@@ -243,7 +238,7 @@ def test_orphans_are_removed_and_needed_files_are_kept(
             folder = table.measure().health.folder
             result = table.vacuum()
         append.result()
-    assert folder.orphans.files == number + (not is_protected)
+    assert folder.orphans.files == orphan_count + (not is_protected)
     assert result.orphans == folder.orphans.files
     assert not any(orphan.exists() for orphan in orphans)
     assert staged_file.exists() == is_protected
@@ -253,7 +248,7 @@ def test_orphans_are_removed_and_needed_files_are_kept(
         return sorted(row["key"] for row in pinned_rows(table.spark, pin, str(table.path)).collect())
 
     if is_protected:
-        assert result.files == number
+        assert result.files == orphan_count
         assert result.kept_for_pins > 0
         assert result.kept_for_streams > 0
         assert table.keys() == [0, 1, 2, 100]
@@ -267,12 +262,12 @@ def test_orphans_are_removed_and_needed_files_are_kept(
 
 
 def forget_removals(table: MaintainedTable) -> None:
-    """Wait until Delta's snapshot contains no removed file."""
+    """Let removed files expire, and wait until Delta's snapshot contains none of them."""
     table.set_properties_without_spark(**{FILE_RETENTION: "interval 1 second", LOG_RETENTION: "interval 30 days"})
     log, deadline = DeltaTableLog(table.spark, f"file:{table.path}"), time.monotonic() + 60
     number = 0
     while not DataFiles(table.spark, log.snapshot()).removed().isEmpty():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "the snapshot still contains removed files after 60 s"
         # Delta decides once for each version which removals have expired.
         number += 1
         table.set_properties_without_spark(number=str(number))
@@ -283,7 +278,7 @@ def test_a_forgotten_file_is_kept_for_a_stream_that_must_read_it(
 ) -> None:
     table.create({"a": 1})
     assert len(stream.read()) == 1
-    # These files are compacted before the stream reads them.
+    # The compaction removes these files before the stream reads them.
     table.append_without_spark(1)
     table.append_without_spark(2)
     assert table.writer.optimize().metrics["numRemovedFiles"] == "3"
@@ -291,12 +286,12 @@ def test_a_forgotten_file_is_kept_for_a_stream_that_must_read_it(
     age_all_files(table.path)
     streams = [str(stream.checkpoint)]
     dry_run = table.vacuum(streams=streams, dry_run=True)
-    # The log has lost these files, but they were committed: they are no orphans.
+    # The snapshot no longer lists these files, but they were committed, so they are no orphans.
     assert (dry_run.files, dry_run.orphans, dry_run.kept_for_streams) == (0, 0, 3)
     copy = table.copy_to(tmp_path / "copy")
     assert table.vacuum(streams=streams).files == 0
     assert len(stream.read()) == 3
-    # Control: without the stream's checkpoint they are removed.
+    # Control: without the stream's checkpoint VACUUM removes the files.
     assert (copy.vacuum(streams=[]).files, copy.keys()) == (3, [0, 1, 2])
 
 
@@ -307,7 +302,7 @@ def test_change_data_and_forgotten_files_are_no_orphans(table: MaintainedTable) 
     table.write_file("place=a/part-orphan.parquet")
     folder = table.measure().health.folder
     assert (folder.uncommitted.files, folder.orphans.files, folder.expired.files) == (1, 0, 0)
-    # The file that the update replaced, and the file with its change data.
+    # These are the file that the update replaced and the file with its change data.
     assert folder.removed.files == 2
     forget_removals(table)
     age_all_files(table.path)
@@ -336,9 +331,9 @@ def test_an_inner_table_and_iceberg_metadata_are_kept(table: MaintainedTable) ->
 @pytest.mark.full
 def test_an_orphan_is_kept_for_a_day_under_any_retention(table: MaintainedTable) -> None:
     table.create({"a": 1}, **{FILE_RETENTION: "interval 1 second", LOG_RETENTION: "interval 2 days"})
-    young, old = (table.write_file(f"place=a/part-{hours}.parquet", hours=hours) for hours in (23, 25))
+    young_orphan, old_orphan = (table.write_file(f"place=a/part-{hours}.parquet", hours=hours) for hours in (23, 25))
     assert table.vacuum().orphans == 1
-    assert (young.exists(), old.exists()) == (True, False)
+    assert (young_orphan.exists(), old_orphan.exists()) == (True, False)
 
 
 @pytest.mark.full
@@ -362,7 +357,7 @@ def test_the_log_keeps_the_versions_of_a_pin_and_a_stream(
     if reader == "stream":
         assert len(stream.read()) == 1
         table.set_properties_without_spark(sluice__maintenance__streams=str(stream.checkpoint))
-    # A restarted stream begins at the end of its last batch but one.
+    # A restarted stream begins at the end of its second-to-last batch.
     needed_version = table.version()
     table.append_without_spark(1)
     if reader == "stream":
@@ -396,7 +391,7 @@ def test_the_log_keeps_the_versions_of_a_pin_and_a_stream(
     ],
     ids=["stream without a version", "unreadable stream", "unreadable pin"],
 )
-def test_an_unreadable_pin_or_stream_is_found(
+def test_an_unreadable_pin_or_stream_is_a_finding(
     table: MaintainedTable, file: str, content: bytes, problem: str, tmp_path: Path
 ) -> None:
     table.create({"a": 1})
@@ -432,9 +427,11 @@ def test_a_broken_stream_stops_only_the_removal_of_files(table: MaintainedTable,
     assert orphan.exists()
 
 
-def test_a_stopped_run_and_own_writes_cause_no_wait(table: MaintainedTable, eventually: Callable[..., None]) -> None:
+def test_a_stop_and_waiters_of_this_process_cause_no_wait(
+    table: MaintainedTable, eventually: Callable[..., None]
+) -> None:
     uri, manager = table.writer.table, table.manager
-    stopped = threading.Event()
+    stop = threading.Event()
 
     def wait_for_lock() -> None:
         with suppress(LockCancelledError), manager.acquire(uri, timeout_seconds=60):
@@ -445,8 +442,8 @@ def test_a_stopped_run_and_own_writes_cause_no_wait(table: MaintainedTable, even
         waiter.start()
         eventually(table.waiters, label="a waiting writer")
         assert give_way(table.inspector, uri, 30, is_own=belongs_to_this_process) < 15
-        stopped.set()
-        assert give_way(table.inspector, uri, 30, stopped=stopped) < 15
+        stop.set()
+        assert give_way(table.inspector, uri, 30, stopped=stop) < 15
         manager.cancel(uri)
         waiter.join(20)
 
@@ -458,14 +455,14 @@ def test_a_partition_that_fails_does_not_stop_the_others(table: MaintainedTable)
         lambda: locked(table.spark, str(table.path), partitions=[{"place": "b"}], manager=table.manager)
     ):
         report = table.maintain(Action.COMPACT, lock_timeout_seconds=0)
-    succeeded = {result.partitions[0]["place"]: result.problem is None for result in report.done}
-    assert succeeded == {"a": True, "b": False, "c": True}
+    success_by_place = {result.partitions[0]["place"]: result.problem is None for result in report.done}
+    assert success_by_place == {"a": True, "b": False, "c": True}
     assert isinstance(report.failure, LockTimeoutError)
     assert report.after is not None
     assert report.after.total.total.files == 4
 
 
-def test_a_table_with_identities_is_compacted_without_its_lock(
+def test_identity_columns_are_compacted_before_the_lock(
     table: MaintainedTable, eventually: Callable[..., None], rows_of: Callable[..., list[tuple[Any, ...]]]
 ) -> None:
     table.copy_of(
@@ -475,7 +472,7 @@ def test_a_table_with_identities_is_compacted_without_its_lock(
     with ThreadPoolExecutor(1) as pool:
         with in_another_thread(lambda: table.manager.acquire(table.writer.table)):
             compaction = pool.submit(table.writer.optimize, again=False)
-            # The compaction writes its file before it has the lock.
+            # The compaction writes its file while another thread holds the lock.
             eventually(lambda: len(table.data_files()) == 4, label="the new file")
             assert not compaction.done()
         assert compaction.result(60).metrics["numRemovedFiles"] == "3"

@@ -1,4 +1,7 @@
-"""Metrics count events of locks by table, and are served over HTTP or written to a file; their package is optional."""
+"""Metrics count the events of each table's lock. They are served over HTTP or written to a file.
+
+The package ``prometheus_client`` is optional.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ LABEL = "s3://lake/metrics"
 
 
 def read_samples(text: str) -> dict[tuple[str, ...], float]:
-    """Return the value of each sample by name, table and the value of a third label."""
+    """Return the value of each sample, keyed by its name, table and other labels except ``le`` and ``file``."""
     samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -59,10 +62,10 @@ def test_events_of_locks_are_counted_by_table(
             hold.record_commit(1)
             hold.record_commit(1)
             hold.record_commit(2)
-            held = scrape(exporter)
-        lost = manager.acquire(TABLE)
+            samples_during_hold = scrape(exporter)
+        lost_hold = manager.acquire(TABLE)
         guard = CommitGuard()
-        block = GuardedHold(lost, {})
+        block = GuardedHold(lost_hold, {})
         guard.add(block)
         commit = {"kind": "commit", "table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
         assert "refused" in guard.check(json.dumps(commit | {"blocks": ""}))
@@ -72,13 +75,13 @@ def test_events_of_locks_are_counted_by_table(
         ensemble_client.delete(f"{node}/{contender}")
         assert "refused" in guard.check(json.dumps(commit | {"blocks": block.name}))
         with pytest.raises(LockLostError):
-            lost.release()
+            lost_hold.release()
         rival.acquire(TABLE)
         rival.close()
-        released = scrape(exporter)
-    assert held["sluice_lock_contenders", LABEL, "holding"] == 1
-    assert held["sluice_lock_contenders", LABEL, "waiting"] == 0
-    assert {key: value for key, value in released.items() if not key[0].endswith("_sum")} == {
+        samples_after_release = scrape(exporter)
+    assert samples_during_hold["sluice_lock_contenders", LABEL, "holding"] == 1
+    assert samples_during_hold["sluice_lock_contenders", LABEL, "waiting"] == 0
+    assert {key: value for key, value in samples_after_release.items() if not key[0].endswith("_sum")} == {
         ("sluice_lock_wait_seconds_count", "s3://lake/other-metrics", "acquired"): 1,
         ("sluice_lock_hold_seconds_count", "s3://lake/other-metrics", "released"): 1,
         ("sluice_lock_contenders", "s3://lake/other-metrics", "waiting"): 0,
@@ -86,7 +89,7 @@ def test_events_of_locks_are_counted_by_table(
         ("sluice_commits_total", "s3://lake/other-metrics"): 1,
         ("sluice_lock_wait_seconds_count", LABEL, "acquired"): 3,
         ("sluice_lock_wait_seconds_count", LABEL, "gave_up"): 1,
-        # The close of the rival released its hold.
+        # Closing the rival released its hold.
         ("sluice_lock_hold_seconds_count", LABEL, "released"): 2,
         ("sluice_lock_hold_seconds_count", LABEL, "lost"): 1,
         ("sluice_lock_contenders", LABEL, "waiting"): 0,
@@ -131,15 +134,15 @@ def test_the_next_run_continues_counters_but_not_gauges(tmp_path: Path) -> None:
         emit(Event.COMMITTED, LABEL)
     first_run = file.read_text()
     with MetricsExporter(str(file)):
-        at_start = read_samples(file.read_text())
+        samples_at_start = read_samples(file.read_text())
         emit(Event.QUEUED, LABEL)
         emit(Event.ACQUIRED, LABEL, seconds=20.0)
         emit(Event.COMMITTED, LABEL)
         emit(Event.COMMITTED, "s3://lake/another")
     second_run = file.read_text()
     assert read_samples(first_run)["sluice_lock_contenders", LABEL, "holding"] == 1
-    assert not [key for key in at_start if key[0] == "sluice_lock_contenders"]
-    assert at_start["sluice_commits_total", LABEL] == 2
+    assert not [key for key in samples_at_start if key[0] == "sluice_lock_contenders"]
+    assert samples_at_start["sluice_commits_total", LABEL] == 2
     samples = read_samples(second_run)
     assert samples["sluice_lock_contenders", LABEL, "holding"] == 1
     assert samples["sluice_commits_total", LABEL] == 3
@@ -148,8 +151,8 @@ def test_the_next_run_continues_counters_but_not_gauges(tmp_path: Path) -> None:
     assert samples["sluice_lock_wait_seconds_sum", LABEL, "acquired"] == 20.5
     assert values_of(second_run, "sluice_lock_wait_seconds_bucket", le="1.0") == [1]
     assert values_of(second_run, "sluice_lock_wait_seconds_bucket", le="60.0") == [2]
-    created = values_of(first_run, "sluice_commits_created")
-    assert values_of(second_run, "sluice_commits_created", table=LABEL) == created != []
+    creation_times = values_of(first_run, "sluice_commits_created")
+    assert values_of(second_run, "sluice_commits_created", table=LABEL) == creation_times != []
 
 
 def values_of(text: str, name: str, **labels: str) -> list[float]:
@@ -217,15 +220,15 @@ def test_a_file_that_cannot_be_parsed_is_replaced(tmp_path: Path, caplog: pytest
 
 def test_two_files_have_no_common_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with MetricsExporter("a.prom"), MetricsExporter("b.prom"), MetricsExporter("0") as served:
+    with MetricsExporter("a.prom"), MetricsExporter("b.prom"), MetricsExporter("0") as http_exporter:
         emit(Event.COMMITTED, LABEL)
-        assert served.address is not None
+        assert http_exporter.address is not None
     # node_exporter would drop one of two equal series.
     for name in ("a.prom", "b.prom"):
         labels = {"table": LABEL, "file": str(tmp_path / name)}
         families = list(text_string_to_metric_families(Path(name).read_text()))
         assert [sample.labels for family in families for sample in family.samples if sample.value == 1] == [labels]
-    assert served.registry.get_sample_value("sluice_commits_total", {"table": LABEL}) == 1
+    assert http_exporter.registry.get_sample_value("sluice_commits_total", {"table": LABEL}) == 1
 
 
 def test_the_endpoint_is_local_by_default() -> None:
@@ -254,16 +257,16 @@ def test_used_ports_and_missing_folders_are_reported(tmp_path: Path) -> None:
 def test_an_observer_that_raises_does_not_disturb_the_lock(manager: ZookeeperLockManager) -> None:
     events = []
 
-    def broken(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
+    def raise_error(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
         events.append(event)
         raise RuntimeError("a bug")
 
-    end = observe(broken)
+    stop_observing = observe(raise_error)
     try:
         with manager.acquire(TABLE) as hold:
             hold.check()
     finally:
-        end()
+        stop_observing()
     assert events == [Event.QUEUED, Event.ACQUIRED, Event.RELEASED]
 
 
@@ -273,7 +276,7 @@ def test_prometheus_is_imported_by_the_exporter_only() -> None:
         "if sys.argv[1] == 'absent': sys.modules['prometheus_client'] = None\n"
         "import lock_manager, lock_manager.zookeeper.manager, lock_manager.guard.commit_guard\n"
         "import lock_manager.metrics as metrics\n"
-        "assert not sys.modules.get('prometheus_client'), 'too early'\n"
+        "assert not sys.modules.get('prometheus_client'), 'prometheus_client was imported too early'\n"
         "try: metrics.MetricsExporter('0').close()\n"
         "except metrics.MetricsError as error: print(error)\n"
     )

@@ -1,4 +1,4 @@
-"""Values inside structs, arrays and maps: stored, refused, or stored in a new field of the table."""
+"""Values inside structs, arrays and maps are stored, refused, or stored in a new field of the table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEW_FIELDS = {
 }
 
 
-def json_file(path: Path, *rows: dict[str, Any]) -> Path:
+def write_json_file(path: Path, *rows: dict[str, Any]) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps({"at": "2026-01-01T00:00:00Z", **row}) + "\n" for row in rows))
     return path
@@ -45,27 +45,31 @@ def json_file(path: Path, *rows: dict[str, Any]) -> Path:
 def test_nested_json_fields_are_refused_or_added(
     run_job: Callable[..., Any], copy_of: Callable[..., Path], spark: SparkSession, tmp_path: Path
 ) -> None:
-    table, streamed = copy_of(*TABLE), copy_of(*TABLE, to="streamed")
-    new = {column: value for column, (value, _) in NEW_FIELDS.items()}
-    source = json_file(tmp_path / "files" / "1.json", {"id": 1, "n": 2, **new}, {"id": 2, "n": 1, **new}).parent
+    table, streamed_table = copy_of(*TABLE), copy_of(*TABLE, to="streamed")
+    new_values = {column: value for column, (value, _) in NEW_FIELDS.items()}
+    source = write_json_file(
+        tmp_path / "files" / "1.json", {"id": 1, "n": 2, **new_values}, {"id": 2, "n": 1, **new_values}
+    ).parent
     append = ("append", "--table", table, "--source", source)
     upsert = ("upsert", "--table", table, *UPSERT, "--source", source)
-    stream = ("stream", "--table", streamed, *STREAM, "--source", source, "--checkpoint", tmp_path / "checkpoint")
+    stream = ("stream", "--table", streamed_table, *STREAM, "--source", source, "--checkpoint", tmp_path / "checkpoint")
     for job in (append, upsert, stream):
         outcome = run_job(*job)
         assert (outcome.code, "the table has no column" in error_line(outcome)) == (5, True), outcome.error
-        missing = [path for _, path in NEW_FIELDS.values() if path not in error_line(outcome)]
-        assert missing == [], outcome.error
+        unnamed_paths = [path for _, path in NEW_FIELDS.values() if path not in error_line(outcome)]
+        assert unnamed_paths == [], outcome.error
     for job in (upsert, stream):
         outcome = run_job(*job, "--schema-evolution")
         assert outcome.code == 0, outcome.error
     (upserted_rows, streamed_rows) = (
         sorted(map(str, spark.read.format("delta").load(str(path)).select("id", "n", *NEW_FIELDS).collect()))
-        for path in (table, streamed)
+        for path in (table, streamed_table)
     )
     assert upserted_rows == streamed_rows
     # A field that a JSON object lacks is null: the object is the whole new value.
-    changes = json_file(tmp_path / "less.json", {"id": 2, "n": 2, "address": {"zip-code": "0151", "no": {"a": 1}}})
+    changes = write_json_file(
+        tmp_path / "less.json", {"id": 2, "n": 2, "address": {"zip-code": "0151", "no": {"a": 1}}}
+    )
     outcome = run_job("upsert", "--table", table, *UPSERT, "--source", changes, "--schema-evolution")
     assert outcome.code == 0, outcome.error
     rows = spark.read.format("delta").load(str(table)).orderBy("id").collect()
@@ -80,7 +84,7 @@ def test_nested_json_fields_are_refused_or_added(
 
 
 MIDNIGHT = [datetime(2026, 1, 1, tzinfo=UTC)]
-UNFIT = {
+UNFIT_COLUMNS = {
     "s": (pa.array([{"amount": Decimal("3.75"), "text": "a"}]), "s.amount: table int, rows decimal(3,2)"),
     "l": (pa.array([[1.5, 2.5]]), "l.element: table int, rows double"),
     "m": (pa.array([[("a", 1.5)]], pa.map_(pa.string(), pa.float64())), "m.value: table int, rows double"),
@@ -104,10 +108,12 @@ def test_types_that_change_values_are_refused(
         local TIMESTAMP, at TIMESTAMP_NTZ, day DATE, price DECIMAL(10, 2)) USING delta
     """)
     source = tmp_path / "s.parquet"
-    pq.write_table(pa.table({"id": [1], "n": [2], **{name: values for name, (values, _) in UNFIT.items()}}), source)
+    pq.write_table(
+        pa.table({"id": [1], "n": [2], **{name: values for name, (values, _) in UNFIT_COLUMNS.items()}}), source
+    )
     outcome = run_job(job[0], "--table", table, *job[1:], "--source", source)
     assert outcome.code == 5
-    assert f"({'; '.join(reason for _, reason in UNFIT.values())})" in error_line(outcome)
+    assert f"({'; '.join(reason for _, reason in UNFIT_COLUMNS.values())})" in error_line(outcome)
     if job[0] == "upsert":
         # An update replaces the whole struct.
         pq.write_table(pa.table({"id": [1], "n": [2], "s": [{"text": "a"}]}), source)
@@ -123,12 +129,12 @@ def test_parquet_files_may_have_narrower_types_than_the_table(
     table = copy_of("""
         CREATE TABLE {t} (id BIGINT, n BIGINT, s STRUCT<x: BIGINT>, l ARRAY<DOUBLE>, d DECIMAL(12, 4)) USING delta
     """)
-    small = pa.array([{"x": 2}], pa.struct([("x", pa.int32())]))
-    floats = pa.array([[0.5]], pa.list_(pa.float32()))
+    narrow_structs = pa.array([{"x": 2}], pa.struct([("x", pa.int32())]))
+    narrow_lists = pa.array([[0.5]], pa.list_(pa.float32()))
     files: dict[str, dict[str, Any]] = {
         "a": {"id": pa.array([1], pa.int32()), "n": [1], "s": [{"x": 1}]},
-        "b": {"id": [1 << 40], "n": [1], "s": small},
-        "c": {"id": [3], "n": [1], "l": floats},
+        "b": {"id": [1 << 40], "n": [1], "s": narrow_structs},
+        "c": {"id": [3], "n": [1], "l": narrow_lists},
         "d": {"id": [4], "n": [1], "l": [[0.1]]},
         "narrow": {"id": pa.array([5], pa.int32()), "n": pa.array([1], pa.int32()), "d": [Decimal("1.5")]},
     }
@@ -151,7 +157,7 @@ def test_parquet_files_may_have_narrower_types_than_the_table(
 def test_a_repetition_may_reorder_fields_and_narrow_types(
     run_job: Callable[..., Any], copy_of: Callable[..., Path], rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:
-    statement = """
+    history_statement = """
         CREATE TABLE {t} (id BIGINT, n BIGINT, s STRUCT<street: STRING, zip: STRING, amount: DECIMAL(10, 2)>,
         l ARRAY<STRUCT<x: DOUBLE, y: BIGINT>>, m MAP<STRING, STRUCT<a: BIGINT, b: STRING>>,
         f DOUBLE, t STRING, __START_AT BIGINT, __END_AT BIGINT)
@@ -161,7 +167,7 @@ def test_a_repetition_may_reorder_fields_and_narrow_types(
     lines = pa.list_(pa.struct([("y", pa.int32()), ("x", pa.float32())]))
     texts = pa.map_(pa.string(), pa.struct([("b", pa.string()), ("a", pa.int32())]))
 
-    def file(name: str, sequence: int, street: str) -> Path:
+    def write_file(name: str, sequence: int, street: str) -> Path:
         columns = {
             "s": pa.array([{"zip": "1", "amount": 1, "STREET": street}], struct),
             "l": pa.array([[{"y": 1, "x": 0.1}, None]], lines),
@@ -172,21 +178,23 @@ def test_a_repetition_may_reorder_fields_and_narrow_types(
         pq.write_table(pa.table({"id": [1], "n": [sequence], **columns}), tmp_path / name)
         return tmp_path / name
 
-    change, contradiction = file("first.parquet", 1, "A"), file("second.parquet", 1, "B")
-    history = ("--scd-type", "2", "--except-columns", "n")
-    newest = statement.replace(", __START_AT BIGINT, __END_AT BIGINT", "")
-    for number, (create, options) in enumerate(((newest, ()), (statement, history))):
+    change_file, contradicting_file = write_file("first.parquet", 1, "A"), write_file("second.parquet", 1, "B")
+    history_options = ("--scd-type", "2", "--except-columns", "n")
+    newest_rows_statement = history_statement.replace(", __START_AT BIGINT, __END_AT BIGINT", "")
+    for number, (create, options) in enumerate(((newest_rows_statement, ()), (history_statement, history_options))):
         table = copy_of(create, to=f"table{number}")
-        for inserted in (1, 0):
-            outcome = run_job("upsert", "--table", table, *UPSERT, *options, "--source", change)
-            assert (outcome.code, [line["inserted"] for line in outcome.commits]) == (0, [inserted]), outcome.error
-        outcome = run_job("upsert", "--table", table, *UPSERT, *options, "--source", contradiction)
+        for inserted_count in (1, 0):
+            outcome = run_job("upsert", "--table", table, *UPSERT, *options, "--source", change_file)
+            assert (outcome.code, [line["inserted"] for line in outcome.commits]) == (0, [inserted_count]), (
+                outcome.error
+            )
+        outcome = run_job("upsert", "--table", table, *UPSERT, *options, "--source", contradicting_file)
         assert (outcome.code, "differs from it: id=1" in error_line(outcome)) == (5, True), outcome.error
         assert rows_of(table, "s", "t") == [({"street": "A", "zip": "1", "amount": Decimal("1.00")}, "7")]
 
 
 @pytest.mark.full
-def test_the_error_names_column_mapping_which_creates_the_table(
+def test_names_with_special_characters_need_column_mapping(
     run_job: Callable[..., Any],
     csv_file: Callable[..., Path],
     spark: SparkSession,

@@ -52,7 +52,7 @@ TABLE, URI = "s3a://lake/flights", "s3://lake/flights"
 
 @dataclass
 class Operators:
-    """An empty lock root, a holder, a rival, and the commands on this root."""
+    """An empty lock root, a lock manager, a rival, and the commands for this root."""
 
     client: KazooClient
     settings: LockSettings
@@ -76,13 +76,13 @@ class Operators:
         return CliRunner().invoke(app, [command, *arguments, *self.options()], input=answer)
 
     def tables(self, *arguments: str) -> dict[str, Any]:
-        """Return the tables of ``status --json`` by their name."""
+        """Return the tables of ``status --json`` by name."""
         result = self.run("status", "--json", *arguments)
         assert result.exit_code == 0, result.output
         return {table["table"]: table for table in json.loads(result.stdout)["tables"]}
 
     def wait_behind_holder(self, waiters: int = 1, **options: Any) -> Future[int]:
-        """Let the rival wait for the table in a thread; return its token."""
+        """Let the rival wait for the table in a thread; return a future with its token."""
 
         def wait() -> int:
             with self.rival.acquire(TABLE, **options) as hold:
@@ -106,8 +106,8 @@ class Operators:
         entry, data = uuid.uuid4().hex, json.dumps({"host": "h1", "pid": 1, "job": "by-month"}).encode()
         transaction = self.client.transaction()
         for queue in nodes:
-            mark = "__lock__" if queue == nodes[-1] else "__rlock__"
-            transaction.create(f"{queue}/{entry}{mark}", data, ephemeral=True, sequence=True)
+            suffix = "__lock__" if queue == nodes[-1] else "__rlock__"
+            transaction.create(f"{queue}/{entry}{suffix}", data, ephemeral=True, sequence=True)
         paths = transaction.commit()
         assert all(isinstance(path, str) for path in paths), paths
         return paths
@@ -115,12 +115,12 @@ class Operators:
     @contextmanager
     def busy_partitions(self) -> Iterator[None]:
         """Keep one partition hold, and let three threads create and delete others."""
-        ended = threading.Event()
+        stop = threading.Event()
 
         def create_and_delete(level: str) -> None:
-            while not ended.is_set():
+            while not stop.is_set():
                 paths = self.hold_partition(level, "day=1")
-                ended.wait(0.02)
+                stop.wait(0.02)
                 transaction = self.client.transaction()
                 for path in paths:
                     transaction.delete(path)
@@ -131,7 +131,7 @@ class Operators:
         try:
             yield
         finally:
-            ended.set()
+            stop.set()
             for thread in threads:
                 thread.result()
 
@@ -168,7 +168,7 @@ def test_holders_and_waiters_are_listed_in_order(operators: Operators) -> None:
     with operators.manager.acquire("s3a://lake/idle"):
         pass
     with operators.manager.acquire(TABLE) as hold:
-        waiting = [operators.wait_behind_holder(waiters) for waiters in (1, 2)]
+        tokens = [operators.wait_behind_holder(waiters) for waiters in (1, 2)]
         table = operators.tables(TABLE)[URI]
         assert list(operators.tables()) == [URI, "s3://lake/idle"]
         (holder,) = table["holders"]
@@ -176,8 +176,8 @@ def test_holders_and_waiters_are_listed_in_order(operators: Operators) -> None:
         assert (holder["partitions"], holder["shared"], holder["waits_for"]) == ([], False, [])
         first, second = table["waiters"]
         rows = [line for line in (ROOT / "docs" / "operate.md").read_text().splitlines() if line.startswith("| `….")]
-        documented = {name for row in rows for name in re.findall(r"`…?\.(\w+)`", row)}
-        assert set(holder) == set(first) == documented
+        documented_fields = {name for row in rows for name in re.findall(r"`…?\.(\w+)`", row)}
+        assert set(holder) == set(first) == documented_fields
         assert first["job"] == "rival"
         assert (first["waits_for"], second["waits_for"]) == ([holder["claim"]], [holder["claim"], first["claim"]])
         assert first["token"] < second["token"]
@@ -187,7 +187,7 @@ def test_holders_and_waiters_are_listed_in_order(operators: Operators) -> None:
         assert states == ["holds", "waits", "waits"]
         assert "1 table without holders and waiters" in lines[-1]
         operators.eventually(lambda: operators.tables(TABLE)[URI]["holders"][0]["since"] == hold.acquired_at)
-    assert [token.result() for token in waiting] == [first["token"], second["token"]]
+    assert [token.result() for token in tokens] == [first["token"], second["token"]]
 
 
 def test_partition_holds_are_grouped_by_partition(operators: Operators) -> None:
@@ -211,7 +211,9 @@ def test_a_changing_hold_is_listed_completely_or_not_at_all(
             operators.eventually(lambda: len(entries()) > 1)
             listings = [entries() for _ in range(50)]
             assert {len(entry.nodes) for listing in listings for entry in listing} == {3}
-            assert all(any(entry.holds for entry in listing) for listing in listings), "one hold is permanent"
+            assert all(any(entry.holds for entry in listing) for listing in listings), (
+                "a listing lacks the permanent hold"
+            )
             # Control: if changes during the listing are ignored, some holds are listed incompletely.
             monkeypatch.setattr(inspector._reader, "_newest_change", lambda *_: 2**63)
             operators.eventually(lambda: any(len(entry.nodes) != 3 for entry in entries()))
@@ -246,9 +248,11 @@ def test_locks_of_kazoo_are_listed(operators: Operators) -> None:
 
 def test_a_waiter_over_the_limit_gives_exit_code_3(operators: Operators) -> None:
     with operators.manager.acquire(TABLE):
-        assert operators.run("status", "--fail-if-waiting", "0").exit_code == 0, "nobody waits"
+        assert operators.run("status", "--fail-if-waiting", "0").exit_code == 0, "the command failed, but nobody waits"
         token = operators.wait_behind_holder()
-        assert operators.run("status", "--fail-if-waiting", "600").exit_code == 0, "nobody waits that long"
+        assert operators.run("status", "--fail-if-waiting", "600").exit_code == 0, (
+            "the command failed, but nobody waits for 600 s"
+        )
         result = operators.run("status", "--fail-if-waiting", "0")
         assert result.exit_code == 3
         assert result.stderr.startswith(f"sluice: {URI}: ")
@@ -286,7 +290,7 @@ def test_a_watch_on_a_terminal_overwrites_its_lines(operators: Operators) -> Non
     os.close(terminal)
     assert process.returncode == 130
     assert error == "sluice: stopped by SIGINT; everything that was started has been ended\n"
-    assert b"\x1b[" in output, "the cursor returns to the first line"
+    assert re.search(rb"\x1b\[\d*A", output), "the cursor never moves up to overwrite earlier lines"
 
 
 def test_a_waiting_acquire_logs_the_first_holder(
@@ -310,24 +314,24 @@ def test_a_waiting_acquire_logs_the_first_holder(
 
 def test_break_fences_the_holder_and_admits_the_next_waiter(operators: Operators) -> None:
     hold = operators.manager.acquire(TABLE)
-    guard, guarded = CommitGuard(), GuardedHold(hold, {})
-    guard.add(guarded)
-    commit = {"kind": "commit", "table": TABLE, "version": 7, "blocks": guarded.name, "txn": "t", "operation": "WRITE"}
+    guard, block = CommitGuard(), GuardedHold(hold, {})
+    guard.add(block)
+    commit = {"kind": "commit", "table": TABLE, "version": 7, "blocks": block.name, "txn": "t", "operation": "WRITE"}
     token = operators.wait_behind_holder()
 
-    declined = operators.run("break", TABLE, answer="n\n")
-    assert declined.exit_code == 1
-    assert f"token {hold.token}" in declined.stdout
-    assert "nothing was removed" in declined.stderr
-    unanswered = operators.run("break", TABLE, answer="")
-    assert (unanswered.exit_code, "--yes" in unanswered.stderr) == (1, True)
+    declined_break = operators.run("break", TABLE, answer="n\n")
+    assert declined_break.exit_code == 1
+    assert f"token {hold.token}" in declined_break.stdout
+    assert "nothing was removed" in declined_break.stderr
+    unanswered_break = operators.run("break", TABLE, answer="")
+    assert (unanswered_break.exit_code, "--yes" in unanswered_break.stderr) == (1, True)
     # Control: until the lock is broken, the guard allows the commit.
     assert "holds" in json.loads(guard.check(json.dumps(commit | {"attempt": "before"})))
     assert not token.done()
 
-    confirmed = operators.run("break", TABLE, answer="y\n")
-    assert confirmed.exit_code == 0, confirmed.output
-    assert f"removed: {declined.stdout.split(' by ')[1].splitlines()[0]}" in confirmed.stdout
+    confirmed_break = operators.run("break", TABLE, answer="y\n")
+    assert confirmed_break.exit_code == 0, confirmed_break.output
+    assert f"removed: {declined_break.stdout.split(' by ')[1].splitlines()[0]}" in confirmed_break.stdout
     reply = json.loads(guard.check(json.dumps(commit | {"attempt": "after"})))
     assert reply["refused"] == "LockLostError"
     assert "as `sluice break` does" in reply["message"]
@@ -375,14 +379,14 @@ def test_a_new_holder_is_not_removed_in_place_of_an_earlier_one(operators: Opera
 
 
 def test_break_of_a_partition_removes_only_its_holder(operators: Operators) -> None:
-    january, february = (operators.hold_partition("year=2013", month) for month in ("month=1", "month=2"))
+    january_paths, february_paths = (operators.hold_partition("year=2013", month) for month in ("month=1", "month=2"))
     result = operators.run("break", TABLE, "--partition", "year=2013/month=1", "--yes")
     assert result.exit_code == 0, result.output
     assert "year=2013/month=1" in result.stdout
-    assert not any(map(operators.client.exists, january))
-    assert all(map(operators.client.exists, february))
+    assert not any(map(operators.client.exists, january_paths))
+    assert all(map(operators.client.exists, february_paths))
     assert operators.run("break", TABLE, "--partition", "year=2013", "--yes").exit_code == 0
-    assert not any(map(operators.client.exists, february))
+    assert not any(map(operators.client.exists, february_paths))
 
 
 def test_a_host_name_without_an_address_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,10 +60,10 @@ class OverwrittenTable:
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
         return self.rows_of(self.path, *(columns or ("id", "part")))
 
-    def versions(self) -> int:
+    def version_count(self) -> int:
         return DeltaTable(self.path).version() + 1
 
-    def partitioning(self) -> list[str]:
+    def partition_columns(self) -> list[str]:
         return DeltaTable(self.path).metadata().partition_columns
 
 
@@ -86,22 +86,22 @@ def test_all_rows_are_replaced_in_one_commit(table: OverwrittenTable) -> None:
     job = table.overwrite([(9, "z")])
     assert (job.code, job.error) == (0, "")
     assert [line["event"] for line in job.lines] == ["begun", "holding", "commit"]
-    assert (table.rows(), table.versions()) == ([(9, "z")], 2)
+    assert (table.rows(), table.version_count()) == ([(9, "z")], 2)
     refused_job = table.overwrite([("x", 1.5)], columns=("name", "weight"))
-    assert (refused_job.code, table.versions()) == (5, 2)
+    assert (refused_job.code, table.version_count()) == (5, 2)
     assert "name" in refused_job.error
 
 
 @pytest.mark.full
 def test_a_new_schema_keeps_the_partition_columns(table: OverwrittenTable) -> None:
     assert table.overwrite([("x", "a"), ("y", "b")], "--overwrite-schema").code == 0
-    assert table.partitioning() == ["part"]
+    assert table.partition_columns() == ["part"]
     assert table.rows() == [("x", "a"), ("y", "b")]
     # The table takes the spelling of the files.
     assert table.overwrite([("c", 1.5)], "--overwrite-schema", columns=("Part", "weight")).code == 0
-    assert table.partitioning() == ["Part"]
+    assert table.partition_columns() == ["Part"]
     refused_job = table.overwrite([("x", 2.5)], "--overwrite-schema", columns=("name", "weight"))
-    assert (refused_job.code, refused_job.lines, table.versions()) == (2, [], 3)
+    assert (refused_job.code, refused_job.lines, table.version_count()) == (2, [], 3)
     (sentence,) = refused_job.error.splitlines()
     assert "the files have no column Part" in sentence
     assert "--partition-by" in sentence
@@ -112,11 +112,11 @@ def test_a_new_schema_keeps_the_partition_columns(table: OverwrittenTable) -> No
 def test_a_new_schema_may_have_new_partition_columns(table: OverwrittenTable) -> None:
     rows, columns = [("x", 1.5)], ("name", "weight")
     refused_job = table.overwrite(rows, "--overwrite-schema", "--partition-by", "part", columns=columns)
-    assert (refused_job.code, refused_job.lines, table.versions()) == (2, [], 1)
+    assert (refused_job.code, refused_job.lines, table.version_count()) == (2, [], 1)
     assert "the source has no column part to partition by" in refused_job.error
     job = table.overwrite(rows, "--overwrite-schema", "--partition-by", "Name", columns=columns)
     assert (job.code, job.error) == (0, "")
-    assert table.partitioning() == ["name"]
+    assert table.partition_columns() == ["name"]
     assert table.rows("name", "weight") == [("x", 1.5)]
 
 
@@ -135,7 +135,7 @@ def test_a_concurrent_change_of_the_partitioning_is_not_undone(
     assert (job.code, job.commits) == (5, []), job.error
     assert len(job.error.splitlines()) == 1
     assert "start the job again" in job.error
-    assert (table.partitioning(), table.rows()) == (["id"], [(7, "a")])
+    assert (table.partition_columns(), table.rows()) == (["id"], [(7, "a")])
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from writer_jobs.merge.table_shape import TableShape
 pytestmark = pytest.mark.spark
 
 #: Texts that Delta stores as null.
-NULLS = ["", "__HIVE_DEFAULT_PARTITION__"]
+NULL_TEXTS = ["", "__HIVE_DEFAULT_PARTITION__"]
 COUNTRY = ("--partition-by", "country")
 CHANGES = (*COUNTRY, "--sequence-by", "pos")
 JOBS = [
@@ -41,7 +41,7 @@ def test_text_that_delta_stores_as_null_is_refused(run_job: Callable[..., Any], 
     source = landing / "rows.json"
     for number, (job, arguments) in enumerate(JOBS):
         # Each job gets one of the texts, because all jobs share the rule.
-        row = {"country": NULLS[number % 2], "id": 1, "name": "", "pos": 10, "at": "2026-11-01T00:00:00Z"}
+        row = {"country": NULL_TEXTS[number % 2], "id": 1, "name": "", "pos": 10, "at": "2026-11-01T00:00:00Z"}
         source.write_text(json.dumps({**row, "country": "no"}) + "\n" + json.dumps(row) + "\n")
         paths: list[Any] = ["--table", tmp_path / f"table{number}", "--source", landing]
         if job == "stream":
@@ -72,41 +72,41 @@ def test_an_existing_table_refuses_texts_but_keeps_nulls(
         writer.overwrite(empty_text, dynamic=True)
     with pytest.raises(ChangesError, match="table: the partition column country has the value ''"):
         apply_changes(writer, empty_text, **CHANGE_OPTIONS)
-    # Only the key of a delete is stored.
+    # A delete stores only its key, so it may have any text in the partition column.
     result = apply_changes(writer, changes(spark, ("", 2, "", 2, True)), **CHANGE_OPTIONS)
     assert (result.deleted, result.changes) == (1, 1)
     # Texts of other columns may be empty.
     assert rows_of(table, "country", "id", "name") == [(None, 1, "")]
-    null = changes(spark, (None, 1, "x", 1, False))
+    null_row = changes(spark, (None, 1, "x", 1, False))
     for predicate in ("id = 1 AND (country = '' OR false)", "'' <=> country", "country IN ('no', '')"):
         with pytest.raises(SchemaMismatchError, match="use `country` IS NULL"):
-            writer.overwrite(null, replace_where=predicate)
+            writer.overwrite(null_row, replace_where=predicate)
     for predicate in (
         "coalesce(country, '') = ''",
         "country IS NULL OR country <> '' AND country NOT IN ('')",
         "country IS NULL",
     ):
-        writer.overwrite(null, replace_where=predicate)
+        writer.overwrite(null_row, replace_where=predicate)
     assert rows_of(table, "country", "id", "name") == [(None, 1, "x")]
 
 
 def test_bytes_that_delta_would_change_are_refused(
     spark: SparkSession, writer: LockedDeltaWriter, table: Path, rows_of: Callable[..., Any]
 ) -> None:
-    ascii_bytes, no_bytes, other_bytes = (
+    ascii_bytes, empty_bytes, non_ascii_bytes = (
         spark.createDataFrame([(bytearray(part), 1)], "part binary, id long") for part in (b"a", b"", b"a\xff")
     )
-    for rows, error in ((no_bytes, "part has the value ''"), (other_bytes, "part has the bytes 61FF")):
+    for rows, error in ((empty_bytes, "part has the value ''"), (non_ascii_bytes, "part has the bytes 61FF")):
         with pytest.raises(WriteFailedError, match=error):
             writer.append(rows, partition_by=["part"])
     writer.append(ascii_bytes, partition_by=["part"])
     with pytest.raises(ChangesError, match="part has the bytes 61FF"):
-        apply_changes(writer, other_bytes, keys=["part"], sequence_by="id")
+        apply_changes(writer, non_ascii_bytes, keys=["part"], sequence_by="id")
     assert rows_of(table, "part", "id") == [(b"a", 1)]
 
 
 @pytest.mark.parametrize("lock_during", ["commit", "write"])
-def test_rows_are_checked_for_partition_columns_at_the_commit(
+def test_new_partition_columns_are_checked_at_the_commit(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     copy_of: Callable[..., Path],
@@ -117,7 +117,7 @@ def test_rows_are_checked_for_partition_columns_at_the_commit(
     writer = LockedDeltaWriter(spark, manager, str(table))
     # The control: country is not a partition column.
     writer.append(changes(spark, ("", 2, "", 1, False)), lock_during=lock_during)
-    # Another program replaces the partition columns. This driver learns it when it reads the log again.
+    # Another program replaces the partition columns. This driver learns of the change when it reads the log again.
     rows = DeltaTable(table).to_pyarrow_table()
     write_deltalake(table, rows.slice(0, 0), mode="overwrite", schema_mode="overwrite", partition_by=["country"])
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
@@ -137,10 +137,10 @@ def test_a_table_that_appears_after_the_check_ends_the_batch(
     check = TableShape.fit
 
     def check_and_create(shape: TableShape, prepared: DataFrame, state: TableState | None) -> DataFrame:
-        checked = check(shape, prepared, state)
+        fitted_rows = check(shape, prepared, state)
         if state is None:
             rival.append(changes(spark, ("no", 9, "", 1, False)), partition_by=["country"])
-        return checked
+        return fitted_rows
 
     rival = LockedDeltaWriter(spark, manager, str(table))
     monkeypatch.setattr(TableShape, "fit", check_and_create)
@@ -152,7 +152,8 @@ def test_a_table_that_appears_after_the_check_ends_the_batch(
         apply_changes(writer, batch, **CHANGE_OPTIONS)
 
 
-def timed_rows(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
+def timestamp_rows(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
+    """Return rows of ``at``, ``id`` and ``pos``. ``at`` is parsed from a text."""
     texts = spark.createDataFrame([(at, id_, 1) for at, id_ in rows], "text string, id long, pos long")
     return texts.selectExpr("timestamp(text) at", "id", "pos")
 
@@ -167,7 +168,7 @@ def seconds_and_ids(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
 def test_timestamp_partitions_need_a_zone_without_clock_changes(
     spark: SparkSession, writer: LockedDeltaWriter, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = timed_rows(spark, (FIRST_TIME, 1), (SECOND_TIME, 2))
+    rows = timestamp_rows(spark, (FIRST_TIME, 1), (SECOND_TIME, 2))
     options: dict[str, Any] = {"keys": ["at", "id"], "sequence_by": "pos", "partition_by": ["at"]}
     writes: list[Callable[[], Any]] = [
         lambda: writer.append(rows, partition_by=["at"]),
@@ -190,7 +191,7 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
         writer.update({"pos": "pos + 1"})
     with session_time_zone(spark), pytest.raises(SchemaMismatchError):
         writer.overwrite(rows, partition_by=["at"], options={"overwriteSchema": "true"})
-    # Sessions of any zone read the same instants.
+    # Sessions in any time zone read the same instants.
     for zone in ("UTC", ZONE):
         with session_time_zone(spark, zone):
             assert seconds_and_ids(spark, table) == [(0, 1), (3600, 2)]
@@ -206,17 +207,17 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     assert seconds_and_ids(spark, table) == [(0, 1), (3600, 2)]
 
 
-GENERATED = """
+GENERATED_COLUMN_TABLE = """
     CREATE TABLE {t} (event TIMESTAMP, at TIMESTAMP GENERATED ALWAYS AS (date_trunc('HOUR', event)), id LONG)
     USING delta PARTITIONED BY (at)
 """
 
 
-def test_generated_timestamp_partitions_need_such_a_zone_too(
+def test_generated_timestamp_partitions_need_a_fixed_zone(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED)))
-    rows = timed_rows(spark, (FIRST_TIME, 1)).selectExpr("at event", "id")
+    writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED_COLUMN_TABLE)))
+    rows = timestamp_rows(spark, (FIRST_TIME, 1)).selectExpr("at event", "id")
     with session_time_zone(spark), pytest.raises(SchemaMismatchError, match="at is a partition column with timestamps"):
         writer.append(rows)
 
@@ -233,7 +234,7 @@ def test_a_partition_column_may_have_a_dot(
     assert rows_of(table, "a.b", "id", "at") == [("x", 1, 1), ("y z", 2, 2)]
 
 
-def test_a_folder_name_that_is_too_long_is_named(spark: SparkSession, writer: LockedDeltaWriter) -> None:
+def test_a_partition_value_that_is_too_long_is_refused(spark: SparkSession, writer: LockedDeltaWriter) -> None:
     rows = spark.createDataFrame([("å" * 200, 1)], "name string, id long")
     with pytest.raises(WriteFailedError, match=r"partition column name makes a folder name of .* allows 255"):
         writer.append(rows, partition_by=["name"])

@@ -1,4 +1,4 @@
-"""Locks on partitions and on several tables, on a real server: conflicts, and that no contender remains."""
+"""Locks on partitions and on several tables, on a real server: conflicts, errors and the removal of contenders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def znodes(ensemble_client, table: str) -> LockZnodes:
 
 
 def is_excluded(manager: RivalManager, table: str, **scope) -> bool:
-    """Return whether a try-lock fails."""
+    """Return whether another hold excludes this request."""
     try:
         manager.acquire(table, timeout_seconds=0, **scope).release()
     except LockTimeoutError:
@@ -54,7 +54,7 @@ def is_excluded(manager: RivalManager, table: str, **scope) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("held", "requested", "conflict"),
+    ("held_partitions", "requested_partitions", "conflict"),
     [
         ([part(2013, 1)], [part(2013, 2)], False),
         ([part(2013, 1)], [part(2013, 1)], True),
@@ -68,17 +68,17 @@ def is_excluded(manager: RivalManager, table: str, **scope) -> bool:
     ],
 )
 def test_a_partition_excludes_its_ancestors_and_descendants(
-    make_manager, make_rival, table, znodes, held, requested, conflict
+    make_manager, make_rival, table, znodes, held_partitions, requested_partitions, conflict
 ):
     rival = make_rival()
-    with make_manager().acquire(table, partitions=held):
-        assert is_excluded(rival, table, partitions=requested) is conflict
-    assert not is_excluded(rival, table, partitions=requested)
+    with make_manager().acquire(table, partitions=held_partitions):
+        assert is_excluded(rival, table, partitions=requested_partitions) is conflict
+    assert not is_excluded(rival, table, partitions=requested_partitions)
     assert znodes.all_contenders() == []
 
 
 @pytest.mark.parametrize(
-    ("held", "requested", "conflict"),
+    ("held_scope", "requested_scope", "conflict"),
     [
         ({"shared": True}, {"partitions": [part(2013)]}, True),
         ({"partitions": [part(2013)]}, {"shared": True}, True),
@@ -91,70 +91,72 @@ def test_a_partition_excludes_its_ancestors_and_descendants(
         ({"partitions": [part(2013)], "shared": True}, {}, True),
     ],
 )
-def test_readers_exclude_writers_of_their_partitions(make_manager, make_rival, table, held, requested, conflict):
+def test_readers_exclude_writers_of_their_partitions(
+    make_manager, make_rival, table, held_scope, requested_scope, conflict
+):
     rival = make_rival()
-    with make_manager().acquire(table, **held):
-        assert is_excluded(rival, table, **requested) is conflict
+    with make_manager().acquire(table, **held_scope):
+        assert is_excluded(rival, table, **requested_scope) is conflict
 
 
 def test_the_queue_shows_a_writer_behind_a_reader_of_the_table(make_manager, table, eventually):
     reader, writer = make_manager(), make_manager()
     hold = reader.acquire(table, shared=True)
-    waiting = in_new_thread(writer.acquire, table, partitions=[part(2013)])
+    waiting_request = in_new_thread(writer.acquire, table, partitions=[part(2013)])
     eventually(lambda: len(reader.queue(table)) == 2)
     first_entry, second_entry = reader.queue(table)
     assert (first_entry.holds, first_entry.shared) == (True, True)
     assert (second_entry.holds, second_entry.waits_for) == (False, (hold.hold_id,))
     hold.release()
-    waiting.result(30).release()
+    waiting_request.result(30).release()
 
 
 def test_a_waiter_is_granted_after_its_last_predecessor(make_manager, make_rival, table, eventually):
     manager, rival, waiter = make_manager(), make_rival(), make_manager()
     first_hold = manager.acquire(table, partitions=[part(2013, 1)])
     second_hold = rival.acquire(table, partitions=[part(2013, 2)])
-    waiting = in_new_thread(waiter.acquire, table, partitions=[part(2013)])
+    waiting_request = in_new_thread(waiter.acquire, table, partitions=[part(2013)])
     eventually(lambda: len(manager.queue(table)) == 3)
     first_hold.release()
-    assert not waiting.done()
+    assert not waiting_request.done()
     second_hold.release()
-    hold = waiting.result(30)
+    hold = waiting_request.result(30)
     assert hold.token > second_hold.token
     hold.check()
     hold.release()
 
 
 def test_a_waiter_in_one_queue_stands_in_no_later_queue(make_manager, make_rival, table, znodes, eventually):
-    """Otherwise it could block its own predecessor: a deadlock."""
+    """A waiter in a later queue could block its own predecessor, and both would wait forever."""
     hold = make_manager().acquire(table, partitions=[part(2013, 1)])
-    waiting = in_new_thread(make_manager().acquire, table, partitions=[part(2013, 1), part(2013, 2)])
-    # The table, the year and the first month. The waiter leaves the second month before it waits.
+    waiting_request = in_new_thread(make_manager().acquire, table, partitions=[part(2013, 1), part(2013, 2)])
+    # The waiter stands in the queues of the table, the year and the first month. It has left that of the second month.
     eventually(lambda: len([path for path in znodes.all_contenders() if hold.hold_id not in path]) == 3)
     assert not is_excluded(make_rival(), table, partitions=[part(2013, 2)])
     hold.release()
-    waiting.result(30).release()
+    waiting_request.result(30).release()
     assert znodes.all_contenders() == []
 
 
 def test_several_tables_in_opposite_orders_do_not_deadlock(make_manager, table, ensemble_client):
     tables = [f"{table}/{name}" for name in "abc"]
 
-    def work(number: int) -> None:
+    def acquire_repeatedly(number: int) -> None:
         manager = make_manager()
-        for turn in range(10):
-            order = tables if (number + turn) % 2 else tables[::-1]
-            scopes = [TableScope.of(TableResource.of(name), [part(2013, turn % 3 + 1)]) for name in order]
+        for round_number in range(10):
+            order = tables if (number + round_number) % 2 else tables[::-1]
+            scopes = [TableScope.of(TableResource.of(name), [part(2013, round_number % 3 + 1)]) for name in order]
             with manager.acquire_all(scopes, timeout_seconds=60) as hold:
                 assert set(hold.scope) == set(tables)
                 hold.check()
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(6)))
+        list(pool.map(acquire_repeatedly, range(6)))
     assert [path for name in tables for path in LockZnodes(ensemble_client, name).all_contenders()] == []
 
 
 def test_a_thread_acquires_its_lock_again(make_manager, make_rival, table):
-    """It must release the lock as often as it acquires it."""
+    """A thread must release the lock as often as it acquires it."""
     manager, rival = make_manager(), make_rival()
     with manager.acquire(table) as outer:
         with manager.acquire(table) as inner, manager.acquire(table, partitions=[part(2013)]) as partition_hold:
@@ -221,7 +223,7 @@ def test_a_timeout_leaves_no_contender_at_any_level(make_manager, make_rival, ta
     for partitions in ([part(2013, 1)], [part(2013)], [part(2012), part(2013, 1), part(2014)], None):
         with pytest.raises(LockTimeoutError):
             manager.acquire(table, partitions=partitions, timeout_seconds=0.5)
-        # On a slow server some are removed in the background.
+        # On a slow server some contenders are removed in the background.
         eventually(lambda: len(znodes.all_contenders()) == len(contenders))
     hold.release()
 
@@ -246,17 +248,17 @@ def test_partitions_are_named_by_their_values(make_manager, make_rival, table):
 
 @pytest.mark.parametrize("end", ["closed", "broken", "too long", "released"])
 def test_the_next_holder_of_a_partition_finds_the_intent(end, make_manager, zookeeper, table, znodes, eventually):
-    """An intent without a contender is unfinished. So the table's queue must be free before the partition's queue."""
+    """An intent is unfinished once its contender is gone. So a hold leaves the table's queue before the partition's."""
     max_hold_seconds = 2 if end == "too long" else None
-    year = f"{znodes.path}/partitions/year=2013"
+    year_path = f"{znodes.path}/partitions/year=2013"
     for version in range(2 if max_hold_seconds else 5):
         next_manager = make_manager()
         next_manager.connect()
         with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=30, max_hold_seconds=max_hold_seconds) as manager:
             hold = manager.acquire(table, partitions=[part(2013, 1)])
             hold.intend(version, txn=None, attempt="it")
-            waiting = in_new_thread(next_manager.acquire, table, partitions=[part(2013, 1)])
-            eventually(lambda: len(znodes.client.get_children(year)) == 3)
+            waiting_request = in_new_thread(next_manager.acquire, table, partitions=[part(2013, 1)])
+            eventually(lambda: len(znodes.client.get_children(year_path)) == 3)
             if end == "closed":
                 manager.close()
             elif end == "broken":
@@ -265,7 +267,7 @@ def test_the_next_holder_of_a_partition_finds_the_intent(end, make_manager, zook
                     assert inspector.remove(locks, locks.holders[0])
             elif end == "released":
                 hold.release()
-            with waiting.result(30) as next_hold:
+            with waiting_request.result(30) as next_hold:
                 assert next_hold.intents.unfinished == (hold.hold_id,)
                 next_hold.intents.read()
                 next_hold.intents.clear()
@@ -284,20 +286,20 @@ def test_a_block_releases_only_its_own_acquire(make_manager, make_rival, table):
 
 
 def test_closing_a_manager_inside_a_block_loses_the_lock(make_manager, table):
-    manager, reported = make_manager(), threading.Event()
+    manager, loss_reported = make_manager(), threading.Event()
     with pytest.raises(LockLostError, match="the manager that gave it was closed"):
         with manager.acquire(table) as hold:
-            hold.on_loss(lambda _: reported.set())
+            hold.on_loss(lambda _: loss_reported.set())
             manager.close()
-    assert reported.wait(10)
-    # Outside a block it is a release.
+    assert loss_reported.wait(10)
+    # Outside a block, closing the manager releases the hold.
     manager = make_manager()
     hold = manager.acquire(table)
     manager.close()
     assert hold.lost is None
 
 
-def test_an_acl_below_a_table_is_a_refusal(make_manager, table, znodes):
+def test_an_acl_on_a_partition_s_znode_refuses_the_request(make_manager, table, znodes):
     path = f"{znodes.path}/partitions"
     znodes.client.ensure_path(path)
     znodes.client.create(f"{path}/year=2013", b"", acl=[make_acl("world", "anyone", read=True)])

@@ -56,7 +56,7 @@ pytestmark = pytest.mark.spark
 
 BEGIN = datetime(2013, 1, 1, tzinfo=UTC)
 SCHEMA = "key long, at timestamp, place string, value string"
-FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+FILE_RETENTION, LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 MISSING_FILE = r"does not exist|FILE_NOT_EXIST|No such file"
 
 
@@ -99,7 +99,7 @@ class PinnableTable:
         )
 
     def append(self, keys: Iterable[int]) -> None:
-        """Append rows of the same kind as one file."""
+        """Append rows like those of ``create`` as one file."""
         rows = [(key, day(key), "a+b c%20", f"row {key}") for key in keys]
         self.writer.append(self.spark.createDataFrame(rows, SCHEMA).coalesce(1), partition_by=["place"])
 
@@ -125,12 +125,16 @@ class PinnableTable:
             self.spark.sql(statement.replace("{t}", f"delta.`{self.location}`"))
 
     def set_file_retention(self, interval: str) -> None:
-        self.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{FILES}' = 'interval {interval}')")
+        self.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{FILE_RETENTION}' = 'interval {interval}')")
 
     def retention(self) -> dict[str, str]:
         """Return the properties that a pin may change."""
         properties = DeltaTable(self.location).metadata().configuration
-        return {name: value for name, value in properties.items() if name in (FILES, LOG, RETENTION_PROPERTY)}
+        return {
+            name: value
+            for name, value in properties.items()
+            if name in (FILE_RETENTION, LOG_RETENTION, RETENTION_PROPERTY)
+        }
 
     def data_files(self) -> set[str]:
         return {path.name for path in self.path.rglob("*.parquet") if "_delta_log" not in path.parts}
@@ -196,14 +200,14 @@ def test_a_pin_keeps_its_rows_and_counts_later_rows(table: PinnableTable) -> Non
     assert table.find_pin("day-49") == pin
     assert table.pins() == [pin]
     assert table.pinned_keys(pin) == list(range(50))
-    unchanged = table.changed_since(pin)
-    assert (unchanged.rows_new, unchanged.rows_gone, unchanged.files_read, unchanged.files) == (0, 0, 0, 6)
+    no_changes = table.changed_since(pin)
+    assert (no_changes.rows_new, no_changes.rows_gone, no_changes.files_read, no_changes.files) == (0, 0, 0, 6)
 
-    # A late row, a new version of a row, and a row after the pinned moment.
+    # These are a late row, a new version of a row, and a row after the pinned moment.
     table.apply("flights", 3, (1000, 12.5, "late"), (30, 30, "2"), (100, 100, "1"))
-    changed = table.changed_since(pin)
-    assert (changed.rows_new, changed.rows_gone) == (2, 1)
-    assert 0 < changed.files_read <= 4
+    changes = table.changed_since(pin)
+    assert (changes.rows_new, changes.rows_gone) == (2, 1)
+    assert 0 < changes.files_read <= 4
     changed_rows = rows_since(table.spark, pin, table.location).collect()
     assert sorted((row["key"], row["value"], row[CHANGE]) for row in changed_rows) == [
         (30, "1", "gone"), (30, "2", "new"), (1000, "late", "new"),
@@ -216,8 +220,8 @@ def test_a_compaction_is_not_counted_as_a_change(table: PinnableTable) -> None:
     table.create(rows=40, files=4)
     pin = table.pin()
     table.writer.optimize()
-    unchanged = table.changed_since(pin)
-    assert (unchanged.rows_new, unchanged.rows_gone, unchanged.files_read) == (0, 0, 5)
+    no_changes = table.changed_since(pin)
+    assert (no_changes.rows_new, no_changes.rows_gone, no_changes.files_read) == (0, 0, 5)
     assert rows_since(table.spark, pin, table.location).isEmpty()
     table.writer.delete("key < 5")
     assert table.changed_since(pin).rows_gone == 5
@@ -303,13 +307,13 @@ def tables(spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable
 
 @pytest.fixture
 def concurrent_writer(zookeeper: Any, tables: list[PinnableTable]) -> Iterator[None]:
-    """Append to both tables under one hold, repeatedly: at any time they have the same version."""
-    ended, failures = threading.Event(), []
+    """Append to both tables under one hold, repeatedly, so that under the lock they always have the same version."""
+    stop, failures = threading.Event(), []
 
     def write() -> None:
         rows = pa.table({"id": [0]})
         with ZookeeperLockManager(zookeeper.hosts) as manager:
-            while not ended.wait(0.2):
+            while not stop.wait(0.2):
                 with manager.acquire_all([table.location for table in tables]):
                     for table in tables:
                         write_deltalake(table.location, rows, mode="append")
@@ -323,7 +327,7 @@ def concurrent_writer(zookeeper: Any, tables: list[PinnableTable]) -> Iterator[N
     thread = threading.Thread(target=run)
     thread.start()
     yield
-    ended.set()
+    stop.set()
     thread.join()
     assert failures == []
 
@@ -351,7 +355,7 @@ def test_negative_control_tables_pinned_separately_differ(tables: list[PinnableT
 
 @contextmanager
 def killed_while_writing(monkeypatch: pytest.MonkeyPatch, folder: str) -> Iterator[None]:
-    """End the process when it writes a pin into this folder, without any cleanup."""
+    """Simulate a process that is killed when it writes a pin into this folder: nothing is cleaned up."""
     create = PinFiles.create
 
     def create_or_end(pins: PinFiles, pin: Pin) -> None:
@@ -400,7 +404,7 @@ def test_a_pin_that_fails_for_one_table_is_removed_from_all(
         assert table.retention() == {}
 
 
-def test_a_holder_without_the_lock_keeps_the_next_pin(table: PinnableTable) -> None:
+def test_a_late_run_neither_replaces_nor_removes_a_pin(table: PinnableTable) -> None:
     table.create()
     pin = table.pin()
     pins, late_pin = PinFiles(HadoopFiles.of(table.spark), pin.tables[0].location), replace(pin, pin_id="late")
@@ -468,7 +472,7 @@ def test_a_table_on_s3_is_pinned_under_any_of_its_names(table: PinnableTable, s3
 
 
 @pytest.mark.full
-def test_measuring_a_table_on_s3_requests_no_single_file(
+def test_requests_of_a_measurement_do_not_grow_with_files(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any
 ) -> None:
     from writer_jobs.maintenance.measure import measure
@@ -490,9 +494,10 @@ def test_measuring_a_table_on_s3_requests_no_single_file(
         assert vacuum(spark, table, manager=manager, dry_run=True).files == 0
         return {name: number - earlier_requests[name] for name, number in requests().items()}
 
-    few, many = requests_for(2), requests_for(60)
-    assert few["object_list_request"] > 0
-    assert {name: many[name] - few[name] < 10 for name in few} == dict.fromkeys(few, True), (few, many)
+    requests_for_2_files, requests_for_60_files = requests_for(2), requests_for(60)
+    assert requests_for_2_files["object_list_request"] > 0
+    increases = {name: requests_for_60_files[name] - number for name, number in requests_for_2_files.items()}
+    assert max(increases.values()) < 10, increases
 
 
 @pytest.mark.full
@@ -511,7 +516,7 @@ def test_deletion_vectors_of_a_pinned_version_are_kept(table: PinnableTable) -> 
     assert len(vectors) == 2
     table.vacuum()
     assert len({path.name for path in table.path.rglob("*.bin")} & vectors) == 1
-    table.sql(f"ALTER TABLE {{t}} UNSET TBLPROPERTIES ('{FILES}')")
+    table.sql(f"ALTER TABLE {{t}} UNSET TBLPROPERTIES ('{FILE_RETENTION}')")
     assert table.pinned_keys(pin) == [key for key in range(100) if key % 10 != 3]
 
 
@@ -519,13 +524,13 @@ def test_deletion_vectors_of_a_pinned_version_are_kept(table: PinnableTable) -> 
 def test_vacuum_removes_old_uncommitted_files_and_no_young_ones(table: PinnableTable) -> None:
     table.create()
     folder = next(table.path.glob("place=*"))
-    young, old = folder / "part-0-young.parquet", folder / "part-0-old.parquet"
-    for path in (young, old):
+    young_file, old_file = folder / "part-0-young.parquet", folder / "part-0-old.parquet"
+    for path in (young_file, old_file):
         path.write_bytes(b"PAR1")
     eight_days = 8 * 24 * 3600
-    os.utime(old, (time.time() - eight_days,) * 2)
+    os.utime(old_file, (time.time() - eight_days,) * 2)
     result = table.vacuum()
-    assert (result.files, old.exists(), young.exists()) == (1, False, True)
+    assert (result.files, old_file.exists(), young_file.exists()) == (1, False, True)
     assert table.keys() == [0, 1, 2]
 
 
@@ -536,12 +541,12 @@ def test_a_stream_continues_during_a_pin_and_vacuums(table: PinnableTable, tmp_p
         days = [day(key) for key in range(20)]
         rows = {"key": list(range(20)), "at": days, "place": ["a"] * 20, "value": [str(version)] * 20}
         write_deltalake(source, pa.table(rows), mode="append")
-    started, pins, failures = threading.Event(), [], []
+    first_batch_applied, pins, failures = threading.Event(), [], []
 
     def pin_first_batch(batch: int, _: Any) -> None:
         if batch == 0:
             pins.append(table.pin(column="at", at=day(9)))
-        started.set()
+        first_batch_applied.set()
 
     def run_stream() -> None:
         try:
@@ -559,7 +564,7 @@ def test_a_stream_continues_during_a_pin_and_vacuums(table: PinnableTable, tmp_p
 
     stream, removed_files = threading.Thread(target=run_stream), []
     stream.start()
-    assert started.wait(120)
+    assert first_batch_applied.wait(120)
     while stream.is_alive():
         removed_files.append(table.vacuum().files)
     stream.join()
@@ -588,19 +593,20 @@ def test_files_that_the_store_does_not_remove_are_reported(table: PinnableTable)
 
 @pytest.mark.full
 def test_the_retention_is_raised_while_pins_need_it(table: PinnableTable) -> None:
-    table.create(properties=f"'{FILES}' = 'interval 2 days'")
+    table.create(properties=f"'{FILE_RETENTION}' = 'interval 2 days'")
     initial_retention = table.retention()
     short_pin = table.pin("short", days=0.5)
     assert (table.retention(), short_pin.tables[0].version) == (initial_retention, 0)
     longer_pin = table.pin("longer", days=10)
-    raised = table.retention()
-    assert (raised[FILES], LOG in raised, longer_pin.tables[0].version) == ("interval 264 hours", False, 1)
+    raised_retention = table.retention()
+    assert (raised_retention[FILE_RETENTION], LOG_RETENTION in raised_retention) == ("interval 264 hours", False)
+    assert longer_pin.tables[0].version == 1
     table.pin("longest", days=100)
-    raised = table.retention()
-    assert raised[FILES] == raised[LOG] == "interval 2424 hours"
+    raised_retention = table.retention()
+    assert raised_retention[FILE_RETENTION] == raised_retention[LOG_RETENTION] == "interval 2424 hours"
     for name in ("longest", "longer"):
         table.remove_pin(name)
-        assert table.retention() == raised
+        assert table.retention() == raised_retention
     table.remove_pin("short")
     assert table.retention() == initial_retention
 
@@ -610,14 +616,14 @@ def test_a_retention_lowered_by_an_operator_is_raised_again(table: PinnableTable
     table.create()
     table.pin("long", days=100)
     table.set_file_retention("2 days")
-    (danger,) = verify_table(table.path).problems
-    assert f"pin long is in danger: {FILES} is interval 2 days, shorter than the pin lasts" in danger
+    (problem,) = verify_table(table.path).problems
+    assert f"pin long is in danger: {FILE_RETENTION} is interval 2 days, shorter than the pin lasts" in problem
     table.pin("short")
-    assert table.retention()[FILES] == table.retention()[LOG] == "interval 2424 hours"
+    assert table.retention()[FILE_RETENTION] == table.retention()[LOG_RETENTION] == "interval 2424 hours"
     assert verify_table(table.path).problems == ()
     for name in ("short", "long"):
         table.remove_pin(name)
-    assert table.retention() == {FILES: "interval 2 days"}
+    assert table.retention() == {FILE_RETENTION: "interval 2 days"}
 
 
 def test_vacuum_restores_the_retention_after_a_killed_run(
@@ -626,13 +632,13 @@ def test_vacuum_restores_the_retention_after_a_killed_run(
     table.create()
     with killed_while_writing(monkeypatch, table.location):
         table.pin(days=100)
-    assert FILES in table.retention()
+    assert FILE_RETENTION in table.retention()
     table.vacuum(retain=None)
     assert table.retention() == {}
 
 
 def test_stock_vacuum_keeps_pinned_files(table: PinnableTable) -> None:
-    table.create(properties=f"'{FILES}' = 'interval 0 hours'")
+    table.create(properties=f"'{FILE_RETENTION}' = 'interval 0 hours'")
     pin = table.pin()
     table.rewrite()
     table.stock_vacuum()
@@ -674,17 +680,17 @@ def test_a_pinned_version_is_readable_without_the_earlier_log(table: PinnableTab
 def test_removing_a_copied_pin_keeps_the_original_pin(table: PinnableTable) -> None:
     table.create()
     pin = table.pin()
-    copy, link = (replace(table, location=f"{table.location}-{suffix}") for suffix in ("copy", "link"))
-    shutil.copytree(table.path, copy.path)
+    copied_table, linked_table = (replace(table, location=f"{table.location}-{suffix}") for suffix in ("copy", "link"))
+    shutil.copytree(table.path, copied_table.path)
     with pytest.raises(PinError, match="the files that pin x keeps are unknown: remove the pin"):
-        copy.vacuum()
-    copy.remove_pin()
-    assert (copy.pins(), table.pins()) == ([], [pin])
+        copied_table.vacuum()
+    copied_table.remove_pin()
+    assert (copied_table.pins(), table.pins()) == ([], [pin])
     # A link is another name of the table itself.
-    link.path.symlink_to(table.path)
+    linked_table.path.symlink_to(table.path)
     with pytest.raises(PinError, match="a table is given twice"):
-        pin_tables(table, link, name="y")
-    link.remove_pin()
+        pin_tables(table, linked_table, name="y")
+    linked_table.remove_pin()
     assert table.pins() == []
 
 
@@ -702,7 +708,7 @@ def test_a_pin_does_not_apply_to_a_later_table_at_its_location(table: PinnableTa
 
 
 @pytest.mark.full
-def test_watermarks_of_restored_and_unnamed_rows_do_not_count(table: PinnableTable) -> None:
+def test_undone_commits_and_unnamed_streams_set_no_watermark(table: PinnableTable) -> None:
     table.apply("one", 0, (1, 5, "1"))
     table.apply("one", 1, (2, 20, "1"))
     rows = table.spark.createDataFrame([(3, day(30), "a", "1")], SCHEMA)
@@ -722,9 +728,9 @@ def test_changes_between_the_moment_and_the_pin_are_counted(table: PinnableTable
     table.apply("one", 2, (0, 0, "2"), (11, 2.5, "late"))
     table.writer.delete("key = 1")
     pin = table.pin(column="at", at=day(4))
-    changed = changed_before(table.spark, pin, table.location)
-    assert changed is not None
-    assert (pin.tables[0].passed_version, changed.rows_new, changed.rows_gone) == (3, 2, 2)
+    changes = changed_before(table.spark, pin, table.location)
+    assert changes is not None
+    assert (pin.tables[0].passed_version, changes.rows_new, changes.rows_gone) == (3, 2, 2)
     assert table.changed_since(pin).rows_new == 0
 
 
@@ -737,11 +743,11 @@ def test_rows_are_compared_by_microseconds_and_map_entries(table: PinnableTable)
     table.writer.append(row(1, "'a', 1, 'b', 2"))
     pin = table.pin()
     table.writer.overwrite(row(1, "'b', 2, 'a', 1"))
-    unchanged = table.changed_since(pin)
-    assert (unchanged.rows_new, unchanged.rows_gone, unchanged.files_read) == (0, 0, 2)
+    no_changes = table.changed_since(pin)
+    assert (no_changes.rows_new, no_changes.rows_gone, no_changes.files_read) == (0, 0, 2)
     table.writer.overwrite(row(2, "'b', 2, 'a', 1"))
-    changed = table.changed_since(pin)
-    assert (changed.rows_new, changed.rows_gone) == (1, 1)
+    changes = table.changed_since(pin)
+    assert (changes.rows_new, changes.rows_gone) == (1, 1)
 
 
 @pytest.mark.full

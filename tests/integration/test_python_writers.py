@@ -95,23 +95,23 @@ def append(table: str, hold: Any) -> None:
 
 
 def test_a_late_writer_that_calls_check_is_stopped(zookeeper: Any, tmp_path: Path) -> None:
-    """The lock orders such a writer and does not fence it: ``verify`` finds a late commit without ``check``."""
+    """The lock orders the writer but does not fence it: ``verify`` reports a late commit without ``check``."""
     table = str(tmp_path / "t")
     settings = LockSettings(zk_hosts=zookeeper.hosts, timeout_seconds=60)
     with ZookeeperLockManager(settings) as manager, RivalManager(settings) as rival:
-        late = manager.acquire(table)
-        late.check()
-        append(table, late)
+        late_hold = manager.acquire(table)
+        late_hold.check()
+        append(table, late_hold)
         with LockInspector(settings) as inspector:
             locks = inspector.table(TableResource.of(table))
             assert inspector.remove(locks, locks.holders[0])
         with rival.acquire(table) as hold:
             append(table, hold)
         with pytest.raises(LockLostError):
-            late.check()
+            late_hold.check()
         assert verify_table(table).problems == ()
-        append(table, late)
+        append(table, late_hold)
         (problem,) = [problem for problem in verify_table(table).problems if "token" in problem]
         assert problem.startswith("version 2 carries fencing token")
         with pytest.raises(LockLostError):
-            late.release()
+            late_hold.release()

@@ -24,23 +24,24 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def with_places(code: str, places: dict[str, str]) -> str:
-    for place, replacement in places.items():
-        assert place in code
-        code = code.replace(place, replacement)
+def replace_addresses(code: str, replacements: dict[str, str]) -> str:
+    """Replace addresses in code of the README."""
+    for address, replacement in replacements.items():
+        assert address in code, f"the README does not contain {address}"
+        code = code.replace(address, replacement)
     return code
 
 
 def test_the_readme_s_python_runs(spark, zookeeper, tmp_path, capsys):
     landing, table = tmp_path / "landing", tmp_path / "flights"
     spark.range(5).selectExpr("id", "2009 + id AS year").write.parquet(str(landing))
-    places = {
+    replacements = {
         "zk1:2181,zk2:2181,zk3:2181": zookeeper.hosts,
         "s3a://landing/flights": str(landing),
         "s3a://lake/flights": str(table),
     }
     (code,) = blocks("python")
-    exec(compile(with_places(code, places), str(README), "exec"), {})  # noqa: S102 (our own README)
+    exec(compile(replace_addresses(code, replacements), str(README), "exec"), {})  # noqa: S102 (our own README)
     assert capsys.readouterr().out.startswith("0 ")
     assert spark.read.format("delta").load(str(table)).count() == 4
     commits = log_to_json(*read_commit_list(table))["commits"]
@@ -54,9 +55,9 @@ def test_the_readme_s_shell_commands_run(jars, tmp_path, rows_of):
     (tmp_path / "writer_jobs").symlink_to(ROOT / "writer_jobs")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    stop = "trap 'kill $(jobs -p) || true' EXIT\n"
-    shell = subprocess.run(
-        ["bash", "-euc", stop + with_places(block, {"2181": str(port)})],
+    stop_jobs_at_exit = "trap 'kill $(jobs -p) || true' EXIT\n"
+    process = subprocess.run(
+        ["bash", "-euc", stop_jobs_at_exit + replace_addresses(block, {"2181": str(port)})],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -64,8 +65,8 @@ def test_the_readme_s_shell_commands_run(jars, tmp_path, rows_of):
         check=False,
         timeout=300,
     )
-    assert shell.returncode == 0, shell.stderr
-    lines = shell.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
     assert lines[:3] == [f"landing/flights-2013-{month}.csv" for month in ("01", "10", "11")]
     rows = [json.loads(line) for line in lines if line.startswith("{")]
     events = [(row["event"], row["commit"]) for row in rows]

@@ -34,21 +34,21 @@ class Client:
         return int(match[1])
 
     def cost_of(self, acquire: Callable[[], HeldLock]) -> int:
-        """Return the number of requests of one acquire and release, of a lock whose queues exist."""
+        """Return the number of requests that one acquire and its release take. The queues of the lock exist already."""
         acquire().release()
         costs = []
         for _ in range(CYCLES):
-            sent = self.requests()
+            earlier_requests = self.requests()
             acquire().release()
-            costs.append(self.requests() - sent)
-        # A ping makes one of them larger; a minute has three.
+            costs.append(self.requests() - earlier_requests)
+        # A ping, which the client sends three times a minute, may make a cost larger by one.
         assert max(costs) <= mode(costs) + 1
         return mode(costs)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
-    """A server that allows the command `cons`. A container's default forbids it."""
+    """A server that allows the command `cons`, which the default settings of a container forbid."""
     with EmbeddedZooKeeper() as ensemble:
         yield ensemble.servers[0]
 
@@ -61,7 +61,7 @@ def client(server: EmbeddedServer) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_table_takes_four_requests(client: Client, *, shared: bool) -> None:
+def test_a_table_takes_at_most_4_requests(client: Client, *, shared: bool) -> None:
     table = f"s3://lake/{uuid.uuid4().hex}"
 
     def acquire() -> HeldLock:
@@ -73,11 +73,11 @@ def test_a_table_takes_four_requests(client: Client, *, shared: bool) -> None:
         return hold
 
     assert client.cost_of(acquire) <= 4
-    assert client.cost_of(acquire_and_check) == 1 + client.cost_of(acquire), "the control"
+    assert client.cost_of(acquire_and_check) == 1 + client.cost_of(acquire), "a check did not take one more request"
 
 
 @pytest.mark.parametrize(
-    ("partitions", "nodes"),
+    ("partitions", "level_count"),
     [
         ([part(2013)], 1),
         ([part(2013, 1)], 2),
@@ -87,16 +87,16 @@ def test_a_table_takes_four_requests(client: Client, *, shared: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_partitions_take_four_requests_and_three_per_level(
-    client: Client, partitions: list[Partition], nodes: int, *, shared: bool
+def test_partitions_take_at_most_4_requests_and_3_per_level(
+    client: Client, partitions: list[Partition], level_count: int, *, shared: bool
 ) -> None:
     """Each level of each partition counts, and a level that two partitions share counts once."""
     table = f"s3://lake/{uuid.uuid4().hex}"
     cost = client.cost_of(lambda: client.manager.acquire(table, partitions=partitions, shared=shared))
-    assert cost <= 4 + 3 * nodes
+    assert cost <= 4 + 3 * level_count
 
 
-def test_tables_take_four_requests_each_and_three_per_level(client: Client) -> None:
+def test_tables_take_at_most_4_requests_each_and_3_per_level(client: Client) -> None:
     tables = [f"s3://lake/{uuid.uuid4().hex}" for _ in range(3)]
     scopes = [TableScope.of(tables[0]), TableScope.of(tables[1], [part(2013, 1)]), TableScope.of(tables[2])]
     assert client.cost_of(lambda: client.manager.acquire_all(scopes)) <= 3 * 4 + 3 * 2
@@ -104,7 +104,7 @@ def test_tables_take_four_requests_each_and_three_per_level(client: Client) -> N
 
 def test_a_hold_of_another_manager_takes_no_request(client: Client) -> None:
     folder = f"s3://lake/{uuid.uuid4().hex}"
-    table, low = f"{folder}/b", f"{folder}/a"
+    table, earlier_table = f"{folder}/b", f"{folder}/a"
     costs = []
     with (
         ZookeeperLockManager(client.server.address, 30, session_timeout_seconds=60) as manager,
@@ -113,16 +113,16 @@ def test_a_hold_of_another_manager_takes_no_request(client: Client) -> None:
         manager.connect()
         second_client = Client(client.server, manager)
         for _ in range(CYCLES):
-            sent = second_client.requests()
+            earlier_requests = second_client.requests()
             for _ in range(10):
                 assert manager.acquire(table) is hold
                 hold.release()
                 with pytest.raises(LockOrderError):
-                    manager.acquire(low)
-            costs.append(second_client.requests() - sent)
+                    manager.acquire(earlier_table)
+            costs.append(second_client.requests() - earlier_requests)
         # The control: a lock that the thread does not hold takes requests.
         with manager.acquire(f"{table}/c"):
             pass
-        assert second_client.requests() - sent >= 4
+        assert second_client.requests() - earlier_requests >= 4
     assert mode(costs) == 0
-    assert max(costs) <= 1, "a ping"
+    assert max(costs) <= 1, "more than a ping was sent"

@@ -1,4 +1,4 @@
-"""The job without a lock, to which the demo compares Sluice: its output lines match the table."""
+"""The output lines of the job without a lock, to which the demo compares Sluice, match the table."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ TABLE = (
     f"CREATE TABLE {{t}} ({COLUMNS}) USING delta TBLPROPERTIES ('sluice.feed' = 'off')",
     f"INSERT INTO {{t}} SELECT {VALUES} FROM range(0, 9, 1, 3)",
 )
-FIRST: dict[str, Any] = {"keys": ["key"], "event_time": "at"}
-LATEST: dict[str, Any] = {**FIRST, "sequence_by": "version"}
-RETRY = "writing again: "
+FIRST_OPTIONS: dict[str, Any] = {"keys": ["key"], "event_time": "at"}
+LATEST_OPTIONS: dict[str, Any] = {**FIRST_OPTIONS, "sequence_by": "version"}
+RETRY_MESSAGE = "writing again: "
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def gate(
 
 
 def frame(spark: SparkSession, *rows: tuple[int, int, str]) -> DataFrame:
-    """Return rows of key, version and value. The event time follows from the key."""
+    """Return rows of a key, a version and a value. The event time is as many days after the begin as the key."""
     begin = datetime(2013, 1, 1, tzinfo=UTC)
-    timed = [(key, begin + timedelta(days=key), version, value) for key, version, value in rows]
-    return spark.createDataFrame(timed, COLUMNS)
+    timestamped_rows = [(key, begin + timedelta(days=key), version, value) for key, version, value in rows]
+    return spark.createDataFrame(timestamped_rows, COLUMNS)
 
 
 def values_by_key(table: TableAtTheGate) -> dict[int, list[str]]:
@@ -64,14 +64,14 @@ def test_repetitions_rewrite_no_file_and_ties_are_refused(
     gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def apply(*rows: tuple[int, int, str]) -> tuple[int | None, int, int, int]:
-        result = apply_rows(gate.writer, frame(spark, *rows), **LATEST)
+        result = apply_rows(gate.writer, frame(spark, *rows), **LATEST_OPTIONS)
         return result.version, result.inserted, result.updated, result.repeated
 
     files = table_files(gate)
-    repeated = [(0, 1, "first"), (4, 0, "older")]
-    assert apply(*repeated) == (None, 0, 0, 2)
+    repeated_rows = [(0, 1, "first"), (4, 0, "older")]
+    assert apply(*repeated_rows) == (None, 0, 0, 2)
     assert table_files(gate) == files
-    assert apply(*repeated, (0, 1, "first"), (8, 2, "second"), (9, 1, "new")) == (2, 1, 1, 3)
+    assert apply(*repeated_rows, (0, 1, "first"), (8, 2, "second"), (9, 1, "new")) == (2, 1, 1, 3)
     assert len(files - table_files(gate)) == 1
     # A tie: the table has this version with another value.
     with pytest.raises(ChangesError, match="differs from it: key=4"):
@@ -79,7 +79,7 @@ def test_repetitions_rewrite_no_file_and_ties_are_refused(
     # The control: without the comparison, Delta rewrites each file that has a match.
     with monkeypatch.context() as patch:
         patch.setattr("writer_jobs.late_rows.row_models.LatestRows.needs_comparison", lambda *_: False)
-        assert apply(*repeated) == (3, 0, 0, 2)
+        assert apply(*repeated_rows) == (3, 0, 0, 2)
     assert len(files - table_files(gate)) == 3
 
 
@@ -89,19 +89,19 @@ def test_rows_are_compared_again_with_commits_of_other_writers(
 ) -> None:
     caplog.set_level(logging.INFO)
     batch = frame(spark, (0, 2, "second"), (4, 1, "first"), (8, 5, "fifth"))
-    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **LATEST)) as running:
-        apply_rows(gate.writer, frame(spark, (0, 3, "third"), (8, 4, "fourth")), **LATEST)
-    result = running.result()
-    assert caplog.text.count(RETRY) == 1
+    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **LATEST_OPTIONS)) as running_write:
+        apply_rows(gate.writer, frame(spark, (0, 3, "third"), (8, 4, "fourth")), **LATEST_OPTIONS)
+    result = running_write.result()
+    assert caplog.text.count(RETRY_MESSAGE) == 1
     assert (result.updated, result.repeated) == (1, 2)
-    changed = {key: values for key, values in values_by_key(gate).items() if values != ["first"]}
-    assert changed == {0: ["third"], 8: ["fifth"]}
+    changed_values = {key: values for key, values in values_by_key(gate).items() if values != ["first"]}
+    assert changed_values == {0: ["third"], 8: ["fifth"]}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("is_read", [True, False], ids=["isolation level is read", "negative control"])
+@pytest.mark.parametrize("level_is_read", [True, False], ids=["isolation level is read", "negative control"])
 def test_with_weaker_isolation_the_lock_covers_the_whole_write(
-    gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, is_read: bool
+    gate: TableAtTheGate, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, level_is_read: bool
 ) -> None:
     log = gate.path / "_delta_log"
     version_file = log / f"{0:020}.json"
@@ -112,18 +112,18 @@ def test_with_weaker_isolation_the_lock_covers_the_whole_write(
     version_file.write_text("".join(json.dumps(action) + "\n" for action in actions))
     for checksum in log.glob("*.crc"):
         checksum.unlink()
-    if not is_read:
+    if not level_is_read:
         monkeypatch.setattr("writer_jobs.delta.snapshot._ISOLATION", "delta.other")
     batch = frame(spark, (10, 1, "new"))
     files = gate.files()
-    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **FIRST)) as running:
-        assert (gate.files() == files) == is_read
+    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **FIRST_OPTIONS)) as running_write:
+        assert (gate.files() == files) == level_is_read
         gate.writer.append(batch)
-    assert running.result().inserted == (not is_read)
-    assert values_by_key(gate)[10] == ["new"] * (1 if is_read else 2)
+    assert running_write.result().inserted == (not level_is_read)
+    assert values_by_key(gate)[10] == ["new"] * (1 if level_is_read else 2)
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["error class is known", "negative control"])
+@pytest.mark.parametrize("error_is_known", [True, False], ids=["error class is known", "negative control"])
 def test_columns_added_after_the_analysis_repeat_the_merge(
     gate: TableAtTheGate,
     spark: SparkSession,
@@ -131,25 +131,25 @@ def test_columns_added_after_the_analysis_repeat_the_merge(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     *,
-    is_known: bool,
+    error_is_known: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
     delta_table, columns = merge_module.delta_table, ["gate STRING"]
 
     def delta_table_before_a_change(session: SparkSession, location: str) -> Any:
-        analyzed = delta_table(session, location)
+        analyzed_table = delta_table(session, location)
         # The gate refuses the first ALTER, which runs in the thread of the merge. The merge under the lock repeats it.
         if columns:
             unguarded_sql(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({columns[0]})")
             columns.clear()
-        return analyzed
+        return analyzed_table
 
     monkeypatch.setattr(merge_module, "delta_table", delta_table_before_a_change)
     batch = frame(spark, (10, 1, "new"))
-    if not is_known:
+    if not error_is_known:
         monkeypatch.setattr("writer_jobs.delta.jvm_errors._CHANGED_SINCE", "NONE")
         with pytest.raises(SchemaMismatchError, match="schema of your Delta table has changed"):
-            apply_rows(gate.writer, batch, **FIRST)
+            apply_rows(gate.writer, batch, **FIRST_OPTIONS)
         return
-    assert apply_rows(gate.writer, batch, **FIRST).inserted == 1
-    assert (caplog.text.count(RETRY), values_by_key(gate)[10]) == (1, ["new"])
+    assert apply_rows(gate.writer, batch, **FIRST_OPTIONS).inserted == 1
+    assert (caplog.text.count(RETRY_MESSAGE), values_by_key(gate)[10]) == (1, ["new"])

@@ -1,4 +1,4 @@
-"""Authentication, TLS and ACLs of the ensemble, and secrets in logs, on real servers that demand credentials."""
+"""Authentication, TLS, ACLs, and the absence of secrets in logs, on real servers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from tests.support.new_thread import in_new_thread
 
 TABLE = "s3://lake/secured"
 PASSWORD = "the-right-one-7f3a"  # noqa: S105
-WRONG = "the-wrong-one-1c9e"
+#: Wrong for the user etl. It is the password of the user ops.
+WRONG_PASSWORD = "the-wrong-one-1c9e"  # noqa: S105
 USER = Security(auth="sasl", username="etl", password=PASSWORD)
-SECOND_USER = Security(auth="sasl", username="ops", password=WRONG)
-SASL = ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
-REFUSED_WITHIN = 12.0
+SECOND_USER = Security(auth="sasl", username="ops", password=WRONG_PASSWORD)
+SASL = ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG_PASSWORD}, schemes=("sasl",))
+REFUSAL_SECONDS = 12.0
 TIMEOUT_SECONDS = 60.0
 
 
@@ -48,7 +49,7 @@ def authority(tmp_path_factory) -> Authority:
 
 @pytest.fixture(scope="module")
 def unknown_authority(tmp_path_factory) -> Authority:
-    """An authority with the same name that the servers do not trust."""
+    """An authority with the same name, which the servers do not trust."""
     return Authority(tmp_path_factory.mktemp("pki") / "other")
 
 
@@ -70,7 +71,7 @@ def tls_server(authority) -> Iterator[EmbeddedZooKeeper]:
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[EmbeddedZooKeeper]:
-    """A server that demands nothing, as ZooKeeper does by default."""
+    """A server that demands no credentials, which is ZooKeeper's default."""
     with EmbeddedZooKeeper() as ensemble:
         yield ensemble
 
@@ -82,13 +83,13 @@ def manager_of(server: EmbeddedZooKeeper | str, security: Security, **options: A
 
 
 def refusal(server: EmbeddedZooKeeper | str, security: Security, **options: Any) -> str:
-    """Return the message of the refusal, which comes in a fraction of the timeout."""
+    """Return the message of the refusal. It must come in a fraction of the timeout."""
     with manager_of(server, security, **options) as manager:
         started = time.monotonic()
-        with pytest.raises(EnsembleRefusedError) as raised:
+        with pytest.raises(EnsembleRefusedError) as error:
             manager.acquire(TABLE)
-        assert time.monotonic() - started < REFUSED_WITHIN
-    return str(raised.value)
+        assert time.monotonic() - started < REFUSAL_SECONDS
+    return str(error.value)
 
 
 def acquire_and_check(server: EmbeddedZooKeeper | str, security: Security, **options: Any) -> None:
@@ -120,7 +121,7 @@ def acls(client: KazooClient, path: str) -> dict[str, tuple[tuple[str, str, int]
 def test_negative_control_an_open_server_accepts_the_same_clients(open_server):
     acquire_and_check(open_server, Security())
     acquire_and_check(
-        open_server, Security(auth="digest", username="etl", password=WRONG), lock_root="/locks/by_digest"
+        open_server, Security(auth="digest", username="etl", password=WRONG_PASSWORD), lock_root="/locks/by_digest"
     )
 
 
@@ -139,7 +140,7 @@ def test_sasl_refuses_digest_credentials(sasl_server):
     assert "SLUICE_ZK_AUTH" in refusal(sasl_server, Security(auth="digest", username="etl", password=PASSWORD))
 
 
-@pytest.mark.parametrize(("username", "password"), [("etl", WRONG), ("nobody", PASSWORD)])
+@pytest.mark.parametrize(("username", "password"), [("etl", WRONG_PASSWORD), ("nobody", PASSWORD)])
 def test_sasl_refuses_wrong_credentials(sasl_server, username, password):
     message = refusal(sasl_server, Security(auth="sasl", username=username, password=password))
     assert "credentials" in message
@@ -154,7 +155,7 @@ def test_sasl_with_a_server_without_users_is_refused(open_server):
 @pytest.mark.full
 def test_a_refused_manager_works_once_the_server_knows_it(tmp_path):
     """The manager connects again at its next call."""
-    security = ServerSecurity(sasl_users={"etl": WRONG}, schemes=("sasl",))
+    security = ServerSecurity(sasl_users={"etl": WRONG_PASSWORD}, schemes=("sasl",))
     with EmbeddedZooKeeper(security=security, data_dir=tmp_path) as ensemble, manager_of(ensemble, USER) as manager:
         with pytest.raises(EnsembleRefusedError):
             manager.acquire(TABLE)
@@ -167,21 +168,21 @@ def test_a_refused_manager_works_once_the_server_knows_it(tmp_path):
 
 
 def test_a_sasl_exchange_is_repeated_after_a_lost_connection(sasl_server):
-    """Kazoo would treat it as a refusal, and end the session with all its holds."""
+    """Kazoo would treat the lost connection as a refusal, and end the session with all its holds."""
     with Link(sasl_server.hosts) as proxy, manager_of(proxy.hosts, USER, session_timeout_seconds=20) as manager:
         hold = manager.acquire(TABLE)
         client = manager._session.client
-        authenticate, dropped = client._connection._authenticate_with_sasl, threading.Event()
+        authenticate, connection_dropped = client._connection._authenticate_with_sasl, threading.Event()
 
         def drop_once(*arguments: Any) -> Any:
-            if not dropped.is_set():
-                dropped.set()
+            if not connection_dropped.is_set():
+                connection_dropped.set()
                 proxy.drop()
             return authenticate(*arguments)
 
         client._connection._authenticate_with_sasl = drop_once
         proxy.drop()
-        assert dropped.wait(TIMEOUT_SECONDS)
+        assert connection_dropped.wait(TIMEOUT_SECONDS)
         hold.check(timeout_seconds=15)
         assert hold.is_valid()
         hold.release()
@@ -235,7 +236,7 @@ def test_plain_text_to_a_tls_port_reports_that_it_demands_tls(tls_server):
         started = time.monotonic()
         with pytest.raises(EnsembleUnavailableError, match="demands TLS"):
             manager.connect(timeout_seconds=2)
-        assert time.monotonic() - started < REFUSED_WITHIN
+        assert time.monotonic() - started < REFUSAL_SECONDS
 
 
 def test_tls_to_a_plain_port_never_falls_back_to_plain_text(open_server, authority):
@@ -248,7 +249,7 @@ def test_tls_to_a_plain_port_never_falls_back_to_plain_text(open_server, authori
 
 def test_a_server_with_a_bad_certificate_is_skipped(tls_server, authority):
     port = tls_server.servers[0].client_port
-    for _ in range(3):  # Kazoo tries them in random order.
+    for _ in range(3):  # Kazoo tries the servers in random order.
         acquire_and_check(f"localhost:{port},127.0.0.1:{port}", authority.client("job"))
 
 
@@ -256,27 +257,27 @@ def test_a_session_survives_temporarily_bad_certificates(
     tls_server, authority, unknown_authority, tmp_path, eventually
 ):
     """A bad certificate is final before the first session. Later it is an outage, because a hold may be valid."""
-    trusted = tmp_path / "authority.pem"
-    trusted.write_bytes(authority.file.read_bytes())
-    security = replace(authority.client("job"), tls_ca=str(trusted))
+    trusted_file = tmp_path / "authority.pem"
+    trusted_file.write_bytes(authority.file.read_bytes())
+    security = replace(authority.client("job"), tls_ca=str(trusted_file))
     with Link(tls_server.hosts) as proxy, manager_of(proxy.hosts, security, session_timeout_seconds=30) as manager:
         hold = manager.acquire(TABLE)
         client = manager._session.client
         for bad_certificate in (unknown_authority.file.read_bytes(), b""):
-            trusted.write_bytes(bad_certificate)
+            trusted_file.write_bytes(bad_certificate)
             proxy.drop()
             eventually(lambda: client.problem is not None)
             is_tls_error = bool(bad_certificate)
             eventually(lambda expected=is_tls_error: client.problem.startswith("TLS: ") == expected)
             assert client.refusal is None
-            trusted.write_bytes(authority.file.read_bytes())
+            trusted_file.write_bytes(authority.file.read_bytes())
             hold.check(timeout_seconds=20)
             assert client.problem is None
         hold.release()
 
 
 @pytest.mark.full
-def test_sasl_within_tls(authority):
+def test_sasl_within_tls_needs_both_credentials(authority):
     security = ServerSecurity(
         key_store=authority.store("both", "127.0.0.1"),
         trust_store=authority.file,
@@ -287,7 +288,7 @@ def test_sasl_within_tls(authority):
         user = authority.client("job", auth="sasl", username="etl", password=PASSWORD)
         acquire_and_check(server, user)
         refusal(server, authority.client("job"))
-        refusal(server, replace(user, password=WRONG))
+        refusal(server, replace(user, password=WRONG_PASSWORD))
 
 
 def test_decrypted_data_makes_a_tls_socket_readable(authority):
@@ -367,9 +368,9 @@ def test_digest_protects_our_znodes_and_no_other_znodes():
         with connected_client(server.hosts, auth_data=auth_data) as client, manager_of(server, security) as manager:
             user = make_digest_acl("etl", PASSWORD, all=True).id.id
             assert acls_of_all_kinds(manager, client) == {(("digest", user, 31),)}
-        for stranger in (Security(), replace(security, password=WRONG)):
+        for stranger in (Security(), replace(security, password=WRONG_PASSWORD)):
             assert "NoAuthError" in refusal(server, stranger)
-            # So digest alone does not authenticate clients.
+            # Digest alone does not authenticate clients: the stranger may use another lock root.
             acquire_and_check(server, stranger, lock_root=f"/elsewhere_{stranger.auth}")
 
 
@@ -424,11 +425,11 @@ def test_no_secret_is_in_logs_or_reprs(sasl_server, open_server, caplog, auth):
     with manager_of(server, security, lock_root="/locks/logged") as manager, manager.acquire(TABLE):
         session_password = manager._session.client.client_id[1]
         texts = [repr(manager.settings), str(manager.settings), repr(manager), repr(manager._session.client)]
-    texts.append(refusal(server, replace(security, password=WRONG), lock_root="/locks/logged"))
+    texts.append(refusal(server, replace(security, password=WRONG_PASSWORD), lock_root="/locks/logged"))
     output = caplog.text + "".join(texts)
-    assert "Sending request" in output  # The log is on.
+    assert "Sending request" in output  # Kazoo logs at its most detailed level.
     assert logging.getLogger("kazoo.client").isEnabledFor(1)
-    for secret in (PASSWORD, WRONG, session_password.hex(), repr(session_password)):
+    for secret in (PASSWORD, WRONG_PASSWORD, session_password.hex(), repr(session_password)):
         assert secret not in output
 
 

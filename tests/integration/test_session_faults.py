@@ -37,7 +37,7 @@ SESSION_SECONDS = 4.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedZooKeeper]:
-    """A server with short ticks that grants at most four seconds."""
+    """A server with short ticks that grants session timeouts of at most four seconds."""
     with EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=4000) as ensemble:
         yield ensemble
 
@@ -74,12 +74,12 @@ def expire(manager: ZookeeperLockManager, hosts: str) -> None:
     deadline = time.monotonic() + 20
     # The first client may reconnect before the second one closes the session.
     while manager._session.session_id == session_id:
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "the session has not ended within 20 s"
         end_session(hosts, (session_id, password))
 
 
 def start_program(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """Run Python code in a process of its own."""
+    """Start a process that runs Python code."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -101,30 +101,30 @@ def test_the_granted_timeout_counts_not_the_requested_one(server, eventually):
 
 @pytest.mark.full
 def test_a_holder_is_invalid_before_the_next_one_holds(manager, proxy, rival, eventually):
-    """Kazoo stays SUSPENDED while the rival acquires the lock. By then is_valid must be False, and stay so."""
+    """Kazoo stays SUSPENDED while the rival acquires the lock. Before that, is_valid turns False and stays so."""
     hold = manager.acquire(TABLE)
-    lost: list[object] = []
-    hold.on_loss(lost.append)
-    last_valid = [0.0]
+    lost_holds: list[object] = []
+    hold.on_loss(lost_holds.append)
+    last_valid_at = [0.0]
     stop = threading.Event()
 
-    def observe() -> None:
+    def record_validity() -> None:
         while not stop.is_set():
             checked_at = time.monotonic()
             if hold.is_valid():
-                last_valid[0] = checked_at
+                last_valid_at[0] = checked_at
 
-    observer = threading.Thread(target=observe, daemon=True)
+    observer = threading.Thread(target=record_validity, daemon=True)
     observer.start()
     proxy.cut()
     with rival.acquire(TABLE):
         acquired_at = time.monotonic()
         stop.set()
         observer.join()
-        assert 0 < last_valid[0] < acquired_at
+        assert 0 < last_valid_at[0] < acquired_at
         with pytest.raises((LockLostError, EnsembleUnavailableError)):
             hold.check(timeout_seconds=0.2)
-        eventually(lambda: lost == [hold])
+        eventually(lambda: lost_holds == [hold])
     proxy.mend()
     with pytest.raises(LockLostError):
         hold.release()
@@ -133,17 +133,17 @@ def test_a_holder_is_invalid_before_the_next_one_holds(manager, proxy, rival, ev
 @pytest.mark.full
 def test_a_paused_holder_is_invalid_when_it_resumes(server, rival):
     """The process is stopped for longer than its session timeout. Its clock goes on."""
-    holder = start_program(PAUSED, server.hosts, TABLE)
+    holder = start_program(PAUSED_PROGRAM, server.hosts, TABLE)
     assert holder.stdout.readline().strip() == "held"
     os.kill(holder.pid, signal.SIGSTOP)
     rival.acquire(TABLE).release()
     os.kill(holder.pid, signal.SIGCONT)
     output, _ = holder.communicate("go\n", timeout=30)
-    # The clock alone makes the hold invalid, before the client notices that its connection is closed.
+    # The clock makes the hold invalid before the client notices that its connection is closed.
     assert output.split() == ["False", "LockLostError", "LockLostError"]
 
 
-PAUSED = """
+PAUSED_PROGRAM = """
 import sys
 from lock_manager import SluiceError, ZookeeperLockManager
 hold = ZookeeperLockManager(sys.argv[1], session_timeout_seconds=2).acquire(sys.argv[2])
@@ -174,10 +174,10 @@ def test_a_silent_server_is_soon_tried_again(proxy, caplog, eventually):
     """Kazoo would wait for all of the 30 s that the manager requests, though the server granted 4 s."""
     with ZookeeperLockManager(proxy.hosts, timeout_seconds=30, session_timeout_seconds=30) as manager:
         manager.connect()
-        proxy.deaf = True
+        proxy.discards_replies = True
         proxy.drop()
         eventually(lambda: "Connection time-out" in caplog.text, within=20)
-        proxy.deaf = False
+        proxy.discards_replies = False
         manager.acquire(TABLE).release()
 
 
@@ -193,14 +193,14 @@ def test_a_suspended_hold_is_not_valid(manager, proxy, eventually):
     hold.release()
 
 
-def test_an_expired_holder_learns_it_everywhere(server, rival, eventually):
+def test_every_method_of_an_expired_hold_reports_the_loss(server, rival, eventually):
     manager = ZookeeperLockManager(server.hosts, session_timeout_seconds=SESSION_SECONDS)
     hold = manager.acquire(TABLE)
-    lost: list[bool] = []
+    validity_of_next_hold: list[bool] = []
     # A callback may use the manager. In kazoo's own listener that would deadlock.
-    hold.on_loss(lambda _: lost.append(manager.acquire(TABLE, timeout_seconds=10).is_valid()))
+    hold.on_loss(lambda _: validity_of_next_hold.append(manager.acquire(TABLE, timeout_seconds=10).is_valid()))
     expire(manager, server.hosts)
-    eventually(lambda: lost == [True])
+    eventually(lambda: validity_of_next_hold == [True])
     assert not hold.is_valid()
     with pytest.raises(LockLostError, match="session had ended"):
         hold.check()
@@ -213,30 +213,30 @@ def test_an_expired_holder_learns_it_everywhere(server, rival, eventually):
 def test_an_expired_waiter_joins_the_queue_again(server, rival, znodes, eventually):
     manager = ZookeeperLockManager(server.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS)
     hold = rival.acquire(TABLE)
-    waiting = in_new_thread(manager.acquire, TABLE)
+    waiting_request = in_new_thread(manager.acquire, TABLE)
     eventually(lambda: len(znodes.contenders()) == 2)
     contenders = set(znodes.contenders())
     expire(manager, server.hosts)
     eventually(lambda: len(znodes.contenders()) == 2 and set(znodes.contenders()) != contenders)
     hold.release()
-    waiting.result().release()
+    waiting_request.result().release()
     manager.close()
 
 
 def test_a_lost_reply_to_create_leaves_one_contender(manager, proxy, rival, znodes, eventually):
     rival.acquire(TABLE).release()
-    proxy.deaf = True
-    acquiring = in_new_thread(manager.acquire, TABLE)
+    proxy.discards_replies = True
+    pending_acquire = in_new_thread(manager.acquire, TABLE)
     eventually(lambda: len(znodes.contenders()) == 1)
     contenders = znodes.contenders()
-    # A contender with the same prefix and an earlier number, but of another session.
-    foreign = f"{contenders[0][:-10]}0000000000"
-    znodes.client.create(foreign, ephemeral=True)
-    proxy.deaf = False
+    # This contender has the same prefix and an earlier number, but belongs to another session.
+    foreign_contender = f"{contenders[0][:-10]}0000000000"
+    znodes.client.create(foreign_contender, ephemeral=True)
+    proxy.discards_replies = False
     proxy.drop()
     eventually(lambda: manager.state is SessionState.CONNECTED)
-    znodes.client.delete(foreign)
-    hold = acquiring.result()
+    znodes.client.delete(foreign_contender)
+    hold = pending_acquire.result()
     assert znodes.contenders() == contenders
     assert hold.token == znodes.client.exists(contenders[0]).czxid
     hold.check()
@@ -246,12 +246,12 @@ def test_a_lost_reply_to_create_leaves_one_contender(manager, proxy, rival, znod
 
 def test_a_lost_reply_to_delete_is_a_release(manager, proxy, znodes, eventually):
     hold = manager.acquire(TABLE)
-    proxy.deaf = True
-    releasing = in_new_thread(hold.release)
+    proxy.discards_replies = True
+    pending_release = in_new_thread(hold.release)
     eventually(lambda: znodes.contenders() == [])
-    proxy.deaf = False
+    proxy.discards_replies = False
     proxy.drop()
-    assert releasing.result() is None
+    assert pending_release.result() is None
 
 
 @pytest.mark.full
@@ -268,10 +268,10 @@ def test_a_release_in_an_outage_is_bounded_and_completes(manager, proxy, znodes,
 @pytest.mark.full
 def test_a_failed_acquire_is_cleaned_up_after_the_outage(manager, proxy, rival, znodes, eventually):
     with rival.acquire(TABLE) as hold:
-        waiting = in_new_thread(manager.acquire, TABLE, timeout_seconds=5)
+        waiting_request = in_new_thread(manager.acquire, TABLE, timeout_seconds=5)
         eventually(lambda: len(znodes.contenders()) == 2)
         proxy.cut()
-        assert isinstance(waiting.exception(), LockTimeoutError | EnsembleUnavailableError)
+        assert isinstance(waiting_request.exception(), LockTimeoutError | EnsembleUnavailableError)
         proxy.mend()
         eventually(lambda: len(znodes.contenders()) == 1)
         hold.check()
@@ -293,14 +293,14 @@ def test_cancel_ends_an_acquire_without_a_connection(manager, proxy, eventually)
     proxy.refused = True
     proxy.drop()
     eventually(lambda: manager.state is SessionState.SUSPENDED)
-    waiting = in_new_thread(manager.acquire, TABLE, timeout_seconds=600)
+    waiting_request = in_new_thread(manager.acquire, TABLE, timeout_seconds=600)
     eventually(lambda: manager.cancel(TABLE) == 1)
-    assert isinstance(waiting.exception(20), LockCancelledError)
+    assert isinstance(waiting_request.exception(20), LockCancelledError)
 
 
 def test_two_interrupts_in_an_outage_leave_no_contender(proxy, znodes, eventually):
     """The second interrupt comes while the first one's cleanup waits for the network."""
-    program = start_program(TWICE, proxy.hosts, TABLE)
+    program = start_program(TWICE_INTERRUPTED_PROGRAM, proxy.hosts, TABLE)
     assert program.stdout.readline().strip() == "connected"
     proxy.refused = True
     proxy.drop()
@@ -312,13 +312,13 @@ def test_two_interrupts_in_an_outage_leave_no_contender(proxy, znodes, eventuall
     program.send_signal(signal.SIGINT)
     assert program.stdout.readline().strip() == "interrupted"
     proxy.refused = False
-    # It reconnects under the same session or another one, and requests no lock any more.
+    # The program reconnects under the same session or another one, and no longer requests the lock.
     output, _ = program.communicate("done\n", timeout=60)
     assert output.strip() == "CONNECTED []"
     eventually(lambda: znodes.contenders() == [])
 
 
-TWICE = """
+TWICE_INTERRUPTED_PROGRAM = """
 import signal, sys, time
 from lock_manager import ZookeeperLockManager
 
@@ -352,7 +352,7 @@ manager.close()
 
 @pytest.mark.full
 def test_a_lost_hold_whose_session_survives_is_cleaned_up(eventually):
-    """The hold is lost by its clock, but a restarted server continues the session and keeps the contender."""
+    """The hold expires by the client's clock, but a restarted server continues the session and keeps the contender."""
     with (
         EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=2000) as ensemble,
         ZookeeperLockManager(ensemble.hosts) as manager,
@@ -381,11 +381,11 @@ def test_a_proof_counts_from_the_time_of_the_request(eventually):
         eventually(lambda: "acquired_at" in manager.queue(TABLE)[0].data)
         proxy.replies.clear()
         sent_at = time.monotonic()
-        checking = in_new_thread(hold.check)
+        pending_check = in_new_thread(hold.check)
         eventually(lambda: time.monotonic() - sent_at > 0.5)
         answered_at = time.monotonic()
         proxy.replies.set()
-        checking.result()
+        pending_check.result()
         assert sent_at <= manager._session.proven_at < answered_at
 
 
@@ -433,7 +433,7 @@ def test_a_hold_survives_the_leader_of_three_servers(eventually):
 
 
 def test_embedded_servers_end_with_their_parent(eventually):
-    parent = start_program(PARENT)
+    parent = start_program(PARENT_PROGRAM)
     pid = int(parent.stdout.readline())
     assert is_running(pid)
     parent.kill()
@@ -441,7 +441,7 @@ def test_embedded_servers_end_with_their_parent(eventually):
     eventually(lambda: not is_running(pid), within=15)
 
 
-PARENT = """
+PARENT_PROGRAM = """
 import time
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 print(EmbeddedZooKeeper().start().servers[0].pid, flush=True)
@@ -455,7 +455,7 @@ def test_a_server_with_much_output_does_not_block():
     command = [sys.executable, str(script), "--output-to-stderr", *program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
-            # The test does not read its output.
+            # The test does not read the output.
             assert process.wait(60) == 0
         finally:
             process.kill()
@@ -463,14 +463,14 @@ def test_a_server_with_much_output_does_not_block():
 
 def test_an_occupied_port_is_replaced(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        occupied, free_ports = listener.getsockname()[1], embedded.free_ports
-        first_offer = iter([[occupied, *free_ports(2)]])
+        occupied_port, free_ports = listener.getsockname()[1], embedded.free_ports
+        first_offer = iter([[occupied_port, *free_ports(2)]])
         monkeypatch.setattr(embedded, "free_ports", lambda count: next(first_offer, None) or free_ports(count))
         with EmbeddedZooKeeper() as zookeeper:
-            assert not zookeeper.hosts.endswith(f":{occupied}")
+            assert not zookeeper.hosts.endswith(f":{occupied_port}")
 
 
-def test_data_in_a_given_folder_outlives_the_server(tmp_path):
+def test_data_in_the_caller_s_folder_outlives_the_server(tmp_path):
     holds = []
     for _ in range(2):
         with EmbeddedZooKeeper(data_dir=tmp_path) as ensemble, ZookeeperLockManager(ensemble.hosts) as manager:

@@ -54,10 +54,10 @@ def ids(table: Path) -> list[int]:
 @pytest.mark.full
 def test_two_tables_are_pinned_at_one_moment_and_copied(lake: Lake, tmp_path: Path) -> None:
     first, second = lake.apply_stream("first", 0, 10), lake.apply_stream("second", 0, 20)
-    pin, copies = ("--table", first, "--table", second, "--pin", "five"), tmp_path / "copies"
-    moment = ("--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "10 days")
+    pin_arguments, copies = ("--table", first, "--table", second, "--pin", "five"), tmp_path / "copies"
+    moment_arguments = ("--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "10 days")
     report = tmp_path / "report.json"
-    job = lake.snapshot(*pin, *moment, "--report", report)
+    job = lake.snapshot(*pin_arguments, *moment_arguments, "--report", report)
     assert (job.code, job.error) == (0, "")
     assert [(line["event"], line["made"], line["rows_new"]) for line in job.lines] == [("pinned", True, 0)] * 2
     assert json.loads(report.read_text())["pinned"]["name"] == "five"
@@ -65,17 +65,20 @@ def test_two_tables_are_pinned_at_one_moment_and_copied(lake: Lake, tmp_path: Pa
     late_row = lake.spark.sql("select 100l as id, timestamp_seconds(7200) as at, 'x' as kind")
     LockedDeltaWriter(lake.spark, lake.manager, str(second)).append(late_row)
 
-    job = lake.snapshot(*pin, "--at", "1970-01-01T06:00:00+01:00", "--copy-to", copies)
+    job = lake.snapshot(*pin_arguments, "--at", "1970-01-01T06:00:00+01:00", "--copy-to", copies)
     assert job.code == 0
-    pinned = [line for line in job.lines if line["event"] == "pinned"]
-    assert [(line["made"], line["rows_new"], line["rows_gone"]) for line in pinned] == [(False, 0, 0), (False, 1, 0)]
+    pinned_events = [line for line in job.lines if line["event"] == "pinned"]
+    assert [(line["made"], line["rows_new"], line["rows_gone"]) for line in pinned_events] == [
+        (False, 0, 0),
+        (False, 1, 0),
+    ]
     assert [line["rows"] for line in job.lines if line["event"] == "copied"] == [6, 6]
     for name in ("first", "second"):
         assert ids(copies / name) == list(range(6))
         assert DeltaTable(str(copies / name)).metadata().partition_columns == ["kind"]
 
     # A repeated run keeps the existing copies.
-    assert lake.snapshot(*pin, "--copy-to", copies).code == 0
+    assert lake.snapshot(*pin_arguments, "--copy-to", copies).code == 0
     assert ids(copies / "second") == list(range(6))
 
 
@@ -86,9 +89,9 @@ def test_changes_before_the_log_s_retention_are_not_counted(lake: Lake, tmp_path
     for path in (table / "_delta_log").glob("*.json"):
         os.utime(path, (ten_days_ago, ten_days_ago))
     lake.apply_stream("old", 10, 12)
-    pin = ("--table", table, "--pin", "five", "--copy-to", tmp_path / "copies")
+    pin_arguments = ("--table", table, "--pin", "five", "--copy-to", tmp_path / "copies")
     for options in (("--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "1 day"), ()):
-        job = lake.snapshot(*pin, *options)
+        job = lake.snapshot(*pin_arguments, *options)
         assert (job.code, [line["event"] for line in job.lines]) == (0, ["copied", "pinned"]), job.error
         assert (job.lines[-1]["rows_new"], job.lines[-1]["rows_new_before"]) == (0, None)
     assert ids(tmp_path / "copies" / "old") == list(range(6))
@@ -143,9 +146,9 @@ def test_a_copy_does_not_replace_another_table(lake: Lake, tmp_path: Path) -> No
     first, second, copies = (tmp_path / path for path in ("lake/first", "lake/second", "copies"))
     for table in (first, second, copies / "first"):
         write_deltalake(table, pa.table({"id": [0, 1, 2]}))
-    pin = ("--table", first, "--pin", "x", "--expires", "1 day")
+    pin_arguments = ("--table", first, "--pin", "x", "--expires", "1 day")
     for folder, message in ((copies, "is not a copy of pin x"), (first, "would be in file:")):
-        job = lake.snapshot(*pin, "--copy-to", folder)
+        job = lake.snapshot(*pin_arguments, "--copy-to", folder)
         assert job.code == 2
         assert message in job.error
     job = lake.snapshot("--table", first, "--table", second, "--pin", "x")

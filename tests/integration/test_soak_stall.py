@@ -1,4 +1,4 @@
-"""The stalled listing of the soak on a real ensemble: its result with a living hold and with a lost hold."""
+"""The result of the soak's stalled listing on a real ensemble, with a living hold and with a lost hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.znodes import table_node
-from soak.stalls import stall_listing
+from soak.stalls import take_stalled_listing_step
 
 pytestmark = pytest.mark.usefixtures("guard_declared")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("guard_declared")
 def test_a_stalled_listing_keeps_a_living_intent(manager: ZookeeperLockManager) -> None:
     table = f"s3://lake/{uuid.uuid4().hex}"
     for _ in range(2):
-        result = stall_listing(manager, table, lambda hold: hold.intents.clear())
+        result = take_stalled_listing_step(manager, table, lambda hold: hold.intents.clear())
         assert result == {"met": True, "stays": True, "error": None, "lost": False}
     with manager.acquire(table, timeout_seconds=0) as hold:
         assert hold.intents.unfinished == ()
@@ -35,6 +35,6 @@ def test_a_lost_hold_is_reported_without_its_intent(
             if "lock__" in name:
                 ensemble_client.delete(f"{node}/{name}")
 
-    result = stall_listing(manager, table, clear_and_break)
+    result = take_stalled_listing_step(manager, table, clear_and_break)
     assert result == {"met": True, "stays": None, "error": "LockLostError", "lost": True}
-    assert stall_listing(manager, table, lambda hold: hold.intents.clear())["stays"] is True
+    assert take_stalled_listing_step(manager, table, lambda hold: hold.intents.clear())["stays"] is True

@@ -28,7 +28,7 @@ from writer_jobs.job.inputs.sources import SourceReader
 pytestmark = pytest.mark.spark
 
 
-#: Texts by type, and their values as Spark prints them in UTC. None: the text is not a value of the type.
+#: For each type, texts and their values as Spark prints them in UTC. None if the text is no value of the type.
 CASTS: dict[str, dict[str, str | None]] = {
     "boolean": {"true": "true", "FALSE": "false", "true\n": None, "yes": None, "1": None, " true": None, "": None},
     "tinyint": {"127": "127", "200": None},
@@ -85,13 +85,13 @@ def test_a_text_is_cast_exactly_or_to_null(spark: SparkSession) -> None:
 
 @pytest.fixture
 def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
-    """Read a file: ``read("csv", "a,b\\n1,2\\n", "a int, b int", sep=";")`` returns its rows, or the error's reason."""
+    """Read a file: ``read("csv", "a;b\\n1;2\\n", "a int, b int", sep=";")`` returns its rows, or the error's reason."""
 
-    def run(form: str, content: str | bytes, ddl: str | None, **options: str) -> Any:
-        source = tmp_path / f"source.{form}"
+    def run(file_format: str, content: str | bytes, ddl: str | None, **options: str) -> Any:
+        source = tmp_path / f"source.{file_format}"
         source.write_bytes(content if isinstance(content, bytes) else content.encode())
         try:
-            reader = SourceReader(spark, find_sources(HadoopFiles.of(spark), [str(source)]), form, options, "t")
+            reader = SourceReader(spark, find_sources(HadoopFiles.of(spark), [str(source)]), file_format, options, "t")
             schema = reader.schema(None) if ddl is None else StructType.fromDDL(ddl)
             return [tuple(row) for row in reader.read(schema).collect()]
         except (WriteFailedError, SourceError, PySparkException) as error:
@@ -100,8 +100,8 @@ def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-#: Format, content, columns, options, and the rows or a part of the error.
-EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
+#: Format, content, columns, options, and the expected rows or a part of the expected error.
+SOURCE_CASES: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("json", '{"x":19.999}', "x decimal(10,2)", {}, "column x: the value '19.999' is not exactly a value of type dec"),
     ("json", '{"x":"19.99"}\n\t\n{"x":1e1}', "x decimal(10,2)", {}, [(Decimal("19.99"),), (Decimal("10.00"),)]),
     ("json", '{"x":0.1234567890123456789}', "x decimal(38,19)", {}, [(Decimal("0.1234567890123456789"),)]),
@@ -174,12 +174,13 @@ EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
 
 
 def test_values_of_files_are_read_exactly_or_refused(read: Callable[..., Any]) -> None:
-    wrong = []
-    for form, content, ddl, options, expected in EXACT:
-        result = read(form, content, ddl, **options)
-        if expected not in str(result) if isinstance(expected, str) else expected != result:
-            wrong.append((form, content, options, expected, result))
-    assert not wrong, "\n".join(map(repr, wrong))
+    wrong_results = []
+    for file_format, content, ddl, options, expected in SOURCE_CASES:
+        result = read(file_format, content, ddl, **options)
+        is_expected = expected in str(result) if isinstance(expected, str) else expected == result
+        if not is_expected:
+            wrong_results.append((file_format, content, options, expected, result))
+    assert not wrong_results, "\n".join(map(repr, wrong_results))
 
 
 def test_negative_control_spark_s_own_casts_change_values(

@@ -39,10 +39,12 @@ def bare_python(tmp_path: Path) -> Path:
 @pytest.fixture
 def environment(bare_python: Path) -> dict[str, str]:
     """The environment of a login on a machine of the cluster."""
-    login = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME", "LANG")}
+    login_variables = {
+        name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME", "LANG")
+    }
     (spark_home,) = bare_python.parent.parent.glob("lib/python*/site-packages/pyspark")
     return {
-        **login,
+        **login_variables,
         "SPARK_HOME": str(spark_home),
         "PYSPARK_PYTHON": str(bare_python),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -84,7 +86,8 @@ def cluster(environment: dict[str, str], tmp_path: Path, eventually: Callable[..
             process.wait(30)
 
 
-def imports(python: Path, module: str, folder: Path) -> bool:
+def can_import(python: Path, module: str, folder: Path) -> bool:
+    """Return whether a Python imports a module when it runs in a folder."""
     command = [str(python), "-c", f"import {module}"]
     process = subprocess.run(command, cwd=folder, env={"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE, check=False)
     assert process.returncode == 0 or b"ModuleNotFoundError" in process.stderr
@@ -102,9 +105,9 @@ def test_submit_arguments_bring_all_that_a_cluster_needs(
     tmp_path: Path,
     rows_of: Callable[..., Any],
 ) -> None:
-    assert imports(bare_python, "pyspark", tmp_path)
+    assert can_import(bare_python, "pyspark", tmp_path)
     for module in ("lock_manager", "writer_jobs", "kazoo", "delta"):
-        assert not imports(bare_python, module, tmp_path)
+        assert not can_import(bare_python, module, tmp_path)
 
     # The machine that submits the job has only the job's file.
     job = tmp_path / "job" / "append.py"
@@ -112,7 +115,7 @@ def test_submit_arguments_bring_all_that_a_cluster_needs(
     shutil.copy(str(append_module.__file__), job)
     rows = [(number, f"name {number}") for number in range(100)]
     table = tmp_path / "table"
-    line = shlex.join([
+    command_line = shlex.join([
         f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", cluster, *submit_arguments(),
         "--driver-memory", "1g", "--executor-memory", "512m",
         "--conf", f"spark.driver.extraJavaOptions={PLAIN_JVM}",
@@ -122,7 +125,13 @@ def test_submit_arguments_bring_all_that_a_cluster_needs(
         "--source", str(csv_file("s.csv", "id,name", rows)), "--commits", "2", "--run-id", "on a cluster",
     ])  # fmt: skip
     process = subprocess.run(
-        ["/bin/sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+        ["/bin/sh", "-c", command_line],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
 
     assert process.returncode == 0, process.stderr

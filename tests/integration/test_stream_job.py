@@ -1,4 +1,4 @@
-"""``stream.py`` in this process: files of repeated and late rows, each micro-batch once."""
+"""``stream.py`` in this process reads files of repeated and late rows, and applies each micro-batch once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE_FILE = ("--trigger", "available-now", "--max-files-per-batch", "1")
 
 @dataclass
 class FlightStream:
-    """The job on a folder of files with flights."""
+    """The job that streams a folder of files with flights into a table."""
 
     run_job: Callable[..., Any]
     rows_of: Callable[..., Any]
@@ -44,7 +44,7 @@ class FlightStream:
         return list(self.rows_of(f"{self.table}{suffix}", *columns))
 
     def put(self, name: str, *rows: tuple[Any, ...]) -> Path:
-        """Put a file into the folder. Rows are tuples of flight, day, hour, seats and version."""
+        """Write a file into the folder. Rows are tuples of flight, day, hour, seats and version."""
         columns = ("flight", "at", "day", "seats", "version")
         lines = [
             dict(zip(columns, (flight, f"2013-01-{day:02}T{hour:02}:00:00Z", day, seats, version), strict=True))
@@ -68,13 +68,13 @@ def stream(run_job: Callable[..., Any], rows_of: Callable[..., Any], table: Path
 
 @pytest.mark.full
 def test_rows_are_applied_once_and_late_rows_are_separated(stream: FlightStream, tmp_path: Path) -> None:
-    late = ("--watermark-delay", "1 day", "--allowed-lateness", "1 week")
+    lateness_arguments = ("--watermark-delay", "1 day", "--allowed-lateness", "1 week")
     stream.put("1", ("UA1", 1, 8, 100, 1), ("UA1", 1, 8, 100, 1), ("UA2", 3, 8, 90, 1))
     stream.put("2", ("UA3", 1, 9, 80, 1), ("UA1", 1, 8, 100, 1), ("UA4", 12, 9, 70, 1))
     stream.put("3")
     stream.put("4", ("UA5", 2, 9, 60, 1), ("UA2", 3, 8, 95, 2))
     report_file = tmp_path / "report.json"
-    outcome = stream.run(*late, "--sequence-by", "version", "--report", report_file)
+    outcome = stream.run(*lateness_arguments, "--sequence-by", "version", "--report", report_file)
     assert (outcome.code, outcome.error) == (0, "")
     names = ("batch", "arrived", "repeated", "late", "too_late", "inserted", "updated")
     assert [tuple(line[name] for name in names) for line in outcome.commits] == [
@@ -84,9 +84,11 @@ def test_rows_are_applied_once_and_late_rows_are_separated(stream: FlightStream,
         (3, 2, 0, 0, 2, 0, 0),
     ]
     assert [line["watermark"] for line in outcome.commits[1:]] == ["2013-01-11T09:00:00+00:00"] * 3
-    infos = (json.loads(file.read_text().splitlines()[0]) for file in sorted(stream.table.glob("_delta_log/*.json")))
-    stamps = [info["commitInfo"]["sluice"].get("watermark") for info in infos]
-    watermarks = [stamp for stamp in stamps if stamp]
+    commit_infos = (
+        json.loads(file.read_text().splitlines()[0]) for file in sorted(stream.table.glob("_delta_log/*.json"))
+    )
+    watermark_stamps = [commit_info["commitInfo"]["sluice"].get("watermark") for commit_info in commit_infos]
+    watermarks = [stamp for stamp in watermark_stamps if stamp]
     assert [stamp["at"] for stamp in watermarks] == ["2013-01-02T08:00:00+00:00", "2013-01-11T09:00:00+00:00"]
     assert len({stamp["stream"] for stamp in watermarks}) == 1
     assert json.loads(report_file.read_text())["totals"] == {
@@ -100,7 +102,7 @@ def test_rows_are_applied_once_and_late_rows_are_separated(stream: FlightStream,
     ]  # fmt: skip
     # The next run has the same watermark, and the table gets the newer version of a row.
     stream.put("5", ("UA4", 12, 9, 75, 2), ("UA6", 6, 1, 50, 1))
-    (line,) = stream.run(*late, "--sequence-by", "version").commits
+    (line,) = stream.run(*lateness_arguments, "--sequence-by", "version").commits
     assert (line["late"], line["inserted"], line["updated"]) == (1, 1, 1)
 
 
@@ -116,11 +118,11 @@ def test_a_killed_batch_is_in_both_tables_once(
     """
     apply_rows, finish = arrivals_stream.apply_rows, arrivals_stream.StreamProgress.finish
     has_txn = "no transaction" not in killed_at
-    restarted = is_killed = False
+    is_restarted = is_killed = False
 
     def apply(*args: Any, **options: Any) -> Any:
         nonlocal is_killed
-        is_killed = not restarted and options["txn"][1] == 1
+        is_killed = not is_restarted and options["txn"][1] == 1
         if is_killed and killed_at == "lock":
             options["before_write"] = kill_process
         result = apply_rows(*args, **{**options, "txn": options["txn"] if has_txn else None})
@@ -133,29 +135,29 @@ def test_a_killed_batch_is_in_both_tables_once(
         if is_killed:
             raise Killed
 
-    late = ("--allowed-lateness", "1 day")
+    lateness_arguments = ("--allowed-lateness", "1 day")
     stream.put("1", ("UA1", 9, 8, 100, 1))
     second_file = stream.put("2", ("UA2", 1, 8, 90, 1), ("UA3", 12, 8, 80, 1))
     stream.put("3", ("UA4", 2, 8, 70, 1), ("UA5", 11, 9, 60, 1))
     monkeypatch.setattr(arrivals_stream, "apply_rows", apply)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(arrivals_stream.StreamProgress, "finish", finish_and_end)
-        stream.run(*late)
-    restarted = True
+        stream.run(*lateness_arguments)
+    is_restarted = True
     if killed_at == "finish":
         second_file.unlink()
-    outcome = stream.run("--allowed-lateness", "20 days") if killed_at == "lock" else stream.run(*late)
+    outcome = stream.run("--allowed-lateness", "20 days") if killed_at == "lock" else stream.run(*lateness_arguments)
     assert (outcome.code, [line["batch"] for line in outcome.commits]) == (0, [1, 2]), outcome.error
-    in_time = [("UA4", 2)] if killed_at == "lock" else []
-    assert stream.rows("flight", "day") == sorted([("UA1", 9), ("UA3", 12), ("UA5", 11), *in_time])
-    too_late = stream.rows("flight", "day", suffix="_late")
+    late_rows_in_time = [("UA4", 2)] if killed_at == "lock" else []
+    assert stream.rows("flight", "day") == sorted([("UA1", 9), ("UA3", 12), ("UA5", 11), *late_rows_in_time])
+    rows_too_late = stream.rows("flight", "day", suffix="_late")
     if has_txn:
         assert outcome.commits[0]["already_committed"] == (killed_at != "lock")
-        assert too_late == ([("UA2", 1)] if in_time else [("UA2", 1), ("UA4", 2)])
+        assert rows_too_late == ([("UA2", 1)] if late_rows_in_time else [("UA2", 1), ("UA4", 2)])
         # One version creates the table, one binds it to its feed, and each batch writes one.
         assert len(versions(stream.table)) == 5
     else:
-        assert too_late == [("UA2", 1), ("UA2", 1), ("UA4", 2)]
+        assert rows_too_late == [("UA2", 1), ("UA2", 1), ("UA4", 2)]
 
 
 @pytest.mark.parametrize(
@@ -213,14 +215,14 @@ def test_an_unknown_checkpoint_format_is_refused(stream: FlightStream, spark: Sp
 def test_rows_appended_to_a_source_table_are_streamed(
     stream: FlightStream, spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
-    raw = tmp_path / "raw"
-    writer = LockedDeltaWriter(spark, manager, str(raw))
+    source_table = tmp_path / "raw"
+    writer = LockedDeltaWriter(spark, manager, str(source_table))
 
     def append(*flights: str | None) -> None:
         rows = [(flight, "2013-01-01T08:00:00Z" if flight != "UA5" else "soon") for flight in flights]
         writer.append(spark.createDataFrame(rows, "flight string, at string"))
 
-    paths = ("--table", stream.table, "--checkpoint", stream.checkpoint, "--source-table", raw)
+    paths = ("--table", stream.table, "--checkpoint", stream.checkpoint, "--source-table", source_table)
     run = partial(stream.run_job, "stream", *paths, *KEYS, "--trigger", "available-now")
     outcome = run()
     assert (outcome.code, "source table" in error_line(outcome)) == (2, True), outcome.error
@@ -234,7 +236,7 @@ def test_rows_appended_to_a_source_table_are_streamed(
     (line,) = run().commits
     assert (line["arrived"], line["inserted"], line["dead_letters"]) == (2, 1, 2)
     assert stream.rows("flight") == [("UA1",), ("UA2",), ("UA3",), ("UA4",)]
-    origin = raw.as_uri().replace("///", "/")
+    origin = source_table.as_uri().replace("///", "/")
     assert stream.rows("reason", "origin", "value", suffix="_dead_letters") == [
         ("null in flight", origin, b'{"flight":null,"at":"2013-01-01T08:00:00Z"}'),
         ("the event time is not a timestamp", origin, b'{"flight":"UA5","at":"soon"}'),
@@ -322,11 +324,11 @@ def test_messages_with_json_of_the_schema_become_rows(
     assert dict(stream.rows("origin", "reason", suffix="_dead_letters")) == {
         f"departures/0/{offset}": reason for offset, reason in reasons.items()
     }
-    bad = replace(stream, table=tmp_path / "empty", landing=tmp_path / "bad", checkpoint=tmp_path / "another")
-    rows.where("offset IN (3, 4)").coalesce(1).write.parquet(str(bad.landing))
+    bad_stream = replace(stream, table=tmp_path / "empty", landing=tmp_path / "bad", checkpoint=tmp_path / "another")
+    rows.where("offset IN (3, 4)").coalesce(1).write.parquet(str(bad_stream.landing))
     # The second run has no messages.
-    assert [bad.run(*schema, options=options).code for _ in range(2)] == [8, 0]
-    assert len(bad.rows("reason", suffix="_dead_letters")) == 2
+    assert [bad_stream.run(*schema, options=options).code for _ in range(2)] == [8, 0]
+    assert len(bad_stream.rows("reason", suffix="_dead_letters")) == 2
     for columns in ("flight", "flight varchar(3), at timestamp"):
         outcome = stream.run("--value-schema", columns, options=options)
         assert (outcome.code, "--value-schema" in error_line(outcome)) == (2, True), outcome.error
@@ -345,17 +347,17 @@ def test_a_user_program_runs_a_stream(
     stream.put("1", ("UA1", 1, 8, 100, 1), ("UA1", 1, 8, 100, 1))
     schema = "flight string, at timestamp, day int, seats int, version int"
     rows = spark.readStream.schema(schema).json(str(stream.landing))
-    inserted: list[tuple[int, int]] = []
+    inserted_counts: list[tuple[int, int]] = []
     options: dict[str, Any] = {
         "event_time": "at",
         "checkpoint": str(stream.checkpoint),
-        "on_batch": lambda batch, result: inserted.append((batch, result.inserted)),
+        "on_batch": lambda batch, result: inserted_counts.append((batch, result.inserted)),
     }
     writer = LockedDeltaWriter(spark, manager, str(stream.table))
     stream_into(writer, rows, keys=["flight"], **options)
     stream.put("2", ("UA1", 1, 8, 100, 1), ("UA2", 2, 8, 90, 1))
     stream_into(writer, rows, keys=["flight"], **options)
-    assert inserted == [(0, 1), (1, 1)]
+    assert inserted_counts == [(0, 1), (1, 1)]
     assert stream.rows("flight") == [("UA1",), ("UA2",)]
     with pytest.raises(CheckpointError, match="keys"):
         stream_into(writer, rows, keys=["seats"], **options)
@@ -371,4 +373,4 @@ def test_a_user_program_runs_a_stream(
     stream.checkpoint.mkdir()
     (tmp_path / "records").rename(records)
     stream_into(writer, rows, keys=["flight"], **options)
-    assert inserted[2:] == [(0, 1)]
+    assert inserted_counts[2:] == [(0, 1)]

@@ -23,41 +23,48 @@ pytestmark = [pytest.mark.spark, pytest.mark.soak]
 STREAM = Path(stream_module.__file__)
 SEED, FILES, KILLS = 20261124, 60, 20
 KEY = ["time_hour", "carrier", "flight"]
-ALLOWED = timedelta(days=20)
+ALLOWED_LATENESS = timedelta(days=20)
 
 
 def arrivals() -> list[pd.DataFrame]:
-    """Return flights by hour: 5 % are a file late, 1 % later, 1 % repeated, and 2 % have a second version."""
+    """Return the rows of each file: flights by hour, some of them late or repeated.
+
+    5 % arrive one file late, 1 % in a random later file, 1 % are repeated, and 2 % have a second version.
+    """
     chance = random.Random(SEED)
     flights = pd.read_csv(find_flights(), usecols=[*KEY, "month", "origin", "dest", "arr_delay"])
     flights["time_hour"] = pd.to_datetime(flights["time_hour"], utc=True).astype("datetime64[us, UTC]")
     flights["version"] = 1
     flights = flights.sort_values(KEY, ignore_index=True)
-    file = (flights.index * FILES // len(flights)).to_series(index=flights.index)
+    file_numbers = (flights.index * FILES // len(flights)).to_series(index=flights.index)
     share = pd.Series([chance.random() for _ in range(len(flights))])
-    file = file.mask(share < 0.05, (file + 1).clip(upper=FILES - 1))
-    later_file = pd.Series([chance.randrange(number, FILES) for number in file])
-    file = file.mask(share.between(0.05, 0.06), later_file)
-    repeated, changed = share.between(0.06, 0.07), share.between(0.07, 0.09)
-    second_versions = flights[changed].assign(version=2, arr_delay=999.0)
-    rows = pd.concat([flights, flights[repeated], second_versions])
-    files = pd.concat([file, later_file[repeated], later_file[changed]])
+    file_numbers = file_numbers.mask(share < 0.05, (file_numbers + 1).clip(upper=FILES - 1))
+    later_file_numbers = pd.Series([chance.randrange(number, FILES) for number in file_numbers])
+    file_numbers = file_numbers.mask(share.between(0.05, 0.06), later_file_numbers)
+    is_repeated, is_changed = share.between(0.06, 0.07), share.between(0.07, 0.09)
+    second_versions = flights[is_changed].assign(version=2, arr_delay=999.0)
+    rows = pd.concat([flights, flights[is_repeated], second_versions])
+    files = pd.concat([file_numbers, later_file_numbers[is_repeated], later_file_numbers[is_changed]])
     return [rows[files == number].sample(frac=1, random_state=number) for number in range(FILES)]
 
 
 def expected_tables(batches: list[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the expected rows of the table and of the table of late rows."""
-    newest, in_time, late = None, [], []
+    newest_time, batches_in_time, late_batches = None, [], []
     for batch in batches:
-        too_late = batch["time_hour"] < newest - ALLOWED if newest is not None else pd.Series(False, index=batch.index)
-        in_time.append(batch[~too_late])
+        is_too_late = (
+            batch["time_hour"] < newest_time - ALLOWED_LATENESS
+            if newest_time is not None
+            else pd.Series(False, index=batch.index)
+        )
+        batches_in_time.append(batch[~is_too_late])
         # A late row is not stored if the table has its version or a newer one.
-        stored = pd.concat(in_time).groupby(KEY)["version"].max().rename("stored")
-        candidates = batch[too_late].join(stored, on=KEY)
-        late.append(candidates[~(candidates["stored"] >= candidates["version"])].drop(columns="stored"))
-        newest = max(time for time in (newest, batch["time_hour"].max()) if time is not None)
-    rows = pd.concat(in_time).sort_values("version", kind="stable").drop_duplicates(KEY, keep="last")
-    return rows, pd.concat(late)
+        stored_versions = pd.concat(batches_in_time).groupby(KEY)["version"].max().rename("stored")
+        candidates = batch[is_too_late].join(stored_versions, on=KEY)
+        late_batches.append(candidates[~(candidates["stored"] >= candidates["version"])].drop(columns="stored"))
+        newest_time = max(time for time in (newest_time, batch["time_hour"].max()) if time is not None)
+    rows = pd.concat(batches_in_time).sort_values("version", kind="stable").drop_duplicates(KEY, keep="last")
+    return rows, pd.concat(late_batches)
 
 
 def has_rows(table: Path, expected: pd.DataFrame) -> bool:
@@ -87,23 +94,24 @@ def test_a_stream_killed_at_random_inserts_each_flight_once(
     def start(trigger: str) -> SubmittedJob:
         return submit(
             STREAM, "--table", table, "--partition-by", "month", "--source", landing, "--keys", "carrier,flight",
-            "--event-time", "time_hour", "--sequence-by", "version", "--allowed-lateness", f"{ALLOWED.days} days",
-            "--watermark-delay", "1 day", "--trigger", trigger, "--max-files-per-batch", 1,
+            "--event-time", "time_hour", "--sequence-by", "version",
+            "--allowed-lateness", f"{ALLOWED_LATENESS.days} days", "--watermark-delay", "1 day",
+            "--trigger", trigger, "--max-files-per-batch", 1,
             "--checkpoint", tmp_path / "checkpoint", "--lock-timeout", 60,
         )  # fmt: skip
 
-    applied: dict[int, dict[str, Any]] = {}
+    applied_batches: dict[int, dict[str, Any]] = {}
     for _ in range(KILLS):
         job = start("1 second")
         eventually(lambda job=job: any(event["event"] == "holding" for event in job.events), within=240, label="a lock")
         time.sleep(chance.random() * 6)
         job.kill()
-        applied |= {line["batch"]: line for line in job.commits}
+        applied_batches |= {line["batch"]: line for line in job.commits}
     job = start("available-now")
     assert job.wait(580) == 0, job.error
-    applied |= {line["batch"]: line for line in job.commits}
-    rows, late = expected_tables(batches)
+    applied_batches |= {line["batch"]: line for line in job.commits}
+    rows, late_rows = expected_tables(batches)
     assert has_rows(table, rows)
-    assert has_rows(Path(f"{table}_late"), late)
-    assert len(late) > 1000
-    assert sorted(applied) == list(range(FILES))
+    assert has_rows(Path(f"{table}_late"), late_rows)
+    assert len(late_rows) > 1000
+    assert sorted(applied_batches) == list(range(FILES))

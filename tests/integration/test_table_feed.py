@@ -67,23 +67,23 @@ def test_a_batch_of_another_feed_is_refused(
         "model": "changes", "keys": ["id"], "scd_type": 1, "sequence_by": "at", "sequence_column": "at",
         "source_tables": ["shop.public.orders"],
     }  # fmt: skip
-    unchanged = versions(table)
+    earlier_versions = versions(table)
     for options, difference in OTHER_FEEDS:
         with pytest.raises(ChangesError, match="change the table property") as error:
             apply_changes(writer, rows((1, "a", "old", 3)), **{**OPTIONS, **options}, schema_evolution=True)
         assert difference in str(error.value)
     with pytest.raises(ChangesError, match="model: changes in the table, rows in this run"):
         apply_rows(writer, rows((1, "a", "old", 3)), keys=["id"], event_time="day")
-    assert versions(table) == unchanged
-    # The same feed may spell names in another case. It need not know its source tables.
+    assert versions(table) == earlier_versions
+    # The same feed may spell names in another case, and may leave out its source tables.
     apply_changes(writer, rows((1, "a", "newer", 6)), keys=["ID"], sequence_by="`AT`")
     state = writer.log.state()
     assert state is not None
     feed = TableFeed.parsed(state.feed or "")
-    short, full = (replace(feed, source_tables=(name,)) for name in ("orders", "shop.public.orders"))
-    assert FeedBinding(spark, writer.table, short).clauses(state) == []
+    short_feed, full_feed = (replace(feed, source_tables=(name,)) for name in ("orders", "shop.public.orders"))
+    assert FeedBinding(spark, writer.table, short_feed).clauses(state) == []
     # A table that is bound to a name without a schema gets the full name.
-    (clause,) = FeedBinding(spark, writer.table, full).clauses(replace(state, feed=short.text))
+    (clause,) = FeedBinding(spark, writer.table, full_feed).clauses(replace(state, feed=short_feed.text))
     assert '"source_tables": ["shop.public.orders"]' in clause
 
 
@@ -165,7 +165,7 @@ def test_the_feed_property_is_read_under_the_lock(
     spark: SparkSession, writer: LockedDeltaWriter, rows: Callable[..., Any], table: Path, sql: Callable[[str], None]
 ) -> None:
     apply_changes(writer, rows((1, "a", "one", 5)), **OPTIONS)
-    by_position = {"keys": ["id"], "sequence_by": "pos"}
+    position_options = {"keys": ["id"], "sequence_by": "pos"}
 
     def replace_property(_: object) -> None:
         spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('sluice.feed' = '{{}}')")
@@ -173,12 +173,12 @@ def test_the_feed_property_is_read_under_the_lock(
     with pytest.raises(ChangesError, match="cannot be read"):
         apply_changes(writer, rows((1, "a", "two", 6)), **OPTIONS, before_write=replace_property)
     with pytest.raises(ChangesError, match="cannot be read"):
-        apply_changes(writer, rows((1, "a", "two", 6)), **by_position)
+        apply_changes(writer, rows((1, "a", "two", 6)), **position_options)
     sql("ALTER TABLE {table} UNSET TBLPROPERTIES ('sluice.feed')")
-    apply_changes(writer, rows((1, "a", "two", 6)), **by_position)
+    apply_changes(writer, rows((1, "a", "two", 6)), **position_options)
     assert feed_of(table)["sequence_column"] == "pos"
     # A table without a binding gets several feeds, each with its own keys.
     sql("ALTER TABLE {table} SET TBLPROPERTIES ('sluice.feed' = 'off')")
     apply_changes(writer, rows((2, "b", "one", 5)), **OPTIONS)
-    apply_changes(writer, rows((3, "c", "one", 5)), **by_position)
+    apply_changes(writer, rows((3, "c", "one", 5)), **position_options)
     assert DeltaTable(table).metadata().configuration["sluice.feed"] == "off"

@@ -59,7 +59,7 @@ class AliasGate:
 
 @pytest.fixture(scope="module")
 def endpoint(spark: SparkSession) -> Iterator[str]:
-    """An S3 whose bucket has two names. The driver finds it under both."""
+    """The endpoint of an S3 whose bucket has two names. The driver uses this endpoint for both names."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
     server = make_s3_server(AliasGate(OneAtATimePerKey(moto_application())))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -93,12 +93,13 @@ class NamedTable:
     def path(self) -> Path:
         return Path(self.location)
 
-    def moved_to(self, location: Path) -> NamedTable:
+    def at_location(self, location: Path) -> NamedTable:
+        """Return another location with the same manager. No file is moved."""
         return replace(self, location=str(location))
 
     def copy_to(self, location: Path) -> NamedTable:
         shutil.copytree(self.path, location)
-        return self.moved_to(location)
+        return self.at_location(location)
 
     def upload_to(self, table: NamedTable, endpoint: str) -> None:
         """Copy a local table to S3."""
@@ -122,7 +123,7 @@ class NamedTable:
         return LockedDeltaWriter(self.spark, self.manager, self.location).append(self.row(number)).version
 
     def append_in_block(self, number: int) -> None:
-        """Append a row with Spark alone."""
+        """Append a row with Spark's own writer, in a block of ``locked``."""
         self.row(number).write.format("delta").mode("append").save(self.location)
 
     def adopt(self, hosts: str = "", *, seconds: float = 60, **options: Any) -> AdoptResult:
@@ -142,8 +143,8 @@ class NamedTable:
         return state.adoption
 
     def version(self) -> int:
-        on_s3 = self.location.startswith("s3a:")
-        return self._log().head().version if on_s3 else DeltaTable(self.location).version()
+        is_on_s3 = self.location.startswith("s3a:")
+        return self._log().head().version if is_on_s3 else DeltaTable(self.location).version()
 
     def set_adopted_name(self, name: str | None) -> None:
         """Replace the name in the adoption of version 1. None removes it: earlier releases stored no name."""
@@ -157,17 +158,19 @@ class NamedTable:
 
 
 @pytest.fixture
-def by_name(spark: SparkSession, endpoint: str, zookeeper: Any, request: pytest.FixtureRequest) -> Iterator[NamedTable]:
+def table_by_name(
+    spark: SparkSession, endpoint: str, zookeeper: Any, request: pytest.FixtureRequest
+) -> Iterator[NamedTable]:
     """A location on S3 without a table."""
     with RivalManager(zookeeper.hosts, timeout_seconds=60, job="by name") as manager:
         yield NamedTable(spark, f"s3a://{BUCKET}/{request.node.name}", manager)
 
 
 @pytest.fixture
-def by_alias(by_name: NamedTable, zookeeper: Any) -> Iterator[NamedTable]:
-    """The same location under its second name, with another lock manager."""
+def table_by_alias(table_by_name: NamedTable, zookeeper: Any) -> Iterator[NamedTable]:
+    """The location of ``table_by_name`` under its second name, with another lock manager."""
     with RivalManager(zookeeper.hosts, timeout_seconds=60, job="by alias") as manager:
-        yield NamedTable(by_name.spark, by_name.location.replace(BUCKET, ALIAS), manager)
+        yield NamedTable(table_by_name.spark, table_by_name.location.replace(BUCKET, ALIAS), manager)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +183,7 @@ def another_ensemble() -> Iterator[str]:
 def adopted_path(
     spark: SparkSession, original: Callable[..., Path], zookeeper: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A local table of three rows, version 0, which version 1 adopts."""
+    """A local table of three rows. Version 0 creates the table, and version 1 adopts it."""
     path = tmp_path_factory.mktemp("adopted") / "the 'source'"
     shutil.copytree(original(THREE_ROWS), path)
     settings = LockSettings(zk_hosts=zookeeper.hosts, timeout_seconds=60)
@@ -190,79 +193,81 @@ def adopted_path(
 
 @pytest.fixture
 def source(spark: SparkSession, adopted_path: Path, zookeeper: Any, tmp_path: Path) -> Iterator[NamedTable]:
-    """A copy of this table, changed as if it had been adopted at its own location."""
+    """A copy of the table at ``adopted_path``, changed as if it had been adopted at its own location."""
     with RivalManager(zookeeper.hosts, timeout_seconds=60) as manager:
         table = NamedTable(spark, str(adopted_path), manager).copy_to(tmp_path / adopted_path.name)
         table.set_adopted_name(table.uri)
         yield table
 
 
-def test_negative_control_without_adoption_two_names_are_two_locks(by_name: NamedTable, by_alias: NamedTable) -> None:
-    with by_name.locked():
-        by_name.append_in_block(0)
-        with by_alias.locked(timeout_seconds=0):
-            by_alias.append_in_block(1)
-        by_name.append_in_block(2)
-    assert by_name.version() == 2
+def test_negative_control_without_adoption_two_names_are_two_locks(
+    table_by_name: NamedTable, table_by_alias: NamedTable
+) -> None:
+    with table_by_name.locked():
+        table_by_name.append_in_block(0)
+        with table_by_alias.locked(timeout_seconds=0):
+            table_by_alias.append_in_block(1)
+        table_by_name.append_in_block(2)
+    assert table_by_name.version() == 2
 
 
 @pytest.mark.full
 def test_an_adopted_table_is_written_under_one_name_only(
-    by_name: NamedTable,
-    by_alias: NamedTable,
+    table_by_name: NamedTable,
+    table_by_alias: NamedTable,
     endpoint: str,
     original: Callable[..., Path],
     append: Callable[..., Any],
     csv_file: Callable[..., Path],
 ) -> None:
-    by_name.moved_to(original(THREE_ROWS)).upload_to(by_name, endpoint)
-    result = by_name.adopt()
-    assert (result.table, result.version, result.renamed_from) == (by_name.uri, 1, None)
-    assert by_alias.adoption() == Adoption(result.ensemble, result.table)
+    table_by_name.at_location(original(THREE_ROWS)).upload_to(table_by_name, endpoint)
+    result = table_by_name.adopt()
+    assert (result.table, result.version, result.renamed_from) == (table_by_name.uri, 1, None)
+    assert table_by_alias.adoption() == Adoption(result.ensemble, result.table)
 
-    entered = False
-    with by_name.locked():
-        with pytest.raises(TableNameMismatchError) as refused:
-            with by_alias.locked(timeout_seconds=0):
-                entered = True
-        by_name.append_in_block(3)
-    assert not entered
-    assert (refused.value.resource, refused.value.adopted_name) == (by_alias.uri, result.table)
-    assert refused.value.resource in str(refused.value)
-    assert result.table in str(refused.value)
-    assert "--move" in str(refused.value)
+    block_was_entered = False
+    with table_by_name.locked():
+        with pytest.raises(TableNameMismatchError) as error:
+            with table_by_alias.locked(timeout_seconds=0):
+                block_was_entered = True
+        table_by_name.append_in_block(3)
+    assert not block_was_entered
+    assert (error.value.resource, error.value.adopted_name) == (table_by_alias.uri, result.table)
+    assert error.value.resource in str(error.value)
+    assert result.table in str(error.value)
+    assert "--move" in str(error.value)
     with pytest.raises(TableNameMismatchError):
-        by_alias.append(0)
-    job = append("--table", by_alias.location, "--source", csv_file("s.csv", "id", [(7,)]))
+        table_by_alias.append(0)
+    job = append("--table", table_by_alias.location, "--source", csv_file("s.csv", "id", [(7,)]))
     assert job.code == 3, job.error
     assert f"is adopted under the name {result.table}" in job.error
     # Nothing is written, and each lock is released.
-    assert by_alias.manager.queue(by_alias.location) == []
-    assert by_name.version() == 2
+    assert table_by_alias.manager.queue(table_by_alias.location) == []
+    assert table_by_name.version() == 2
 
 
 @pytest.mark.full
 def test_a_table_is_renamed_only_with_move_and_without_holders(
-    source: NamedTable, by_name: NamedTable, by_alias: NamedTable, endpoint: str
+    source: NamedTable, table_by_name: NamedTable, table_by_alias: NamedTable, endpoint: str
 ) -> None:
-    source.set_adopted_name(by_name.uri)
-    source.upload_to(by_name, endpoint)
+    source.set_adopted_name(table_by_name.uri)
+    source.upload_to(table_by_name, endpoint)
     with pytest.raises(TableNameMismatchError):
-        by_alias.adopt()
-    with by_name.locked():
+        table_by_alias.adopt()
+    with table_by_name.locked():
         with pytest.raises(LockTimeoutError):
-            by_alias.adopt(move=True, seconds=0)
-    assert by_name.version() == 1
-    result = by_alias.adopt(move=True)
-    assert (result.version, result.moved_from, result.renamed_from) == (2, None, by_name.uri)
+            table_by_alias.adopt(move=True, seconds=0)
+    assert table_by_name.version() == 1
+    result = table_by_alias.adopt(move=True)
+    assert (result.version, result.moved_from, result.renamed_from) == (2, None, table_by_name.uri)
     assert describe(result) == (
-        f"{by_alias.uri} was adopted by ensemble {result.ensemble} under this name, "
-        f"no longer {by_name.uri}, by version 2"
+        f"{table_by_alias.uri} was adopted by ensemble {result.ensemble} under this name, "
+        f"no longer {table_by_name.uri}, by version 2"
     )
     with pytest.raises(TableNameMismatchError):
-        by_name.append(0)
-    by_alias.append(3)
-    assert by_name.version() == 3
+        table_by_name.append(0)
+    table_by_alias.append(3)
+    assert table_by_name.version() == 3
 
 
 def test_an_adoption_without_a_name_is_valid_and_completed(source: NamedTable) -> None:
@@ -283,15 +288,15 @@ def test_a_copied_folder_is_refused_until_it_is_adopted(
     source: NamedTable, tmp_path: Path, rows_of: Callable[..., list[tuple[int]]]
 ) -> None:
     copy = source.copy_to(tmp_path / "copy")
-    with pytest.raises(TableNameMismatchError) as refused:
+    with pytest.raises(TableNameMismatchError) as error:
         copy.append(0)
-    assert refused.value.adopted_name == source.uri
+    assert error.value.adopted_name == source.uri
     assert copy.version() == 1
     verification = verify_table(copy.location)
     assert (verification.problems, verification.adopted_name) == ((), source.uri)
-    command = CliRunner().invoke(app, ["verify", copy.location], env={"COLUMNS": "300"})
-    assert command.exit_code == 0
-    assert f"adopted under another name {source.uri}" in " ".join(command.stdout.split())
+    verify_result = CliRunner().invoke(app, ["verify", copy.location], env={"COLUMNS": "300"})
+    assert verify_result.exit_code == 0
+    assert f"adopted under another name {source.uri}" in " ".join(verify_result.stdout.split())
 
     result = copy.adopt(move=True)
     assert (result.version, result.renamed_from) == (2, source.uri)
@@ -319,18 +324,18 @@ def test_a_copy_is_moved_to_another_ensemble_once(source: NamedTable, another_en
 
 
 def test_a_renamed_folder_is_adopted_under_its_new_name(source: NamedTable, tmp_path: Path) -> None:
-    renamed = source.moved_to(source.path.rename(tmp_path / "renamed"))
+    renamed_table = source.at_location(source.path.rename(tmp_path / "renamed"))
     with pytest.raises(AdoptionMismatchError):
-        renamed.append(0)
-    renamed.adopt(move=True)
-    assert renamed.append(3) == 3
+        renamed_table.append(0)
+    renamed_table.adopt(move=True)
+    assert renamed_table.append(3) == 3
 
 
 @pytest.mark.full
 def test_a_clone_gets_its_own_adoption(
     source: NamedTable, tmp_path: Path, rows_of: Callable[..., list[tuple[int]]]
 ) -> None:
-    clone = source.moved_to(tmp_path / "clone")
+    clone = source.at_location(tmp_path / "clone")
     source_adoption = source.adoption()
     assert source_adoption is not None
     with clone.locked():
@@ -354,7 +359,7 @@ def test_a_clone_gets_its_own_adoption(
 
 @pytest.mark.full
 def test_a_table_keeps_its_adoption_when_a_clone_replaces_it(source: NamedTable, copy_of: Callable[..., Path]) -> None:
-    table = source.moved_to(copy_of(THREE_ROWS))
+    table = source.at_location(copy_of(THREE_ROWS))
     table.adopt()
     adoption = table.adoption()
     with table.locked():
@@ -366,7 +371,7 @@ def test_a_table_keeps_its_adoption_when_a_clone_replaces_it(source: NamedTable,
 
 
 def test_a_table_like_another_does_not_get_its_adoption(source: NamedTable, tmp_path: Path) -> None:
-    table = source.moved_to(tmp_path / "alike")
+    table = source.at_location(tmp_path / "alike")
     source.sql(f"CREATE TABLE the_source USING delta LOCATION {json.dumps(source.location)}")
     try:
         with table.locked():
@@ -389,28 +394,28 @@ def test_an_older_adoption_is_undone_after_its_block(
 ) -> None:
     older_adoption = source.adoption()
     assert older_adoption is not None
-    move = source.adopt(another_ensemble, move=True)
+    move_result = source.adopt(another_ensemble, move=True)
     with ZookeeperLockManager(another_ensemble, timeout_seconds=60) as manager:
-        moved = replace(source, manager=manager)
-        with moved.locked():
+        moved_table = replace(source, manager=manager)
+        with moved_table.locked():
             if by_restore:
-                moved.sql("RESTORE TABLE {t} TO VERSION AS OF 1")
+                moved_table.sql("RESTORE TABLE {t} TO VERSION AS OF 1")
             else:
                 properties = ", ".join(f'"{name}" = "{value}"' for name, value in older_adoption.properties.items())
-                moved.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({properties})")
-            assert moved.adoption() == older_adoption
-        assert moved.adoption() == Adoption(move.ensemble, move.table)
-        moved.append(3)
+                moved_table.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({properties})")
+            assert moved_table.adoption() == older_adoption
+        assert moved_table.adoption() == Adoption(move_result.ensemble, move_result.table)
+        moved_table.append(3)
     assert DeltaTable(source.location).metadata().configuration == {
-        ENSEMBLE_PROPERTY: move.ensemble,
-        TABLE_PROPERTY: move.table,
+        ENSEMBLE_PROPERTY: move_result.ensemble,
+        TABLE_PROPERTY: move_result.table,
     }
     assert verify_table(source.location).problems == ()
     with pytest.raises(EnsembleMismatchError):
         source.append(0)
 
 
-def test_a_symbolic_link_is_no_other_name(source: NamedTable, tmp_path: Path) -> None:
+def test_a_symbolic_link_is_not_another_name(source: NamedTable, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(source.path)
-    assert source.moved_to(link).append(3) == 2
+    assert source.at_location(link).append(3) == 2

@@ -1,4 +1,4 @@
-"""Several managers of one ensemble in one process: a thread gets its hold from each of them."""
+"""Several managers of one ensemble in one process: each of them returns the hold of the calling thread."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def second_manager(make_manager: Callable[..., ZookeeperLockManager]) -> Zookeep
     return make_manager()
 
 
-@pytest.mark.parametrize("connected", [True, False])
-def test_another_manager_gives_the_same_hold(
-    manager: ZookeeperLockManager, second_manager: ZookeeperLockManager, table: str, *, connected: bool
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_another_manager_returns_the_same_hold(
+    manager: ZookeeperLockManager, second_manager: ZookeeperLockManager, table: str, *, is_connected: bool
 ) -> None:
-    if connected:
+    if is_connected:
         second_manager.connect()
     with manager.acquire(table) as outer:
         with second_manager.acquire(table, timeout_seconds=0) as inner:
@@ -149,8 +149,8 @@ def test_negative_control_managers_that_know_only_their_holds_time_out(
 def test_host_lists_of_one_ensemble_share_holds(table: str) -> None:
     with EmbeddedZooKeeper(servers=3) as ensemble, ExitStack() as stack:
         members = [server.address for server in ensemble.servers]
-        by_name = members[2].replace("127.0.0.1", "localhost")
-        host_lists = [members[0], members[1], ",".join(members), ",".join(reversed(members)), by_name]
+        address_by_name = members[2].replace("127.0.0.1", "localhost")
+        host_lists = [members[0], members[1], ",".join(members), ",".join(reversed(members)), address_by_name]
         managers = [stack.enter_context(ZookeeperLockManager(hosts, 30)) for hosts in host_lists]
         for manager, second_manager in itertools.permutations(managers, 2):
             with manager.acquire(table) as outer, second_manager.acquire(table, timeout_seconds=0) as inner:
@@ -176,16 +176,19 @@ def test_other_lock_roots_and_ensembles_are_independent(
     with EmbeddedZooKeeper() as ensemble, ZookeeperLockManager(ensemble.hosts, 30) as manager_of_ensemble:
         manager_of_root = make_manager(lock_root=f"/{uuid.uuid4().hex}")
         with manager.acquire(table) as hold:
-            for independent in (manager_of_ensemble, manager_of_root):
-                with independent.acquire(table, timeout_seconds=0) as second_hold:
+            for independent_manager in (manager_of_ensemble, manager_of_root):
+                with independent_manager.acquire(table, timeout_seconds=0) as second_hold:
                     assert second_hold is not hold
                     assert second_hold.ensemble_id != hold.ensemble_id
-                    # Ensembles have no order between them.
-                    with independent.acquire(table + "x", timeout_seconds=0):
+                    # Tables of independent managers have no common order.
+                    with independent_manager.acquire(table + "x", timeout_seconds=0):
                         pass
-                    with manager.acquire(table, timeout_seconds=0) as inner, independent.acquire(table) as second_inner:
+                    with (
+                        manager.acquire(table, timeout_seconds=0) as inner,
+                        independent_manager.acquire(table) as second_inner,
+                    ):
                         assert (inner, second_inner) == (hold, second_hold)
-                independent.acquire(table[:-1], timeout_seconds=0).release()
+                independent_manager.acquire(table[:-1], timeout_seconds=0).release()
 
 
 def test_another_manager_waits_for_the_hold_of_another_thread(
@@ -219,7 +222,7 @@ def test_closing_the_manager_of_a_hold_ends_it_for_all(
     with pytest.raises(LockLostError, match="the manager that gave it was closed"):
         with manager.acquire(table), second_manager.acquire(table):
             manager.close()
-    # The other manager does not give the lost hold again.
+    # The other manager does not return the lost hold.
     with second_manager.acquire(table, timeout_seconds=5) as hold:
         hold.check()
     hold = second_manager.acquire(table)
@@ -231,14 +234,14 @@ def test_closing_the_manager_of_a_hold_ends_it_for_all(
 def test_a_lost_hold_is_acquired_again(
     manager: ZookeeperLockManager, second_manager: ZookeeperLockManager, ensemble_client: Any, table: str
 ) -> None:
-    lost = manager.acquire(table)
+    lost_hold = manager.acquire(table)
     second_manager.acquire(table)
     LockZnodes(ensemble_client, table).delete_contenders()
     with pytest.raises(LockLostError):
-        lost.check()
+        lost_hold.check()
     with second_manager.acquire(table, timeout_seconds=5) as hold:
-        assert hold is not lost
-    # The lost hold was acquired twice. Its last release raises.
+        assert hold is not lost_hold
+    # The lost hold was acquired twice. Its second release raises.
     second_manager.release(table)
     with pytest.raises(LockLostError):
         second_manager.release(table)
@@ -267,14 +270,14 @@ def test_each_manager_can_release_the_hold(
             assert next_hold is not hold
 
 
-def test_the_settings_of_the_manager_of_a_hold_count(
+def test_the_settings_of_the_acquiring_manager_apply(
     make_manager: Callable[..., ZookeeperLockManager], eventually: Callable[..., None], table: str
 ) -> None:
-    short, long = make_manager(max_hold_seconds=1), make_manager(max_hold_seconds=3600)
-    with long.acquire(table) as hold, short.acquire(table):
+    short_manager, long_manager = make_manager(max_hold_seconds=1), make_manager(max_hold_seconds=3600)
+    with long_manager.acquire(table) as hold, short_manager.acquire(table):
         assert hold._hold_state._ends_at > time.monotonic() + 3000
-    hold = short.acquire(table)
-    assert long.acquire(table) is hold
+    hold = short_manager.acquire(table)
+    assert long_manager.acquire(table) is hold
     eventually(lambda: hold.lost)
     with pytest.raises(LockLostError, match="max_hold_seconds=1"):
         hold.check()
@@ -283,19 +286,19 @@ def test_the_settings_of_the_manager_of_a_hold_count(
 def test_a_new_manager_connects_within_the_deadline(
     manager: ZookeeperLockManager, eventually: Callable[..., None], table: str
 ) -> None:
-    with ZookeeperLockManager(NOWHERE) as unreachable, manager.acquire(table) as hold:
+    with ZookeeperLockManager(NOWHERE) as unreachable_manager, manager.acquire(table) as hold:
         with pytest.raises(EnsembleUnavailableError):
-            unreachable.acquire(table, timeout_seconds=0.3)
+            unreachable_manager.acquire(table, timeout_seconds=0.3)
 
         def close() -> None:
-            eventually(lambda: unreachable._acquisitions)
-            unreachable.close()
+            eventually(lambda: unreachable_manager._acquisitions)
+            unreachable_manager.close()
 
-        for end_the_wait in (lambda: eventually(lambda: unreachable.cancel(table) == 1), close):
-            ending = in_new_thread(end_the_wait)
+        for end_the_wait in (lambda: eventually(lambda: unreachable_manager.cancel(table) == 1), close):
+            pending_end = in_new_thread(end_the_wait)
             with pytest.raises(LockCancelledError):
-                unreachable.acquire(table, timeout_seconds=60)
-            ending.result()
+                unreachable_manager.acquire(table, timeout_seconds=60)
+            pending_end.result()
         hold.check()
 
 
@@ -305,11 +308,11 @@ def run_program(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_ctrl_c_while_a_manager_connects_changes_nothing(zookeeper: Any, table: str) -> None:
-    process = run_program(INTERRUPTED, zookeeper.hosts, NOWHERE, table)
+    process = run_program(INTERRUPTED_PROGRAM, zookeeper.hosts, NOWHERE, table)
     assert process.stdout.split() == ["interrupted", "stands", "again"], process.stderr
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
 import signal, sys, threading, time
 from lock_manager import ZookeeperLockManager
 def interrupt(number, frame):
@@ -332,7 +335,7 @@ hold.release()
 """
 
 
-def test_an_outage_does_not_hide_a_thread_s_own_hold(table: str) -> None:
+def test_a_thread_gets_its_hold_again_in_an_outage(table: str) -> None:
     with (
         EmbeddedZooKeeper() as ensemble,
         ZookeeperLockManager(ensemble.hosts, 30, session_timeout_seconds=20) as manager,
@@ -348,11 +351,11 @@ def test_an_outage_does_not_hide_a_thread_s_own_hold(table: str) -> None:
 
 
 def test_a_forked_child_holds_no_lock_of_its_parent(zookeeper: Any, table: str) -> None:
-    process = run_program(FORK, zookeeper.hosts, table)
+    process = run_program(FORKING_PROGRAM, zookeeper.hosts, table)
     assert process.stdout.split() == ["waits", "other", "stands"], process.stderr
 
 
-FORK = """
+FORKING_PROGRAM = """
 import os, sys
 from lock_manager import LockTimeoutError, ZookeeperLockManager
 manager, table = ZookeeperLockManager(sys.argv[1]), sys.argv[2]
@@ -378,21 +381,21 @@ def test_ended_holds_and_threads_are_garbage_collected(
 ) -> None:
     references: list[weakref.ref[Any]] = []
 
-    def work(number: int) -> None:
+    def acquire_and_end(number: int) -> None:
         references.append(weakref.ref(threading.current_thread()))
-        with make_manager() as short_lived:
-            hold = short_lived.acquire(f"{table}/{number}")
+        with make_manager() as short_lived_manager:
+            hold = short_lived_manager.acquire(f"{table}/{number}")
             references.append(weakref.ref(hold))
             with manager.acquire(f"{table}/{number}"):
                 pass
             if number % 2:
-                # Lost, and never released.
+                # The hold is lost and never released.
                 hold._hold_state.lose("in a test")
             elif number % 4:
                 hold.release()
 
     for number in range(8):
-        thread = threading.Thread(target=work, args=(number,))
+        thread = threading.Thread(target=acquire_and_end, args=(number,))
         thread.start()
         thread.join()
     del thread

@@ -21,7 +21,7 @@ FIRST_FILE = [("no", 1, "Ada", 1, "c"), ("no", 2, "Bo", 1, "c"), ("se", 1, "Cy",
 SECOND_FILE = [("no", 1, "Ada!", 3, "u"), ("no", 1, "Ada?", 2, "u"), ("no", 2, None, 2, "d"), ("se", 2, "Di", 2, "c")]
 CHANGES = ("--sequence-by", "updated_at", "--apply-as-deletes", "op = 'd'", "--except-columns", "op")
 OPTIONS = ("--keys", "country,id", *CHANGES)
-BY_ID = ("--keys", "id", "--sequence-by", "updated_at")
+ID_OPTIONS = ("--keys", "id", "--sequence-by", "updated_at")
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ def test_a_run_is_applied_once(
     [
         (("--keys", "nobody", "--sequence-by", "updated_at"), FIRST_FILE, 5, "no column nobody"),
         (("--keys", "id", "--sequence-by", "updated_by"), FIRST_FILE, 5, "updated_by"),
-        ((*BY_ID, "--apply-as-deletes", "name"), FIRST_FILE, 5, "boolean expression"),
-        ((*BY_ID, "--columns", "a", "--except-columns", "b"), FIRST_FILE, 2, "both"),
-        ((*BY_ID, "--columns", "name"), FIRST_FILE, 2, "key columns: id"),
-        (BY_ID, FIRST_FILE, 5, "id=1"),
+        ((*ID_OPTIONS, "--apply-as-deletes", "name"), FIRST_FILE, 5, "boolean expression"),
+        ((*ID_OPTIONS, "--columns", "a", "--except-columns", "b"), FIRST_FILE, 2, "both"),
+        ((*ID_OPTIONS, "--columns", "name"), FIRST_FILE, 2, "key columns: id"),
+        (ID_OPTIONS, FIRST_FILE, 5, "id=1"),
         (OPTIONS, [("no", 1, "Ada", None, "c"), ("no", 2, "Bo", 1, "c")], 5, "no sequence"),
         (OPTIONS, [(None, 1, "Ada", 1, "c")], 5, "country=None"),
     ],
@@ -126,16 +126,16 @@ def test_wrong_types_and_missing_files_write_nothing(
     upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, versions: Callable[[Path], list[str]]
 ) -> None:
     upsert(csv_file("1.csv", HEADER, FIRST_FILE))
-    unchanged = versions(table)
+    earlier_versions = versions(table)
     wrong_type = csv_file("wrong.csv", HEADER, [("no", "one", "Ada", 2, "u")])
     new_column = csv_file("more.csv", HEADER + ",age", [("no", 1, "Ada", 2, "u", 7)])
-    unreachable = "hdfs://127.0.0.1:1/changes"
-    outcomes = [upsert(source) for source in (wrong_type, "/nowhere", new_column, unreachable)]
+    unreachable_source = "hdfs://127.0.0.1:1/changes"
+    outcomes = [upsert(source) for source in (wrong_type, "/nowhere", new_column, unreachable_source)]
     assert [(outcome.code, bool(error_line(outcome))) for outcome in outcomes] == [
         (5, True), (2, True), (5, True), (2, True),
     ]  # fmt: skip
     assert "127.0.0.1:1" in error_line(outcomes[-1])
-    # The table would get a second sequence column, without values.
+    # With these options the table would get a second sequence column without values.
     late_change = csv_file("old.csv", HEADER, [("no", 1, "Old", 0, "u")])
     outcome = upsert(late_change, options=(*OPTIONS[:-1], "op,updated_at"))
     assert outcome.code == 5
@@ -143,23 +143,23 @@ def test_wrong_types_and_missing_files_write_nothing(
     outcome = upsert(csv_file("empty.csv", HEADER, []))
     assert (outcome.code, outcome.error) == (0, "")
     assert outcome.lines[-1]["changes"] == 0
-    assert versions(table) == unchanged
+    assert versions(table) == earlier_versions
 
 
 @pytest.mark.full
 def test_schema_evolution_adds_columns_and_widens_types(
     upsert: Callable[..., Any], table: Path, rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:
-    def json_file(name: str, *rows: dict[str, Any]) -> Path:
+    def write_json_file(name: str, *rows: dict[str, Any]) -> Path:
         file = tmp_path / name
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return file
 
     options = ("--keys", "id", "--sequence-by", "at", "--schema-evolution")
-    outcome = upsert(json_file("1.json", {"id": 1, "at": 1, "price": 1.5}), options=options)
+    outcome = upsert(write_json_file("1.json", {"id": 1, "at": 1, "price": 1.5}), options=options)
     assert outcome.code == 0, outcome.error
     # Only some rows of the batch have the new column.
-    source = json_file("2.json", {"id": 1, "at": 2, "price": 2.5}, {"id": 2, "at": 2, "price": 1, "note": "new"})
+    source = write_json_file("2.json", {"id": 1, "at": 2, "price": 2.5}, {"id": 2, "at": 2, "price": 1, "note": "new"})
     assert upsert(source, options=options[:-1]).code == 5
     outcome = upsert(source, options=options)
     assert outcome.code == 0, outcome.error
@@ -172,9 +172,9 @@ def test_schema_evolution_widens_an_integer_column(
 ) -> None:
     options = ("--keys", "id", "--sequence-by", "at")
     assert upsert(csv_file("1.csv", "id,at,n", [(1, 1, 7)]), options=options).code == 0
-    large = csv_file("2.csv", "id,at,n", [(1, 2, 2**40), (2, 2, 8)])
-    assert upsert(large, options=options).code == 5
-    outcome = upsert(large, "--schema-evolution", options=options)
+    large_numbers = csv_file("2.csv", "id,at,n", [(1, 2, 2**40), (2, 2, 8)])
+    assert upsert(large_numbers, options=options).code == 5
+    outcome = upsert(large_numbers, "--schema-evolution", options=options)
     assert outcome.code == 0, outcome.error
     # delta-rs does not read a table with type widening.
     rows = spark.read.format("delta").load(str(table)).select("id", "at", "n").orderBy("id").collect()

@@ -46,7 +46,7 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
     # Some changes are late: they are in a later file.
     chance.shuffle(numbers)
 
-    def put(number: int) -> None:
+    def put_file(number: int) -> None:
         rows = []
         for at in numbers[number * CHANGES : (number + 1) * CHANGES]:
             change = (chance.randrange(KEYS), at, chance.choice("uuud"))
@@ -61,14 +61,14 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
         return submit(UPSERT, *paths, *OPTIONS, *STREAM)
 
     for number in range(FILES - 1):
-        put(number)
+        put_file(number)
     killed_job = start()
-    # The commit appears before Spark records the end of the batch, most likely.
+    # Most likely the commit appears before Spark records the end of the batch.
     version_file = f"{FILES:020d}.json"
     eventually(lambda: version_file in versions(table), within=240, label="the commit of the second batch")
     killed_job.kill()
     job = start()
-    put(FILES - 1)
+    put_file(FILES - 1)
     eventually(lambda: FILES - 1 in [line["batch"] for line in job.commits], within=240, label="the last file")
     os.kill(job.python_pid, signal.SIGTERM)
     assert job.wait() == 143, job.error
@@ -85,7 +85,7 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
 def test_a_stream_killed_under_its_lock_applies_files_once(
     submit: Callable[..., SubmittedJob], csv_file: Callable[..., Path], tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
-    """The stream is killed at any time under its lock. A history shows every change that is applied twice."""
+    """The stream is killed at random times under its lock. A history shows every change that is applied twice."""
     chance = random.Random(SEED)
     table, landing, kills = tmp_path / "table", tmp_path / "landing", 12
     landing.mkdir()
@@ -115,12 +115,12 @@ def test_eight_jobs_at_once_leave_one_current_row_per_key(
 ) -> None:
     """dbt-core 4661, dbt-adapters 1759 and mack 85 report several current rows of snapshots that run together."""
     chance = random.Random(SEED)
-    table, number_of_jobs = tmp_path / "table", 8
-    changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(number_of_jobs * CHANGES)]
-    sources = [csv_file(f"{job}.csv", COLUMNS, changes[job::number_of_jobs]) for job in range(number_of_jobs)]
+    table, job_count = tmp_path / "table", 8
+    changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(job_count * CHANGES)]
+    sources = [csv_file(f"{job}.csv", COLUMNS, changes[job::job_count]) for job in range(job_count)]
     options = (*OPTIONS, "--scd-type", 2, "--lock-timeout", 500)
     jobs = [submit(UPSERT, "--table", table, "--source", source, *options) for source in sources]
-    assert [job.wait(590) for job in jobs] == [0] * number_of_jobs, [job.error_lines for job in jobs]
+    assert [job.wait(590) for job in jobs] == [0] * job_count, [job.error_lines for job in jobs]
     history = stored_history(table)
     assert history == expected_history(changes)
     current_keys = [key for key, _, end in history if end is None]
@@ -133,7 +133,7 @@ def stored_history(table: Path) -> list[tuple[int, int, int | None]]:
 
 
 def expected_history(changes: list[tuple[int, int, str]]) -> list[tuple[int, int, int | None]]:
-    """Return every row of every key. A row ends where the next change of its key starts."""
+    """Return the history of each key. A row ends where the next change of its key starts."""
     rows: list[tuple[int, int, int | None]] = []
     for row_key in {key for key, _, _ in changes}:
         changes_of_key = sorted((at, op) for key, at, op in changes if key == row_key)

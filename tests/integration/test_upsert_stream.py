@@ -47,7 +47,7 @@ class UpsertStream:
         return list(self.rows_of(self.table, *columns))
 
     def put(self, name: str, rows: list[Any], age: float = 0) -> Path:
-        """Put a file of rows into the folder. Its modification time is so many seconds ago."""
+        """Put a file of rows into the folder. ``age`` is its age in seconds."""
         path = self.csv_file(f"coming/{name}", HEADER, rows)
         os.utime(path, (time.time() - age,) * 2)
         return path.rename(self.landing / name)
@@ -62,7 +62,7 @@ class UpsertStream:
         return self.run_job("upsert", *paths, *options, *arguments)
 
     def run_killed(self, *arguments: Any) -> None:
-        """Run the job, and end the process when Spark has planned a batch, before it is applied."""
+        """Run the job, and simulate a kill after Spark has planned a batch and before the batch is applied."""
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
             patch.setattr(upsert_run, "apply_changes", kill_process)
             self.run(*arguments)
@@ -98,8 +98,8 @@ def test_each_file_is_applied_once_and_new_files_next_time(stream: UpsertStream,
     assert [line["event"] for line in outcome.lines] == [
         "begun", "holding", "commit", "begun", "commit", "begun", "holding", "commit",
     ]  # fmt: skip
-    begun = [line for line in outcome.lines if line["event"] == "begun"]
-    assert [(line["commit"], line["batch"], line["commits"]) for line in begun] == [
+    begun_events = [line for line in outcome.lines if line["event"] == "begun"]
+    assert [(line["commit"], line["batch"], line["commits"]) for line in begun_events] == [
         (1, 0, None), (2, 1, None), (3, 2, None),
     ]  # fmt: skip
     counts = [(line["changes"], line["inserted"], line["deleted"], line["version"]) for line in outcome.commits]
@@ -117,7 +117,7 @@ def test_each_file_is_applied_once_and_new_files_next_time(stream: UpsertStream,
     }  # fmt: skip
     outcome = stream.run(*ONE_FILE)
     assert (outcome.code, outcome.lines) == (0, [])
-    # By default, Spark skips a file that is so much older than the newest one.
+    # By default, Spark skips a file that is ten days older than the newest one.
     stream.put("0.csv", [(3, "Cy", "2026-11-01T00:00:00Z", "c")], age=10 * DAY)
     outcome = stream.run(*ONE_FILE)
     assert [(line["batch"], line["inserted"]) for line in outcome.commits] == [(3, 1)], outcome.error
@@ -180,9 +180,9 @@ def test_a_batch_killed_before_its_offset_gets_both_file_lists(stream: UpsertStr
     (stream.checkpoint / "sources" / "0" / "8").unlink()
     for name in ("9.csv", "10.csv"):
         (stream.landing / name).write_text("id\n")
-    planned = stream.planned_files(7)
-    assert planned is not None
-    assert [Path(file.path).name for file in planned.files] == ["10.csv", "9.csv"]
+    planned_batch = stream.planned_files(7)
+    assert planned_batch is not None
+    assert [Path(file.path).name for file in planned_batch.files] == ["10.csv", "9.csv"]
 
 
 @pytest.mark.full
@@ -198,7 +198,7 @@ def test_a_missing_planned_file_is_an_error_or_is_skipped(stream: UpsertStream, 
     moved_file.rename(file)
     assert stream.run(*ONE_FILE).code == 0
     assert stream.rows("id", "name") == [(1, "Ada")]
-    # One of two files of a batch is missing, then the only file of a batch.
+    # First, one of two files of a batch is missing; then the only file of a batch.
     for names in (("2.csv", "3.csv"), ("4.csv",)):
         files = [stream.put(name, [(number, "Bo", number, "c")]) for number, name in enumerate(names, start=2)]
         stream.run_killed(*AVAILABLE_NOW)
@@ -256,14 +256,14 @@ def test_a_signal_ends_a_wait_but_not_a_batch_with_its_lock(
 
     stream.put("1.csv", [(1, "Ada", 1, "c")], age=20)
     stream.put("2.csv", [(2, "Bo", 1, "c")], age=10)
-    hourly = ("--trigger", "1 hour", "--max-files-per-batch", "1")
+    hourly_options = ("--trigger", "1 hour", "--max-files-per-batch", "1")
     monkeypatch.setattr(upsert_run, "apply_changes", apply_after_sigterm)
     with make_rival().acquire(stream.table):
-        outcome = stream.run(*hourly)
+        outcome = stream.run(*hourly_options)
     assert (outcome.code, error_line(outcome)) == (143, "upsert.py: stopped by SIGTERM")
     assert [line["event"] for line in outcome.lines] == ["begun"]
     monkeypatch.setattr(upsert_run, "apply_changes", apply_with_sigint_under_the_lock)
-    outcome = stream.run(*hourly)
+    outcome = stream.run(*hourly_options)
     assert (outcome.code, error_line(outcome)) == (130, "upsert.py: stopped by SIGINT (commit 1 is in the table)")
     assert [line["batch"] for line in outcome.commits] == [0]
     # The checkpoint contains the end of the first batch.

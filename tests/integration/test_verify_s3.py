@@ -70,7 +70,7 @@ def test_a_pin_with_a_missing_file_is_a_problem(s3: S3) -> None:
     for number in range(3):
         append(s3, uri, number)
     now, table_id = datetime.now(UTC), DeltaTable(uri, storage_options=s3.environment).metadata().id
-    for name, version, days in (("early", 0, 1), ("late", 1, 1), ("over", 1, -1)):
+    for name, version, days in (("early", 0, 1), ("late", 1, 1), ("expired", 1, -1)):
         pin = Pin(
             name=name,
             pin_id=name,
@@ -97,15 +97,15 @@ def test_a_pin_with_a_missing_file_is_a_problem(s3: S3) -> None:
     version_1 = DeltaTable(uri, version=1, storage_options=s3.environment)
     file: str = version_1.get_add_actions().column("path").to_pylist()[0]
     client.delete_object(Bucket=bucket, Key=f"{prefix}/{file}")
-    pins, damaged = examine_pins(uri, s3.environment)
-    assert damaged == []
-    broken = f"pin late is broken: 1 of the 2 data files of version 1 are missing, such as {file}"
+    pins, damaged_pins = examine_pins(uri, s3.environment)
+    assert damaged_pins == []
+    problem_of_late_pin = f"pin late is broken: 1 of the 2 data files of version 1 are missing, such as {file}"
     assert [(state.pin.name, state.has_expired, state.problem) for state in pins] == [
         ("early", False, None),
-        ("late", False, broken),
-        ("over", True, None),
+        ("expired", True, None),
+        ("late", False, problem_of_late_pin),
     ]
-    assert broken in verify_table(uri, storage_options=s3.environment).problems
+    assert problem_of_late_pin in verify_table(uri, storage_options=s3.environment).problems
 
 
 @dataclass
@@ -140,20 +140,22 @@ class VersionedTable:
 
 
 @pytest.fixture
-def versioned(s3: S3, request: pytest.FixtureRequest) -> VersionedTable:
+def versioned_table(s3: S3, request: pytest.FixtureRequest) -> VersionedTable:
     return VersionedTable(s3, request.node.name, s3_client(s3.environment))
 
 
-def test_an_overwritten_version_is_named(versioned: VersionedTable) -> None:
+def test_an_overwritten_version_is_a_problem(versioned_table: VersionedTable) -> None:
     """The bucket keeps the earlier content."""
-    assert versioned.problems() == ()
-    lost = b'{"commitInfo":{"timestamp":1,"txnId":"of another writer","engineInfo":"another engine"}}\n'
-    winner = versioned.read_version_1()
-    (stored,) = versioned.client.list_object_versions(Bucket=versioned.bucket, Prefix=versioned.key)["Versions"]
-    versioned.delete_version_1(VersionId=str(stored["VersionId"]))
-    versioned.put_version_1(lost)
-    versioned.put_version_1(winner)
-    assert versioned.problems() == (
+    assert versioned_table.problems() == ()
+    lost_commit = b'{"commitInfo":{"timestamp":1,"txnId":"of another writer","engineInfo":"another engine"}}\n'
+    winning_commit = versioned_table.read_version_1()
+    (stored_version,) = versioned_table.client.list_object_versions(
+        Bucket=versioned_table.bucket, Prefix=versioned_table.key
+    )["Versions"]
+    versioned_table.delete_version_1(VersionId=str(stored_version["VersionId"]))
+    versioned_table.put_version_1(lost_commit)
+    versioned_table.put_version_1(winning_commit)
+    assert versioned_table.problems() == (
         (
             "version 1 was overwritten: the bucket keeps its first content, the commit of transaction of another "
             "writer by another engine"
@@ -161,11 +163,11 @@ def test_an_overwritten_version_is_named(versioned: VersionedTable) -> None:
     )
 
 
-def test_the_same_content_or_a_deleted_version_is_no_problem(versioned: VersionedTable) -> None:
-    content = versioned.read_version_1()
-    versioned.put_version_1(content)
-    assert versioned.problems() == ()
-    versioned.put_version_1(b'{"commitInfo":{}}')
-    versioned.delete_version_1()
-    versioned.put_version_1(content)
-    assert versioned.problems() == ()
+def test_the_same_content_or_a_deleted_version_is_no_problem(versioned_table: VersionedTable) -> None:
+    content = versioned_table.read_version_1()
+    versioned_table.put_version_1(content)
+    assert versioned_table.problems() == ()
+    versioned_table.put_version_1(b'{"commitInfo":{}}')
+    versioned_table.delete_version_1()
+    versioned_table.put_version_1(content)
+    assert versioned_table.problems() == ()

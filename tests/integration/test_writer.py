@@ -40,14 +40,14 @@ from writer_jobs.delta.table_log import DeltaTableLog
 
 pytestmark = [
     pytest.mark.spark,
-    # PySpark imports pandas when a user-defined function is made.
+    # PySpark imports pandas when a user-defined function is created.
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
 ]
 
 
 @dataclass(kw_only=True)
 class Table(TableAtTheGate):
-    """A table with one row, or a path without a table."""
+    """A table with one row, or a location without a table."""
 
     client: KazooClient
 
@@ -59,17 +59,17 @@ class Table(TableAtTheGate):
         return len(list(self.path.glob("_delta_log/*.json")))
 
     def lose_lock(self, _: object = None) -> None:
-        """Delete each contender of the table; for ``before_write``, too."""
+        """Delete each contender of the table. ``before_write`` may call this method."""
         remove_contenders(self.client, self.writer.table)
 
-    def acquire_and_release(self) -> None:
-        """Check that the lock is free."""
+    def check_that_lock_is_free(self) -> None:
+        """Check that the lock is free, by acquiring it."""
         self.manager.acquire(self.writer.table, timeout_seconds=0).release()
 
-    def operation_note(self, version: int) -> dict[str, Any]:
-        """Return the caller's metadata of a version."""
-        note: dict[str, Any] = json.loads(commit_info(self.path, version)["userMetadata"])
-        return note
+    def user_metadata(self, version: int) -> dict[str, Any]:
+        """Return the ``userMetadata`` of a version."""
+        user_metadata: dict[str, Any] = json.loads(commit_info(self.path, version)["userMetadata"])
+        return user_metadata
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ class BlockedRows:
 
         self.rows: DataFrame = spark.range(1).select(wait("id").alias("id"))
 
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         return self._started.exists()
 
     def allow(self) -> None:
@@ -113,7 +113,7 @@ class BlockedRows:
 
 
 @pytest.fixture
-def blocked(spark: SparkSession, tmp_path: Path) -> Iterator[BlockedRows]:
+def blocked_rows(spark: SparkSession, tmp_path: Path) -> Iterator[BlockedRows]:
     rows = BlockedRows(spark, tmp_path)
     yield rows
     rows.allow()
@@ -137,10 +137,10 @@ def test_the_first_append_creates_the_table(new_table: Table) -> None:
 def test_a_commit_has_a_stamp_and_the_metadata_of_the_caller(new_table: Table) -> None:
     result = new_table.append(options={"userMetadata": "mine"}, metadata={"run": {"id": "r"}})
 
-    note = new_table.operation_note(0)
-    assert note["user"] == "mine"
-    assert note["sluice"]["commit_id"] == result.commit_id
-    assert note["sluice"]["run"] == {"id": "r"}
+    user_metadata = new_table.user_metadata(0)
+    assert user_metadata["user"] == "mine"
+    assert user_metadata["sluice"]["commit_id"] == result.commit_id
+    assert user_metadata["sluice"]["run"] == {"id": "r"}
     stamp = commit_info(new_table.path, 0)["sluice"]
     assert stamp["hold"] == result.hold_id
     assert [(node["mode"], node["token"]) for node in stamp["nodes"]] == [("exclusive", result.token)]
@@ -148,12 +148,12 @@ def test_a_commit_has_a_stamp_and_the_metadata_of_the_caller(new_table: Table) -
     assert len(stamp["ensemble"]) >= 32
 
 
-@pytest.mark.parametrize("skip", [False, True], ids=["a commit", "skipped by a setting of Delta"])
-def test_an_append_of_no_rows_has_no_version_if_delta_skips_it(table: Table, *, skip: bool) -> None:
-    settings = {"spark.databricks.delta.skipRecordingEmptyCommits": "true"} if skip else {}
+@pytest.mark.parametrize("skips_empty_commits", [False, True], ids=["a commit", "skipped by a setting of Delta"])
+def test_an_append_of_no_rows_has_no_version_if_delta_skips_it(table: Table, *, skips_empty_commits: bool) -> None:
+    settings = {"spark.databricks.delta.skipRecordingEmptyCommits": "true"} if skips_empty_commits else {}
     with spark_settings(table.spark.conf, settings):
         result = table.writer.append(table.spark.range(0))
-    assert (result.version, result.rows, result.already_committed) == (None if skip else 1, 0, False)
+    assert (result.version, result.rows, result.already_committed) == (None if skips_empty_commits else 1, 0, False)
 
 
 @pytest.mark.full
@@ -161,8 +161,8 @@ def test_a_repeated_transaction_is_already_committed(new_table: Table) -> None:
     result = new_table.append(txn=("app", 2))
     assert (result.version, result.already_committed) == (0, False)
     for number in (1, 2):
-        repeated = new_table.append(txn=("app", number))
-        assert (repeated.version, repeated.rows, repeated.commit_id, repeated.already_committed) == (
+        repetition = new_table.append(txn=("app", number))
+        assert (repetition.version, repetition.rows, repetition.commit_id, repetition.already_committed) == (
             None, None, None, True,
         )  # fmt: skip
     assert new_table.append(txn=("other", 1)).version == 1
@@ -171,13 +171,13 @@ def test_a_repeated_transaction_is_already_committed(new_table: Table) -> None:
 
 def test_a_failed_write_leaves_the_table_and_the_lock_unchanged(table: Table) -> None:
     row_or_error = F.when(F.col("id") < 9, F.col("id")).otherwise(F.raise_error(F.lit("rotten row")))
-    with pytest.raises(WriteFailedError, match="rotten row") as failed:
+    with pytest.raises(WriteFailedError, match="rotten row") as error:
         table.writer.append(table.spark.range(10).select(row_or_error.alias("id")))
 
-    assert failed.value.__cause__ is not None
-    assert "\n" not in str(failed.value)
+    assert error.value.__cause__ is not None
+    assert "\n" not in str(error.value)
     assert table.versions() == 1
-    table.acquire_and_release()
+    table.check_that_lock_is_free()
 
 
 @pytest.mark.parametrize(
@@ -196,12 +196,12 @@ def test_rows_that_do_not_fit_are_a_schema_mismatch(table: Table, columns: list[
 def test_a_mismatch_names_only_the_types_that_delta_refuses(new_table: Table) -> None:
     spark, writer = new_table.spark, new_table.writer
     writer.append(spark.range(1).selectExpr("id", "1 number", "'a' text"))
-    narrower = spark.range(1).selectExpr("id", "1S number", "null text")
-    writer.append(narrower)
+    narrower_rows = spark.range(1).selectExpr("id", "1S number", "null text")
+    writer.append(narrower_rows)
     with pytest.raises(SchemaMismatchError, match=r"the table has no column surplus$"):
-        writer.append(narrower.withColumn("surplus", F.lit(1)))
+        writer.append(narrower_rows.withColumn("surplus", F.lit(1)))
     with pytest.raises(SchemaMismatchError, match=r"\(id: table bigint, rows int\): cast"):
-        writer.append(narrower.withColumn("id", F.col("id").cast("int")))
+        writer.append(narrower_rows.withColumn("id", F.col("id").cast("int")))
 
 
 def test_another_partitioning_than_the_table_s_is_refused(new_table: Table) -> None:
@@ -219,10 +219,10 @@ def test_a_plan_that_reads_the_table_reads_it_under_the_lock(table: Table) -> No
 
 
 def test_a_lock_lost_before_the_write_writes_nothing(table: Table) -> None:
-    with pytest.raises(LockLostError) as lost:
+    with pytest.raises(LockLostError) as error:
         table.append(before_write=table.lose_lock)
 
-    assert not isinstance(lost.value, UnprovenCommitError)
+    assert not isinstance(error.value, UnprovenCommitError)
     assert table.versions() == 1
 
 
@@ -234,24 +234,24 @@ def test_a_lock_lost_at_the_guard_is_not_an_unproven_commit(table: Table, monkey
         return check(request)
 
     monkeypatch.setattr(GUARD, "check", lose_and_check)
-    with pytest.raises(LockLostError, match="contender was gone") as lost:
+    with pytest.raises(LockLostError, match="contender was gone") as error:
         table.append()
-    assert not isinstance(lost.value, UnprovenCommitError)
+    assert not isinstance(error.value, UnprovenCommitError)
     assert table.versions() == 1
 
 
 @pytest.mark.full
-def test_a_lock_lost_during_the_write_ends_it(table: Table, blocked: BlockedRows) -> None:
+def test_a_lock_lost_during_the_write_ends_it(table: Table, blocked_rows: BlockedRows) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(table.writer.append, blocked.rows, lock_during="write")
-        table.eventually(blocked.started, label="the write")
+        running_write = pool.submit(table.writer.append, blocked_rows.rows, lock_during="write")
+        table.eventually(blocked_rows.has_started, label="the write")
         assert table.queue_length() == 1
         table.lose_lock()
         # The rows stay blocked: the write ends because its jobs are cancelled.
-        with pytest.raises(LockLostError) as lost:
-            running.result(60)
+        with pytest.raises(LockLostError) as error:
+            running_write.result(60)
 
-    assert not isinstance(lost.value, UnprovenCommitError)
+    assert not isinstance(error.value, UnprovenCommitError)
     assert table.versions() == 1
 
 
@@ -264,54 +264,54 @@ def test_a_lock_lost_after_the_commit_is_an_unproven_commit(table: Table, monkey
         return find_commit(write_id, **search)
 
     monkeypatch.setattr(table.writer.log, "find_commit", lose_and_find)
-    with pytest.raises(UnprovenCommitError, match="version 1") as lost:
+    with pytest.raises(UnprovenCommitError, match="version 1") as error:
         table.append(lock_during="write")
 
-    commit_id = table.operation_note(1)["sluice"]["commit_id"]
-    assert (lost.value.version, lost.value.commit_id) == (1, commit_id)
+    commit_id = table.user_metadata(1)["sluice"]["commit_id"]
+    assert (error.value.version, error.value.commit_id) == (1, commit_id)
 
 
-def test_cancel_ends_a_write_without_a_commit(table: Table, blocked: BlockedRows) -> None:
+def test_cancel_ends_a_write_without_a_commit(table: Table, blocked_rows: BlockedRows) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(table.writer.append, blocked.rows)
-        table.eventually(blocked.started, label="the write")
+        running_write = pool.submit(table.writer.append, blocked_rows.rows)
+        table.eventually(blocked_rows.has_started, label="the write")
         table.writer.cancel()
         with pytest.raises(WriteFailedError, match=r"[Cc]ancel"):
-            running.result(10)
+            running_write.result(10)
 
     assert table.versions() == 1
-    table.acquire_and_release()
+    table.check_that_lock_is_free()
     with pytest.raises(LockCancelledError):
         table.append()
 
 
 def test_cancel_ends_a_wait_for_the_lock(new_table: Table) -> None:
-    with new_table.waiting_write(new_table.append) as running:
+    with new_table.waiting_write(new_table.append) as running_write:
         new_table.writer.cancel()
         with pytest.raises(LockCancelledError):
-            running.result()
+            running_write.result()
         assert new_table.queue_length() == 1
 
 
 @pytest.mark.full
-def test_ctrl_c_is_raised_when_the_write_has_ended(table: Table, blocked: BlockedRows) -> None:
+def test_ctrl_c_is_raised_when_the_write_has_ended(table: Table, blocked_rows: BlockedRows) -> None:
     main_thread = threading.main_thread().ident
     assert main_thread is not None
 
     def interrupt() -> None:
-        table.eventually(blocked.started, label="the write")
+        table.eventually(blocked_rows.has_started, label="the write")
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        table.writer.append(blocked.rows)
+        table.writer.append(blocked_rows.rows)
     thread.join()
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("sluice-write")]
     assert not [thread for thread in threads if thread.is_alive()]
     assert table.versions() == 1
-    table.acquire_and_release()
+    table.check_that_lock_is_free()
 
 
 def test_a_failed_release_does_not_mask_an_error_of_before_write(new_table: Table) -> None:
@@ -334,7 +334,7 @@ def test_writers_of_one_table_take_turns_without_a_conflict(new_table: Table, zo
             ]
 
     with ThreadPoolExecutor(2) as pool:
-        results = [result for loaded in pool.map(load, range(2)) for result in loaded]
+        results = [result for results_of_writer in pool.map(load, range(2)) for result in results_of_writer]
     results.sort(key=lambda result: result.version)
 
     assert [result.version for result in results] == list(range(4))
@@ -403,9 +403,9 @@ def test_a_name_of_no_delta_table_is_refused(
     spark.sql("create or replace view a_view as select 1 as id")
     spark.range(1).createOrReplaceTempView("a_temporary_view")
     spark.sql("create table if not exists a_parquet_table (id bigint) using parquet")
-    with pytest.raises(TableError, match=message) as refused:
+    with pytest.raises(TableError, match=message) as error:
         LockedDeltaWriter(spark, manager, name)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_folder_with_other_files_is_refused_and_left_unchanged(
@@ -466,9 +466,9 @@ def test_a_catalog_managed_table_is_refused(spark: SparkSession, manager: Zookee
 def test_the_error_for_a_damaged_log_is_one_line(table: Table) -> None:
     log = table.path / "_delta_log"
     (log / f"{0:020d}.json").rename(log / f"{5:020d}.json")
-    with pytest.raises(TableError, match="cannot be read as a Delta table") as refused:
+    with pytest.raises(TableError, match="cannot be read as a Delta table") as error:
         LockedDeltaWriter(table.spark, table.manager, str(table.path))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_transactions_are_an_argument_and_no_option(new_table: Table) -> None:
@@ -489,17 +489,17 @@ def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_write_under_the_lock_loads_the_table_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each snapshot lists the log while all other writers wait."""
-    loaded: list[int] = []
+    loaded_versions: list[int] = []
     load = DeltaTableLog.snapshot
 
     def load_and_record(log: DeltaTableLog) -> Snapshot:
         snapshot = load(log)
-        loaded.append(snapshot.version)
+        loaded_versions.append(snapshot.version)
         return snapshot
 
     monkeypatch.setattr(DeltaTableLog, "snapshot", load_and_record)
     assert table.append(lock_during="write").version == 1
-    assert loaded == [0]
+    assert loaded_versions == [0]
     # A function that is called under the lock may have committed.
     assert table.append(lock_during="write", before_write=lambda _: None).version == 2
-    assert loaded == [0, 1, 1]
+    assert loaded_versions == [0, 1, 1]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
 
-# Six rows, two in each of the partitions y=1, y=2 and y of a null; each in a file of its own.
+# A table of six rows: two rows in each of the partitions y=1, y=2 and y=null, and each row in its own file.
 SIX_ROWS = """
     create table {t} using delta partitioned by (y) as select id, y from (
         select /*+ repartition_by_range(2, odd) */ * from values
@@ -81,8 +81,8 @@ class Table(TableAtTheGate):
 
     def exclusive_nodes(self) -> list[str]:
         """Return the nodes that the newest commit held exclusively, relative to the table's node."""
-        newest = max(self.path.glob("_delta_log/*.json"))
-        nodes = commit_info(self.path, int(newest.stem))["sluice"]["nodes"]
+        newest_file = max(self.path.glob("_delta_log/*.json"))
+        nodes = commit_info(self.path, int(newest_file.stem))["sluice"]["nodes"]
         key = TableResource.of(str(self.path)).key
         return [node["key"].removeprefix(key) for node in nodes if node["mode"] == "exclusive"]
 
@@ -110,12 +110,12 @@ def new_table(request: pytest.FixtureRequest) -> Table:
     return Table.create(request)
 
 
-# With named partitions all operations take the same path; other tests show that each uses those that it found.
-NAMED = [pytest.param(operation, marks=pytest.mark.soak) for operation in ROWS_AFTER]
+# With named partitions all operations take the same code path. Other tests cover the partitions that operations find.
+OPERATION_PARAMETERS = [pytest.param(operation, marks=pytest.mark.soak) for operation in ROWS_AFTER]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("operation", [*NAMED, "order"])
+@pytest.mark.parametrize("operation", [*OPERATION_PARAMETERS, "order"])
 def test_each_operation_locks_the_named_partitions(table: Table, operation: str) -> None:
     result = table.run(operation, [{"y": "01"}])
     assert result.version == 1
@@ -127,11 +127,11 @@ def test_each_operation_locks_the_named_partitions(table: Table, operation: str)
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("operation", "confined"),
+    ("operation", "is_confined"),
     [
         *((operation, True) for operation in ROWS_AFTER if operation != "update"),
         ("merge", False),
-        # The update takes the path of the deletion. The two controls take the path of the merge.
+        # The update takes the code path of the delete. The two other controls take the code path of the merge.
         pytest.param("update", True, marks=pytest.mark.soak),
         *(pytest.param(operation, False, marks=pytest.mark.soak) for operation in ("delete", "update")),
     ],
@@ -142,22 +142,22 @@ def test_writers_of_different_partitions_do_not_conflict(
     zookeeper: Any,
     operation: str,
     *,
-    confined: bool,
+    is_confined: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A second writer commits to its partition after the choice of a version and before its PUT.
+    """A second writer commits to its partition between the first writer's choice of a version and its PUT.
 
     Operations add literal predicates for the partitions that they lock. Without them Delta finds a conflict in merge,
     delete and update, and the operation is repeated.
     """
-    if not confined:
+    if not is_confined:
         monkeypatch.setattr(LockTarget, "predicate", lambda *_: None)
-    check, second_writer = GUARD.check, threading.Event()
+    check, second_writer_started = GUARD.check, threading.Event()
 
     def commit_second_writer_and_check(request: str) -> str:
-        if not second_writer.is_set():
-            second_writer.set()
+        if not second_writer_started.is_set():
+            second_writer_started.set()
             thread = threading.Thread(target=change_second_partition)
             thread.start()
             thread.join(60)
@@ -181,16 +181,16 @@ def test_writers_of_different_partitions_do_not_conflict(
     assert verify_table(str(table.path)).problems == ()
     assert table.rows() == sorted([*ROWS_AFTER[operation], (103, 2), (104, 2), (5, None), (6, None)])
     repetitions = [record for record in caplog.records if "writing again" in record.getMessage()]
-    assert len(repetitions) == (0 if confined else 1)
+    assert len(repetitions) == (0 if is_confined else 1)
 
 
 @pytest.mark.full
 def test_partitions_that_match_later_are_locked_too(table: Table) -> None:
-    with table.waiting_write(lambda: table.writer.delete("id < 3", lock="partitions")) as running:
+    with table.waiting_write(lambda: table.writer.delete("id < 3", lock="partitions")) as running_write:
         table.sql("INSERT INTO {t} VALUES (0, 2), (0, 9)")
     assert table.rows() == OTHER_ROWS
     assert table.exclusive_nodes() == ["/y=1", "/y=2", "/y=9"]
-    assert running.result().metrics["numDeletedRows"] == "4"
+    assert running_write.result().metrics["numDeletedRows"] == "4"
 
 
 def test_an_overwrite_of_the_whole_table_locks_the_table(table: Table) -> None:
@@ -256,7 +256,7 @@ def test_an_operation_that_changes_nothing_has_no_version(table: Table) -> None:
     assert (result.version, result.rows, result.already_committed, result.commit_id) == (None, 0, False, None)
     result = table.writer.optimize("y = 77")
     assert (result.version, result.rows, result.hold_id) == (None, 0, None)
-    # For an update Delta makes an empty commit.
+    # For an update that matches no row Delta makes a commit without changes.
     result = table.writer.update({"id": "0"}, "id = 99", lock="partitions")
     assert (result.version, result.metrics["numUpdatedRows"]) == (1, "0")
 
@@ -288,7 +288,7 @@ def test_partitions_with_special_values_are_found_and_locked(new_table: Table) -
         (3, "a`b", None, None),
         # Spark must not substitute the variable.
         (4, "${env:HOME}", None, None),
-        # Both are half past two in Berlin, in the hour that summer time repeats.
+        # Both are half past two in Berlin, in the hour that is repeated when summer time ends.
         (5, "a`b", "2024-10-27 00:30:00", None),
         (6, "a`b", "2024-10-27 01:30:00", None),
         # A row that the update does not match.

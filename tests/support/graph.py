@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Resource:
         name: The name in the program.
         inputs: Inputs by name in camel case, without unknown values.
         options: The options named in ``stack_graph.OPTIONS``.
+        secrets: Names of the inputs that Pulumi encrypts in its state.
 
     """
 
@@ -47,6 +48,7 @@ class Resource:
     name: str
     inputs: dict[str, Any]
     options: dict[str, Any]
+    secrets: list[str] = field(default_factory=list)
 
     def document(self, key: str = "policy") -> dict[str, Any]:
         """Return an input that is JSON text."""

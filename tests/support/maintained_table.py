@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pytest
 from deltalake import DeltaTable, PostCommitHookProperties, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
@@ -43,6 +44,13 @@ class MaintainedTable:
     inspector: LockInspector
     copy_of: Callable[..., Path]
     path: Path
+
+    @classmethod
+    def of(cls, request: pytest.FixtureRequest) -> Self:
+        """Return a location without a table, with the fixtures of a test."""
+        fixture = request.getfixturevalue
+        path = fixture("tmp_path") / "table"
+        return cls(fixture("spark"), fixture("manager"), fixture("inspector"), fixture("copy_of"), path)
 
     @cached_property
     def writer(self) -> LockedDeltaWriter:
@@ -149,7 +157,7 @@ class MaintainedTable:
     def waiters(self) -> tuple[QueueEntry, ...]:
         return tuple(self.inspector.table(TableResource.of(self.writer.table)).waiters)
 
-    def copy_to(self, path: Path) -> MaintainedTable:
+    def copy_to(self, path: Path) -> Self:
         """Copy the table's folder."""
         shutil.copytree(self.path, path)
         return replace(self, path=path)

@@ -20,22 +20,23 @@ def replacing(old: str, new: str) -> Callable[[str], str]:
 
 
 GROUPS = [
-    Break("ingress-from-inside", INGRESS, "zookeeper-writers", ANYBODY),
-    Break("ingress-from-inside", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": None, "cidrIpv6": "::/0"}),
-    Break("ingress-from-inside", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "128.0.0.0/1"}),
-    Break("ingress-from-inside", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "203.0.114.7/32"}),
-    Break("ingress-from-inside", INGRESS, "network-endpoints", {"cidrIpv4": None, "prefixListId": "pl-9"}),
-    Break("ingress-from-inside", GROUP, "access-writers", {"ingress": INLINE}),
-    Break("ingress-from-inside", "X", "old", {"type": "ingress", **INLINE[0]}, type=OLD_RULE),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", ANYBODY),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": None, "cidrIpv6": "::/0"}),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "128.0.0.0/1"}),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "203.0.114.7/32"}),
+    Break("no-public-ingress", INGRESS, "network-endpoints", {"cidrIpv4": None, "prefixListId": "pl-9"}),
+    Break("no-public-ingress", GROUP, "access-writers", {"ingress": INLINE}),
+    Break("no-public-ingress", "X", "old", {"type": "ingress", **INLINE[0]}, type=OLD_RULE),
     Break("no-remote-shell-ports", INGRESS, "zookeeper-writers", {"fromPort": 22, "toPort": 22}),
     Break("no-remote-shell-ports", INGRESS, "zookeeper-writers", {"fromPort": 3000, "toPort": 4000}),
     Break("no-remote-shell-ports", INGRESS, "network-endpoints", ALL_PORTS),
-    Break("egress-by-one-port", EGRESS, "zookeeper-aws", ALL_PORTS),
-    Break("egress-by-one-port", EGRESS, "zookeeper-s3", {"fromPort": 80, "toPort": 80}),
+    Break("egress-rules-open-one-port", EGRESS, "zookeeper-aws", ALL_PORTS),
+    Break("egress-rules-open-one-port", EGRESS, "zookeeper-s3", {"fromPort": 80, "toPort": 80}),
     Break("group-rules-are-resources", GROUP, "zookeeper-members", {"egress": INLINE}),
     Break("group-rules-are-resources", "X", "old", {"type": "egress"}, type=OLD_RULE),
     Break("default-group-has-no-rules", "DefaultSecurityGroup", "network-closed", {"egress": INLINE}),
     Break("default-group-gets-no-rules", INGRESS, "zookeeper-writers", {"securityGroupId": "network-closed-id"}),
+    Break("default-group-gets-no-rules", EGRESS, "zookeeper-aws", {"securityGroupId": "network-closed-id"}),
     Break("ensemble-ports", INGRESS, "zookeeper-quorum", {"referencedSecurityGroupId": "access-writers-id"}),
     Break("ensemble-ports", INGRESS, "zookeeper-writers", {"fromPort": 3888, "toPort": 3888}),
     Break("ensemble-ports", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "10.100.0.0/16"}),
@@ -43,7 +44,7 @@ GROUPS = [
     Break("ensemble-ports", INGRESS, "network-endpoints", ALL_PORTS),
 ]
 NETWORK = [
-    Break("default-group-is-ours", "Vpc", "network", without=("DefaultSecurityGroup", "network-closed")),
+    Break("default-group-is-managed", "Vpc", "network", without=("DefaultSecurityGroup", "network-closed")),
     Break("subnets-give-no-public-addresses", "Subnet", "network-private-2", {"mapPublicIpOnLaunch": True}),
     Break("subnets-give-no-public-addresses", "Subnet", "network-public", {"mapPublicIpOnLaunch": True}, stack="NAT"),
     Break("flow-logs", "Vpc", "network", without=("FlowLog", "network-flow")),
@@ -73,11 +74,16 @@ COMPUTE = [
     Break("root-volume-is-encrypted", "Instance", NODE, {"ebsBlockDevices": [{"deviceName": "/dev/sdz"}]}),
     Break("volumes-are-encrypted", "Volume", f"{NODE}-log", {"encrypted": False}),
     Break("machines-are-managed", "Instance", NODE, {"iamInstanceProfile": None}),
-    Break("machines-make-room", "Instance", NODE, options={"delete_before_replace": None}),
-    Break("machines-make-room", "VolumeAttachment", f"{NODE}-log", options={"delete_before_replace": None}),
+    Break("machines-are-deleted-before-replacement", "Instance", NODE, options={"delete_before_replace": None}),
+    Break(
+        "machines-are-deleted-before-replacement",
+        "VolumeAttachment",
+        f"{NODE}-log",
+        options={"delete_before_replace": None},
+    ),
     Break("machines-are-replaced-on-purpose", "Instance", NODE_2, options={"ignore_changes": None}),
     Break("machines-are-replaced-on-purpose", "Instance", NODE_2, options={"ignore_changes": ["ami", "instance_type"]}),
-    Break("volumes-stay", "Volume", f"{NODE}-data", options={"ignore_changes": None}),
+    Break("volumes-keep-their-zone", "Volume", f"{NODE}-data", options={"ignore_changes": None}),
 ]
 INTERFACE, LOG_2 = {"networkInterfaceId": f"{NODE}-id"}, f"{NODE_2}-log"
 ENSEMBLE = [
@@ -94,7 +100,7 @@ ENSEMBLE = [
 
 ZOOKEEPER = [
     *(
-        Break("members-speak-tls", "Parameter", NODE, {"value": replacing(old, new)})
+        Break("members-require-tls", "Parameter", NODE, {"value": replacing(old, new)})
         for old, new in (
             ("secureClientPort=2281", "clientPort=2281"),
             ("secureClientPort=2281", "secureClientPort=2281\nclientPort=2181"),
@@ -111,18 +117,23 @@ ZOOKEEPER = [
             ("purgeInterval=6", "purgeInterval=0"),
         )
     ),
-    Break("empty-members-wait", "Parameter", NODE, {"value": replacing("db.autocreate=false\n", "")}),
-    Break("members-know-each-other", "Parameter", NODE, {"value": replacing("server.3", "#server.3")}),
-    Break("locks-are-for-ours", "Instance", NODE, {"userData": replacing("ROOT_ACL=", "ROOT_ACL=world:anyone:r,")}),
-    Break("locks-are-for-ours", "Instance", NODE, {"userData": "#!/bin/sh"}),
+    Break("members-without-data-wait", "Parameter", NODE, {"value": replacing("db.autocreate=false\n", "")}),
+    Break("zoo-cfg-lists-all-members", "Parameter", NODE, {"value": replacing("server.3", "#server.3")}),
+    Break(
+        "lock-root-needs-a-certificate",
+        "Instance",
+        NODE,
+        {"userData": replacing("ROOT_ACL=", "ROOT_ACL=world:anyone:r,")},
+    ),
+    Break("lock-root-needs-a-certificate", "Instance", NODE, {"userData": "#!/bin/sh"}),
 ]
 MONITORING = [
-    Break("logs-end", "LogGroup", "network-flow", {"retentionInDays": 0}),
-    Break("silence-is-a-fault", "MetricAlarm", "alarms-quorum-lost", {"treatMissingData": "missing"}),
-    Break("silence-is-a-fault", "MetricAlarm", "alarms-silent-1", {"treatMissingData": None}),
-    Break("alarms-act", "MetricAlarm", "alarms-silent-1", {"actionsEnabled": False}),
-    Break("tagged", "Vpc", "network", {"tags": {"Project": "sluice"}}),
-    Break("tagged", "Secret", NODE, {"tags": None}),
-    Break("tagged", "X", "new", {}, type="aws:sqs/queue:Queue"),
+    Break("log-groups-have-a-retention", "LogGroup", "network-flow", {"retentionInDays": 0}),
+    Break("missing-data-raises-alarms", "MetricAlarm", "alarms-quorum-lost", {"treatMissingData": "missing"}),
+    Break("missing-data-raises-alarms", "MetricAlarm", "alarms-silent-1", {"treatMissingData": None}),
+    Break("alarm-actions-are-enabled", "MetricAlarm", "alarms-silent-1", {"actionsEnabled": False}),
+    Break("resources-are-tagged", "Vpc", "network", {"tags": {"Project": "sluice"}}),
+    Break("resources-are-tagged", "Secret", NODE, {"tags": None}),
+    Break("resources-are-tagged", "X", "new", {}, type="aws:sqs/queue:Queue"),
 ]
 BREAKS = [*GROUPS, *NETWORK, *COMPUTE, *ENSEMBLE, *ZOOKEEPER, *MONITORING, *data.BREAKS]

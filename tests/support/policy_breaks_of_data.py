@@ -30,11 +30,11 @@ STORAGE = [
     Break("buckets-are-versioned", "BucketVersioning", LAKE, {"versioningConfiguration": {"status": "Suspended"}}),
     Break("buckets-are-encrypted", ENCRYPTION, LAKE, {"rules": []}),
     Break("buckets-are-encrypted", ENCRYPTION, LAKE, {"rules": [SSE_S3]}, stack=KMS),
-    Break("current-objects-stay", LIFECYCLE, LAKE, {"rules": lambda rules: rules + EXPIRES}),
-    Break("current-objects-stay", LIFECYCLE, LAKE, {"rules": lambda rules: rules + MOVES}),
-    Break("current-objects-stay", "Bucket", LAKE, {"lifecycleRules": EXPIRES}),
-    Break("buckets-by-tls-only", "BucketPolicy", ARTIFACTS, changed_statement("DenyPlainHttp", Effect="Allow")),
-    Break("buckets-by-tls-only", "BucketPolicy", LAKE, changed_statement("DenyPlainHttp", Resource=BUCKET_ARN)),
+    Break("lifecycle-keeps-current-objects", LIFECYCLE, LAKE, {"rules": lambda rules: rules + EXPIRES}),
+    Break("lifecycle-keeps-current-objects", LIFECYCLE, LAKE, {"rules": lambda rules: rules + MOVES}),
+    Break("lifecycle-keeps-current-objects", "Bucket", LAKE, {"lifecycleRules": EXPIRES}),
+    Break("buckets-require-tls", "BucketPolicy", ARTIFACTS, changed_statement("DenyPlainHttp", Effect="Allow")),
+    Break("buckets-require-tls", "BucketPolicy", LAKE, changed_statement("DenyPlainHttp", Resource=BUCKET_ARN)),
     Break("bucket-policies-allow-nobody", "BucketPolicy", LAKE, added_statement(Principal="*")),
 ]
 UNCONDITIONAL, VACATING = "DenyUnconditionalCommit", "DenyVacatingVersions"
@@ -55,7 +55,7 @@ COMMITS = [
         {"Condition": {**NULL, "Bool": CREATES, "ArnNotEquals": {"aws:PrincipalArn": OUR_ROLE}}},
     )
 ] + [
-    Break("versions-are-kept", "BucketPolicy", LAKE, changed_statement(VACATING, **changes))
+    Break("only-maintenance-deletes-versions", "BucketPolicy", LAKE, changed_statement(VACATING, **changes))
     for changes in (
         {"Action": "s3:DeleteObject"},
         {"Resource": f"arn:aws:s3:::lake/*/{VERSION}"},
@@ -75,14 +75,14 @@ WRITERS = [
             {"Condition": NULL},
         )
     ),
-    Break("one-role-removes-logs", "Policy", APPENDER, changed_statement(KEEP_LOGS, Effect="Allow"), late=True),
-    Break("one-role-removes-logs", "Policy", APPENDER, changed_statement(KEEP_LOGS, Resource="x"), late=True),
+    Break("one-role-deletes-logs", "Policy", APPENDER, changed_statement(KEEP_LOGS, Effect="Allow"), late=True),
+    Break("one-role-deletes-logs", "Policy", APPENDER, changed_statement(KEEP_LOGS, Resource="x"), late=True),
 ]
 PROTECTION = [
-    Break("protected", kind, name, options={"protect": False})
+    Break("resources-are-protected", kind, name, options={"protect": False})
     for kind, name in (("Bucket", LAKE), ("Volume", f"{NODE}-data"), ("NetworkInterface", NODE))
 ] + [
-    Break("protected", "Key", "sluice-test", options={"protect": None}, stack=KMS),
+    Break("resources-are-protected", "Key", "sluice-test", options={"protect": None}, stack=KMS),
     Break("buckets-are-not-emptied", "Bucket", LAKE, {"forceDestroy": True}),
 ]
 ALL_OF_S3 = json.dumps({"Statement": [{**STATEMENT, "Action": "s3:*"}]})
@@ -93,8 +93,8 @@ IDENTITY = [
     Break("no-administrators", "RolePolicy", NODE, added_statement(Action=["*"], Resource=["*"])),
     Break("actions-are-named", "Policy", APPENDER, added_statement(Action="s3:*")),
     Break("actions-are-named", "Role", NODE, {"inlinePolicies": [{"name": "x", "policy": ALL_OF_S3}]}),
-    Break("nothing-by-omission", "Policy", APPENDER, added_statement(NotAction="iam:*")),
-    Break("nothing-by-omission", "RolePolicy", NODE, added_statement(NotResource="x")),
+    Break("no-inverted-elements", "Policy", APPENDER, added_statement(NotAction="iam:*")),
+    Break("no-inverted-elements", "RolePolicy", NODE, added_statement(NotResource="x")),
     Break("keys-are-named", "Policy", APPENDER, added_statement(Action="kms:*", Resource="*")),
     Break(
         "keys-are-named",
@@ -102,12 +102,22 @@ IDENTITY = [
         NODE,
         added_statement(Action="kms:Decrypt", Resource="arn:aws:kms:*:*:key/*"),
     ),
-    Break("data-is-named", "RolePolicy", NODE, added_statement(Action="secretsmanager:GetSecretValue", Resource="*")),
+    Break(
+        "data-resources-are-named",
+        "RolePolicy",
+        NODE,
+        added_statement(Action="secretsmanager:GetSecretValue", Resource="*"),
+    ),
     Break("trust-is-named", "Role", "maintenance", {"assumeRolePolicy": trust(Principal={"AWS": "*"})}),
     Break("trust-is-named", "Role", "maintenance", {"assumeRolePolicy": trust(NotPrincipal={"AWS": OUR_ROLE})}),
     Break("trust-is-named", "Role", "network-flow", {"assumeRolePolicy": trust(Principal=FLOW_LOGS)}),
-    Break("own-policies", "RolePolicyAttachment", "access-writer", {"policyArn": AWS_POLICY + "AmazonS3FullAccess"}),
-    Break("own-policies", "Role", NODE, {"managedPolicyArns": [AWS_POLICY + "AdministratorAccess"]}),
+    Break(
+        "no-aws-managed-policies",
+        "RolePolicyAttachment",
+        "access-writer",
+        {"policyArn": AWS_POLICY + "AmazonS3FullAccess"},
+    ),
+    Break("no-aws-managed-policies", "Role", NODE, {"managedPolicyArns": [AWS_POLICY + "AdministratorAccess"]}),
     Break("roles-only", "X", "user", ADDRESS, type="aws:iam/user:User"),
     Break("roles-only", "X", "user", {}, type="aws:iam/accessKey:AccessKey"),
 ]
@@ -118,11 +128,11 @@ SECRETS = [
     Break("keys-are-in-secrets", "Parameter", NODE, {"value": lambda text: f"{text}\n{PEM}"}),
     Break("keys-are-in-secrets", "Secret", NODE, {"tags": {"Key": PEM}}),
     Break("keys-are-in-secrets", "Parameter", NODE, {"value": "AKIA" + 16 * "A"}),
-    Break("secrets-come-back", "Secret", NODE, {"recoveryWindowInDays": 0}),
-    Break("secrets-are-for-somebody", "Secret", NODE, {"policy": json.dumps({"Statement": EVERYBODY})}),
-    Break("secrets-are-for-somebody", "Key", KEY, {"policy": json.dumps({"Statement": [EVERYBODY]})}, stack=KMS),
+    Break("deleted-secrets-are-recoverable", "Secret", NODE, {"recoveryWindowInDays": 0}),
+    Break("policies-name-principals", "Secret", NODE, {"policy": json.dumps({"Statement": EVERYBODY})}),
+    Break("policies-name-principals", "Key", KEY, {"policy": json.dumps({"Statement": [EVERYBODY]})}, stack=KMS),
     Break("keys-are-rotated", "Key", KEY, {"enableKeyRotation": None}, stack=KMS),
-    Break("keys-come-back", "Key", KEY, {"deletionWindowInDays": 7}, stack=KMS),
-    Break("parameters-are-ours", "Parameter", NODE, {"name": "/aws/zoo.cfg"}),
+    Break("deleted-keys-are-recoverable", "Key", KEY, {"deletionWindowInDays": 7}, stack=KMS),
+    Break("parameter-names-belong-to-the-stack", "Parameter", NODE, {"name": "/aws/zoo.cfg"}),
 ]
 BREAKS = [*STORAGE, *COMMITS, *WRITERS, *PROTECTION, *IDENTITY, *SECRETS]

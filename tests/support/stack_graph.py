@@ -63,7 +63,8 @@ class Cloud(pulumi.runtime.Mocks):
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         name, kind = args.name, args.typ.split(":")[-1]
         inputs = {key: _unwrap_secrets(value) for key, value in args.inputs.items()}
-        self.resources.append({"type": args.typ, "name": name, "inputs": inputs})
+        secrets = [key for key, value in args.inputs.items() if isinstance(value, dict) and SECRET in value]
+        self.resources.append({"type": args.typ, "name": name, "inputs": inputs, "secrets": secrets})
         if self._preview:
             return None, {}
         state = dict(inputs)

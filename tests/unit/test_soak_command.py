@@ -107,7 +107,7 @@ def test_the_printed_verdict_has_the_shares(run_soak: Callable[..., bool], capsy
     assert ["fault", "pause-both", "1", "of", "4", "(25%)"] in lines
     assert ["fault", "s3-403", "0", "of", "2", "(0%)"] in lines
     assert ["step", "two-managers", "1", "of", "3", "(33%)"] in lines
-    assert ["had", "no", "turn", "in", "this", "short", "run:", "s3-500"] in lines
+    assert ["these", "faults", "had", "no", "turn", "in", "this", "run:", "s3-500"] in lines
 
 
 def evidence_with_pairs() -> Evidence:

@@ -39,7 +39,7 @@ def test_expected_rows_are_the_newest_messages(name: str, tmp_path: Path) -> Non
         if current is None or position > current[0]:
             newest[key["month"], key["id"]] = position, row
     rows = [tuple(row.values()) for _, row in newest.values() if row is not None]
-    assert sorted(rows, key=repr) == feed.expected()
+    assert sorted(rows, key=repr) == feed.expected_rows()
     # Some messages are repetitions, updates or deletes.
     texts = [json.dumps(message) for message in messages]
     assert len(set(texts)) < len(texts)
@@ -54,8 +54,8 @@ def test_appended_rows_are_expected_once(tmp_path: Path) -> None:
     paths = [feed.write(50), feed.write(50)]
     rows = [row for path in paths for row in parquet.read_table(path).to_pylist()]
     assert [row["id"] for row in rows] == list(range(1, 101))
-    assert len(feed.expected()) == 100
-    assert rows[0]["at"].isoformat().replace("+00:00", "Z") in {row[4] for row in feed.expected()}
+    assert len(feed.expected_rows()) == 100
+    assert rows[0]["at"].isoformat().replace("+00:00", "Z") in {row[4] for row in feed.expected_rows()}
 
 
 def test_a_seed_determines_the_messages(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_seed_determines_the_messages(tmp_path: Path) -> None:
         feeds = [Feed(name, tmp_path / folder / name, 3) for folder in ("one", "two")]
         for feed in feeds:
             feed.write(30)
-        assert feeds[0].expected() == feeds[1].expected()
+        assert feeds[0].expected_rows() == feeds[1].expected_rows()
 
 
 @pytest.mark.parametrize(

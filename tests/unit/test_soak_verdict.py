@@ -94,7 +94,7 @@ def test_i1_detects_a_transaction_that_the_table_does_not_record(transactions: d
         ({}, []),
         ({"left": 2}, ["is reported as done, but 2 of its rows remain"]),
         ({"left": 2, "deleted": "WriteFailedError"}, []),
-        ({"there": 0}, ["is reported as done, but its row is there 0 times"]),
+        ({"there": 0}, ["is reported as done, but the table has its row 0 times"]),
         ({"there": 0, "inserted": "LockLostError"}, []),
         ({"left": None, "there": None, "error": "LockLostError"}, []),
     ],

@@ -1,4 +1,4 @@
-"""Machines and volumes: login through Session Manager only, encrypted disks, no unintended replacement."""
+"""Machines and volumes: login only through Session Manager, encrypted disks, no unintended replacement."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def machines_are_managed(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(INSTANCE, ATTACHMENT)
-def machines_make_room(args: ResourceValidationArgs) -> Iterator[str]:
+def machines_are_deleted_before_replacement(args: ResourceValidationArgs) -> Iterator[str]:
     """Machines and volume attachments are deleted before their replacement is created."""
     if not args.opts.delete_before_replace:
         yield "deleteBeforeReplace is not set: the replacement needs the interface and volumes of the old machine."
@@ -92,7 +92,7 @@ def machines_make_room(args: ResourceValidationArgs) -> Iterator[str]:
 def machines_are_replaced_on_purpose(instance: PolicyResource, stack: Stack) -> Iterator[str]:
     """Only the machine that replaceNode names may be replaced or stopped."""
     replaceable = [
-        machine for machine in stack.of(INSTANCE) if not set(machine.opts.ignore_changes) >= REPLACING_PROPERTIES
+        machine for machine in stack.of_type(INSTANCE) if not set(machine.opts.ignore_changes) >= REPLACING_PROPERTIES
     ]
     permitted = 1 if stack_config.replaced_node() else 0
     if instance in replaceable and len(replaceable) > permitted:
@@ -101,7 +101,7 @@ def machines_are_replaced_on_purpose(instance: PolicyResource, stack: Stack) -> 
 
 
 @resource_rule(VOLUME)
-def volumes_stay(args: ResourceValidationArgs) -> Iterator[str]:
+def volumes_keep_their_zone(args: ResourceValidationArgs) -> Iterator[str]:
     """Volumes stay in their zone."""
     if "availabilityZone" not in args.opts.ignore_changes:
         yield "ignoreChanges lacks availabilityZone: a new order of zones would replace the volume and lose its data."

@@ -1,7 +1,7 @@
-"""The AWS Security Hub controls that apply to the program's resources, each with the reason why it is met or not.
+"""The AWS Security Hub controls that apply to the program's resources, and how the program meets each.
 
 The standard is AWS Foundational Security Best Practices v1.0.0. Controls of other standards are marked. Controls for
-an account or an organization, such as those for CloudTrail, are left out unless a reader could expect the program to
+an account or an organization, such as those for CloudTrail, are listed only if a reader could expect the program to
 meet them.
 """
 
@@ -29,22 +29,22 @@ class Control:
     """A Security Hub control.
 
     Attributes:
-        demand: Requirement in a few words.
+        requirement: Requirement in a few words.
         verdict: How the program meets it.
-        why: Required setting or action, or the reason why it is not met; empty if its rules need no comment.
+        comment: Required setting or action, or the reason for not meeting it; empty if the rules explain it.
 
     """
 
     id: str
-    demand: str
+    requirement: str
     verdict: Verdict
-    why: str = ""
+    comment: str = ""
 
 
 _NO_CONTAINERS = "The stack pulls no container images, and AWS charges for an endpoint in each zone."
 _NOT_USED = "The nodes do not use it, and AWS charges for an endpoint in each zone."
 _PROGRAM_RENEWS = "Certificates are valid for 365 days. `pulumi up --refresh` renews them in the last 90 days."
-_PEOPLE = "The program creates neither users nor access keys."
+_NO_USERS = "The program creates neither users nor access keys."
 _NEW_VPC = "In a VPC that the program creates."
 _WITH_KMS = "With `kms: true`. Without it there is no key."
 
@@ -80,8 +80,8 @@ _STANDARD = (
     ),
     Control("EC2.180", "Network interfaces check source and destination", Verdict.MET),
     Control("IAM.1", "Policies allow no full administration", Verdict.MET),
-    Control("IAM.2", "Users have no policies attached", Verdict.MET, _PEOPLE),
-    Control("IAM.3", "Users' access keys are rotated", Verdict.MET, _PEOPLE),
+    Control("IAM.2", "Users have no policies attached", Verdict.MET, _NO_USERS),
+    Control("IAM.3", "Users' access keys are rotated", Verdict.MET, _NO_USERS),
     Control("IAM.21", "Customer managed policies do not allow all actions of a service", Verdict.MET),
     Control("KMS.1", "Customer managed policies do not decrypt with all keys", Verdict.MET),
     Control("KMS.2", "Inline policies do not decrypt with all keys", Verdict.MET),
@@ -115,7 +115,7 @@ _STANDARD = (
     Control("SSM.3", "Associations of Systems Manager are compliant", Verdict.OPERATION, "The program creates none."),
 )
 #: Controls that only other standards contain.
-_FURTHER = (
+_OTHER_STANDARDS = (
     Control("CloudWatch.15", "Alarms have actions", Verdict.SETTING, "`alarmTopicArns` names the topics."),
     Control(
         "CloudWatch.16",
@@ -150,18 +150,19 @@ _FURTHER = (
     Control("S3.17", "Buckets are encrypted with KMS", Verdict.SETTING, "`kms: true`, for the lake."),
     Control("S3.20", "Buckets have MFA delete", Verdict.NOT_MET, "Only the root user can enable it."),
 )
-CONTROLS: tuple[Control, ...] = (*_STANDARD, *_FURTHER)
+CONTROLS: tuple[Control, ...] = (*_STANDARD, *_OTHER_STANDARDS)
 
 
 def table(rules: Iterable[Rule]) -> str:
     """Return two Markdown tables: the controls of the standard, and those that only other standards contain."""
     rule_list = list(rules)
-    return f"{_rows(_STANDARD, rule_list)}\n\nControls of other Security Hub standards:\n\n{_rows(_FURTHER, rule_list)}"
+    standard, other_standards = _rows(_STANDARD, rule_list), _rows(_OTHER_STANDARDS, rule_list)
+    return f"{standard}\n\nControls of other Security Hub standards:\n\n{other_standards}"
 
 
 def _rows(controls: tuple[Control, ...], rules: list[Rule]) -> str:
     rows = ["| Control | Requirement | Here | Rules | |", "|---|---|---|---|---|"]
     for control in controls:
         names = ", ".join(f"`{rule.name}`" for rule in rules if control.id in rule.controls)
-        rows.append(f"| {control.id} | {control.demand} | {control.verdict.value} | {names} | {control.why} |")
+        rows.append(f"| {control.id} | {control.requirement} | {control.verdict.value} | {names} | {control.comment} |")
     return "\n".join(rows)

@@ -13,13 +13,13 @@ ALLOW, DENY = "Allow", "Deny"
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of a policy document. Elements for which AWS accepts one value or many are tuples.
+    """A statement of a policy document. An element that can have one value or several in AWS is a tuple here.
 
     Attributes:
         effect: ``Allow`` or ``Deny``.
         principals: Kind and value, such as ``("Service", "ec2.amazonaws.com")``; ``("*", "*")`` for everybody.
         conditions: Values by operator and key. Both are in lower case, because AWS ignores case.
-        inverted: Names of the elements that exclude, such as ``NotAction``.
+        inverted: Names of the elements that match everything except their values, such as ``NotAction``.
 
     """
 
@@ -30,7 +30,7 @@ class Statement:
     conditions: Mapping[tuple[str, str], tuple[str, ...]]
     inverted: tuple[str, ...]
 
-    def names_action(self, action: str) -> bool:
+    def covers_action(self, action: str) -> bool:
         """Return whether the statement covers this action."""
         return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in self.actions)
 
@@ -49,8 +49,8 @@ def statements(document: Any) -> list[Statement]:
     return [_statement(element) for element in ([raw] if isinstance(raw, Mapping) else raw)]
 
 
-def allowed(document: Any) -> list[Statement]:
-    """Return the statements that allow something."""
+def allow_statements(document: Any) -> list[Statement]:
+    """Return the statements with the effect ``Allow``."""
     return [statement for statement in statements(document) if statement.effect == ALLOW]
 
 

@@ -1,4 +1,4 @@
-"""Security groups: no ingress from outside, and into the ensemble only the ports of ZooKeeper."""
+"""Security groups: no ingress from public addresses, and only ZooKeeper's ports are open on the members."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HTTPS = 443
 
 
 @resource_rule(*TYPES, controls=("EC2.13", "EC2.14", "EC2.18", "EC2.19", "EC2.53", "EC2.54"))
-def ingress_from_inside(args: ResourceValidationArgs) -> Iterator[str]:
+def no_public_ingress(args: ResourceValidationArgs) -> Iterator[str]:
     """Security groups allow ingress only from other security groups and private addresses."""
     for permission in permissions(args.resource_type, args.props):
         if permission.is_public:
@@ -36,13 +36,13 @@ def no_remote_shell_ports(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(EGRESS_RULE)
-def egress_by_one_port(args: ResourceValidationArgs) -> Iterator[str]:
+def egress_rules_open_one_port(args: ResourceValidationArgs) -> Iterator[str]:
     """An egress rule allows one port to another security group, or HTTPS."""
     open_ports = ports(args.props)
     if len(open_ports) != 1:
-        yield f"Egress to {len(open_ports)} ports is allowed: name the one that is needed."
+        yield f"Egress to {len(open_ports)} ports is allowed: name the port that is needed."
     elif not args.props.get("referencedSecurityGroupId") and open_ports[0] != _HTTPS:
-        yield f"Egress to addresses by port {open_ports[0]} is allowed: only HTTPS, to AWS services, may be."
+        yield f"Egress to addresses on port {open_ports[0]} is allowed: use HTTPS, or name a security group."
 
 
 @resource_rule(GROUP, LEGACY_RULE)
@@ -57,22 +57,22 @@ def group_rules_are_resources(args: ResourceValidationArgs) -> Iterator[str]:
 @resource_rule(DEFAULT_GROUP, controls=("EC2.2",))
 def default_group_has_no_rules(args: ResourceValidationArgs) -> Iterator[str]:
     """A VPC's default security group has no rules."""
-    for side in ("ingress", "egress"):
-        if args.props.get(side):
-            yield f"The default security group has {side} rules: resources without a group get them."
+    for direction in ("ingress", "egress"):
+        if args.props.get(direction):
+            yield f"The default security group has {direction} rules: they apply to resources without another group."
 
 
-@stack_rule(INGRESS_RULE, controls=("EC2.2",))
+@stack_rule(INGRESS_RULE, EGRESS_RULE, controls=("EC2.2",))
 def default_group_gets_no_rules(rule: PolicyResource, stack: Stack) -> Iterator[str]:
     """No rule is added to a VPC's default security group."""
-    for group in stack.of(DEFAULT_GROUP):
-        if rule in stack.referring_to(group, "securityGroupId", "id", INGRESS_RULE):
+    for group in stack.of_type(DEFAULT_GROUP):
+        if rule in stack.referring_to(group, "securityGroupId", "id", rule.resource_type):
             yield "The rule is added to a VPC's default security group."
 
 
 @stack_rule(INGRESS_RULE)
 def ensemble_ports(rule: PolicyResource, stack: Stack) -> Iterator[str]:
-    """The client port is open to security groups, and the member ports to the members only."""
+    """The client port is open only to security groups, and the member ports only to the members."""
     [permission] = permissions(rule.resource_type, rule.props)
     group, source = identity(rule, "securityGroupId"), identity(rule, "referencedSecurityGroupId")
     for port, purpose in MEMBER_PORTS.items():
@@ -87,7 +87,7 @@ def ensemble_ports(rule: PolicyResource, stack: Stack) -> Iterator[str]:
 
 def _member_groups(stack: Stack) -> Iterator[object]:
     """Yield the security groups of the members, in the form that :func:`identity` returns."""
-    for interface in stack.of(INTERFACE):
+    for interface in stack.of_type(INTERFACE):
         groups = interface.property_dependencies.get("securityGroups")
         if groups:
             yield from (frozenset({group.urn}) for group in groups)

@@ -20,7 +20,7 @@ _SHORTEST_PREFIX = 8
 
 @dataclass(frozen=True)
 class Permission:
-    """A range of ports that a security group opens, with the allowed sources.
+    """A range of ports that a security group opens, and the sources outside of security groups.
 
     Attributes:
         blocks: CIDR blocks of sources.

@@ -13,21 +13,21 @@ ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
 
 
 @resource_rule(LOG_GROUP, controls=("CloudWatch.16",))
-def logs_end(args: ResourceValidationArgs) -> Iterator[str]:
+def log_groups_have_a_retention(args: ResourceValidationArgs) -> Iterator[str]:
     """Log groups have a retention."""
     if not args.props.get("retentionInDays"):
         yield "The log group has no retention: AWS keeps and charges for its logs without end."
 
 
 @resource_rule(ALARM)
-def silence_is_a_fault(args: ResourceValidationArgs) -> Iterator[str]:
+def missing_data_raises_alarms(args: ResourceValidationArgs) -> Iterator[str]:
     """Alarms treat missing data as a fault."""
     if args.props.get("treatMissingData") != "breaching":
         yield "Missing data does not raise the alarm: a node that is down sends no data."
 
 
 @resource_rule(ALARM, controls=("CloudWatch.17",))
-def alarms_act(args: ResourceValidationArgs) -> Iterator[str]:
+def alarm_actions_are_enabled(args: ResourceValidationArgs) -> Iterator[str]:
     """The actions of alarms are enabled."""
     if args.props.get("actionsEnabled") is False:
-        yield "The alarm's actions are disabled."
+        yield "The alarm's actions are disabled: set actionsEnabled to true."

@@ -1,4 +1,4 @@
-"""The network: VPCs are closed, have flow logs, and lead only to AWS services."""
+"""The network: flow logs, no public addresses, limited endpoints, and endpoints or NAT for the nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pulumi_policy import PolicyResource, ResourceValidationArgs
 
 from .compute import INSTANCE
-from .documents import allowed
+from .documents import allow_statements
 from .groups import INTERFACE
 from .ingress import DEFAULT_GROUP
 from .rule import Stack, resource_rule, stack_rule
@@ -26,7 +26,7 @@ _ACCOUNT_KEYS = ("aws:principalaccount", "aws:principalorgid")
 
 
 @stack_rule(VPC, controls=("EC2.2",))
-def default_group_is_ours(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
+def default_group_is_managed(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
     """The stack manages the default security group of each VPC."""
     if not stack.referring_to(vpc, "vpcId", "id", DEFAULT_GROUP):
         yield "The stack does not manage the default security group, whose default rules allow all egress."
@@ -37,7 +37,7 @@ def subnets_give_no_public_addresses(args: ResourceValidationArgs) -> Iterator[s
     """No subnet assigns public addresses automatically."""
     for key in ("mapPublicIpOnLaunch", "assignIpv6AddressOnCreation"):
         if args.props.get(key):
-            yield f"{key} is true: machines in this subnet would have public addresses."
+            yield f"{key} is true: machines in this subnet would get public addresses."
 
 
 @stack_rule(VPC, controls=("EC2.6",))
@@ -55,7 +55,7 @@ def endpoints_are_limited(args: ResourceValidationArgs) -> Iterator[str]:
     if document is None:
         yield "The endpoint has no policy: AWS's default policy allows everything to everybody."
     is_gateway = args.props.get("vpcEndpointType", "Gateway") == "Gateway"
-    for statement in allowed(document):
+    for statement in allow_statements(document):
         all_resources = any(arn == "*" or arn.endswith(":s3:::*") for arn in statement.resources)
         own_account = any(
             key in _ACCOUNT_KEYS and operator.startswith("string") for operator, key in statement.conditions
@@ -71,7 +71,7 @@ def endpoints_are_limited(args: ResourceValidationArgs) -> Iterator[str]:
 @stack_rule(VPC, controls=("EC2.57",))
 def nodes_reach_aws(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
     """A VPC without a NAT gateway has the endpoints that a node needs."""
-    if stack.of(NAT):
+    if stack.of_type(NAT):
         return
     names = [str(endpoint.props.get("serviceName")) for endpoint in stack.referring_to(vpc, "vpcId", "id", ENDPOINT)]
     missing = [service for service in SERVICES if not any(name.endswith(f".{service}") for name in names)]

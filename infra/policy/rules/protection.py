@@ -15,14 +15,14 @@ from .storage import BUCKET
 
 
 @resource_rule(BUCKET, VOLUME, KEY, INTERFACE, controls=("KMS.3",))
-def protected(args: ResourceValidationArgs) -> Iterator[str]:
+def resources_are_protected(args: ResourceValidationArgs) -> Iterator[str]:
     """Pulumi refuses to delete buckets, volumes, keys and interfaces unless the stack has protect: false."""
-    if stack_config.protected() and not args.opts.protect:
-        yield "The resource is not protected, and the stack's configuration does not have protect: false."
+    if stack_config.requires_protection() and not args.opts.protect:
+        yield "The resource is not protected: set protect in its options, or protect: false in the configuration."
 
 
 @resource_rule(BUCKET)
 def buckets_are_not_emptied(args: ResourceValidationArgs) -> Iterator[str]:
-    """AWS refuses to delete buckets with objects unless the stack has protect: false."""
-    if stack_config.protected() and args.props.get("forceDestroy"):
+    """Pulumi empties no bucket in order to delete it, unless the stack has protect: false."""
+    if stack_config.requires_protection() and args.props.get("forceDestroy"):
         yield "forceDestroy is set: a deletion would delete all objects of the bucket."

@@ -1,9 +1,10 @@
-"""A rule: a policy of Pulumi, and the Security Hub controls that it checks.
+"""The definition of a rule: a policy of Pulumi, and the Security Hub controls that it checks.
 
 A resource rule checks the inputs of one resource before Pulumi creates it. A stack rule checks all resources after the
-program has run: in a preview, and again after all resources exist. A preview does not know some values, and rules skip
-these. ``up`` checks the inputs again before it sends a request to AWS. References between resources are known in a
-preview through Pulumi's property dependencies.
+program has run: in a preview, and again after all resources exist. A preview does not know some values, and a
+check ends where it needs one. ``up`` repeats each check with all values: a resource rule before the request to AWS, a
+stack rule after all resources exist. In a preview, Pulumi's property dependencies contain the references between
+resources.
 """
 
 from __future__ import annotations
@@ -61,17 +62,17 @@ class Stack:
     resources: list[PolicyResource]
     config: Mapping[str, Any]
 
-    def of(self, *types: str) -> list[PolicyResource]:
+    def of_type(self, *types: str) -> list[PolicyResource]:
         """Return the resources of these types."""
         return [resource for resource in self.resources if matches(resource.resource_type, types)]
 
-    def referring_to(self, target: PolicyResource, key: str, output: str, kind: str) -> list[PolicyResource]:
+    def referring_to(self, target: PolicyResource, key: str, output: str, resource_type: str) -> list[PolicyResource]:
         """Return the resources of a type whose input ``key`` is the target's ``output``."""
-        return [resource for resource in self.of(kind) if _refers(resource, key, target, output)]
+        return [resource for resource in self.of_type(resource_type) if _refers(resource, key, target, output)]
 
 
 def matches(resource_type: str, types: tuple[str, ...]) -> bool:
-    """Return whether a type is one of these, or belongs to a provider among them (``aws:``)."""
+    """Return whether a type is one of ``types``, or starts with one that ends in a colon (``aws:``)."""
     return any(resource_type == name or (name.endswith(":") and resource_type.startswith(name)) for name in types)
 
 
@@ -105,7 +106,9 @@ def resource_rule(
                     for message in check(args):
                         report(message, None)
 
-        return Rule(ResourceValidationPolicy(*_described(check), validate, EnforcementLevel.MANDATORY), controls)
+        return Rule(
+            ResourceValidationPolicy(*_name_and_requirement(check), validate, EnforcementLevel.MANDATORY), controls
+        )
 
     return rule
 
@@ -115,23 +118,26 @@ def stack_rule(
 ) -> Callable[[Callable[[PolicyResource, Stack], Iterator[str]]], Rule]:
     """Turn a function that checks one resource of these types together with all others into a rule.
 
-    The function is as that of :func:`resource_rule`. ``--policy-pack-config`` accepts the options of ``config_schema``.
+    The function yields messages, and its name and docstring are used, as in :func:`resource_rule`.
+    ``--policy-pack-config`` accepts the options of ``config_schema``.
     """
 
     def rule(check: Callable[[PolicyResource, Stack], Iterator[str]]) -> Rule:
         def validate(args: StackValidationArgs, report: ReportViolation) -> None:
             stack = Stack(args.resources, args.get_config())
-            for subject in stack.of(*types):
+            for subject in stack.of_type(*types):
                 with suppress(UnknownValueError):
                     for message in check(subject, stack):
                         report(message, subject.urn)
 
-        policy = StackValidationPolicy(*_described(check), validate, EnforcementLevel.MANDATORY, config_schema)
+        policy = StackValidationPolicy(
+            *_name_and_requirement(check), validate, EnforcementLevel.MANDATORY, config_schema
+        )
         return Rule(policy, controls)
 
     return rule
 
 
-def _described(check: Callable[..., Iterator[str]]) -> tuple[str, str]:
+def _name_and_requirement(check: Callable[..., Iterator[str]]) -> tuple[str, str]:
     """Return the name and the requirement of the rule with this check."""
     return check.__name__.replace("_", "-"), check.__doc__ or ""

@@ -1,4 +1,4 @@
-"""Keys and secrets: only Secrets Manager stores keys, KMS keys are recoverable, parameter names belong to the stack."""
+"""Keys and secrets: only Secrets Manager stores keys, deleted KMS keys are recoverable, parameters are the stack's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pulumi_policy import ResourceValidationArgs
 
-from .documents import allowed
+from .documents import allow_statements
 from .rule import EVERYTHING, resource_rule
 
 SECRET = "aws:secretsmanager/secret:Secret"  # noqa: S105
@@ -16,7 +16,7 @@ SECRET_POLICY = "aws:secretsmanager/secretPolicy:SecretPolicy"  # noqa: S105
 KEY = "aws:kms/key:Key"
 PARAMETER = "aws:ssm/parameter:Parameter"
 
-_KEY_TEXT = re.compile(r"PRIVATE KEY-----|\b(AKIA|ASIA)[A-Z0-9]{16}\b")
+_KEY_PATTERN = re.compile(r"PRIVATE KEY-----|\b(AKIA|ASIA)[A-Z0-9]{16}\b")
 _PARAMETER_NAME = re.compile(r"/sluice-[\w.-]+/zookeeper/\S+")
 _RECOVERY_DAYS = 7
 _WINDOW_DAYS = 30
@@ -27,7 +27,7 @@ def keys_are_in_secrets(args: ResourceValidationArgs) -> Iterator[str]:
     """Private keys and access keys are only in Secrets Manager, not in user data, parameters or tags."""
     if args.resource_type != SECRET_VERSION:
         for key in args.props:
-            if any(_KEY_TEXT.search(text) for text in _texts(args.props[key])):
+            if any(_KEY_PATTERN.search(text) for text in _texts(args.props[key])):
                 yield f"{key} contains a private key or an access key: store keys in Secrets Manager."
 
 
@@ -43,18 +43,20 @@ def _texts(value: object) -> Iterator[str]:
 
 
 @resource_rule(SECRET)
-def secrets_come_back(args: ResourceValidationArgs) -> Iterator[str]:
+def deleted_secrets_are_recoverable(args: ResourceValidationArgs) -> Iterator[str]:
     """Deleted secrets can be restored for a week."""
     days = args.props.get("recoveryWindowInDays")
     if days is not None and days < _RECOVERY_DAYS:
-        yield f"The secret cannot be restored after a deletion: set recoveryWindowInDays to {_RECOVERY_DAYS} or more."
+        yield f"A deleted secret is recoverable for {days:.0f} days only: set recoveryWindowInDays to {_RECOVERY_DAYS}."
 
 
 @resource_rule(SECRET, SECRET_POLICY, KEY, controls=("KMS.5",))
-def secrets_are_for_somebody(args: ResourceValidationArgs) -> Iterator[str]:
-    """No policy of a secret or key allows every principal."""
-    if any(statement.is_for_everybody or statement.inverted for statement in allowed(args.props.get("policy"))):
-        yield "The policy allows every principal."
+def policies_name_principals(args: ResourceValidationArgs) -> Iterator[str]:
+    """Policies of secrets and keys name the principals that they allow."""
+    if any(
+        statement.is_for_everybody or statement.inverted for statement in allow_statements(args.props.get("policy"))
+    ):
+        yield "A statement allows every principal, or has NotPrincipal, NotAction or NotResource: name the principals."
 
 
 @resource_rule(KEY, controls=("KMS.4",))
@@ -65,7 +67,7 @@ def keys_are_rotated(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(KEY, controls=("KMS.3",))
-def keys_come_back(args: ResourceValidationArgs) -> Iterator[str]:
+def deleted_keys_are_recoverable(args: ResourceValidationArgs) -> Iterator[str]:
     """Deleted keys can be restored for a month."""
     days = args.props.get("deletionWindowInDays")
     if days is not None and days < _WINDOW_DAYS:
@@ -73,8 +75,8 @@ def keys_come_back(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(PARAMETER)
-def parameters_are_ours(args: ResourceValidationArgs) -> Iterator[str]:
+def parameter_names_belong_to_the_stack(args: ResourceValidationArgs) -> Iterator[str]:
     """Parameter names belong to the stack."""
     name = args.props.get("name")
     if not isinstance(name, str) or not _PARAMETER_NAME.fullmatch(name):
-        yield f"The name {name!r} is not below /sluice-STACK/zookeeper/, which the policies of roles name."
+        yield f"The name {name!r} is not below /sluice-STACK/zookeeper/: IAM policies of roles allow only that path."

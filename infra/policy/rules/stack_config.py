@@ -1,7 +1,8 @@
 """The exceptions that the stack's configuration permits.
 
-Pulumi passes the stack's configuration to a policy pack. The rules read exceptions from there: the program could change
-a tag, and an option of the pack would repeat the configuration. Without a configured value the strict rule applies.
+Pulumi passes the stack's configuration to a policy pack. The rules read exceptions only from there, because the program
+under test could change a tag, and an option of the pack would repeat the configuration. Without a configured value the
+strict rule applies.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any
 import pulumi
 
 
-def protected() -> bool:
+def requires_protection() -> bool:
     """Return whether resources with data must be protected; false only for trial stacks with ``protect: false``."""
     return _config().get_bool("protect") is not False
 
 
 def commit_policy() -> str:
-    """Return where the bucket refuses unsafe commits: ``all``, ``prefixes`` or ``off``."""
+    """Return the scope of the commit policy: ``all`` for the whole bucket, ``prefixes`` or ``off``."""
     return _config().get("commitPolicy") or "all"
 
 
@@ -31,7 +32,7 @@ def exempt_principals() -> list[str]:
     return [str(arn) for arn in _array("exemptPrincipalArns")]
 
 
-def kms() -> bool:
+def uses_kms_key() -> bool:
     """Return whether a KMS key of the stack encrypts the lake."""
     return bool(_config().get_bool("kms"))
 

@@ -8,7 +8,7 @@ from typing import Any
 from pulumi_policy import PolicyResource, ResourceValidationArgs
 
 from . import stack_config
-from .documents import DENY, allowed, statements
+from .documents import DENY, allow_statements, statements
 from .rule import Stack, resource_rule, stack_rule
 
 BUCKET = "aws:s3/bucket:Bucket"
@@ -27,7 +27,7 @@ WITHOUT_TABLES = ("artifacts",)
 
 _BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 _NO_ACLS = "BucketOwnerEnforced"
-_PLAIN_HTTP = {("bool", "aws:securetransport"): ("false",)}
+_WITHOUT_TLS = {("bool", "aws:securetransport"): ("false",)}
 
 
 @stack_rule(BUCKET, controls=("S3.2", "S3.3", "S3.5", "S3.8", "S3.10", "S3.12", "S3.13", "S3.14"))
@@ -43,7 +43,7 @@ def buckets_are_private(args: ResourceValidationArgs) -> Iterator[str]:
     """S3 blocks public access to buckets."""
     for key in _BLOCKS:
         if args.props.get(key) is not True:
-            yield f"{key} is not true."
+            yield f"{key} is not true: S3 does not block public access."
 
 
 @resource_rule(BUCKET, ACL, OWNERSHIP, controls=("S3.12",))
@@ -67,15 +67,15 @@ def buckets_are_encrypted(args: ResourceValidationArgs) -> Iterator[str]:
     """Buckets encrypt objects with S3's keys, or with the lake's key where kms is true."""
     rules: Sequence[Mapping[str, Any]] = args.props.get("rules") or [{}]
     for rule in rules:
-        default = rule.get("applyServerSideEncryptionByDefault") or {}
-        if default.get("sseAlgorithm") not in ("AES256", "aws:kms", "aws:kms:dsse"):
-            yield "No sseAlgorithm encrypts new objects."
-        elif stack_config.kms() and args.name not in WITHOUT_TABLES and not default.get("kmsMasterKeyId"):
+        encryption = rule.get("applyServerSideEncryptionByDefault") or {}
+        if encryption.get("sseAlgorithm") not in ("AES256", "aws:kms", "aws:kms:dsse"):
+            yield "New objects are not encrypted: set sseAlgorithm to AES256 or aws:kms."
+        elif stack_config.uses_kms_key() and args.name not in WITHOUT_TABLES and not encryption.get("kmsMasterKeyId"):
             yield "kmsMasterKeyId is not set, and the stack's configuration has kms: true."
 
 
 @resource_rule(BUCKET, LIFECYCLE)
-def current_objects_stay(args: ResourceValidationArgs) -> Iterator[str]:
+def lifecycle_keeps_current_objects(args: ResourceValidationArgs) -> Iterator[str]:
     """Lifecycle rules neither delete nor move current objects."""
     for rule in args.props.get("rules") or args.props.get("lifecycleRules") or ():
         expiration = rule.get("expiration") or {}
@@ -84,14 +84,14 @@ def current_objects_stay(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(POLICY, controls=("S3.5",))
-def buckets_by_tls_only(args: ResourceValidationArgs) -> Iterator[str]:
+def buckets_require_tls(args: ResourceValidationArgs) -> Iterator[str]:
     """Buckets refuse plain HTTP."""
     bucket = args.props.get("bucket")
     for suffix in (f":::{bucket}", f":::{bucket}/*"):
         if not any(
             statement.effect == DENY
             and statement.is_for_everybody
-            and statement.conditions == _PLAIN_HTTP
+            and statement.conditions == _WITHOUT_TLS
             and "s3:*" in statement.actions
             and any(resource.endswith(suffix) for resource in statement.resources)
             for statement in statements(args.props.get("policy"))
@@ -102,5 +102,5 @@ def buckets_by_tls_only(args: ResourceValidationArgs) -> Iterator[str]:
 @resource_rule(POLICY, controls=("S3.2", "S3.3", "S3.6"))
 def bucket_policies_allow_nobody(args: ResourceValidationArgs) -> Iterator[str]:
     """Policies of buckets only deny."""
-    if allowed(args.props.get("policy")):
+    if allow_statements(args.props.get("policy")):
         yield "The bucket's policy has an Allow statement: only policies of IAM roles may allow access."

@@ -1,4 +1,4 @@
-"""Tags: every resource that can have tags names its project and its stack."""
+"""Tags: every resource that can have tags has the tags Project and Stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pulumi_policy import ResourceValidationArgs
 
 from .rule import EVERYTHING, resource_rule
 
-NEEDED = ("Project", "Stack")
+REQUIRED_TAGS = ("Project", "Stack")
 #: Types that cannot have tags. Every other type needs them, also types that the program does not use yet.
 UNTAGGABLE = frozenset(
     {
@@ -30,9 +30,9 @@ UNTAGGABLE = frozenset(
 
 
 @resource_rule(EVERYTHING)
-def tagged(args: ResourceValidationArgs) -> Iterator[str]:
-    """Resources name their project and stack in tags."""
+def resources_are_tagged(args: ResourceValidationArgs) -> Iterator[str]:
+    """Resources have the tags Project and Stack."""
     tags = args.props.get("tags") or {}
-    missing = [tag for tag in NEEDED if not tags.get(tag)]
+    missing = [tag for tag in REQUIRED_TAGS if not tags.get(tag)]
     if args.resource_type not in UNTAGGABLE and missing:
         yield f"The tags {' and '.join(missing)} are missing. If the type cannot have tags, add it to UNTAGGABLE."

@@ -11,8 +11,8 @@ from .compute import INSTANCE
 from .rule import Stack, resource_rule, stack_rule
 from .secrets import PARAMETER
 
-#: Required settings, each with its value and with the clients or members that it excludes.
-NEEDED: Mapping[str, tuple[str, str]] = {
+#: Required settings of zoo.cfg: the value, and the connections that the member would accept with another value.
+REQUIRED_SETTINGS: Mapping[str, tuple[str, str]] = {
     "secureClientPort": ("2281", "clients in clear text"),
     "ssl.clientAuth": ("need", "clients without a certificate"),
     "enforce.auth.enabled": ("true", "clients without authentication"),
@@ -29,14 +29,14 @@ _ACLS = re.compile(r"^SLUICE_(?:LOCK_ROOT|PARENT)_ACL=(.*)$", re.MULTILINE)
 
 
 @resource_rule(PARAMETER)
-def members_speak_tls(args: ResourceValidationArgs) -> Iterator[str]:
+def members_require_tls(args: ResourceValidationArgs) -> Iterator[str]:
     """Members accept only TLS connections with a certificate, and write an audit log."""
     if not str(args.props.get("name")).endswith(_CONFIG):
         return
     settings = _settings(args.props["value"])
-    for key, (value, excluded) in NEEDED.items():
+    for key, (value, admitted) in REQUIRED_SETTINGS.items():
         if settings.get(key) != value:
-            yield f"The member admits {excluded}: set {key} to {value}."
+            yield f"The member admits {admitted}: set {key} to {value}."
     if "clientPort" in settings:
         yield "The member admits clients in clear text: remove clientPort."
     if settings.get("ssl.trustStore.location") == settings.get("ssl.quorum.trustStore.location"):
@@ -46,10 +46,10 @@ def members_speak_tls(args: ResourceValidationArgs) -> Iterator[str]:
 
 
 @resource_rule(PARAMETER)
-def empty_members_wait(args: ResourceValidationArgs) -> Iterator[str]:
+def members_without_data_wait(args: ResourceValidationArgs) -> Iterator[str]:
     """A member without data waits for a leader that has data."""
     if str(args.props.get("name")).endswith(_CONFIG) and _settings(args.props["value"]).get("db.autocreate") != "false":
-        yield "A majority of members without data would serve an empty tree: set db.autocreate to false."
+        yield "A majority of members without data could serve an empty tree: set db.autocreate to false."
 
 
 def _settings(text: str) -> dict[str, str]:
@@ -58,18 +58,18 @@ def _settings(text: str) -> dict[str, str]:
 
 
 @stack_rule(PARAMETER)
-def members_know_each_other(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
+def zoo_cfg_lists_all_members(parameter: PolicyResource, stack: Stack) -> Iterator[str]:
     """The zoo.cfg of each member lists all members."""
     if not str(parameter.props.get("name")).endswith(_CONFIG):
         return
     listed = {key for key in _settings(parameter.props["value"]) if key.startswith("server.")}
-    members = {f"server.{number}" for number in range(1, len(stack.of(INSTANCE)) + 1)}
+    members = {f"server.{number}" for number in range(1, len(stack.of_type(INSTANCE)) + 1)}
     if listed != members:
-        yield f"zoo.cfg lists {len(listed)} members, and the stack has {len(members)}: their majorities differ."
+        yield f"zoo.cfg lists {len(listed)} members, and the stack has {len(members)}: list every member once."
 
 
 @resource_rule(INSTANCE)
-def locks_are_for_ours(args: ResourceValidationArgs) -> Iterator[str]:
+def lock_root_needs_a_certificate(args: ResourceValidationArgs) -> Iterator[str]:
     """Only holders of certificates have rights on the lock root and its parents."""
     acls = _ACLS.findall(str(args.props.get("userData")))
     if not acls:
