@@ -1,4 +1,4 @@
-"""Fixtures for all tests: a real ZooKeeper. Tests that share a Spark driver run in one process."""
+"""Fixtures for all tests, such as a real ZooKeeper. Tests that share a Spark driver run in one process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support import waiting
 from tests.support.lake import describe_s3
 
 ROOT = Path(__file__).parents[1]
-# Files that share a Spark driver, because a driver takes 10 s and 1 GB to start. Here and below, the slowest scopes
-# come first, because a run ends with its last process.
+# Files that share a Spark driver, because a driver needs 10 s to start and 1 GB of memory. Here and below, the slowest
+# scopes come first, because a run ends when its last process ends.
 SHARED_DRIVERS = {
     "maintenance driver": (
         "test_health_command.py", "test_maintain_job.py", "test_maintenance.py", "test_maintenance_keeps.py",
@@ -67,12 +67,12 @@ SLOWEST = (
 DOCKER_SOCKET = "/var/run/docker.sock"
 NO_ENGINE, NO_IMAGE = "no Docker engine answers", "no image: make zookeeper-image"
 MAX_PULL_SECONDS = 60
-"""Time for the engine to answer and, if it lacks the public image, to pull it."""
+"""Seconds for the engine to respond and, if it lacks the public image, to pull it."""
 
 
 @dataclass(frozen=True)
 class ZooKeeperService:
-    """The ZooKeeper of tests that do not start one."""
+    """The ZooKeeper of tests that do not start their own. ``image`` is None for the embedded server."""
 
     hosts: str
     image: str | None = None
@@ -88,10 +88,10 @@ def find_docker_image() -> tuple[str, str]:
         return "", NO_ENGINE
     command = [sys.executable, "-c", "from soak.containers import best_image; print(best_image() or '')"]
     with suppress(subprocess.TimeoutExpired):
-        completed = subprocess.run(
+        process = subprocess.run(
             command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=MAX_PULL_SECONDS
         )
-        return ("", NO_ENGINE) if completed.returncode else (completed.stdout.strip(), NO_IMAGE)
+        return ("", NO_ENGINE) if process.returncode else (process.stdout.strip(), NO_IMAGE)
     return "", NO_IMAGE
 
 
@@ -102,7 +102,7 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_configure_node(node: Any) -> None:
-    # One decision for all processes, also if an image is added or removed during the run.
+    # Decide once for all processes, because an image can be added or removed during the run.
     node.workerinput["zookeeper_image"] = find_docker_image()[0]
 
 
@@ -120,10 +120,13 @@ def scope_of(nodeid: str) -> str:
 
 
 def pytest_configure() -> None:
-    existing = {path.name for path in Path(__file__).parent.glob("*/test_*.py")}
-    missing = sorted({*SLOWEST, *DRIVER_BY_FILE} - existing - {*SHARED_DRIVERS})
-    if missing:
-        raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {', '.join(missing)}")
+    existing_files = {path.name for path in Path(__file__).parent.glob("*/test_*.py")}
+    missing_files = sorted({*SLOWEST, *DRIVER_BY_FILE} - existing_files - {*SHARED_DRIVERS})
+    if missing_files:
+        raise pytest.UsageError(
+            f"tests/conftest.py names files that do not exist: {', '.join(missing_files)}; "
+            "correct SHARED_DRIVERS and SLOWEST"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -137,7 +140,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ScopeSchedul
 
 @pytest.fixture(scope="session")
 def zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperService]:
-    """A ZooKeeper server: a container if a Docker engine has an image, else the embedded server."""
+    """Start a ZooKeeper server: a container if a Docker engine has an image, else the embedded server."""
     worker = getattr(pytestconfig, "workerinput", None)
     image = worker["zookeeper_image"] if worker else find_docker_image()[0]
     with ExitStack() as stack:
@@ -150,19 +153,19 @@ def _container(stack: ExitStack, image: str) -> ZooKeeperService | None:
     try:
         return ZooKeeperService(stack.enter_context(ContainerZooKeeper(image)).hosts, image)
     except ContainerError as error:
-        warnings.warn(f"the embedded server stands in for the container: {error}", stacklevel=1)
+        warnings.warn(f"no ZooKeeper container started; the tests use the embedded server: {error}", stacklevel=1)
         return None
 
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    """Wait until a condition is true: ``eventually(lambda: …)``."""
+    """Return a function that waits until a condition is true: ``eventually(lambda: …)``."""
     return waiting.eventually
 
 
 @pytest.fixture
 def ensemble_client(zookeeper: ZooKeeperService) -> Iterator[KazooClient]:
-    """A kazoo client that reads the znodes directly."""
+    """Connect a kazoo client that reads the znodes directly."""
     client = KazooClient(zookeeper.hosts)
     client.start()
     yield client

@@ -136,7 +136,7 @@ def shrink(members: Members, old_list: tuple[int, ...], removed: int) -> None:
 
 
 def quorum_sizes(members: Members) -> set[int]:
-    return {members.figure(member, "quorum_size") for member in members.running}
+    return {members.metric(member, "quorum_size") for member in members.running}
 
 
 def assert_exclusive_holds(writers: list[Writer]) -> None:

@@ -27,7 +27,7 @@ from lock_manager import (
 )
 from lock_manager.zookeeper.znodes import table_node
 from soak.tcp_proxy import Link
-from tests.support.ensemble_members import SETTLED_SECONDS, Members, recover
+from tests.support.ensemble_members import SYNC_SECONDS, Members, recover
 from tests.support.rivals import RivalManager
 from tests.support.sessions import end_session
 from tests.support.waiting import eventually
@@ -258,7 +258,7 @@ def assert_no_leader(members: Members, ids: Sequence[int]) -> None:
     rounds = {member: members.election_timeouts(member) for member in ids}
     eventually(
         lambda: all(members.election_timeouts(member) > rounds[member] + 3 for member in ids),
-        SETTLED_SECONDS,
+        SYNC_SECONDS,
         "several rounds without a leader",
     )
     assert members.leaders() == []

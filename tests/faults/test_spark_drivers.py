@@ -20,7 +20,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders
 from tests.support.driver_process import WAIT, Driver
-from tests.support.s3_table import copy, read, rows, stored
+from tests.support.s3_table import copy, count_stored_puts, read, rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
@@ -119,7 +119,7 @@ def test_a_writer_paused_during_its_put_commits_nothing_later(
     assert answer["error"] == "LockLostError", answer
     assert ids == [0, 1, 2]
     assert rows(table) == [0, 1, 2, 1003]
-    assert stored(s3, table) == {0: 1, 1: 1, 2: 1}
+    assert count_stored_puts(s3, table) == {0: 1, 1: 1, 2: 1}
 
 
 @pytest.mark.parametrize("operation", [pytest.param("append", marks=pytest.mark.soak), "append_at_the_gate"])
@@ -171,7 +171,7 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
         # The driver's Python process would get the lock and keep it.
         first.link.cut()
     try:
-        second.tell("go")
+        second.send_line("go")
         assert second.answer() == {"done": None}
         assert second.do("read_then_append", table=table) == [0, 1, 2, 20]
     finally:
@@ -206,7 +206,7 @@ def test_a_holder_cut_off_from_zookeeper_is_refused(drivers: tuple[Driver, Drive
     first.begin("append_on_signal", table=table, first=10, end=12)
     assert first.answer() == {"done": "holding"}
     first.link.cut()
-    first.tell("go")
+    first.send_line("go")
     answer = first.answer()
     first.link.mend()
     assert answer["error"] == "LockLostError", answer
@@ -221,7 +221,7 @@ def commit_after_a_takeover(first: Driver, second: Driver, table: str) -> dict[s
     first.link.cut()
     try:
         second.do("append", table=table, first=20, end=21)
-        first.tell("go")
+        first.send_line("go")
         return first.answer()
     finally:
         first.link.mend()
@@ -272,7 +272,7 @@ def test_responses_of_s3_neither_lose_nor_duplicate_a_commit(
     assert answer.get("error") == error, answer
     second.do("append", table=table, first=20, end=21)
     assert rows(table) == ([0, 1, 2, 10, 11, 20] if committed else [0, 1, 2, 20])
-    assert set(stored(s3, table).values()) == {1}
+    assert set(count_stored_puts(s3, table).values()) == {1}
 
 
 @pytest.mark.full
@@ -294,7 +294,7 @@ def test_faster_writers_without_the_lock_are_named(
             fault.release.set()
         assert first.answer() == {"done": None}
     assert rows(table) == [0, 1, 2, 10, 11, 15, 20, 21, 25]
-    assert stored(s3, table) == dict.fromkeys(range(5), 1)
+    assert count_stored_puts(s3, table) == dict.fromkeys(range(5), 1)
     writers = read(table)["unlocked_writers"]
     assert {engine.partition("/")[0].partition(":")[0]: versions for engine, versions in writers.items()} == {
         "Apache-Spark": [1],
@@ -323,7 +323,7 @@ def test_a_bucket_policy_refuses_an_unconditional_put(
     answer = commit_during_a_stock_put(drivers, stock, s3, table)
     assert "AccessDenied" in answer["message"]
     assert rows(table) == [0, 1, 2, 10, 11]
-    assert stored(s3, table) == {0: 1, 1: 1}
+    assert count_stored_puts(s3, table) == {0: 1, 1: 1}
 
 
 def test_negative_control_without_the_bucket_policy_a_commit_is_lost(
@@ -331,4 +331,4 @@ def test_negative_control_without_the_bucket_policy_a_commit_is_lost(
 ) -> None:
     assert "done" in commit_during_a_stock_put(drivers, stock, s3, table)
     assert read(table)["ids"] == [0, 1, 2, 20, 21]
-    assert stored(s3, table) == {0: 1, 1: 2}
+    assert count_stored_puts(s3, table) == {0: 1, 1: 2}

@@ -20,7 +20,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders
 from tests.support.driver_process import IMPATIENT, WAIT, Driver
-from tests.support.s3_table import copy, rows, stored
+from tests.support.s3_table import copy, count_stored_puts, rows
 from tests.support.sessions import end_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
@@ -118,17 +118,17 @@ def test_a_repeated_append_with_a_transaction_is_there_once(
     s3.gate.disarm(NAME)
     assert answer.get("error") == "CommitUnknownError", answer
     assert "was committed is not known" in answer["message"]
-    assert stored(s3, table) == {0: 1}
+    assert count_stored_puts(s3, table) == {0: 1}
     if arrives == "before":
         put.release.set()
-        eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, label="the late PUT")
+        eventually(lambda: count_stored_puts(s3, table) == {0: 1, 1: 1}, label="the late PUT")
     repeated = driver.do(**append)
     assert repeated["already_committed"] is already_committed
     if arrives == "after":
         put.release.set()
         eventually(lambda: 412 in put_statuses(s3, table, 1), label="the end of the late PUT")
     assert rows(table) == [0, 1, 2, 10, 11]
-    assert set(stored(s3, table).values()) == {1}
+    assert set(count_stored_puts(s3, table).values()) == {1}
 
 
 def test_negative_control_a_repeated_append_is_a_second_copy(
@@ -140,7 +140,7 @@ def test_negative_control_a_repeated_append_is_a_second_copy(
     assert driver.answer()["error"] == "CommitUnknownError"
     s3.gate.disarm(NAME)
     put.release.set()
-    eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, label="the late PUT")
+    eventually(lambda: count_stored_puts(s3, table) == {0: 1, 1: 1}, label="the late PUT")
     assert driver.do(**append)["already_committed"] is False
     assert rows(table) == [0, 1, 2, 10, 10, 11, 11]
 
@@ -158,14 +158,14 @@ def read_around_a_late_put(
     driver.begin("append_then_read", table=table, first=10, end=12)
     assert driver.answer() == {"done": "CommitUnknownError"}
     s3.gate.disarm(NAME)
-    driver.tell("go")
+    driver.send_line("go")
     second_block_ids = driver.answer()["done"]
-    filled = stored(s3, table).get(1) == 1
+    filled = count_stored_puts(s3, table).get(1) == 1
     driver.begin("read_twice", table=table)
     first_ids = driver.answer()["done"]
     put.release.set()
     eventually(put.ended.is_set, label="the end of the late PUT")
-    driver.tell("go")
+    driver.send_line("go")
     return [second_block_ids, first_ids, driver.answer()["done"]], filled
 
 
@@ -176,7 +176,7 @@ def test_a_later_block_of_the_hold_fills_the_version_of_a_put(
     reads, filled = read_around_a_late_put(driver, s3, table, fault, eventually)
     assert (reads, filled) == ([[0, 1, 2]] * 3, True)
     assert rows(table) == [0, 1, 2]
-    assert set(stored(s3, table).values()) == {1}
+    assert set(count_stored_puts(s3, table).values()) == {1}
 
 
 @pytest.mark.full
@@ -241,13 +241,13 @@ def test_a_job_with_an_unknown_outcome_can_be_repeated(
     put.release.set()
     already_committed = "held" in options
     if already_committed:
-        eventually(lambda: len(stored(s3, table)) == (2 if ids else 1), label="the late PUT")
+        eventually(lambda: len(count_stored_puts(s3, table)) == (2 if ids else 1), label="the late PUT")
     repeated = load(table, "--run-id", run)
     assert (repeated["code"], repeated["error"]) == (0, "")
     (commit,) = [line for line in repeated["lines"] if line["event"] == "commit"]
     assert commit["already_committed"] is already_committed
     assert rows(table) == [*ids, *range(10, 40)]
-    assert set(stored(s3, table).values()) == {1}
+    assert set(count_stored_puts(s3, table).values()) == {1}
 
 
 @pytest.mark.full
@@ -384,7 +384,7 @@ def test_a_writer_finds_its_commit_after_lost_reply_and_lock(
         assert answer["done"]["version"] == 1, answer
     else:
         assert (answer["error"], answer["version"]) == ("UnprovenCommitError", 1), answer
-    assert stored(s3, three_files) == {0: 1, 1: 1}
+    assert count_stored_puts(s3, three_files) == {0: 1, 1: 1}
     assert rows(three_files) == IDS_AFTER[operation]
 
 
@@ -405,7 +405,7 @@ def test_negative_control_the_version_of_a_rival_proves_nothing(
 ) -> None:
     answer = lose_reply_and_lock(operation, "contender", rival=True)
     assert (answer["error"], answer["version"], answer["commits"]) == ("LockLostError", None, {}), answer
-    assert stored(s3, three_files) == {0: 1, 1: 1}
+    assert count_stored_puts(s3, three_files) == {0: 1, 1: 1}
     assert rows(three_files) == [0, 1, 2]
 
 
@@ -435,5 +435,5 @@ def test_an_empty_commit_does_not_prove_an_unanswered_operation(
     answer = driver.answer()
     assert answer.get("error") == "CommitUnknownError", answer
     s3.gate.disarm(NAME)
-    assert stored(s3, three_files) == {0: 1, 1: 1}
+    assert count_stored_puts(s3, three_files) == {0: 1, 1: 1}
     assert rows(three_files) == [0, 1, 2]

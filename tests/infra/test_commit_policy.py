@@ -13,7 +13,7 @@ from components.access import PolicyResources, appender_policy, maintenance_poli
 from components.commit_policy import commit_policy, tls_only
 from components.ensemble import node_policy
 
-from tests.support.iam_evaluator import Request, allowed, s3, s3_put
+from tests.support.iam_evaluator import Request, is_allowed, s3, s3_put
 
 BUCKET = "arn:aws:s3:::lake"
 MAINTENANCE, ETL, RESTORE = (f"arn:aws:iam::123456789012:role/{name}" for name in ("maintenance", "etl", "restore"))
@@ -40,48 +40,50 @@ def bucket_statements(**options: Any) -> list[Mapping[str, Any]]:
 class TestAVersionFile:
     def test_needs_a_conditional_put(self, version: str) -> None:
         for role in (ETL, MAINTENANCE):
-            assert allowed(s3_put(role, version, conditional=True), bucket_statements())
-            assert not allowed(s3_put(role, version, conditional=False), bucket_statements())
+            assert is_allowed(s3_put(role, version, conditional=True), bucket_statements())
+            assert not is_allowed(s3_put(role, version, conditional=False), bucket_statements())
 
     def test_needs_a_condition_to_complete_a_multipart_upload(self, version: str) -> None:
-        assert allowed(s3_put(ETL, version, conditional=False, creates=False), bucket_statements())
-        assert allowed(s3_put(ETL, version, conditional=True, creates=True), bucket_statements())
-        assert not allowed(s3_put(ETL, version, conditional=False, creates=True), bucket_statements())
+        assert is_allowed(s3_put(ETL, version, conditional=False, creates=False), bucket_statements())
+        assert is_allowed(s3_put(ETL, version, conditional=True, creates=True), bucket_statements())
+        assert not is_allowed(s3_put(ETL, version, conditional=False, creates=True), bucket_statements())
 
     def test_is_copied_by_exempt_principals_only(self, version: str) -> None:
         copy = s3_put(RESTORE, version, conditional=False)
-        assert not allowed(copy, bucket_statements())
-        assert allowed(copy, bucket_statements(exempt=[RESTORE]))
-        assert not allowed(s3_put(ETL, version, conditional=False), bucket_statements(exempt=[RESTORE]))
+        assert not is_allowed(copy, bucket_statements())
+        assert is_allowed(copy, bucket_statements(exempt=[RESTORE]))
+        assert not is_allowed(s3_put(ETL, version, conditional=False), bucket_statements(exempt=[RESTORE]))
 
     @pytest.mark.parametrize("action", ["DeleteObject", "DeleteObjectVersion"])
     def test_is_deleted_by_maintenance_only(self, version: str, action: str) -> None:
-        assert not allowed(s3(ETL, action, version), bucket_statements())
-        assert allowed(s3(MAINTENANCE, action, version), bucket_statements())
-        assert allowed(s3(RESTORE, action, version), bucket_statements(exempt=[RESTORE]))
+        assert not is_allowed(s3(ETL, action, version), bucket_statements())
+        assert is_allowed(s3(MAINTENANCE, action, version), bucket_statements())
+        assert is_allowed(s3(RESTORE, action, version), bucket_statements(exempt=[RESTORE]))
 
     def test_negative_control_without_the_policy_all_requests_pass(self, version: str) -> None:
-        assert allowed(s3_put(ETL, version, conditional=False), [ADMINISTRATOR])
-        assert allowed(s3(ETL, "DeleteObject", version), [ADMINISTRATOR])
+        assert is_allowed(s3_put(ETL, version, conditional=False), [ADMINISTRATOR])
+        assert is_allowed(s3(ETL, "DeleteObject", version), [ADMINISTRATOR])
 
     def test_is_read_over_tls_only(self, version: str) -> None:
-        assert allowed(s3(ETL, "GetObject", version), bucket_statements())
-        assert not allowed(Request(ETL, "s3:GetObject", version, {"aws:SecureTransport": "false"}), bucket_statements())
+        assert is_allowed(s3(ETL, "GetObject", version), bucket_statements())
+        assert not is_allowed(
+            Request(ETL, "s3:GetObject", version, {"aws:SecureTransport": "false"}), bucket_statements()
+        )
 
 
 @pytest.mark.parametrize("key", OTHER_OBJECTS)
 def test_other_objects_are_put_and_deleted_freely(key: str) -> None:
-    assert allowed(s3_put(ETL, key, conditional=False), bucket_statements())
-    assert allowed(s3(ETL, "DeleteObject", key), bucket_statements())
+    assert is_allowed(s3_put(ETL, key, conditional=False), bucket_statements())
+    assert is_allowed(s3(ETL, "DeleteObject", key), bucket_statements())
 
 
 def test_prefixes_limit_the_policy_to_these_folders() -> None:
     statements = bucket_statements(prefixes=["silver", "gold/daily"])
     for table in ("silver", "silver/2013/flights", "gold/daily", "gold/daily/x"):
-        assert not allowed(s3_put(ETL, f"{BUCKET}/{table}/{VERSION}", conditional=False), statements)
-        assert not allowed(s3(ETL, "DeleteObject", f"{BUCKET}/{table}/{VERSION}"), statements)
+        assert not is_allowed(s3_put(ETL, f"{BUCKET}/{table}/{VERSION}", conditional=False), statements)
+        assert not is_allowed(s3(ETL, "DeleteObject", f"{BUCKET}/{table}/{VERSION}"), statements)
     for table in ("bronze", "gold", "silverado"):
-        assert allowed(s3_put(ETL, f"{BUCKET}/{table}/{VERSION}", conditional=False), statements)
+        assert is_allowed(s3_put(ETL, f"{BUCKET}/{table}/{VERSION}", conditional=False), statements)
 
 
 # The policies of the roles, without a bucket policy.
@@ -119,27 +121,29 @@ class TestAnAppender:
     statements = POLICIES["appender"]["Statement"]
 
     def test_commits_with_a_condition_only(self) -> None:
-        assert allowed(s3_put(ETL, LAKE_VERSION, conditional=True), self.statements)
-        assert not allowed(s3_put(ETL, LAKE_VERSION, conditional=False), self.statements)
-        assert allowed(s3_put(ETL, DATA_FILE, conditional=False), self.statements)
+        assert is_allowed(s3_put(ETL, LAKE_VERSION, conditional=True), self.statements)
+        assert not is_allowed(s3_put(ETL, LAKE_VERSION, conditional=False), self.statements)
+        assert is_allowed(s3_put(ETL, DATA_FILE, conditional=False), self.statements)
 
     def test_deletes_data_files_and_nothing_of_a_log(self) -> None:
-        assert allowed(s3(ETL, "DeleteObject", DATA_FILE), self.statements)
+        assert is_allowed(s3(ETL, "DeleteObject", DATA_FILE), self.statements)
         for name in ("00000000000000000007.json", "_last_checkpoint", "00000000000000000010.checkpoint.parquet"):
-            assert not allowed(s3(ETL, "DeleteObject", f"{BUCKET}/silver/flights/_delta_log/{name}"), self.statements)
+            assert not is_allowed(
+                s3(ETL, "DeleteObject", f"{BUCKET}/silver/flights/_delta_log/{name}"), self.statements
+            )
 
     def test_reaches_its_prefixes_only(self) -> None:
-        assert allowed(s3(ETL, "GetObject", DATA_FILE), self.statements)
-        assert not allowed(s3(ETL, "GetObject", f"{BUCKET}/gold/flights/part-0.parquet"), self.statements)
-        assert allowed(s3(ETL, "ListBucket", BUCKET, **{"s3:prefix": "silver/flights/_delta_log/"}), self.statements)
-        assert not allowed(s3(ETL, "ListBucket", BUCKET, **{"s3:prefix": "gold/"}), self.statements)
+        assert is_allowed(s3(ETL, "GetObject", DATA_FILE), self.statements)
+        assert not is_allowed(s3(ETL, "GetObject", f"{BUCKET}/gold/flights/part-0.parquet"), self.statements)
+        assert is_allowed(s3(ETL, "ListBucket", BUCKET, **{"s3:prefix": "silver/flights/_delta_log/"}), self.statements)
+        assert not is_allowed(s3(ETL, "ListBucket", BUCKET, **{"s3:prefix": "gold/"}), self.statements)
 
     @pytest.mark.parametrize(
         "action", ["DeleteObjectVersion", "PutBucketPolicy", "DeleteBucketPolicy", "PutLifecycleConfiguration"]
     )
     def test_cannot_change_the_bucket(self, action: str) -> None:
-        assert not allowed(s3(ETL, action, f"{BUCKET}/silver/x"), self.statements)
-        assert not allowed(s3(ETL, action, BUCKET), self.statements)
+        assert not is_allowed(s3(ETL, action, f"{BUCKET}/silver/x"), self.statements)
+        assert not is_allowed(s3(ETL, action, BUCKET), self.statements)
 
     @pytest.mark.parametrize(
         ("action", "resource"),
@@ -150,31 +154,31 @@ class TestAnAppender:
         ],
     )
     def test_uses_the_key_and_its_own_secret(self, action: str, resource: str) -> None:
-        assert allowed(Request(ETL, action, resource), self.statements)
-        assert not allowed(Request(ETL, action, f"{resource}-of-another"), self.statements)
+        assert is_allowed(Request(ETL, action, resource), self.statements)
+        assert not is_allowed(Request(ETL, action, f"{resource}-of-another"), self.statements)
 
 
 class TestMaintenance:
     statements = POLICIES["maintenance"]["Statement"]
 
     def test_deletes_version_files_and_commits_with_a_condition_only(self) -> None:
-        assert allowed(s3(MAINTENANCE, "DeleteObject", LAKE_VERSION), self.statements)
-        assert not allowed(s3_put(MAINTENANCE, LAKE_VERSION, conditional=False), self.statements)
-        assert not allowed(s3(MAINTENANCE, "DeleteObjectVersion", LAKE_VERSION), self.statements)
+        assert is_allowed(s3(MAINTENANCE, "DeleteObject", LAKE_VERSION), self.statements)
+        assert not is_allowed(s3_put(MAINTENANCE, LAKE_VERSION, conditional=False), self.statements)
+        assert not is_allowed(s3(MAINTENANCE, "DeleteObjectVersion", LAKE_VERSION), self.statements)
 
 
 class TestAnOperator:
     statements = POLICIES["operator"]["Statement"]
 
     def test_reads_logs_but_no_rows_and_writes_nothing(self) -> None:
-        assert allowed(s3(ETL, "GetObject", LAKE_VERSION), self.statements)
-        assert not allowed(s3(ETL, "GetObject", DATA_FILE), self.statements)
+        assert is_allowed(s3(ETL, "GetObject", LAKE_VERSION), self.statements)
+        assert not is_allowed(s3(ETL, "GetObject", DATA_FILE), self.statements)
         for conditional in (True, False):
-            assert not allowed(s3_put(ETL, LAKE_VERSION, conditional=conditional), self.statements)
+            assert not is_allowed(s3_put(ETL, LAKE_VERSION, conditional=conditional), self.statements)
 
     def test_connects_to_the_nodes_only(self) -> None:
-        assert allowed(Request(ETL, "ssm:StartSession", NODES[0]), self.statements)
-        assert not allowed(Request(ETL, "ssm:StartSession", NODES[1]), self.statements)
+        assert is_allowed(Request(ETL, "ssm:StartSession", NODES[0]), self.statements)
+        assert not is_allowed(Request(ETL, "ssm:StartSession", NODES[1]), self.statements)
 
 
 # Parliament runs in its own process: it leaves files open, and its imports warn.

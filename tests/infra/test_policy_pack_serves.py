@@ -19,7 +19,7 @@ from pulumi_policy import StackValidationPolicy
 from rules import RULES
 
 from tests.support.graph import INFRA, Graph, Resource, graph
-from tests.support.policy_pack import dependencies, ignored, outputs, urn_of
+from tests.support.policy_pack import dependencies, ignored_inputs, outputs, urn_of
 
 SECONDS = 60.0
 OPEN_TO_ALL = {
@@ -71,7 +71,7 @@ def fields(resource: Resource, properties: dict[str, object]) -> dict[str, Any]:
     delete_before_replace = resource.options.get("delete_before_replace")
     options = analyzer_pb2.AnalyzerResourceOptions(
         protect=bool(resource.options.get("protect")),
-        ignoreChanges=ignored(resource),
+        ignoreChanges=ignored_inputs(resource),
         deleteBeforeReplace=bool(delete_before_replace),
         deleteBeforeReplaceDefined=delete_before_replace is not None,
     )

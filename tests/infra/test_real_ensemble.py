@@ -24,7 +24,7 @@ from lock_manager.zookeeper.client import Client
 from lock_manager.zookeeper.znodes import table_node
 from soak.tcp_proxy import Link
 from tests.support.graph import INFRA, ROOT, Graph, graph, graphs
-from tests.support.members import PATIENCE, PORT, Members
+from tests.support.members import PORT, SYNC_SECONDS, Members
 from tests.support.waiting import eventually
 
 TABLE = "s3://lake/flights"
@@ -130,7 +130,7 @@ def ensemble(addresses: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         members.start()
         # The control of the ACL tests: without the ACL each certificate permits everything.
         assert ensemble.run("appender", lambda client: client.create("/before")) == "/before"
-        members.restrict()
+        members.secure_lock_root()
         yield ensemble
     finally:
         members.stop()
@@ -157,7 +157,7 @@ def test_an_operator_takes_a_lock_away_for_the_next_role(ensemble: Ensemble) -> 
     with ensemble.manager("appender") as manager:
         hold = manager.acquire(TABLE)
         ensemble.run("operator", delete_contender)
-        eventually(lambda: not hold.is_valid(), PATIENCE)
+        eventually(lambda: not hold.is_valid(), SYNC_SECONDS)
         with ensemble.manager("maintenance") as next_manager, next_manager.acquire(TABLE) as next_hold:
             next_hold.check()
         with pytest.raises(LockLostError):
@@ -241,7 +241,7 @@ class TestTheAcl:
         acl = ensemble.acl_of_lock_root()
         member = ensemble.members.nodes[1]
         member.machine.set_initialized("no")
-        member.restrict()
+        member.secure_lock_root()
         assert member.machine.initialized == "yes"
         assert ensemble.acl_of_lock_root() == acl
 

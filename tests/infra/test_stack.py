@@ -13,7 +13,7 @@ import pytest
 from rules import RULES
 
 from tests.support.graph import CONFIGURATIONS, INFRA, ROOT, Graph, ProgramError, graph, graphs
-from tests.support.graph_invariants import INVARIANTS, broken, config_error
+from tests.support.graph_invariants import INVARIANTS, config_error, violated_invariants
 from tests.support.policy_pack import configure, violations
 
 
@@ -214,7 +214,7 @@ def stacks() -> Mapping[str, Graph]:
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_a_stack_keeps_every_invariant(configuration: str, stacks: Mapping[str, Graph]) -> None:
-    assert broken(stacks[configuration]) == {}
+    assert violated_invariants(stacks[configuration]) == {}
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_every_missing_protection_is_reported(tmp_path: Path) -> None:
     }
     for mutation, stack in zip(MUTATIONS, built_graphs(runs).values(), strict=True):
         configure(CONFIGURATIONS[mutation.config])
-        reports = {*broken(stack), *(violation.rule for violation in violations(RULES, stack.resources))}
+        reports = {*violated_invariants(stack), *(violation.rule for violation in violations(RULES, stack.resources))}
         assert mutation.reported_by in reports, (
             f"{mutation.name}: {mutation.reported_by!r} does not report it, only {reports}"
         )

@@ -40,10 +40,10 @@ class JobUnderSubmit:
     def start_behind_lock(self, source: Path) -> tuple[SubmittedJob, int]:
         """Start the job while this thread holds the lock; return it and the id of its Python process."""
         job = self.start(source)
-        self.eventually(lambda: self.queued() == 2, within=240, label="the job in the queue")
+        self.eventually(lambda: self.queue_length() == 2, within=240, label="the job in the queue")
         return job, self.manager.queue(f"file:{self.table}")[1].data["pid"]
 
-    def queued(self) -> int:
+    def queue_length(self) -> int:
         return len(self.manager.queue(f"file:{self.table}"))
 
     def exit_code(self) -> int | None:
@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_twice_is_completed_once(
     assert [line["commit"] for line in completed.commits] == sorted(commit_numbers)
     assert {line["commit"] for line in completed.commits if line["already_committed"]} >= acknowledged
     assert not completed.commits[-1]["already_committed"]
-    assert completed.sentences == []
+    assert completed.error_lines == []
     assert driver.exit_code() == 0
 
     assert rows_of(driver.table, "id", "name") == sorted(rows, key=repr)
@@ -109,9 +109,9 @@ def test_sigterm_ends_a_job_that_waits_for_the_lock(driver: JobUnderSubmit, csv_
         driver.eventually(lambda: ("begun", 1) in job, label="the line of the begun commit")
         os.kill(python_pid, signal.SIGTERM)
         assert job.wait() == 143, job.error
-        assert driver.queued() == 1
+        assert driver.queue_length() == 1
     assert [event["event"] for event in job.events] == ["begun"]
-    assert job.sentences == ["append.py: stopped by SIGTERM"]
+    assert job.error_lines == ["append.py: stopped by SIGTERM"]
     assert "Traceback" not in job.error
     report = json.loads(driver.report.read_text())
     assert (report["exit_code"], report["error"]) == (143, "stopped by SIGTERM")
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_java_and_python_and_leaves_the_queue(
         os.killpg(job.process.pid, signal.SIGINT)
         assert job.wait() == 130, job.error
         driver.eventually(lambda: not is_running(python_pid), label="the end of Python")
-        driver.eventually(lambda: driver.queued() == 1, label="the end of the contender")
+        driver.eventually(lambda: driver.queue_length() == 1, label="the end of the contender")
     assert "Traceback" not in job.error
     # The JVM ended at once, so the data file of the commit at the gate may remain.
     assert not list(driver.table.glob("_delta_log/*.json"))

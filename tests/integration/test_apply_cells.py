@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import HISTORIES, Killed, kill_process, session_time_zone, shuffled_batches
-from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
+from tests.support.hbase_model import SCHEMA, Cell, histories, values_in_hbase
 from tests.support.hbase_table import visible_values
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.errors import ChangesError
@@ -76,16 +76,16 @@ def test_histories_of_cells_in_any_order_equal_the_hbase_rows(
     cells = histories(SEED, number)
     first_batch, killed_batch, third_batch = shuffled_batches(SEED, cells, 3)
     feed.apply(first_batch)
-    assert feed.values() == hbase_shows(first_batch)
+    assert feed.values() == values_in_hbase(first_batch)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(BatchApplier, "_merge", kill_process)
         feed.apply(killed_batch)
-    assert feed.values() == hbase_shows(first_batch)
+    assert feed.values() == values_in_hbase(first_batch)
     # The next batch undoes the whole killed batch.
     feed.apply(third_batch)
-    assert feed.values() == hbase_shows([*first_batch, *third_batch])
+    assert feed.values() == values_in_hbase([*first_batch, *third_batch])
     feed.apply(killed_batch)
-    assert feed.values() == hbase_shows(cells)
+    assert feed.values() == values_in_hbase(cells)
 
 
 def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkey
     cells = histories(SEED, 500)
     for batch in shuffled_batches(SEED, cells, 2):
         feed.apply(batch)
-    stored, expected = feed.values(), hbase_shows(cells)
+    stored, expected = feed.values(), values_in_hbase(cells)
     assert sum(stored.get(row) != expected.get(row) for row in stored.keys() | expected.keys()) > 100
 
 
@@ -130,10 +130,10 @@ def test_expiry_of_hidden_cells_keeps_the_rows(
     # No cell is old. Only cells that stay hidden and repeated cells are deleted.
     remaining = DeltaTable(cells_table).to_pyarrow_table().num_rows
     assert len(set(cells)) / 4 < remaining < len(set(cells))
-    assert feed.values() == hbase_shows(cells)
+    assert feed.values() == values_in_hbase(cells)
     late_cell = Cell("r00000", "d", "a", 99, "Put", "late")
     feed.apply([late_cell], retention=timedelta(0))
-    assert feed.values() == hbase_shows([*cells, late_cell])
+    assert feed.values() == values_in_hbase([*cells, late_cell])
     # The longest retention of all batches applies. By that retention, too few cells have expired.
     assert not [unit for unit in maintain(suffix="_cells").done if unit.action is Action.FORGET]
     days = "'sluice.maintenance.forgetAfterDays' = '0'"

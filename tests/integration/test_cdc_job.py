@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.deliveries import Killed, kill_process, shuffled_batches
 from tests.support.error_line import error_line
-from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
+from tests.support.hbase_model import SCHEMA, Cell, histories, values_in_hbase
 from tests.support.hbase_table import visible_values
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import SourceError
@@ -77,7 +77,7 @@ def test_cells_of_files_and_of_a_stream_equal_the_hbase_rows(
     (commit,) = report["commits"]
     assert (report["decoder"], commit["dead_letters"], commit["changes"]) == ("hbase", 1, len(json_batch))
     assert commit["lag_s"] > 1e9
-    assert visible_values(table) == hbase_shows(json_batch)
+    assert visible_values(table) == values_in_hbase(json_batch)
     version = outcome.lines[-1]["version"]
     outcome = cdc(*arguments)
     assert (outcome.code, outcome.lines[-1]["already_committed"], outcome.lines[-1]["version"]) == (0, True, version)
@@ -86,14 +86,14 @@ def test_cells_of_files_and_of_a_stream_equal_the_hbase_rows(
     assert (outcome.code, "with other sources" in error_line(outcome)) == (2, True)
     spark.createDataFrame(parquet_batch, SCHEMA).write.parquet(str(tmp_path / "2"))
     assert cdc("hbase", "--mapping", mapping, "--source", tmp_path / "2").code == 0
-    assert visible_values(table) == hbase_shows([*json_batch, *parquet_batch])
+    assert visible_values(table) == values_in_hbase([*json_batch, *parquet_batch])
     folder, checkpoint = tmp_path / "3", tmp_path / "checkpoint"
     stream = ("--mapping", mapping, "--source", folder, "--trigger", "available-now", "--checkpoint", checkpoint)
     for number in range(2):
         cell_lines(folder / f"{number}.jsonl", stream_batch[number::2])
         outcome = cdc("hbase", *stream)
         assert outcome.code == 0, outcome.error
-    assert visible_values(table) == hbase_shows(cells)
+    assert visible_values(table) == values_in_hbase(cells)
 
 
 @pytest.mark.full

@@ -127,7 +127,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> AttemptClock:
 @pytest.mark.parametrize("operation", operations("delete", soak=("merge",)))
 def test_an_empty_commit_proves_no_write_with_old_files(table: Table, operation: str, clock: AttemptClock) -> None:
     table.leave_intent()
-    with table.behind(lambda: table.operate(operation)) as running:
+    with table.waiting_write(lambda: table.operate(operation)) as running:
         # VACUUM deletes files that belong to no commit after seven days.
         clock.offset = timedelta(days=4)
     result = running.result()
@@ -279,7 +279,7 @@ def test_a_held_write_with_old_files_is_refused(
 
 def test_a_table_adopted_elsewhere_gets_no_empty_commit(table: Table, unguarded_sql: Callable[[str], None]) -> None:
     table.leave_intent(version=2)
-    with table.behind(lambda: table.operate("append")) as running:
+    with table.waiting_write(lambda: table.operate("append")) as running:
         unguarded_sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
     assert isinstance(running.exception(), EnsembleMismatchError)
     assert table.version() == 1
@@ -322,7 +322,7 @@ def test_a_statement_in_before_write_leaves_no_intent(table: Table, caplog: pyte
 def test_a_statement_in_before_write_needs_the_table_s_ensemble(
     table: Table, unguarded_sql: Callable[[str], None]
 ) -> None:
-    with table.behind(lambda: table.operate("append", before_write=table.insert)) as running:
+    with table.waiting_write(lambda: table.operate("append", before_write=table.insert)) as running:
         unguarded_sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
     assert isinstance(running.exception(), EnsembleMismatchError)
     assert (table.version(), table.ids()) == (1, [0, 1, 2])

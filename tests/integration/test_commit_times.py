@@ -81,7 +81,7 @@ def read_while_waiting(table: Table, operation: str, *statements: str) -> tuple[
 
     """
     start_ms = now_ms()
-    with table.behind(lambda: table.run(operation)) as running:
+    with table.waiting_write(lambda: table.run(operation)) as running:
         for statement in statements:
             table.sql(statement)
         poll_ms = now_ms()
@@ -114,7 +114,7 @@ def test_the_commit_shows_that_it_has_a_timestamp(
 
 @pytest.mark.parametrize("table", [UNTIMED], ids=["enabled later"], indirect=True)
 def test_timestamps_enabled_at_the_gate_repeat_the_write(table: Table) -> None:
-    with table.behind(lambda: table.run("append")) as running:
+    with table.waiting_write(lambda: table.run("append")) as running:
         table.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({ENABLE})")
         enabled_ms = now_ms()
     result = running.result()
@@ -123,7 +123,7 @@ def test_timestamps_enabled_at_the_gate_repeat_the_write(table: Table) -> None:
 
 def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None:
     initial_files = table.files()
-    with table.behind(lambda: table.run("optimize")) as running:
+    with table.waiting_write(lambda: table.run("optimize")) as running:
         table.sql(INSERT)
         table.eventually(lambda: len(table.files() - initial_files) == 2, label="the compacted file")
     assert running.result().metrics["numRemovedFiles"] == "2"
@@ -133,7 +133,7 @@ def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None
 
 @pytest.mark.parametrize("operation", ["append", "merge"])
 def test_a_write_under_the_lock_gets_a_timestamp_of_the_hold(table: Table, operation: str) -> None:
-    with table.behind(lambda: table.run(operation, lock_during="write")) as running:
+    with table.waiting_write(lambda: table.run(operation, lock_during="write")) as running:
         table.sql(INSERT)
     result = running.result()
     assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000)

@@ -40,7 +40,7 @@ def winners(s3: CarelessS3, version: int) -> list[str]:
 
 @pytest.mark.parametrize("hold", ["commit", "write"])
 def test_a_store_that_ignores_the_condition_gets_no_commit(spark: SparkSession, append_row: Append, hold: str) -> None:
-    with careless_table(spark, ignores=".") as (s3, table):
+    with careless_table(spark, unconditional_keys=".") as (s3, table):
         outcome = append_row(table, "--hold", hold)
         assert (outcome.code, outcome.commits) == (5, [])
         assert len(outcome.error.splitlines()) == 1
@@ -52,7 +52,7 @@ def test_a_store_that_ignores_the_condition_gets_no_commit(spark: SparkSession, 
 
 def test_negative_control_an_overwritten_version_file_loses_a_commit(spark: SparkSession, append_row: Append) -> None:
     """The store honours the condition for the object of the proof, and ignores it for version files."""
-    with careless_table(spark, ignores=VERSION_FILES) as (s3, table):
+    with careless_table(spark, unconditional_keys=VERSION_FILES) as (s3, table):
         enabled = {"Status": "Enabled"}
         s3_client(s3.environment).put_bucket_versioning(Bucket=s3.root, VersioningConfiguration=enabled)
         assert append_row(table).code == 0

@@ -29,7 +29,7 @@ from lock_manager import HeldLock, LockCancelledError, LockLostError, LockTimeou
 from lock_manager.guard.ticket import Ticket
 from lock_manager.guard.write_attempt import WriteAttempt
 from tests.support.at_the_gate import AttemptClock, TableAtTheGate, contenders, remove_contenders
-from tests.support.checksums import checksum_file, files_of, read_as
+from tests.support.checksums import checksum_file, pop_files, read_as
 from tests.support.rivals import RivalManager
 from tests.support.spark_settings import spark_settings
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, locked
@@ -76,7 +76,7 @@ class Table(TableAtTheGate):
 
     def waiting(self, *ids: int, **options: Any) -> AbstractContextManager[Future[CommitResult]]:
         """Let an append wait at the gate."""
-        return self.behind(lambda: self.append(*ids, **options))
+        return self.waiting_write(lambda: self.append(*ids, **options))
 
     def jobs(self) -> int:
         """Return the number of Spark jobs that the driver has started."""
@@ -274,7 +274,7 @@ def test_an_error_of_before_write_ends_the_write(table: Table) -> None:
 
     with pytest.raises(IndexError, match="not now"):
         table.append(1, before_write=fail)
-    assert (len(table.files()), table.ids(), table.queued()) == (1, [0], 0)
+    assert (len(table.files()), table.ids(), table.queue_length()) == (1, [0], 0)
 
 
 def test_cancel_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
@@ -282,7 +282,7 @@ def test_cancel_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
         assert len(table.files()) == 2
         table.writer.cancel()
         assert isinstance(running.exception(60), LockCancelledError)
-        assert table.queued() == 1
+        assert table.queue_length() == 1
     assert (len(table.files()), table.ids()) == (1, [0])
 
 
@@ -291,7 +291,7 @@ def test_ctrl_c_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
     assert main_thread is not None
 
     def interrupt() -> None:
-        table.eventually(lambda: table.queued() == 2)
+        table.eventually(lambda: table.queue_length() == 2)
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     with table.rival.acquire(table.writer.table), ThreadPoolExecutor(1) as pool:
@@ -299,7 +299,7 @@ def test_ctrl_c_ends_a_write_that_waits_at_the_gate(table: Table) -> None:
         with pytest.raises(KeyboardInterrupt):
             table.append(1)
         interrupted.result()
-        assert table.queued() == 1
+        assert table.queue_length() == 1
     assert (len(table.files()), table.ids()) == (1, [0])
 
 
@@ -337,7 +337,7 @@ def test_a_removed_table_is_created_by_the_repeated_write(fixture_name: str, req
 def test_the_first_version_of_a_table_waits_at_the_gate(new_table: Table, mode: str) -> None:
     write = getattr(new_table.writer, mode)
     options = {"lock_during": "commit", "before_write": new_table.record_files}
-    with new_table.behind(lambda: write(new_table.rows(1), **options)) as running:
+    with new_table.waiting_write(lambda: write(new_table.rows(1), **options)) as running:
         staged = new_table.files()
         assert len(staged) == 1
     assert (running.result().version, new_table.ids()) == (0, [1])
@@ -402,7 +402,7 @@ def test_a_commit_with_files_that_vacuum_may_delete_is_refused(
 def test_writes_with_one_transaction_commit_once(table: Table) -> None:
     with table.rival.acquire(table.writer.table), ThreadPoolExecutor(2) as pool:
         appends = [pool.submit(table.append, 1, txn=("job", 7)) for _ in range(2)]
-        table.eventually(lambda: table.queued() == 3, label="both appends at the gate")
+        table.eventually(lambda: table.queue_length() == 3, label="both appends at the gate")
         table.rival.release(table.writer.table)
         assert sorted(append.result().already_committed for append in appends) == [False, True]
     assert table.ids() == [0, 1]
@@ -415,7 +415,7 @@ def test_threads_of_one_driver_have_one_contender_each(table: Table, ensemble_cl
     with ThreadPoolExecutor(3) as pool:
         with table.rival.acquire(table.writer.table):
             appends = [pool.submit(table.append, number) for number in range(1, 4)]
-            table.eventually(lambda: table.queued() == 4, label="a contender of each append")
+            table.eventually(lambda: table.queue_length() == 4, label="a contender of each append")
             nodes = contenders(ensemble_client, table.writer.table)
             owners = {ensemble_client.get(node)[1].ephemeralOwner for node in nodes}
             assert len(owners) == 2, "expected one session of the rival and one of the driver"
@@ -454,7 +454,7 @@ def test_a_derived_checksum_equals_that_of_the_writer(table: Table) -> None:
     for path, checksum in written.items():
         derived = read_as(table.spark, "t", path)
         assert derived["allFiles"], "the derived checksum lists no files"
-        assert files_of(derived) == files_of(checksum)
+        assert pop_files(derived) == pop_files(checksum)
         assert derived == checksum
         with pytest.raises(Exception, match="FileNotFound"):
             read_as(table.spark, None, path)

@@ -59,7 +59,7 @@ class Table(TableAtTheGate):
 
     def waiting(self, operation: str) -> AbstractContextManager[Future[CommitResult]]:
         """Let an operation wait at the gate."""
-        return self.behind(lambda: self.run(operation))
+        return self.waiting_write(lambda: self.run(operation))
 
 
 @pytest.fixture

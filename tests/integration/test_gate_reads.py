@@ -80,7 +80,7 @@ def table(request: pytest.FixtureRequest, copy_of: Callable[..., Path]) -> Table
 
 
 def test_rows_that_the_change_feed_lacks_are_appended_once(table: Table) -> None:
-    with table.behind(lambda: table.writer.append(table.not_in_the_feed(0, 1), lock_during="commit")) as running:
+    with table.waiting_write(lambda: table.writer.append(table.not_in_the_feed(0, 1), lock_during="commit")) as running:
         table.append_in_block(1)
     running.result()
     assert table.ids() == [0, 1]
@@ -121,7 +121,7 @@ def test_plans_that_read_the_feed_see_all_earlier_commits(table: Table, write: C
     if write is update_to_counted:
         table.writer.append(table.rows(7).withColumn("p", F.lit(1).cast("long")))
     row_count = len(table.ids())
-    with table.behind(lambda: write(table, lock_during="commit")) as running:
+    with table.waiting_write(lambda: write(table, lock_during="commit")) as running:
         # Delta sees no conflict with a commit to another partition.
         table.append_in_block(100)
     running.result()
@@ -135,7 +135,7 @@ def test_negative_control_without_the_rule_commits_are_not_counted(
 ) -> None:
     """Delta's conflict check does not see that the change feed was read."""
     monkeypatch.setattr(gate_rules, "_reads_reason", lambda *_: None)
-    with table.behind(lambda: write(table, lock_during="commit")) as running:
+    with table.waiting_write(lambda: write(table, lock_during="commit")) as running:
         table.append_in_block(100)
     running.result()
     assert table.ids_of_partition_1() == [1]

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
-from tests.support.checksums import checksum_file, files_of, read_as
+from tests.support.checksums import checksum_file, pop_files, read_as
 from tests.support.spark_settings import spark_settings
 from writer_jobs import LockedDeltaWriter, SchemaMismatchError, WriteFailedError, locked
 
@@ -178,7 +178,7 @@ def test_a_gated_append_equals_a_plain_append(name: str, pair_of: Callable[..., 
     # Delta writes no files into the checksum where the metadata changes; the next derived checksum lacks them, too.
     files = written.pop("allFiles", None)
     if "allFiles" in derived:
-        assert files_of(derived) == files_of({"allFiles": files})
+        assert pop_files(derived) == pop_files({"allFiles": files})
     else:
         previous = json.loads(checksum_file(pair.gated, len(CASES[name].staged) - 1).read_text())
         assert files is None or "allFiles" not in previous

@@ -71,13 +71,13 @@ def guard() -> PermissiveGuard:
 
 @pytest.fixture(scope="module")
 def jvm(guard: PermissiveGuard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
-    """A JVM with a log store whose services are folders of this machine (``Elsewhere.java``)."""
+    """A JVM with a log store whose services are folders of this machine (``LocalDiskScheme.java``)."""
     classes = tmp_path_factory.mktemp("elsewhere")
     javac = Path(find_java()).with_name("javac")
-    command = [str(javac), "-cp", f"{find_spark_jars()}/*", "-d", str(classes), str(SUPPORT / "Elsewhere.java")]
+    command = [str(javac), "-cp", f"{find_spark_jars()}/*", "-d", str(classes), str(SUPPORT / "LocalDiskScheme.java")]
     subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
-    hadoop = {f"fs.{scheme}.impl": f"Elsewhere${scheme.capitalize()}" for scheme in DELTA_LOG_STORES}
-    hadoop["fs.AbstractFileSystem.hdfs.impl"] = "Elsewhere$HdfsContext"
+    hadoop = {f"fs.{scheme}.impl": f"LocalDiskScheme${scheme.capitalize()}" for scheme in DELTA_LOG_STORES}
+    hadoop["fs.AbstractFileSystem.hdfs.impl"] = "LocalDiskScheme$HdfsContext"
     jvm = StoreJvm(hadoop=hadoop, guard=guard, mode="required", conditional=True, stderr_path=classes / "jvm.log")
     urls = jvm._gateway.new_array(jvm._jvm.java.net.URL, 1)
     urls[0] = jvm._jvm.java.net.URL(f"file:{classes}/")

@@ -85,7 +85,7 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
     # The run compacts the other partitions and waits for the busy one.
     killed_run = start("--parallel", 2, "--report", report, "--page", page)
     eventually(lambda: table_to_maintain.waiting_pids() and reported_actions(), within=240, label="a compaction")
-    killed_pid = killed_run.python
+    killed_pid = killed_run.python_pid
     assert table_to_maintain.waiting_pids() == [killed_pid]
     killed_run.kill()
     assert PLACES < table_to_maintain.file_count() < PLACES * FILES_PER_PLACE
@@ -97,9 +97,9 @@ def test_a_killed_or_stopped_maintainer_leaves_a_correct_table(
     stopped_run = start()
     # The killed process is in the queue until its session ends.
     eventually(lambda: set(table_to_maintain.waiting_pids()) - {killed_pid}, within=240, label="a waiter")
-    os.kill(stopped_run.python, signal.SIGINT)
+    os.kill(stopped_run.python_pid, signal.SIGINT)
     assert stopped_run.wait() == 130, stopped_run.error
-    (sentence,) = stopped_run.sentences
+    (sentence,) = stopped_run.error_lines
     assert sentence.startswith("maintain.py: stopped by SIGINT")
     assert "Traceback" not in stopped_run.error
     assert table_to_maintain.is_correct()

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from lock_manager import LockCancelledError, LockTimeoutError, TableResource, ZookeeperLockManager
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
-from tests.support.maintained import codes
+from tests.support.maintained import findings_by_code
 from tests.support.maintained_table import MaintainedTable
 from writer_jobs import HeldTooLongError, LockedDeltaWriter, TableError, WriteConflictError
 from writer_jobs.commit.gate import StagedWrite
@@ -204,7 +204,7 @@ def test_a_clustered_table_is_clustered(table: MaintainedTable) -> None:
     )
     measurement = table.measure()
     assert measurement.health.clustering_columns == ("key",)
-    assert "small-files" not in codes(measurement)
+    assert "small-files" not in findings_by_code(measurement)
     report = table.maintain()
     assert [result.action for result in report.done] == [Action.CLUSTER]
     assert report.after.total.unclustered.files == 0
@@ -215,7 +215,7 @@ def test_a_clustered_table_is_clustered(table: MaintainedTable) -> None:
 def test_a_checkpoint_is_written_on_request(table: MaintainedTable) -> None:
     table.create({"a": 1})
     table.set_properties_without_spark(delta__checkpointInterval="1000")
-    assert "old-checkpoint" not in codes(table.measure())
+    assert "old-checkpoint" not in findings_by_code(table.measure())
     report = table.maintain(Action.CHECKPOINT)
     assert [result.version for result in report.done] == [1]
     assert report.after.log.checkpoint_version == 1

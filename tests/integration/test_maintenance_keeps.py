@@ -19,7 +19,7 @@ from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockMana
 from sluice.audit.log_folder import s3_client
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
-from tests.support.maintained import age_all_files, codes, set_file_age
+from tests.support.maintained import age_all_files, findings_by_code, set_file_age
 from tests.support.maintained_table import MaintainedTable, TableStream
 from writer_jobs import LockedDeltaWriter, TableError, locked, pinned_rows, take_pin
 from writer_jobs.delta.data_files import DataFiles
@@ -71,8 +71,8 @@ def test_the_expired_log_is_removed_up_to_a_checkpoint(table: MaintainedTable) -
     measurement = table.measure()
     assert measurement.health.log.checkpoint_version == 10
     assert measurement.health.log.expired_versions == 10
-    assert "long-log" in codes(measurement)
-    assert "writers-clean-log" not in codes(measurement)
+    assert "long-log" in findings_by_code(measurement)
+    assert "writers-clean-log" not in findings_by_code(measurement)
     report = table.maintain(Action.CLEAN_LOG)
     assert report.done[0].removed.files > report.done[0].added.files
     assert report.after.log.first_version == 10
@@ -402,7 +402,7 @@ def test_an_unreadable_pin_or_stream_is_a_finding(
     (tmp_path / file).write_bytes(content.replace(b"ID", table_id.encode()))
     measurement = table.measure()
     assert problem in str(measurement.health.folder.problem)
-    assert "broken-retention" in codes(measurement)
+    assert "broken-retention" in findings_by_code(measurement)
 
 
 @pytest.mark.full

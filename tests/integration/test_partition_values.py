@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import FIRST, SECOND, ZONE, session_time_zone
+from tests.support.deliveries import FIRST_TIME, SECOND_TIME, ZONE, session_time_zone
 from tests.support.error_line import error_line
 from writer_jobs import LockedDeltaWriter, apply_changes, apply_rows
 from writer_jobs.delta.snapshot import TableState
@@ -159,7 +159,7 @@ def timestamp_rows(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
 
 
 def seconds_and_ids(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
-    """Return the seconds since ``FIRST`` and the id of each row."""
+    """Return the seconds since ``FIRST_TIME`` and the id of each row."""
     rows = spark.read.format("delta").load(str(table)).selectExpr("unix_seconds(at) at", "id").orderBy("id").collect()
     return [(row.at - 1792888200, row.id) for row in rows]
 
@@ -168,7 +168,7 @@ def seconds_and_ids(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
 def test_timestamp_partitions_need_a_zone_without_clock_changes(
     spark: SparkSession, writer: LockedDeltaWriter, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = timestamp_rows(spark, (FIRST, 1), (SECOND, 2))
+    rows = timestamp_rows(spark, (FIRST_TIME, 1), (SECOND_TIME, 2))
     options: dict[str, Any] = {"keys": ["at", "id"], "sequence_by": "pos", "partition_by": ["at"]}
     writes: list[Callable[[], Any]] = [
         lambda: writer.append(rows, partition_by=["at"]),
@@ -217,7 +217,7 @@ def test_generated_timestamp_partitions_need_a_fixed_zone(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED_COLUMN_TABLE)))
-    rows = timestamp_rows(spark, (FIRST, 1)).selectExpr("at event", "id")
+    rows = timestamp_rows(spark, (FIRST_TIME, 1)).selectExpr("at event", "id")
     with session_time_zone(spark), pytest.raises(SchemaMismatchError, match="at is a partition column with timestamps"):
         writer.append(rows)
 

@@ -90,7 +90,7 @@ def test_rows_are_compared_again_with_commits_of_other_writers(
 ) -> None:
     caplog.set_level(logging.INFO)
     batch = frame(spark, (0, 2, "second"), (4, 1, "first"), (8, 5, "fifth"))
-    with gate.behind(lambda: apply_rows(gate.writer, batch, **LATEST_OPTIONS)) as running_write:
+    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **LATEST_OPTIONS)) as running_write:
         apply_rows(gate.writer, frame(spark, (0, 3, "third"), (8, 4, "fourth")), **LATEST_OPTIONS)
     result = running_write.result()
     assert caplog.text.count(RETRY_MESSAGE) == 1
@@ -117,7 +117,7 @@ def test_with_weaker_isolation_the_lock_covers_the_whole_write(
         monkeypatch.setattr("writer_jobs.delta.snapshot._ISOLATION", "delta.other")
     batch = frame(spark, (10, 1, "new"))
     files = gate.files()
-    with gate.behind(lambda: apply_rows(gate.writer, batch, **FIRST_OPTIONS)) as running_write:
+    with gate.waiting_write(lambda: apply_rows(gate.writer, batch, **FIRST_OPTIONS)) as running_write:
         assert (gate.files() == files) == level_is_read
         gate.writer.append(batch)
     assert running_write.result().inserted == (not level_is_read)

@@ -70,9 +70,9 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
     job = start()
     put_file(FILES - 1)
     eventually(lambda: FILES - 1 in [line["batch"] for line in job.commits], within=240, label="the last file")
-    os.kill(job.python, signal.SIGTERM)
+    os.kill(job.python_pid, signal.SIGTERM)
     assert job.wait() == 143, job.error
-    (message,) = job.sentences
+    (message,) = job.error_lines
     assert message.startswith("upsert.py: stopped by SIGTERM")
     assert "Traceback" not in job.error
     assert batches_in(table) == list(range(FILES))
@@ -120,7 +120,7 @@ def test_eight_jobs_at_once_leave_one_current_row_per_key(
     sources = [csv_file(f"{job}.csv", COLUMNS, changes[job::job_count]) for job in range(job_count)]
     options = (*OPTIONS, "--scd-type", 2, "--lock-timeout", 500)
     jobs = [submit(UPSERT, "--table", table, "--source", source, *options) for source in sources]
-    assert [job.wait(590) for job in jobs] == [0] * job_count, [job.sentences for job in jobs]
+    assert [job.wait(590) for job in jobs] == [0] * job_count, [job.error_lines for job in jobs]
     history = stored_history(table)
     assert history == expected_history(changes)
     current_keys = [key for key, _, end in history if end is None]

@@ -245,7 +245,7 @@ def test_a_lock_lost_during_the_write_ends_it(table: Table, blocked_rows: Blocke
     with ThreadPoolExecutor(1) as pool:
         running_write = pool.submit(table.writer.append, blocked_rows.rows, lock_during="write")
         table.eventually(blocked_rows.has_started, label="the write")
-        assert table.queued() == 1
+        assert table.queue_length() == 1
         table.lose_lock()
         # The rows stay blocked: the write ends because its jobs are cancelled.
         with pytest.raises(LockLostError) as error:
@@ -259,7 +259,7 @@ def test_a_lock_lost_after_the_commit_is_an_unproven_commit(table: Table, monkey
     find_commit = table.writer.log.find_commit
 
     def lose_and_find(write_id: str, **search: Any) -> Any:
-        assert table.queued() == 1
+        assert table.queue_length() == 1
         table.lose_lock()
         return find_commit(write_id, **search)
 
@@ -286,11 +286,11 @@ def test_cancel_ends_a_write_without_a_commit(table: Table, blocked_rows: Blocke
 
 
 def test_cancel_ends_a_wait_for_the_lock(new_table: Table) -> None:
-    with new_table.behind(new_table.append) as running_write:
+    with new_table.waiting_write(new_table.append) as running_write:
         new_table.writer.cancel()
         with pytest.raises(LockCancelledError):
             running_write.result()
-        assert new_table.queued() == 1
+        assert new_table.queue_length() == 1
 
 
 @pytest.mark.full

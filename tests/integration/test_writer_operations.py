@@ -186,7 +186,7 @@ def test_writers_of_different_partitions_do_not_conflict(
 
 @pytest.mark.full
 def test_partitions_that_match_later_are_locked_too(table: Table) -> None:
-    with table.behind(lambda: table.writer.delete("id < 3", lock="partitions")) as running_write:
+    with table.waiting_write(lambda: table.writer.delete("id < 3", lock="partitions")) as running_write:
         table.sql("INSERT INTO {t} VALUES (0, 2), (0, 9)")
     assert table.rows() == OTHER_ROWS
     assert table.exclusive_nodes() == ["/y=1", "/y=2", "/y=9"]

@@ -35,7 +35,7 @@ class AppendDriver:
         return f"file:{self.table}"
 
     def create_table(self, statement: str = EMPTY) -> None:
-        """Create the table by a SQL statement, empty by default."""
+        """Create the table by a SQL statement; the default creates an empty table."""
         self.copy(statement, to=self.table.name)
 
     def run(self, *arguments: object, **options: Any) -> Any:
@@ -49,7 +49,7 @@ class AppendDriver:
         return outcome
 
     def refuse(self, code: int, message: str, *arguments: object, **options: Any) -> Any:
-        """Run the job, and check its exit code and that its error contains a message."""
+        """Run the job; check that it fails with this exit code and an error that contains this message."""
         outcome = self.run(*arguments, **options)
         assert outcome.code == code, outcome.error
         assert message in outcome.error

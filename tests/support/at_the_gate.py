@@ -35,7 +35,7 @@ class TableAtTheGate:
 
     @classmethod
     def create(cls, request: pytest.FixtureRequest, *statements: str, **fields: Any) -> Self:
-        """Copy a table that SQL statements make; without statements, use a path without a table."""
+        """Copy a table that SQL statements create; without statements, use a path without a table."""
         fixture = request.getfixturevalue
         path = fixture("copy_of")(*statements) if statements else fixture("tmp_path") / "new"
         spark, manager = fixture("spark"), fixture("manager")
@@ -43,11 +43,11 @@ class TableAtTheGate:
         return cls(spark, path, writer, manager, fixture("eventually"), **fields)
 
     def files(self) -> set[str]:
-        """Return the names of the data files, those included that belong to no commit."""
+        """Return the names of all data files, including files that belong to no commit."""
         return {path.name for path in self.path.rglob("*.parquet") if path.parent.name != "_delta_log"}
 
     def record_files(self, _: Hold) -> None:
-        """Record the data files; for ``before_write``."""
+        """Record the data files. Tests pass this method as ``before_write``."""
         self.files_at_lock.append(self.files())
 
     def remove_files(self) -> None:
@@ -65,7 +65,7 @@ class TableAtTheGate:
         return [row[0] for row in self.values("id")]
 
     def locked(self) -> AbstractContextManager[Hold]:
-        """Hold the table's lock, or use the hold that this thread has."""
+        """Hold the table's lock; a thread that already holds it gets the same hold."""
         return locked(self.spark, str(self.path), manager=self.manager)
 
     def sql(self, statement: str) -> None:
@@ -73,17 +73,22 @@ class TableAtTheGate:
         with self.locked():
             self.spark.sql(statement.format(t=f"delta.`{self.path}`"))
 
-    def queued(self) -> int:
+    def queue_length(self) -> int:
         """Return the number of contenders in the table's queue."""
         return len(self.manager.queue(self.writer.table))
 
     @contextmanager
-    def behind(self, write: Callable[[], CommitResult]) -> Iterator[Future[CommitResult]]:
-        """Let a write wait at the gate while this thread holds the lock, until the end of the block."""
+    def waiting_write(self, write: Callable[[], CommitResult]) -> Iterator[Future[CommitResult]]:
+        """Start a write that waits at the gate: this thread holds the lock until the end of the block.
+
+        Yields the future result of the write.
+        """
         with ThreadPoolExecutor(1) as pool:
             with self.manager.acquire(self.writer.table):
                 running = pool.submit(write)
-                self.eventually(lambda: self.queued() == 2 or running.done(), within=60, label="a commit at the gate")
+                self.eventually(
+                    lambda: self.queue_length() == 2 or running.done(), within=60, label="a commit at the gate"
+                )
                 yield running
             running.exception(120)
 

@@ -24,7 +24,7 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = distinguished_name("authority")
-        self._certificate = self._signed(self._name, self._key, ca=True)
+        self._certificate = self._sign(self._name, self._key, ca=True)
         self.file = folder / "authority.pem"
         self.file.write_bytes(certificate_pem(self._certificate))
 
@@ -32,13 +32,13 @@ class Authority:
         """Issue a certificate for host names or addresses; return the files of the certificate and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate, key_file = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        certificate.write_bytes(certificate_pem(self._signed(distinguished_name(name), key, hosts)))
+        certificate.write_bytes(certificate_pem(self._sign(distinguished_name(name), key, hosts)))
         encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
         key_file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
         return certificate, key_file
 
     def store(self, name: str, *hosts: str) -> Path:
-        """Issue a certificate for a server; return one file with the key and the certificate."""
+        """Issue a certificate for a server; return one file that contains the key and the certificate."""
         certificate, key = self.issue(name, *hosts)
         file = self._folder / f"{name}-store.pem"
         file.write_bytes(key.read_bytes() + certificate.read_bytes())
@@ -48,7 +48,7 @@ class Authority:
         certificate, key = self.issue(name)
         return Security(tls_ca=str(self.file), tls_certificate=str(certificate), tls_key=str(key), **options)
 
-    def _signed(self, name: x509.Name, key: Any, hosts: tuple[str, ...] = (), *, ca: bool = False) -> x509.Certificate:
+    def _sign(self, name: x509.Name, key: Any, hosts: tuple[str, ...] = (), *, ca: bool = False) -> x509.Certificate:
         builder = certificate_builder(name, self._name, key.public_key(), hours=24)
         builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         if hosts:

@@ -1,4 +1,4 @@
-"""An S3 that ignores the condition of a PUT, or answers the probe of conditional PUTs with errors."""
+"""An S3 that ignores the condition of a PUT, or responds to the proof of conditional PUTs with errors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from soak.s3_faults import FaultGate, FaultyS3
 
 SCRATCH = "_sluice_conditional_put"
 WRITER = "writer-1"
-_IMPATIENT = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
+_NO_RETRIES = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
 
 
 class CarelessMiddleware:
-    """WSGI middleware that removes conditions from PUTs and replaces answers.
+    """WSGI middleware that removes conditions from PUTs and replaces responses.
 
     Attributes:
-        ignores: Pattern of the keys whose PUTs lose ``If-None-Match``, as in a store without the feature.
-        errors: HTTP statuses for the next PUTs of the probe's object. These PUTs do not reach the store.
-        puts: Number of PUTs by the last part of the key.
+        unconditional_keys: Pattern of the keys whose PUTs lose ``If-None-Match``, as in a store without the feature.
+        errors: HTTP statuses for the next PUTs of the object ``SCRATCH``. These PUTs do not reach the store.
+        puts: Number of PUTs by the last segment of the key.
 
     """
 
     def __init__(self, application: WsgiApplication) -> None:
         self._application = application
-        self.ignores = re.compile(r"(?!)")
+        self.unconditional_keys = re.compile(r"(?!)")
         self.errors: deque[int] = deque()
         self.puts: Counter[str] = Counter()
 
@@ -40,7 +40,7 @@ class CarelessMiddleware:
         if environ["REQUEST_METHOD"] == "PUT":
             name = environ["PATH_INFO"].rpartition("/")[2]
             self.puts[name] += 1
-            if self.ignores.search(environ["PATH_INFO"]):
+            if self.unconditional_keys.search(environ["PATH_INFO"]):
                 environ.pop("HTTP_IF_NONE_MATCH", None)
             if name == SCRATCH and self.errors:
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -66,16 +66,16 @@ class CarelessS3(FaultyS3):
 
 
 @contextmanager
-def careless_table(spark: SparkSession, ignores: str = "(?!)") -> Iterator[tuple[CarelessS3, str]]:
+def careless_table(spark: SparkSession, unconditional_keys: str = "(?!)") -> Iterator[tuple[CarelessS3, str]]:
     """Configure a new bucket of a careless S3 in a running session; yield the S3 and the URI of a table to create."""
     with CarelessS3() as s3, pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():
             patch.setenv(name, value)
-        s3.front.ignores = re.compile(ignores)
+        s3.front.unconditional_keys = re.compile(unconditional_keys)
         bucket = f"careless-{uuid.uuid4().hex}"
         s3.create_bucket(bucket)
         conf = spark.sparkContext._jsc.hadoopConfiguration()
         settings = {name.removeprefix("spark.hadoop.fs.s3a."): value for name, value in s3.spark_conf.items()}
-        for name, value in (settings | _IMPATIENT).items():
+        for name, value in (settings | _NO_RETRIES).items():
             conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
         yield s3, f"s3a://{bucket}/table"

@@ -14,8 +14,8 @@ def checksum_file(table: Path, version: int) -> Path:
     return table / "_delta_log" / f"{version:020d}.crc"
 
 
-def files_of(checksum: dict[str, Any]) -> list[dict[str, Any]]:
-    """Remove the files from a checksum; return them ordered by path and without empty fields."""
+def pop_files(checksum: dict[str, Any]) -> list[dict[str, Any]]:
+    """Remove the data files from a checksum; return them ordered by path and without empty fields."""
     files = [{name: value for name, value in file.items() if value != {}} for file in checksum.pop("allFiles")]
     return sorted(files, key=lambda file: str(file["path"]))
 

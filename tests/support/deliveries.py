@@ -1,4 +1,4 @@
-"""Changes as they are delivered: in any order, in batches, some of them repeatedly; and the end of a process."""
+"""Changes in random order, in batches and with repetitions; values that are easily changed; the kill of a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
-#: Twelve different texts, each of which some reader, partition or cast has changed.
+#: Twelve different texts. Some reader, partition or cast has changed each of them.
 AWKWARD_TEXTS = (
     "", "1", " 12 ", "yes", "null", "1e400", "0." + "1" * 40, 'a "b", \'c\'\\\n\r\nd', "2026-10-25T02:30:00", "{}",
     "__HIVE_DEFAULT_PARTITION__", "gr\u00fcn\u2028",
@@ -20,12 +20,13 @@ AWKWARD_TEXTS = (
 CLOCK_CHANGES = (
     "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-25T02:30:00+02:00", "2026-03-29T01:00:00.5Z",
 )  # fmt: skip
-_ONCE = 0.7
-#: The number of random histories in CI and in soaks.
+#: Share of the changes that are delivered once; the others are delivered three times.
+_SINGLE_SHARE = 0.7
+#: Numbers of random histories: in CI and in soaks.
 HISTORIES = pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])
 
 #: Two timestamps with the local time 02:30 in this zone, because clocks are put back between them.
-ZONE, FIRST, SECOND = "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"
+ZONE, FIRST_TIME, SECOND_TIME = "Europe/Berlin", "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"
 _MIDNIGHT = datetime(2026, 10, 25, tzinfo=UTC)
 #: SQL of a nested value of a row with ``key``, ``at`` (an integer) and ``value``.
 DETAIL = (
@@ -41,7 +42,7 @@ class Killed(BaseException):
 
 
 def kill_process(*_: object, **__: object) -> None:
-    """Stand in for a function during which the process is killed."""
+    """Replace a function: as if the process were killed while it runs the function."""
     raise Killed
 
 
@@ -49,15 +50,15 @@ def odd_text(number: int, name: str) -> str:
     """Return a text that readers, casts or JSON could change.
 
     Args:
-        number: Selects the kind of text; 0 gives the empty text. Texts of successive numbers can be numerically equal.
+        number: Selects the text; 0 gives the empty text. Texts of successive numbers can be numerically equal.
         name: Makes the text unique.
 
     """
-    kinds = (
+    texts = (
         name, f"{number // 2}.0", f"{number // 2}.00", f'"{name}"', f"it's\n{name}\r\n", f" {name}\\",
         f"{name},\t;å\u2028",
     )  # fmt: skip
-    return "" if number == 0 else kinds[number % len(kinds)]
+    return "" if number == 0 else texts[number % len(texts)]
 
 
 def detail_of(key: str, at: int, value: str) -> dict[str, Any]:
@@ -77,13 +78,13 @@ def session_time_zone(spark: SparkSession, zone: str = ZONE) -> Iterator[None]:
         spark.conf.set(setting, previous)
 
 
-def shuffled_batches(seed: int, changes: list[_T], number: int) -> list[list[_T]]:
+def shuffled_batches(seed: int, changes: list[_T], batch_count: int) -> list[list[_T]]:
     """Distribute changes over batches at random and in random order; some changes appear three times."""
     generator = random.Random(seed)
-    batches: list[list[_T]] = [[] for _ in range(number)]
+    batches: list[list[_T]] = [[] for _ in range(batch_count)]
     for change in changes:
-        for _ in range(1 if generator.random() < _ONCE else 3):
-            batches[generator.randrange(number)].append(change)
+        for _ in range(1 if generator.random() < _SINGLE_SHARE else 3):
+            batches[generator.randrange(batch_count)].append(change)
     for batch in batches:
         generator.shuffle(batch)
     return batches

@@ -1,4 +1,4 @@
-"""The test's side of a Spark driver in a process of its own; ``spark_driver.py`` is the driver's side."""
+"""Start a Spark driver in a process of its own, and send commands to it. The process runs ``spark_driver.py``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 WAIT = 120
 """Seconds that a test waits for a driver."""
 IMPATIENT = "impatient"
-"""The bucket for whose tables a driver has short timeouts and no repeated requests."""
+"""Name of the bucket whose tables a driver accesses with short timeouts and without retries."""
 
 _PROGRAM = ROOT / "tests" / "support" / "spark_driver.py"
 _SESSION_SECONDS = 4
@@ -32,7 +32,7 @@ class Driver:
     """A Spark driver in a process of its own, with a proxy between it and ZooKeeper.
 
     Args:
-        name: ``writer-1`` and so on; part of the user agent that S3 gets.
+        name: ``writer-1`` and so on; part of the user agent in requests to S3.
         hosts: Connection string of ZooKeeper.
         s3: The S3 of its tables.
         conf: Additional Spark settings.
@@ -42,7 +42,7 @@ class Driver:
     def __init__(self, name: str, hosts: str, s3: FaultyS3, conf: Mapping[str, str] | None = None) -> None:
         self.hosts = hosts
         self.link = Link(hosts)
-        impatient = {
+        impatient_settings = {
             key.replace("fs.s3a", f"spark.hadoop.fs.s3a.bucket.{IMPATIENT}", 1): value
             for key, value in {**hadoop_settings(name, s3), **_SHORT_TIMEOUTS}.items()
         }
@@ -56,7 +56,7 @@ class Driver:
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.hadoop.fs.s3a.user.agent.prefix": name,
             **s3.spark_conf,
-            **impatient,
+            **impatient_settings,
             **(conf or {}),
         }
         command = [sys.executable, str(_PROGRAM), self.link.hosts, str(_SESSION_SECONDS), json.dumps(settings)]
@@ -74,11 +74,11 @@ class Driver:
             assert self.answer() == {"done": "ready"}
             self.pids = tuple(self.do("pids"))
 
-    def begin(self, do: str, **arguments: Any) -> None:
+    def begin(self, command: str, **arguments: Any) -> None:
         """Send a command without waiting for its answer."""
-        self.tell(json.dumps({"do": do, **arguments}))
+        self.send_line(json.dumps({"do": command, **arguments}))
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -88,9 +88,9 @@ class Driver:
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
 
-    def do(self, do: str, **arguments: Any) -> Any:
+    def do(self, command: str, **arguments: Any) -> Any:
         """Run a command; return its result."""
-        self.begin(do, **arguments)
+        self.begin(command, **arguments)
         answer = self.answer()
         assert "done" in answer, answer
         return answer["done"]

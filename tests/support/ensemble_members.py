@@ -24,21 +24,21 @@ from sluice.ensemble.members import Server, ask_server
 LET_VOTE = Path(__file__).parents[2] / "infra/node/sluice-let-vote"
 TICK_MS = 500
 MAX_SESSION_MS = 60_000
-SETTLED_SECONDS = 90.0
+SYNC_SECONDS = 90.0
 HIGHER_EPOCH = 1_000_000
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class Members:
-    """The members of an ensemble. Each is started with its own server list. The end of the ``with`` block stops them.
+    """The members of an ensemble. A test starts each member with a server list. The end of the block stops all.
 
     Args:
         folder: Folder for the files of all members.
-        ids: Ids of all members. A member has the same ports at each start.
+        ids: Ids of all members. A member keeps its ports when it is started again.
 
     Attributes:
         running: The running members by id.
-        autocreate: ZooKeeper's ``db.autocreate``: whether a member without data votes. True only in controls.
+        autocreate: ZooKeeper's ``db.autocreate``: whether a member without data votes. Only controls set it to true.
 
     """
 
@@ -121,15 +121,15 @@ class Members:
         return ask_server("127.0.0.1", self._client_ports[member])
 
     def election_timeouts(self, member: int) -> int:
-        """Return how many rounds of a member's leader elections ended without a decision."""
+        """Return the number of rounds of a member's leader elections that ended without a decision."""
         return (self.folder(member) / "server.log").read_text(errors="replace").count("Notification time out")
 
     def leaders(self) -> list[int]:
         """Return the members that serve as leader."""
         return [member for member in self.running if self.mode(member) == "leader"]
 
-    def figure(self, member: int, name: str) -> int:
-        """Return a metric of ``mntr``; -1 if the member does not report it."""
+    def metric(self, member: int, name: str) -> int:
+        """Return a metric that ``mntr`` reports, without its prefix ``zk_``; -1 if the member does not report it."""
         match = re.search(rf"^zk_{name}\t(\d+)".encode(), self.running[member].command(b"mntr"), re.MULTILINE)
         return int(match[1]) if match else -1
 
@@ -141,17 +141,17 @@ class Members:
         """Wait for :meth:`in_sync`; return the leader.
 
         Raises:
-            LocalServerError: The members are not in sync within ``SETTLED_SECONDS``.
+            LocalServerError: The members are not in sync within ``SYNC_SECONDS``.
 
         """
-        deadline = time.monotonic() + SETTLED_SECONDS
+        deadline = time.monotonic() + SYNC_SECONDS
         while time.monotonic() < deadline:
             with suppress(IndexError):
                 if self.in_sync():
                     return self.leaders()[0]
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         modes = {member: self.mode(member) or "does not serve" for member in self.running}
-        raise LocalServerError(f"the members are not in sync within {SETTLED_SECONDS:g} s: {modes}")
+        raise LocalServerError(f"the members are not in sync within {SYNC_SECONDS:g} s: {modes}")
 
 
 def is_in_sync(states: Sequence[Server]) -> bool:
@@ -165,20 +165,20 @@ def is_in_sync(states: Sequence[Server]) -> bool:
 def recover(members: Members, survivor: int, lost: Sequence[int]) -> int:
     """Follow docs/runbooks.md from the higher epoch to the end of the old sessions; return the new epoch.
 
-    No member runs before, and no client connects until the end.
+    At the call no member may run. No client may connect before the function returns.
     """
     all_members = sorted([survivor, *lost])
-    accepted = members.folder(survivor) / "data" / "version-2" / "acceptedEpoch"
-    higher = int(accepted.read_text()) + HIGHER_EPOCH
-    accepted.write_text(f"{higher}\n")
+    epoch_file = members.folder(survivor) / "data" / "version-2" / "acceptedEpoch"
+    raised_epoch = int(epoch_file.read_text()) + HIGHER_EPOCH
+    epoch_file.write_text(f"{raised_epoch}\n")
     members.start(survivor, server_list=all_members)
     members.let_vote(lost[0])
     for member in lost:
         members.start(member, server_list=all_members)
         leader = members.wait_until_in_sync()
-    deadline = time.monotonic() + SETTLED_SECONDS
-    while members.figure(leader, "ephemerals_count") != 0:
+    deadline = time.monotonic() + SYNC_SECONDS
+    while members.metric(leader, "ephemerals_count") != 0:
         if time.monotonic() > deadline:
-            raise LocalServerError(f"old sessions have not ended within {SETTLED_SECONDS:g} s")
-        time.sleep(_LOOK_SECONDS)
-    return higher + 1
+            raise LocalServerError(f"old sessions have not ended within {SYNC_SECONDS:g} s")
+        time.sleep(_POLL_SECONDS)
+    return raised_epoch + 1

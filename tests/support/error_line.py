@@ -7,6 +7,6 @@ from typing import Any
 
 
 def error_line(outcome: Any) -> str:
-    """Return the one error line of a job. In the process of the tests, PySpark logs to the same stream."""
+    """Return the only error line of a job. The error text may also contain PySpark's log."""
     (line,) = [line for line in outcome.error.splitlines() if re.match(r"\w+\.py: ", line)]
     return str(line)

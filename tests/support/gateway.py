@@ -1,4 +1,4 @@
-"""A gateway in front of an S3, for stores with faults."""
+"""An HTTP gateway in front of an S3. Subclasses imitate stores with faults."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Gateway(BaseHTTPRequestHandler):
     backend = ""
 
     def forward_unconditionally(self, command: str, body: bytes = b"") -> tuple[int, bytes, Sequence[tuple[str, str]]]:
-        """Return the S3's answer to the request without its condition, as a store without the feature would."""
-        removed = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
-        headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(removed)}
+        """Forward the request without its condition, as if the store ignored the condition; return the response."""
+        removed_headers = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
+        headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(removed_headers)}
         connection = HTTPConnection(self.backend, timeout=30)
         try:
             connection.request(command, self.path, body or None, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(), answer.getheaders()
+            response = connection.getresponse()
+            return response.status, response.read(), response.getheaders()
         finally:
             connection.close()
 
@@ -51,9 +51,9 @@ class Gateway(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_gateway(kind: type[Gateway], endpoint: str) -> Iterator[str]:
+def serve_gateway(gateway_class: type[Gateway], endpoint: str) -> Iterator[str]:
     """Run a gateway in front of the S3 at ``endpoint``; yield the endpoint of the gateway."""
-    handler = type("Handler", (kind,), {"backend": urlsplit(endpoint).netloc})
+    handler = type("Handler", (gateway_class,), {"backend": urlsplit(endpoint).netloc})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever)
     thread.start()

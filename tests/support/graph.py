@@ -13,9 +13,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
 ADDRESSES = [f"10.100.0.{10 + number}" for number in range(1, 8)]
-_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 
-#: Configurations with different resources. Every invariant holds for each of them.
+#: Configurations that create different resources. Every invariant holds for each configuration.
 CONFIGURATIONS: Mapping[str, dict[str, Any]] = {
     "defaults": {},
     "five nodes": {"nodes": 5},
@@ -83,24 +83,24 @@ class Graph:
 
 
 class ProgramError(AssertionError):
-    """The program refused a configuration. The message is the one that a user gets."""
+    """The program refused a configuration. A user sees the same message."""
 
 
 def graphs(
     runs: list[tuple[Path, dict[str, Any]]], addresses: list[str] = ADDRESSES, *, preview: bool = False
 ) -> list[Graph | ProgramError]:
-    """Run the program of each folder with its configuration; in a preview no output of AWS is known."""
+    """Run the program of each folder with its configuration. In a preview, no output of AWS is known."""
     environment = {"addresses": addresses, "preview": preview}
-    completed = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.support.stack_graph"],
         cwd=ROOT,
         input=json.dumps([{"infra": str(infra), "config": config, **environment} for infra, config in runs]),
         stdout=subprocess.PIPE,
         text=True,
-        timeout=_SECONDS,
+        timeout=_TIMEOUT_SECONDS,
         check=True,
     )
-    return [_parsed(result) for result in json.loads(completed.stdout)]
+    return [_parse_result(result) for result in json.loads(process.stdout)]
 
 
 def graph(config: dict[str, Any] | None = None, addresses: list[str] = ADDRESSES) -> Graph:
@@ -111,7 +111,7 @@ def graph(config: dict[str, Any] | None = None, addresses: list[str] = ADDRESSES
     return stack
 
 
-def _parsed(result: dict[str, Any]) -> Graph | ProgramError:
+def _parse_result(result: dict[str, Any]) -> Graph | ProgramError:
     if "error" in result:
         return ProgramError(result["error"])
     resources = [Resource(resource["type"].split(":")[-1], **resource) for resource in result["resources"]]

@@ -23,10 +23,10 @@ class Cell(NamedTuple):
 
 SCHEMA = "row string, family string, qualifier string, timestamp long, type string, value string"
 PUT_SHARE, FAMILIES, QUALIFIERS, TIMESTAMPS = 0.6, ("d", "m"), ("a", "b"), len(AWKWARD_TEXTS)
-TYPES = ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")
+DELETE_TYPES = ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")
 
 
-def hbase_shows(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
+def values_in_hbase(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
     """Return the values that a reader gets, by row and ``family:qualifier``."""
     cells_by_row: dict[str, set[Cell]] = defaultdict(set)
     for cell in cells:
@@ -54,15 +54,16 @@ def hides(delete: Cell, put: Cell) -> bool:
 
 
 def histories(seed: int, number: int) -> list[Cell]:
-    """Return the cells of random histories, one for each row; few timestamps, so that mutations share them."""
+    """Return the cells of random histories, one history for each row. Mutations share timestamps, because few exist."""
     generator = random.Random(seed)
     cells: set[Cell] = set()
     for history in range(number):
         for _ in range(generator.randint(2, 9)):
-            kind = "Put" if generator.random() < PUT_SHARE else generator.choice(TYPES)
+            cell_type = "Put" if generator.random() < PUT_SHARE else generator.choice(DELETE_TYPES)
             family, qualifier = generator.choice(FAMILIES), generator.choice(QUALIFIERS)
             timestamp = generator.randrange(TIMESTAMPS)
-            # One value for each timestamp, because HBase does not define which of two values counts.
-            value = AWKWARD_TEXTS[timestamp] if kind == "Put" else None
-            cells.add(Cell(f"r{history:05}", family, "" if "Family" in kind else qualifier, timestamp, kind, value))
+            # Each timestamp has one value, because HBase does not define which of two values counts.
+            value = AWKWARD_TEXTS[timestamp] if cell_type == "Put" else None
+            cell_qualifier = "" if "Family" in cell_type else qualifier
+            cells.add(Cell(f"r{history:05}", family, cell_qualifier, timestamp, cell_type, value))
     return sorted(cells, key=repr)

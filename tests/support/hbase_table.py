@@ -1,4 +1,4 @@
-"""A table of HBase's cells, read without Spark."""
+"""Read a Delta table that ``cdc.py`` feeds from HBase, without Spark."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Evaluates policies as IAM does. Elements and operators that our policies do not use are errors.
+"""Evaluate policies as IAM does. Elements and operators that our policies do not use raise an error.
 
 Within one account, an explicit Deny wins, then one Allow suffices, and the default is Deny. Sources: "Policy
-evaluation logic" and "IAM JSON policy elements: Condition operators" (IAM User Guide). A positive operator does not
-match a key that the request lacks, a negated one does.
+evaluation logic" and "IAM JSON policy elements: Condition operators" (IAM User Guide). If the request lacks a key, a
+positive operator does not match, and a negated operator matches.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Request:
     context: Mapping[str, str] = field(default_factory=dict)
 
 
-def allowed(request: Request, statements: Sequence[Statement]) -> bool:
+def is_allowed(request: Request, statements: Sequence[Statement]) -> bool:
     """Return whether the statements of all applicable policies allow the request."""
     effects = [statement["Effect"] for statement in statements if _applies(request, statement)]
     return "Deny" not in effects and "Allow" in effects
 
 
 def _applies(request: Request, statement: Statement) -> bool:
-    unsupported = set(statement) - {"Sid", "Effect", "Principal", "Action", "Resource", "Condition"}
-    assert not unsupported, f"{sorted(unsupported)} is not supported by this evaluator"
+    unsupported_elements = set(statement) - {"Sid", "Effect", "Principal", "Action", "Resource", "Condition"}
+    assert not unsupported_elements, f"this evaluator does not support {sorted(unsupported_elements)}"
     return (
         _is_principal(request.principal, statement.get("Principal", "*"))
-        and any(_like(action.lower(), request.action.lower()) for action in _as_list(statement["Action"]))
-        and any(_like(resource, request.resource) for resource in _as_list(statement["Resource"]))
-        and _conditions(statement.get("Condition", {}), {**request.context, "aws:PrincipalArn": request.principal})
+        and any(_matches(action.lower(), request.action.lower()) for action in _as_list(statement["Action"]))
+        and any(_matches(resource, request.resource) for resource in _as_list(statement["Resource"]))
+        and _conditions_hold(statement.get("Condition", {}), {**request.context, "aws:PrincipalArn": request.principal})
     )
 
 
@@ -54,7 +54,7 @@ def _is_principal(principal: str, element: Any) -> bool:
     return element == "*" or principal in _as_list(element["AWS"])
 
 
-def _conditions(conditions: Mapping[str, Mapping[str, Any]], context: Mapping[str, str]) -> bool:
+def _conditions_hold(conditions: Mapping[str, Mapping[str, Any]], context: Mapping[str, str]) -> bool:
     # Key names are case-insensitive.
     lower_context = {key.lower(): value for key, value in context.items()}
     for operator, keys in conditions.items():
@@ -65,7 +65,7 @@ def _conditions(conditions: Mapping[str, Mapping[str, Any]], context: Mapping[st
 
 
 def _string_like(value: str | None, patterns: list[str]) -> bool:
-    return value is not None and any(_like(pattern, value) for pattern in patterns)
+    return value is not None and any(_matches(pattern, value) for pattern in patterns)
 
 
 _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
@@ -78,7 +78,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
 }
 
 
-def _like(pattern: str, value: str) -> bool:
+def _matches(pattern: str, value: str) -> bool:
     expression = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
     return re.fullmatch(expression, value, re.DOTALL) is not None
 
@@ -87,7 +87,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-# -- requests of S3: "Enforce conditional writes on Amazon S3 buckets" (S3 User Guide)
+# -- requests to S3: "Enforce conditional writes on Amazon S3 buckets" (S3 User Guide)
 
 
 def s3_put(principal: str, resource: str, *, conditional: bool, creates: bool = True) -> Request:
@@ -107,5 +107,5 @@ def s3_put(principal: str, resource: str, *, conditional: bool, creates: bool = 
 
 
 def s3(principal: str, action: str, resource: str, **context: str) -> Request:
-    """Return any other request, over TLS."""
+    """Return a request for an action of S3, sent over TLS."""
     return Request(principal, f"s3:{action}", resource, {"aws:SecureTransport": "true", **context})

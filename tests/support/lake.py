@@ -16,7 +16,7 @@ S3 = LocalS3 | ChosenS3
 
 
 def chosen_s3() -> ChosenS3 | None:
-    """Return the S3 that the environment names, None for the embedded server."""
+    """Return the S3 that the environment names, or None if the tests use the embedded server."""
     endpoint, bucket = os.environ.get(ENDPOINT), os.environ.get(BUCKET)
     return ChosenS3(endpoint, bucket) if endpoint or bucket else None
 
@@ -34,12 +34,12 @@ def lake(server: S3 | None = None) -> Iterator[S3]:
     The default is the S3 that the environment names, or else the embedded server with the bucket ``lake``.
     """
     server = server or chosen_s3() or LocalS3()
-    with server as opened, pytest.MonkeyPatch.context() as patch:
-        for name, value in opened.environment.items():
+    with server as running_server, pytest.MonkeyPatch.context() as patch:
+        for name, value in running_server.environment.items():
             patch.setenv(name, value)
-        if isinstance(opened, LocalS3):
-            opened.create_bucket("lake")
-        yield opened
+        if isinstance(running_server, LocalS3):
+            running_server.create_bucket("lake")
+        yield running_server
 
 
 def require_embedded_s3(fault: str) -> None:

@@ -54,14 +54,14 @@ class LockZnodes:
     def all_contenders(self) -> list[str]:
         """Return the paths of the contenders for the table and for its partitions."""
 
-        def below(path: str) -> Iterator[str]:
+        def contenders_below(path: str) -> Iterator[str]:
             for name in self._children(path):
                 if "lock__" in name:
                     yield f"{path}/{name}"
                 elif name != "intents":
-                    yield from below(f"{path}/{name}")
+                    yield from contenders_below(f"{path}/{name}")
 
-        return list(below(self.path))
+        return list(contenders_below(self.path))
 
     def delete_contenders(self) -> None:
         """Delete the contenders for the whole table: their holds are lost."""

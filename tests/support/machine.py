@@ -1,4 +1,4 @@
-"""A node of the ensemble in a folder: its scripts run against stand-ins for the commands of AWS and of the machine.
+"""A node of the ensemble in a folder: its scripts call stand-ins for the commands of AWS and of the machine.
 
 The stand-in for ``aws`` answers with the parameters, the secret and the artifacts of the graph. Commands that need a
 real machine (dnf, mkfs, mount, systemctl) only record their calls.
@@ -29,25 +29,31 @@ done
 [[ $arguments != *" get-"* ]] || exec cat "$file"
 """
 RECORD_CALL = '#!/bin/bash\necho "${0##*/} $*" >> "$SLUICE_ROOT/calls"\n'
-#: Status 0: the device has a file system. 2: it is blank. Others: it cannot be read.
+#: Exit status of blkid: 0 if the device has a file system, 2 if it is blank, another status if it cannot be read.
 BLKID = '#!/bin/bash\necho "blkid $*" >> "$SLUICE_ROOT/calls"\nexit "$(cat "$SLUICE_ROOT/blkid-status")"\n'
-#: A new machine does not have the user.
+#: On a new machine the user does not exist yet.
 ID = "#!/bin/bash\nexit 1\n"
-RECORDED = (
+RECORDED_COMMANDS = (
     "dnf", "mkfs.xfs", "xfs_growfs", "mount", "systemctl", "groupadd", "useradd", "chown", "chgrp", "sleep",
     "amazon-cloudwatch-agent-ctl",
 )  # fmt: skip
-STAND_INS = {"aws": AWS, "blkid": BLKID, "id": ID} | dict.fromkeys(RECORDED, RECORD_CALL)
+STAND_INS = {"aws": AWS, "blkid": BLKID, "id": ID} | dict.fromkeys(RECORDED_COMMANDS, RECORD_CALL)
 
 
 class Machine:
-    """A node of a stack in a folder; ``variables`` are those of its user data, without the prefix ``SLUICE_``."""
+    """A node of a stack in a folder.
+
+    Attributes:
+        root: The folder, which replaces the root of the file system.
+        variables: Variables of the node's user data, without the prefix ``SLUICE_``.
+
+    """
 
     def __init__(self, graph: Graph, node: int, root: Path) -> None:
         self.root = root
         self._user_data: str = graph.one("Instance", f"zookeeper-{node}").inputs["userData"]
-        head = self._user_data.partition("set -euo pipefail")[0]
-        assignments = re.findall(r"^SLUICE_(\w+)=((?:'[^']*'|\S*))$", head, re.MULTILINE)
+        variable_lines = self._user_data.partition("set -euo pipefail")[0]
+        assignments = re.findall(r"^SLUICE_(\w+)=((?:'[^']*'|\S*))$", variable_lines, re.MULTILINE)
         self.variables = {name: shlex.split(value)[0] for name, value in assignments}
         for folder in ("bin", "aws", "proc", "etc", "run/zookeeper", "dev/disk/by-id"):
             (root / folder).mkdir(parents=True)
@@ -76,7 +82,7 @@ class Machine:
         return self._file(self.variables["INITIALIZED"]).read_text().strip()
 
     def remove_initialized(self) -> None:
-        """Let requests for the parameter fail."""
+        """Remove the parameter, so that requests for it fail."""
         self._file(self.variables["INITIALIZED"]).unlink()
 
     def _file(self, name: str) -> Path:
@@ -87,7 +93,7 @@ class Machine:
 
     @property
     def calls(self) -> list[str]:
-        """The command lines of all calls of the stand-ins."""
+        """The command line of each call of a stand-in."""
         file = self.root / "calls"
         return file.read_text().splitlines() if file.exists() else []
 

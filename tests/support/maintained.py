@@ -13,14 +13,14 @@ _HOUR = 3600
 _EIGHT_DAYS_HOURS = 24 * 8
 
 
-def codes(measurement: Measurement) -> dict[str, Finding]:
+def findings_by_code(measurement: Measurement) -> dict[str, Finding]:
     """Return the findings of a measurement by code."""
     return {finding.code: finding for finding in find(measurement.health, measurement.policy)}
 
 
 def set_file_age(path: Path, hours: float) -> None:
-    modified = time.time() - hours * _HOUR
-    os.utime(path, (modified, modified))
+    modified_at = time.time() - hours * _HOUR
+    os.utime(path, (modified_at, modified_at))
 
 
 def age_all_files(table: Path) -> None:

@@ -57,19 +57,21 @@ class MaintainedTable:
         return LockedDeltaWriter(self.spark, self.manager, str(self.path))
 
     def create(self, files: Mapping[str | None, int], *, rows: int = 1, **properties: str) -> None:
-        """Copy a table with a number of files in each partition and a number of rows in each file.
+        """Create a table with a number of files in each partition and a number of rows in each file.
 
-        Keys count from 0. The only version is 0.
+        Keys begin with 0. The only version is 0.
         """
-        places, end = [], 0
-        for place, number in files.items():
-            end += number * rows
-            places.append(f"WHEN id < {end} THEN " + (f"'{place}'" if place is not None else "CAST(NULL AS STRING)"))
+        cases, key_count = [], 0
+        for place, file_count in files.items():
+            key_count += file_count * rows
+            cases.append(
+                f"WHEN id < {key_count} THEN " + (f"'{place}'" if place is not None else "CAST(NULL AS STRING)")
+            )
         tblproperties = f"TBLPROPERTIES ({_sql_pairs(properties)})" if properties else ""
         self.copy_of(
             f"CREATE TABLE {{t}} USING delta PARTITIONED BY (place) {tblproperties} AS SELECT id AS key, "
-            f"CASE {' '.join(places)} END AS place, concat('row ', id) AS value "
-            f"FROM range(0, {end}, 1, {sum(files.values())})"
+            f"CASE {' '.join(cases)} END AS place, concat('row ', id) AS value "
+            f"FROM range(0, {key_count}, 1, {sum(files.values())})"
         )
 
     def append(self, *keys: int, place: str | None = "a") -> None:
@@ -98,7 +100,7 @@ class MaintainedTable:
         DeltaTable(str(self.path)).alter.set_table_properties(settings, raise_if_not_exists=False)
 
     def keys(self) -> list[int]:
-        """Read the keys with delta-rs."""
+        """Return the sorted keys, which delta-rs reads."""
         rows = QueryBuilder().register("t", DeltaTable(str(self.path))).execute("select key from t").read_all()
         return sorted(rows["key"].to_pylist())
 
@@ -149,7 +151,7 @@ class MaintainedTable:
         return TableMaintainer(executor, **options)
 
     def maintain(self, *actions: Action, budget_seconds: float | None = None, **options: Any) -> MaintenanceReport:
-        """Maintain the table: ``maintain(Action.COMPACT)``; without an action, as ``--auto`` does."""
+        """Do these actions: ``maintain(Action.COMPACT)``. Without an action, do what ``--auto`` does."""
         return self.maintainer(**options).run(actions or None, budget_seconds=budget_seconds)
 
     def waiters(self) -> tuple[QueueEntry, ...]:
@@ -171,7 +173,7 @@ class TableStream:
     options: Mapping[str, Any]
 
     def read(self) -> list[dict[str, Any]]:
-        """Read all new rows, and return all rows that were ever read.
+        """Read all new rows; return all rows that the stream has ever read.
 
         Raises:
             StreamingQueryException: The query failed, for example because a file is missing.

@@ -17,9 +17,9 @@ from tests.support.machine import Machine
 from tests.support.waiting import eventually
 
 PORT = 2281
-PATIENCE = 90.0
-# PySpark's jars contain ZooKeeper without the metrics provider, and another logging library.
-_UNAVAILABLE = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
+SYNC_SECONDS = 90.0
+# The tests use PySpark's jars. They contain ZooKeeper without this metrics provider.
+_METRICS_SETTINGS = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
 
 
 class Member:
@@ -43,8 +43,8 @@ class Member:
         root = self.machine.root
         self._run("sluice-configure")
         config = root / "etc/zookeeper/zoo.cfg"
-        relocated = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
-        config.write_text(_UNAVAILABLE.sub("", relocated))
+        text = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
+        config.write_text(_METRICS_SETTINGS.sub("", text))
         unit = (INFRA / "node/zookeeper.service").read_text()
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
         replacements = {
@@ -52,18 +52,19 @@ class Member:
             "$SLUICE_HEAP": embedded.small_jvm_options(),
             "/opt/zookeeper/lib/*": [":".join(map(str, embedded.find_server_jars()))],
             "/etc/zookeeper/zoo.cfg": [str(config)],
+            # PySpark's jars contain another logging library.
             "-Dlogback.configurationFile=/etc/zookeeper/logback.xml": ["-Dorg.apache.logging.log4j.level=INFO"],
         }
-        missing = set(replacements) - set(command)
-        assert not missing, f"{sorted(missing)} not in the unit"
+        missing_words = set(replacements) - set(command)
+        assert not missing_words, f"ExecStart of node/zookeeper.service does not contain {sorted(missing_words)}"
         java = [part for word in command for part in replacements.get(word, [word])]
         self._supervisor = embedded.start_supervised(java, self._log)
 
     def _run(self, script: str, **environment: str) -> None:
-        completed = self.machine.run(script, **environment)
-        assert completed.returncode == 0, completed.stderr
+        process = self.machine.run(script, **environment)
+        assert process.returncode == 0, process.stderr
 
-    def restrict(self) -> None:
+    def secure_lock_root(self) -> None:
         """Create the lock root and set its ACL."""
         # zkCli parses its options with commons-cli.
         jars = [*embedded.find_server_jars(), *embedded.find_spark_jars().glob("commons-cli-*.jar")]
@@ -82,12 +83,12 @@ class Member:
             embedded.stop_supervised(supervisor)
 
     def lose_data(self) -> None:
-        """Delete the data, as on blank volumes in an old ensemble."""
+        """Delete the data, as if the member of an old ensemble got blank volumes."""
         for folder in ("data/version-2", "log/version-2"):
             shutil.rmtree(self.machine.root / "var/lib/zookeeper" / folder)
 
     def tls(self, *, name: str = "node.pem") -> ssl.SSLContext:
-        """Return the TLS context with which the scripts of the node connect to the ensemble."""
+        """Return the TLS context that the node's scripts use for connections to the ensemble."""
         folder = self.machine.root / "etc/zookeeper/tls"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         # Other tests check the server's name.
@@ -97,7 +98,7 @@ class Member:
         return context
 
     def state(self) -> Server:
-        """Return the answer to the four-letter words."""
+        """Return the state of the server, as it reports it to the commands ``srvr`` and ``mntr``."""
         return ask_server(self.address, PORT, self.tls())
 
     @property
@@ -133,27 +134,27 @@ class Members:
         """Wait until one member leads and all other members are in sync with it."""
         eventually(
             lambda: is_in_sync([member.state() for member in self.nodes]),
-            PATIENCE,
+            SYNC_SECONDS,
             lambda: "\n".join(member.log[-2000:] for member in self.nodes),
         )
 
     @property
     def leader(self) -> Member:
-        """The leader."""
+        """The member that leads."""
         (leader,) = [member for member in self.nodes if member.mode == "leader"]
         return leader
 
-    def restrict(self) -> None:
+    def secure_lock_root(self) -> None:
         """Create the lock root and set its ACL on each node, as the systemd unit does."""
         for member in self.nodes:
-            member.restrict()
+            member.secure_lock_root()
 
     def restart_one_by_one(self, graph: Graph, root: Path) -> None:
-        """Apply the stack of another `up`: restart one member after another, when all are in sync."""
+        """Apply the stack of a later `up`: restart one member after the other, each when all members are in sync."""
         for number, member in enumerate(self.nodes):
             member.stop()
-            updated = Machine(graph, member.node, root / f"restart-{number}")
-            for file in (updated.root / "aws").iterdir():
+            updated_machine = Machine(graph, member.node, root / f"restart-{number}")
+            for file in (updated_machine.root / "aws").iterdir():
                 (member.machine.root / "aws" / file.name).write_bytes(file.read_bytes())
             member.start()
             self.wait_for_all()

@@ -93,7 +93,7 @@ class MemoryCoordinator:
             self.changed.notify_all()
 
     def wait(self, entries: Sequence[_Entry], cancellation: Cancellation, seconds: float) -> None:
-        """Join the queues and wait until no other entry blocks one of these."""
+        """Append entries to their queues and wait until no other entry blocks one of them."""
         resource = ", ".join(entry.table for entry in entries)
         deadline = Deadline(seconds)
         cancellation.on_request(lambda: self.leave([]))
@@ -116,13 +116,13 @@ class MemoryCoordinator:
     def _is_first(self, entry: _Entry) -> bool:
         """Return whether no conflicting entry precedes this one."""
         queue = self.queues[entry.table]
-        requests = [queued for queued in queue if not queued.granted]
+        requests = [queue_entry for queue_entry in queue if not queue_entry.granted]
         if self.violation is Violation.LAST_COME_FIRST_SERVED:
             requests.reverse()
         if self.violation is Violation.OVERTAKING and entry.shared:
             requests = [request for request in requests if request.shared]
-        ordered = [queued for queued in queue if queued.granted] + requests
-        for predecessor in itertools.takewhile(lambda queued: queued is not entry, ordered):
+        ordered_entries = [queue_entry for queue_entry in queue if queue_entry.granted] + requests
+        for predecessor in itertools.takewhile(lambda queue_entry: queue_entry is not entry, ordered_entries):
             compatible = predecessor.shared and entry.shared and self.violation is not Violation.NO_SHARING
             if not compatible and not (entry.shared and self.violation is Violation.NO_EXCLUSION):
                 return False
@@ -222,7 +222,7 @@ class MemoryHold:
     def is_valid(self) -> bool:
         return not self.over
 
-    def check(self, timeout_seconds: float | None = None) -> None:  # noqa: ARG002 (the protocol's)
+    def check(self, timeout_seconds: float | None = None) -> None:  # noqa: ARG002 (parameter of the protocol)
         if self.released_at is not None:
             raise LockNotHeldError(f"{self.resource} was released", resource=self.resource)
         self._update_lost()

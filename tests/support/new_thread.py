@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_new_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
-    """Start a thread of its own for a call, and return the future result."""
+    """Call a function in a new thread; return the future result of the call."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(function, *arguments, **options)
     pool.shutdown(wait=False)

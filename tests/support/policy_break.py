@@ -20,16 +20,16 @@ class Break:
     """A change of a stack that a rule must report.
 
     Attributes:
-        rule: The rule.
-        kind: Kind of the resource that the rule must name.
+        rule: Name of the rule.
+        kind: Kind of the resource that the rule must report.
         name: Name of this resource.
         inputs: Changed inputs of this resource. A function returns the new value for the old one; None removes an
             input.
         options: Changed options of this resource.
         type: If set, a resource of this type is added, with ``kind``, ``name``, ``inputs`` and ``options``.
         without: Kind and name of a resource that is removed.
-        also: Name of another resource of this kind with the same changed inputs.
-        late: Whether a preview does not show the violation.
+        also: Name of another resource of this kind whose inputs are changed in the same way.
+        late: Whether the rule cannot report the violation in a preview.
         stack: Name of the configuration of the stack.
 
     """
@@ -49,22 +49,26 @@ class Break:
         return f"{self.rule}: {self.name}: {', '.join([*self.inputs, *self.options, *(self.without or ())])}"
 
     def of(self, graph: Graph) -> tuple[list[Resource], Resource]:
-        """Return the resources of the changed stack, and the resource that the rule must name."""
+        """Return the resources of the changed stack, and the resource that the rule must report."""
         if self.type is not None:
-            added = Resource(self.kind, self.type, self.name, dict(self.inputs), dict(self.options))
-            return [*graph.resources, added], added
+            added_resource = Resource(self.kind, self.type, self.name, dict(self.inputs), dict(self.options))
+            return [*graph.resources, added_resource], added_resource
         original = graph.one(self.kind, self.name)
-        changed = replace(original, options=original.options | self.options, inputs=self._changed_inputs(original))
+        changed_resource = replace(
+            original, options=original.options | self.options, inputs=self._changed_inputs(original)
+        )
         resources = []
         for resource in graph.resources:
             if resource is original:
-                resources.append(changed)
+                resources.append(changed_resource)
             elif (resource.kind, resource.name) == (self.kind, self.also):
                 resources.append(replace(resource, inputs=self._changed_inputs(resource)))
             elif (resource.kind, resource.name) != self.without:
                 resources.append(resource)
-        assert changed != original or len(resources) < len(graph.resources), "nothing is changed"
-        return resources, changed
+        assert changed_resource != original or len(resources) < len(graph.resources), (
+            f"{self} changes nothing in the stack"
+        )
+        return resources, changed_resource
 
     def _changed_inputs(self, resource: Resource) -> dict[str, Any]:
         inputs = dict(resource.inputs)
@@ -74,7 +78,7 @@ class Break:
 
 
 def added_statement(**changes: Any) -> dict[str, Callable[[str], str]]:
-    """Return changed inputs: a policy with one more statement."""
+    """Return changed inputs that add a statement to a policy."""
 
     def add(text: str) -> str:
         document = json.loads(text)
@@ -85,7 +89,7 @@ def added_statement(**changes: Any) -> dict[str, Callable[[str], str]]:
 
 
 def changed_statement(sid: str, **changes: Any) -> dict[str, Callable[[str], str]]:
-    """Return changed inputs: a policy with other elements in a statement; None removes an element."""
+    """Return changed inputs that replace elements in a statement of a policy; None removes an element."""
 
     def change(text: str) -> str:
         document = json.loads(text)
@@ -99,6 +103,6 @@ def changed_statement(sid: str, **changes: Any) -> dict[str, Callable[[str], str
 
 
 def trust(**changes: Any) -> str:
-    """Return a trust policy."""
+    """Return a trust policy with one statement."""
     statement = {"Effect": "Allow", "Action": "sts:AssumeRole", **changes}
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})

@@ -1,4 +1,4 @@
-"""Stacks that violate a rule, for each rule: possible effects of a later change of the program."""
+"""For each rule of the policy pack, stacks that violate it, as a later change of the program could create them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from tests.support import policy_breaks_of_data as data
 from tests.support.policy_break import ADDRESS, NODE, NODE_2, Break, added_statement, changed_statement
 
-IN, OLD_RULE, GROUP = "SecurityGroupIngressRule", "aws:ec2/securityGroupRule:SecurityGroupRule", "SecurityGroup"
-OUT = "SecurityGroupEgressRule"
+INGRESS, OLD_RULE, GROUP = "SecurityGroupIngressRule", "aws:ec2/securityGroupRule:SecurityGroupRule", "SecurityGroup"
+EGRESS = "SecurityGroupEgressRule"
 ANYBODY = {"referencedSecurityGroupId": None, "cidrIpv4": "0.0.0.0/0"}
 ALL_PORTS = {"ipProtocol": "-1", "fromPort": None, "toPort": None}
 INLINE = [{"protocol": "tcp", "fromPort": 443, "toPort": 443, "cidrBlocks": ["0.0.0.0/0"]}]
@@ -20,28 +20,28 @@ def replacing(old: str, new: str) -> Callable[[str], str]:
 
 
 GROUPS = [
-    Break("no-public-ingress", IN, "zookeeper-writers", ANYBODY),
-    Break("no-public-ingress", IN, "zookeeper-writers", {**ANYBODY, "cidrIpv4": None, "cidrIpv6": "::/0"}),
-    Break("no-public-ingress", IN, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "128.0.0.0/1"}),
-    Break("no-public-ingress", IN, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "203.0.114.7/32"}),
-    Break("no-public-ingress", IN, "network-endpoints", {"cidrIpv4": None, "prefixListId": "pl-9"}),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", ANYBODY),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": None, "cidrIpv6": "::/0"}),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "128.0.0.0/1"}),
+    Break("no-public-ingress", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "203.0.114.7/32"}),
+    Break("no-public-ingress", INGRESS, "network-endpoints", {"cidrIpv4": None, "prefixListId": "pl-9"}),
     Break("no-public-ingress", GROUP, "access-writers", {"ingress": INLINE}),
     Break("no-public-ingress", "X", "old", {"type": "ingress", **INLINE[0]}, type=OLD_RULE),
-    Break("no-remote-shell-ports", IN, "zookeeper-writers", {"fromPort": 22, "toPort": 22}),
-    Break("no-remote-shell-ports", IN, "zookeeper-writers", {"fromPort": 3000, "toPort": 4000}),
-    Break("no-remote-shell-ports", IN, "network-endpoints", ALL_PORTS),
-    Break("egress-rules-open-one-port", OUT, "zookeeper-aws", ALL_PORTS),
-    Break("egress-rules-open-one-port", OUT, "zookeeper-s3", {"fromPort": 80, "toPort": 80}),
+    Break("no-remote-shell-ports", INGRESS, "zookeeper-writers", {"fromPort": 22, "toPort": 22}),
+    Break("no-remote-shell-ports", INGRESS, "zookeeper-writers", {"fromPort": 3000, "toPort": 4000}),
+    Break("no-remote-shell-ports", INGRESS, "network-endpoints", ALL_PORTS),
+    Break("egress-rules-open-one-port", EGRESS, "zookeeper-aws", ALL_PORTS),
+    Break("egress-rules-open-one-port", EGRESS, "zookeeper-s3", {"fromPort": 80, "toPort": 80}),
     Break("group-rules-are-resources", GROUP, "zookeeper-members", {"egress": INLINE}),
     Break("group-rules-are-resources", "X", "old", {"type": "egress"}, type=OLD_RULE),
     Break("default-group-has-no-rules", "DefaultSecurityGroup", "network-closed", {"egress": INLINE}),
-    Break("default-group-gets-no-rules", IN, "zookeeper-writers", {"securityGroupId": "network-closed-id"}),
-    Break("default-group-gets-no-rules", OUT, "zookeeper-aws", {"securityGroupId": "network-closed-id"}),
-    Break("ensemble-ports", IN, "zookeeper-quorum", {"referencedSecurityGroupId": "access-writers-id"}),
-    Break("ensemble-ports", IN, "zookeeper-writers", {"fromPort": 3888, "toPort": 3888}),
-    Break("ensemble-ports", IN, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "10.100.0.0/16"}),
-    Break("ensemble-ports", IN, "zookeeper-writers", {"fromPort": 7000, "toPort": 7000}),
-    Break("ensemble-ports", IN, "network-endpoints", ALL_PORTS),
+    Break("default-group-gets-no-rules", INGRESS, "zookeeper-writers", {"securityGroupId": "network-closed-id"}),
+    Break("default-group-gets-no-rules", EGRESS, "zookeeper-aws", {"securityGroupId": "network-closed-id"}),
+    Break("ensemble-ports", INGRESS, "zookeeper-quorum", {"referencedSecurityGroupId": "access-writers-id"}),
+    Break("ensemble-ports", INGRESS, "zookeeper-writers", {"fromPort": 3888, "toPort": 3888}),
+    Break("ensemble-ports", INGRESS, "zookeeper-writers", {**ANYBODY, "cidrIpv4": "10.100.0.0/16"}),
+    Break("ensemble-ports", INGRESS, "zookeeper-writers", {"fromPort": 7000, "toPort": 7000}),
+    Break("ensemble-ports", INGRESS, "network-endpoints", ALL_PORTS),
 ]
 NETWORK = [
     Break("default-group-is-managed", "Vpc", "network", without=("DefaultSecurityGroup", "network-closed")),

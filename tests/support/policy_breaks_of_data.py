@@ -16,11 +16,11 @@ MOVES = [{"id": "cold", "status": "Enabled", "transitions": [{"days": 30, "stora
 OUR_ROLE = "arn:aws:iam::123456789012:role/maintenance"
 KMS = "KMS and prefixes"
 
-PARTS = ("PublicAccessBlock", "OwnershipControls", "Versioning", "Policy")
+BUCKET_PARTS = ("PublicAccessBlock", "OwnershipControls", "Versioning", "Policy")
 STORAGE = [
     *(
         Break("buckets-are-complete", "Bucket", LAKE, without=(kind, LAKE))
-        for kind in (ENCRYPTION, LIFECYCLE, *(f"Bucket{part}" for part in PARTS))
+        for kind in (ENCRYPTION, LIFECYCLE, *(f"Bucket{part}" for part in BUCKET_PARTS))
     ),
     Break("buckets-are-private", "BucketPublicAccessBlock", ARTIFACTS, {"blockPublicPolicy": False}),
     Break("buckets-are-private", "BucketPublicAccessBlock", LAKE, {"restrictPublicBuckets": None}),

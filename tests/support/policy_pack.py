@@ -32,8 +32,8 @@ REFERENCES = {
     "volumeId": ("Volume",),
     "vpcId": ("Vpc",),
 }
-#: Inputs that contain ARNs, which are unknown in the preview of a new stack.
-LATE = ("policy", "userData")
+#: Inputs that contain ARNs. ARNs are unknown in the preview of a new stack.
+INPUTS_WITH_ARNS = ("policy", "userData")
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def configure(config: dict[str, Any]) -> None:
 def violations(
     rules: Iterable[Rule], resources: list[Resource], *, preview: bool = False, config: dict[str, Any] | None = None
 ) -> list[Violation]:
-    """Return the violations in an existing stack, or in the preview of a new one, in which ids and ARNs are unknown."""
-    reported: list[Violation] = []
+    """Return the violations in an existing stack, or in the preview of a new stack. A preview knows no ids and ARNs."""
+    reported_violations: list[Violation] = []
     stack = [_in_stack(resource, resources, preview=preview) for resource in resources]
     props_of = [(resource, _props(resource, resources) if preview else resource.inputs) for resource in resources]
     for rule in rules:
@@ -70,14 +70,15 @@ def violations(
                     resource.type, unknown_checking_proxy(props), urn, resource.name, _options(resource), None, config
                 )
                 rule.policy.validate(
-                    args, lambda text, _, rule=rule, urn=urn: reported.append(Violation(rule.name, urn, text))
+                    args,
+                    lambda text, _, rule=rule, urn=urn: reported_violations.append(Violation(rule.name, urn, text)),
                 )
         else:
             rule.policy.validate(
                 StackValidationArgs(stack, config),
-                lambda text, urn, rule=rule: reported.append(Violation(rule.name, str(urn), text)),
+                lambda text, urn, rule=rule: reported_violations.append(Violation(rule.name, str(urn), text)),
             )
-    return reported
+    return reported_violations
 
 
 def dependencies(resource: Resource, resources: list[Resource]) -> dict[str, list[Resource]]:
@@ -100,7 +101,7 @@ def _is_named(target: Resource, value: str, source: Resource) -> bool:
 
 
 def outputs(resource: Resource) -> dict[str, str]:
-    """Return the outputs of AWS in addition to the inputs."""
+    """Return the outputs that AWS adds to the inputs."""
     return {"id": f"{resource.name}-id"} | ({"bucket": resource.name} if resource.kind == "Bucket" else {})
 
 
@@ -114,9 +115,9 @@ def _in_stack(resource: Resource, resources: list[Resource], *, preview: bool) -
 
 
 def _props(resource: Resource, resources: list[Resource]) -> dict[str, Any]:
-    """Return the inputs in a preview, in which ids and ARNs of other resources are unknown."""
-    late = {*dependencies(resource, resources), *LATE} & resource.inputs.keys()
-    return resource.inputs | dict.fromkeys(late | outputs(resource).keys(), UNKNOWN_STRING_VALUE)
+    """Return the inputs in a preview. A preview does not know ids and ARNs of other resources."""
+    unknown_inputs = {*dependencies(resource, resources), *INPUTS_WITH_ARNS} & resource.inputs.keys()
+    return resource.inputs | dict.fromkeys(unknown_inputs | outputs(resource).keys(), UNKNOWN_STRING_VALUE)
 
 
 def _resource(resource: Resource, props: dict[str, Any]) -> PolicyResource:
@@ -124,7 +125,7 @@ def _resource(resource: Resource, props: dict[str, Any]) -> PolicyResource:
     return PolicyResource(resource.type, proxy, urn, resource.name, _options(resource), None, None, [], {})
 
 
-def ignored(resource: Resource) -> list[str]:
+def ignored_inputs(resource: Resource) -> list[str]:
     """Return the inputs whose changes a resource ignores, by their names in Pulumi's engine."""
     return [_camel(name) for name in resource.options.get("ignore_changes") or ()]
 
@@ -132,7 +133,7 @@ def ignored(resource: Resource) -> list[str]:
 def _options(resource: Resource) -> PolicyResourceOptions:
     return PolicyResourceOptions(
         protect=bool(resource.options.get("protect")),
-        ignore_changes=ignored(resource),
+        ignore_changes=ignored_inputs(resource),
         delete_before_replace=resource.options.get("delete_before_replace"),
         aliases=[],
         custom_timeouts=PolicyCustomTimeouts(0, 0, 0),

@@ -1,8 +1,8 @@
 """Read tables with delta-rs: ids, problems, and writers without the lock.
 
-This is a program because delta-rs holds the GIL while it reads, and the S3 may be a thread of the test process. Each
-line on standard input is a JSON object with ``table`` and ``options`` (storage options of delta-rs). Each line on
-standard output is the answer.
+This is a separate program, because delta-rs holds the GIL while it reads, and the S3 may be a thread of the test
+process. Each line on standard input is a JSON object with ``table`` and ``options`` (storage options of delta-rs). Each
+line on standard output is the response, a JSON object.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _READER = ROOT / "tests" / "support" / "read_table.py"
 
 @functools.cache
 def _reader() -> subprocess.Popen[str]:
-    """Start the process that reads tables once, because its imports take a second. It ends with this process."""
+    """Start the process that reads tables. It runs until this process ends, because its imports take a second."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     reader = subprocess.Popen(
         [sys.executable, str(_READER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -35,7 +35,7 @@ def read(table: str) -> dict[str, Any]:
     reader = _reader()
     assert reader.stdin is not None
     assert reader.stdout is not None
-    # Test files have different S3s.
+    # Each test file has an S3 of its own, so each request names the current one.
     options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     watchdog = threading.Timer(WAIT, reader.kill)
     watchdog.start()
@@ -58,7 +58,7 @@ def rows(table: str) -> list[int]:
 
 
 def copy(s3: FaultyS3, original: str, to: str) -> None:
-    """Copy a table without writers. The location in its log is replaced."""
+    """Copy a table that has no writers, and replace the location in the log of the copy."""
     store = boto3.client("s3", endpoint_url=s3.endpoint)
     (bucket, path), (new_bucket, new_path) = (uri.removeprefix("s3a://").split("/", 1) for uri in (original, to))
     for entry in store.list_objects_v2(Bucket=bucket, Prefix=path)["Contents"]:
@@ -67,7 +67,7 @@ def copy(s3: FaultyS3, original: str, to: str) -> None:
         store.put_object(Bucket=new_bucket, Key=key, Body=content.replace(path.encode(), new_path.encode()))
 
 
-def stored(s3: FaultyS3, table: str) -> dict[int, int]:
+def count_stored_puts(s3: FaultyS3, table: str) -> dict[int, int]:
     """Count the stored PUTs of each version."""
     folder = table.removeprefix("s3a://") + "/"
     counts: dict[int, int] = {}

@@ -19,7 +19,7 @@ from tests.support.spark_driver import Driver, serve
 
 
 def session() -> SparkSession:
-    """Return a session of the JVM's Spark context."""
+    """Return a session on the JVM's Spark context."""
     gateway: Any = launch_gateway()
     jvm = gateway.jvm
     java_context = jvm.JavaSparkContext.fromSparkContext(jvm.org.apache.spark.SparkContext.getOrCreate())

@@ -24,9 +24,9 @@ def end_session(hosts: str, session: tuple[int, bytes]) -> None:
                 raise
         else:
             # A request for a session that has ended gets a new session.
-            ended = client.client_id[0] != session[0]
+            has_ended = client.client_id[0] != session[0]
             client.stop()
             client.close()
-            if ended:
+            if has_ended:
                 return
     raise AssertionError(f"session {session[0]:#x} has not ended after {_ATTEMPTS} attempts")

@@ -1,4 +1,4 @@
-"""The evidence of a soak in which every promise holds. Tests change it."""
+"""The evidence of a soak without violations. Tests change it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from soak.s3_faults import Put
 TABLE = "s3a://lake/soak-0"
 
 
-def event(kind: str, at: float, /, **fields: Any) -> dict[str, Any]:
-    return {"event": kind, "monotonic": at, "wall": at, "table": TABLE, **fields}
+def event(name: str, at: float, /, **fields: Any) -> dict[str, Any]:
+    """Return an event of the history, ``at`` seconds after the start."""
+    return {"event": name, "monotonic": at, "wall": at, "table": TABLE, **fields}
 
 
 def transaction(version: int, token: int, at: float, worker: str) -> list[dict[str, Any]]:
@@ -41,7 +42,7 @@ def put(version: int, digest: str, txn: str) -> Put:
     return Put(f"lake/soak-0/_delta_log/{version:020}.json", version, "writer-1", txn, 200, digest)
 
 
-def sound() -> Evidence:
+def sound_evidence() -> Evidence:
     history = [
         *transaction(0, 5, 0.0, "writer-1"),
         *transaction(1, 7, 1.0, "writer-2"),

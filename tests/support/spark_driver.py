@@ -62,7 +62,7 @@ class Driver:
         return {"version": result.version, "already_committed": result.already_committed}
 
     def operate(self, table: str, operation: str, lock_during: str | None = None) -> dict[str, Any]:
-        """Run an operation of the writer, or a statement in a block under the lock; return its version."""
+        """Run an operation of the writer, or a statement under the lock; return its version, or the hold's commits."""
         if operation == "statement":
             with locked(self.spark, table, manager=self.manager) as hold:
                 self.spark.sql(f"UPDATE delta.`{table}` SET id = id + 10 WHERE id = 1")
@@ -84,7 +84,7 @@ class Driver:
         return {"version": operations[operation]().version}
 
     def session(self) -> list[Any]:
-        """Return id and password of the session with ZooKeeper, with which another client can end it."""
+        """Return the id and the password of the ZooKeeper session. Another client needs them to end the session."""
         number, password = self.manager._session.client.client_id
         return [number, password.hex()]
 
@@ -119,25 +119,25 @@ class Driver:
 
     def make_hot(self, table: str, keys: int) -> None:
         with locked(self.spark, table, manager=self.manager):
-            rows = self.spark.range(keys).selectExpr("id", "'' AS said").coalesce(1)
+            rows = self.spark.range(keys).selectExpr("id", "'' AS words").coalesce(1)
             rows.write.format("delta").mode("append").save(table)
 
     def merge_hot(self, table: str, name: str, until: float, *, locked: bool) -> dict[str, Any]:
-        """Repeat a MERGE into the same rows, each with a new word; return versions with words, and seconds."""
+        """Repeat a MERGE that appends a new word to the same rows; return the merged versions and words, and times."""
         writer = LockedDeltaWriter(self.spark, self.manager, table) if locked else None
-        merged, seconds = [], []
+        versions_and_words, seconds = [], []
         while time.time() < until:
-            start, word = time.time(), f"{name}.{len(merged)}"
+            start, word = time.time(), f"{name}.{len(versions_and_words)}"
             source = DeltaTable.forPath(self.spark, table).toDF().selectExpr("id").alias("s")
-            assignments = {"said": f"concat(t.said, '{word};')"}
+            assignments = {"words": f"concat(t.words, '{word};')"}
             if writer is None:
                 target = DeltaTable.forPath(self.spark, table).alias("t")
                 target.merge(source, "t.id = s.id").whenMatchedUpdate(set=assignments).execute()
             else:
                 merge = writer.merge(source, "t.id = s.id", alias="t").whenMatchedUpdate(set=assignments)
-                merged.append((merge.execute(lock_during="commit").version, word))
+                versions_and_words.append((merge.execute(lock_during="commit").version, word))
             seconds.append(time.time() - start)
-        return {"merged": merged, "took": seconds}
+        return {"merged": versions_and_words, "seconds": seconds}
 
     def read_then_append(self, table: str) -> list[int]:
         """Read the table under the lock and append a row that depends on the number of its rows."""
@@ -156,11 +156,11 @@ class Driver:
 
             def acquire() -> None:
                 with self.manager.acquire(table) as hold:
-                    bound = guard.GuardedBlock(hold, {})
-                    GUARD.add(bound)
+                    block = guard.GuardedBlock(hold, {})
+                    GUARD.add(block)
                     acquired.set()
                     release.wait(60)
-                    GUARD.remove(bound)
+                    GUARD.remove(block)
 
             client = self.manager._session.client
             client.delete(*contenders(client, table))
@@ -184,7 +184,7 @@ class Driver:
         return self.reacquired
 
     def append_then_read(self, table: str, first: int, end: int) -> list[int]:
-        """Append without an answer, commit to a second table of the hold, then read the first in a new block."""
+        """Append without a response from S3, commit to the hold's second table, then read the first in a new block."""
         second_table = f"{table}-second"
         with self.manager.acquire_all([table, second_table]):
             try:
@@ -208,11 +208,11 @@ class Driver:
     # -- commands that remove a protection, for negative controls
 
     def find_no_commit(self) -> None:
-        """Let the writer's search for its own commit find none."""
-        original = DeltaTableLog.find_commit
+        """Let the writer's search for its own commit find no commit."""
+        real_find = DeltaTableLog.find_commit
 
         def find(self: DeltaTableLog, write_id: str, **options: Any) -> Any:
-            return None, original(self, write_id, **options)[1]
+            return None, real_find(self, write_id, **options)[1]
 
         self._replace(DeltaTableLog, "find_commit", find)
 
@@ -221,12 +221,12 @@ class Driver:
 
     def settle_by_block(self) -> None:
         """Let each block settle the intents that earlier blocks of its hold left open."""
-        original = writer_jobs.commit.guarded._settle_unfinished_intents
+        real_settle = writer_jobs.commit.guarded._settle_unfinished_intents
 
-        def settle(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedBlock) -> bool:
-            intents = bound.hold.intents_of(bound.table)
+        def settle(spark: SparkSession, log: DeltaTableLog, block: guard.GuardedBlock) -> bool:
+            intents = block.hold.intents_of(block.table)
             intents.settle(intents.open)
-            return original(spark, log, bound)
+            return real_settle(spark, log, block)
 
         self._replace(writer_jobs.commit.guarded, "_settle_unfinished_intents", settle)
 
@@ -264,8 +264,8 @@ def serve(driver: Driver) -> None:
         try:
             answer = {"done": getattr(driver, command.pop("do"))(**command)}
         except Exception as error:
-            facts = {name: getattr(error, name, None) for name in ("version", "commits")}
-            answer = {"error": type(error).__name__, "message": str(error), **facts}
+            fields = {name: getattr(error, name, None) for name in ("version", "commits")}
+            answer = {"error": type(error).__name__, "message": str(error), **fields}
         respond(answer)
 
 
@@ -275,7 +275,7 @@ def main() -> None:
     logging.basicConfig(level=logging.CRITICAL + 1)
     zookeeper, session_seconds, conf = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
     spark = build_session("driver under test", jars=jar_paths(), launch_conf=conf, log_level="OFF")
-    # S3A raises shorter timeouts to 15 s, which every fault would take.
+    # S3A raises timeouts below 15 s to 15 s. Every fault would then take 15 s.
     duration = spark._jvm.java.time.Duration.ofMillis(1)
     spark._jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(duration)
     with ZookeeperLockManager(zookeeper, 120, session_timeout_seconds=session_seconds) as manager:

@@ -1,4 +1,4 @@
-"""Settings of Spark for one block of a test."""
+"""Change Spark settings for one block of a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def spark_settings(conf: Any, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set values in a session's ``conf``, or a driver's, and restore the previous ones at the end of the block."""
+    """Set values in the ``conf`` of a session or a driver; restore the previous values at the end of the block."""
     previous = {name: conf.get(name, None) for name in settings}
     for name, value in settings.items():
         conf.set(name, value)

@@ -53,7 +53,7 @@ class Run(TypedDict):
 
 
 class Cloud(pulumi.runtime.Mocks):
-    """Mocks of AWS and the TLS provider, with the outputs that the program uses; in a preview there are none."""
+    """Mocks of AWS and the TLS provider, with the outputs that the program uses. In a preview they have no outputs."""
 
     def __init__(self, addresses: list[str], *, preview: bool) -> None:
         self.resources: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ class Cloud(pulumi.runtime.Mocks):
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         name, kind = args.name, args.typ.split(":")[-1]
-        inputs = {key: _plain(value) for key, value in args.inputs.items()}
+        inputs = {key: _unwrap_secrets(value) for key, value in args.inputs.items()}
         secrets = [key for key, value in args.inputs.items() if isinstance(value, dict) and SECRET in value]
         self.resources.append({"type": args.typ, "name": name, "inputs": inputs, "secrets": secrets})
         if self._preview:
@@ -110,13 +110,17 @@ class Cloud(pulumi.runtime.Mocks):
         return results[args.token]
 
 
-def _plain(value: Any) -> Any:
+def _unwrap_secrets(value: Any) -> Any:
     """Return a value without the markers of secrets."""
     if isinstance(value, dict):
-        return _plain(value["value"]) if SECRET in value else {key: _plain(item) for key, item in value.items()}
+        return (
+            _unwrap_secrets(value["value"])
+            if SECRET in value
+            else {key: _unwrap_secrets(item) for key, item in value.items()}
+        )
     if isinstance(value, pulumi.RemoteAsset | pulumi.FileAsset):
         return {"asset": type(value).__name__, "path": getattr(value, "uri", None) or value.path}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return [_unwrap_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         subject = distinguished_name(inputs["subject"]["commonName"])
         builder = certificate_builder(subject, subject, key.public_key(), hours=inputs["validityPeriodHours"])
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        return {"certPem": _signed(builder, key)}
+        return {"certPem": _sign(builder, key)}
     if kind == "CertRequest":
         subject = distinguished_name(inputs["subject"]["commonName"])
         request_builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
@@ -152,7 +156,7 @@ def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         builder = builder.add_extension(extension.value, extension.critical)
     uses = [_USES[use] for use in inputs["allowedUses"] if use in _USES]
     builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-    return {"certPem": _signed(builder, _key(inputs["caPrivateKeyPem"])), "readyForRenewal": False}
+    return {"certPem": _sign(builder, _key(inputs["caPrivateKeyPem"])), "readyForRenewal": False}
 
 
 def _key(pem: str) -> ec.EllipticCurvePrivateKey:
@@ -165,7 +169,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
 
 
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> str:
+def _sign(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> str:
     return certificate_pem(builder.sign(key, hashes.SHA256())).decode()
 
 
@@ -184,10 +188,10 @@ def build_graph(run: Run) -> dict[str, Any]:
     stack_outputs: dict[str, Any] = {}
 
     def record_options(args: pulumi.ResourceTransformationArgs) -> None:
-        recorded = {name: getattr(args.opts, name) for name in OPTIONS}
-        dependencies = args.opts.depends_on or ()
-        recorded["depends_on"] = sorted(f"{type(resource).__name__} {resource._name}" for resource in dependencies)
-        options[args.type_, args.name] = recorded
+        resource_options = {name: getattr(args.opts, name) for name in OPTIONS}
+        dependencies = [f"{type(resource).__name__} {resource._name}" for resource in args.opts.depends_on or ()]
+        resource_options["depends_on"] = sorted(dependencies)
+        options[args.type_, args.name] = resource_options
 
     async def program() -> None:
         # The last transformation gets the options after the transformations of the program.
@@ -209,8 +213,8 @@ def default_config(file: Path) -> dict[str, Any]:
     """Return the default configuration of a project."""
     import yaml
 
-    declared = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["config"]
-    return {key: entry["default"] for key, entry in declared.items() if "default" in entry}
+    declarations = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["config"]
+    return {key: entry["default"] for key, entry in declarations.items() if "default" in entry}
 
 
 def _as_text(value: Any) -> str:
@@ -222,7 +226,7 @@ def build_graphs(runs: list[Run]) -> list[dict[str, Any]]:
     import pulumi_aws
     import pulumi_tls
 
-    # The access to an attribute loads a module.
+    # The packages load a module when its attribute is first accessed.
     for service in ("cloudwatch", "ebs", "ec2", "iam", "kms", "s3", "secretsmanager", "ssm", "vpc"):
         getattr(getattr(pulumi_aws, service), "loaded", None)
     getattr(pulumi_tls, "loaded", None)
@@ -233,19 +237,19 @@ def build_graphs(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _in_child(run: Run) -> dict[str, Any]:
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with os.fdopen(writing, "w") as answer:
+        with os.fdopen(write_end, "w") as pipe:
             try:
                 result = build_graph(run)
-            except BaseException as error:  # (tests read the errors of wrong configurations)
+            except BaseException as error:  # Tests read the errors of invalid configurations.
                 result = {"error": f"{type(error).__name__}: {error}"}
-            json.dump(result, answer, default=str)
+            json.dump(result, pipe, default=str)
         os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        result = json.load(answer)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        result = json.load(pipe)
     os.waitpid(pid, 0)
     return dict(result)
 

@@ -43,7 +43,7 @@ class SubmittedJob:
         return [event for event in self.events if event["event"] == "commit"]
 
     @property
-    def python(self) -> int:
+    def python_pid(self) -> int:
         """Id of the process that runs the program. Its parent is the JVM, which starts other processes, too."""
         pids = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -70,6 +70,6 @@ class SubmittedJob:
         return self._errors.read_text()
 
     @property
-    def sentences(self) -> list[str]:
-        """The lines of the job on standard error."""
+    def error_lines(self) -> list[str]:
+        """The job's own lines on standard error, without those of Spark."""
         return [line for line in self.error.splitlines() if line.startswith(f"{self._program}: ")]

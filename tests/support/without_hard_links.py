@@ -37,7 +37,7 @@ _LATER_SECONDS = 0.5
 
 
 class Links:
-    """Answers every link of this thread and of the processes that it starts.
+    """Answers every request for a link by this thread or by a process that it starts.
 
     Attributes:
         requests: Number of requested links.
@@ -48,7 +48,7 @@ class Links:
         self.requests = 0
         self._error = error
         self._later = later
-        # A filter applies to the thread that installs it. The serving thread starts before, because it creates links.
+        # A filter applies to the thread that installs it. The serving thread creates links, so it starts before.
         self._listener: int | None = None
         self._ready = threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -61,25 +61,26 @@ class Links:
         while True:
             question = bytearray(_QUESTION.size)
             fcntl.ioctl(self._listener, _RECEIVE, question)
-            name, pid, _, number, _, _, *arguments = _QUESTION.unpack(question)
+            request_id, pid, _, number, _, _, *arguments = _QUESTION.unpack(question)
             self.requests += 1
             if self._later and self.requests == 1:
-                first = 1 if SYSTEM_CALLS[platform.machine()][number] else 0
-                source, target = (_text(pid, arguments[index]) for index in (first, 2 * first + 1))
+                folders = 1 if SYSTEM_CALLS[platform.machine()][number] else 0
+                source, target = (_read_text(pid, arguments[index]) for index in (folders, 2 * folders + 1))
                 # A second link keeps the file, because the log store removes the source.
                 second_link = f"{target}.link"
                 os.link(source, second_link)
                 threading.Timer(_LATER_SECONDS, os.rename, (second_link, target)).start()
-            fcntl.ioctl(self._listener, _SEND, _ANSWER.pack(name, 0, -self._error, 0))
+            fcntl.ioctl(self._listener, _SEND, _ANSWER.pack(request_id, 0, -self._error, 0))
 
 
-def _text(pid: int, address: int) -> str:
+def _read_text(pid: int, address: int) -> str:
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         return os.fsdecode(memory.read(4096).split(b"\0", 1)[0])
 
 
 def _filter_links() -> int:
+    """Install the filter for this thread; return the file descriptor that receives the requests."""
     numbers = SYSTEM_CALLS[platform.machine()]
     code = [(_LOAD, 0, 0, 0)]
     # Jump to the last instruction, which asks this process.

@@ -14,7 +14,7 @@ from lock_manager.testing.embedded import find_java
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the path of the archive in a new environment, which has none."""
+    """Return the archive's path in a new environment that does not contain an archive yet."""
     monkeypatch.setattr(class_archives.sys, "prefix", str(tmp_path))
     path = archive_path(SPARK)
     path.parent.mkdir(parents=True)

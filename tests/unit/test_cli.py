@@ -48,10 +48,10 @@ def run_process(
 
 
 def test_help_names_every_command_and_every_command_has_help() -> None:
-    top = run("--help")
-    assert top.exit_code == 0
+    overview = run("--help")
+    assert overview.exit_code == 0
     for command in COMMANDS:
-        assert command in top.output
+        assert command in overview.output
         result = run(command, "--help")
         assert result.exit_code == 0
         assert f"Usage: sluice {command}" in result.output
@@ -105,9 +105,9 @@ def test_sample_writes_flights_once(tmp_path: Path) -> None:
     texts = [path.read_text() for path in paths]
     assert [len(text.splitlines()) for text in texts] == [31, 31, 31]
     assert ",NA," not in "".join(texts)
-    modified = [path.stat().st_mtime_ns for path in paths]
+    modification_times = [path.stat().st_mtime_ns for path in paths]
     assert run("sample", str(folder)).exit_code == 0
-    assert [path.stat().st_mtime_ns for path in paths] == modified
+    assert [path.stat().st_mtime_ns for path in paths] == modification_times
     paths[0].write_text("mine\n")
     for target in (folder, paths[0]):
         result = run("sample", str(target))

@@ -1,4 +1,4 @@
-"""`sluice log` lists commits, the newest first, and marks commits without the lock. Arguments of `sluice adopt`."""
+"""`sluice log` lists commits, newest first, and marks commits without the lock; `sluice adopt` checks its arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sluice.audit.log_files import parse_commit
 from sluice.commands.app import app
 
-RUN = CliRunner()
+RUNNER = CliRunner()
 
 
 def write_version(table: Path, version: int, *actions: dict[str, Any], **info: Any) -> None:
@@ -58,7 +58,7 @@ def table(tmp_path: Path) -> Path:
 
 def printed_log(table: Path) -> tuple[str, list[list[str]]]:
     """Return the printed title, and the words of each commit's line."""
-    result = RUN.invoke(app, ["log", str(table)])
+    result = RUNNER.invoke(app, ["log", str(table)])
     assert result.exit_code == 0
     title, *lines = result.stdout.splitlines()
     return title.strip(), [line.split() for line in lines if line.strip()[:1].isdecimal()]
@@ -91,14 +91,14 @@ def test_a_job_with_brackets_is_printed_as_it_is(table: Path) -> None:
 
 def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
     write_version(table, 4, {"metaData": {"configuration": {"sluice.ensemble": "another"}}}, operationMetrics={})
-    result = RUN.invoke(app, ["log", str(table), "--json", "--limit", "3"])
+    result = RUNNER.invoke(app, ["log", str(table), "--json", "--limit", "3"])
     assert result.exit_code == 0
     output = json.loads(result.stdout)
     assert output["table"] == str(table)
-    adoption, write, observed = output["commits"]
+    adoption, locked_commit, observed_commit = output["commits"]
     assert (adoption["version"], adoption["adopted_by"]) == (4, "another")
     assert (adoption["rows"], adoption["locked"]) == (None, False)
-    assert write == {
+    assert locked_commit == {
         "version": 3,
         "timestamp": 1_795_261_763.0,
         "operation": "WRITE",
@@ -117,28 +117,28 @@ def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
         "adopted_by": None,
         "adopted_name": None,
     }
-    assert (observed["locked"], observed["observed"]) == (False, "LockNotHeldError")
+    assert (observed_commit["locked"], observed_commit["observed"]) == (False, "LockNotHeldError")
 
 
 def test_a_limit_reads_no_further_versions_and_0_is_no_limit(table: Path) -> None:
     (table / "_delta_log" / f"{0:020}.json").write_text("{")
-    limited = RUN.invoke(app, ["log", str(table), "--limit", "3"])
-    assert limited.exit_code == 0
-    assert "problem" not in limited.stdout
-    unlimited = RUN.invoke(app, ["log", str(table), "--limit", "0"])
-    assert unlimited.exit_code == 0
-    assert "problem: version 0 cannot be read" in unlimited.stdout
+    limited_log = RUNNER.invoke(app, ["log", str(table), "--limit", "3"])
+    assert limited_log.exit_code == 0
+    assert "problem" not in limited_log.stdout
+    complete_log = RUNNER.invoke(app, ["log", str(table), "--limit", "0"])
+    assert complete_log.exit_code == 0
+    assert "problem: version 0 cannot be read" in complete_log.stdout
 
 
 def test_a_missing_table_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
-    result = RUN.invoke(app, ["log", str(tmp_path / "nothing")])
+    result = RUNNER.invoke(app, ["log", str(tmp_path / "nothing")])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("sluice: there is no Delta table at")
 
 
 @pytest.mark.parametrize("command", ["log", "adopt"])
 def test_a_command_without_a_table_exits_with_code_2(command: str) -> None:
-    assert RUN.invoke(app, [command]).exit_code == 2
+    assert RUNNER.invoke(app, [command]).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_adopt_checks_its_arguments_before_it_starts_spark(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLUICE_ZK_HOSTS", raising=False)
-    result = RUN.invoke(app, ["adopt", "/nowhere", *arguments])
+    result = RUNNER.invoke(app, ["adopt", "/nowhere", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -181,5 +181,5 @@ def test_rows_counts_the_rows_that_the_operation_changed(metrics: dict[str, Any]
     [{"stats": json.dumps({"numRecords": 3}), "dataChange": False}, {"dataChange": True}],
     ids=["compaction", "no statistics"],
 )
-def test_the_number_of_rows_is_unknown(file: dict[str, Any]) -> None:
+def test_rows_of_a_compaction_or_without_statistics_are_unknown(file: dict[str, Any]) -> None:
     assert parse_commit(0, json.dumps({"add": {"path": "a", **file}}).encode()).rows is None

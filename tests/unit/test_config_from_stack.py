@@ -77,8 +77,8 @@ class ConfigCommand:
 
     def variables(self) -> dict[str, str]:
         """Return the variables that a shell with an empty environment gets from the file."""
-        show = "import json, os; print(json.dumps(dict(os.environ)))"
-        program = f"set -a; . {self.environment_file}; {sys.executable} -c '{show}'"
+        print_environment = "import json, os; print(json.dumps(dict(os.environ)))"
+        program = f"set -a; . {self.environment_file}; {sys.executable} -c '{print_environment}'"
         output = subprocess.run(["sh", "-ec", program], env={}, check=True, capture_output=True, text=True).stdout
         return {name: value for name, value in json.loads(output).items() if name.startswith(("SLUICE_", "AWS_"))}
 
@@ -108,7 +108,7 @@ def test_the_lock_reads_the_outputs_of_the_stack(config: ConfigCommand, monkeypa
 
 
 def test_docker_and_systemd_read_the_same_values_as_a_shell(config: ConfigCommand) -> None:
-    """Their format has no quotes."""
+    """Docker and systemd do not remove quotes from a value, so the file must not contain any."""
     config.run()
     lines = config.environment_file.read_text(encoding="utf-8").splitlines()
     assert dict(line.split("=", 1) for line in lines) == config.variables()
@@ -125,7 +125,7 @@ def test_spark_gets_the_guarded_log_store(config: ConfigCommand) -> None:
 
 
 def test_spark_submit_reads_the_file(config: ConfigCommand) -> None:
-    """Any program has the settings in its SparkConf; this one starts no context."""
+    """spark-submit puts the settings into the program's SparkConf. This program starts no Spark context."""
     config.run()
     program = config.folder / "program.py"
     program.write_text(
@@ -156,17 +156,17 @@ def test_a_role_without_a_secret_gets_no_arn(config: ConfigCommand, arns: object
 
 
 def test_the_command_prints_its_files_and_the_next_step(config: ConfigCommand) -> None:
-    written, next_step = config.run().stdout.splitlines()
-    assert written == f"wrote {config.defaults_file} and {config.environment_file}"
+    files_line, next_step = config.run().stdout.splitlines()
+    assert files_line == f"wrote {config.defaults_file} and {config.environment_file}"
     assert f"spark-submit --properties-file {config.defaults_file} $(sluice submit-args) " in next_step
     assert "s3a://lake-7f3a/" in next_step
     assert config.files() == FILES
 
 
-@pytest.mark.parametrize("dash", [["-"], []])
-def test_outputs_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dash: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_outputs_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["config", "from-stack", *dash], input=json.dumps(OUTPUTS))
+    result = CliRunner().invoke(app, ["config", "from-stack", *arguments], input=json.dumps(OUTPUTS))
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} == FILES
     assert "(set -a; . ./sluice.env; " in result.stdout
@@ -213,7 +213,7 @@ def test_values_that_the_lock_refuses_are_not_written(
 ) -> None:
     error = config.refusal(**changes)
     assert message in error
-    assert "hunter2" not in error, "a secret in the place of an ARN is shown"
+    assert "hunter2" not in error, "the error shows a value that is not an ARN and may be a secret"
     assert not config.conf.exists()
 
 

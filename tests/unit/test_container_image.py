@@ -1,6 +1,6 @@
 """The image of a ZooKeeper container, and the choice of its port.
 
-A stand-in answers for the Docker engine: no test needs Docker.
+A stand-in replaces the Docker engine: no test needs Docker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PORT_IN_USE = "Bind for 127.0.0.1:20001 failed: port is already allocated"
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Lists its images, and pulls the public one if it can reach a registry."""
+    """A stand-in for the Docker engine: it lists its images, and pulls the public image if it can reach a registry."""
 
     images: frozenset[str] = frozenset()
     reaches_registry = False
@@ -42,8 +42,8 @@ class Engine(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path.endswith("/images/json"):
-            matching = [name for name in self.images if f'"{name}"' in unquote(self.path)]
-            self.answer([{"Id": f"sha256:{name}", "RepoTags": [name]} for name in matching])
+            names = [name for name in self.images if f'"{name}"' in unquote(self.path)]
+            self.answer([{"Id": f"sha256:{name}", "RepoTags": [name]} for name in names])
         elif "/images/" in path:
             self.answer({"Id": "sha256:1", "RepoTags": [], "Size": 1})
         else:
@@ -107,7 +107,7 @@ def test_the_header_of_pytest_names_the_image_or_a_reason(
 
 @dataclass
 class ScriptedServer:
-    """A server whose starts fail with the given errors, one after the other; an empty one is a success."""
+    """A server whose starts fail with these errors, in order. A start with an empty error succeeds."""
 
     errors: list[str]
 
@@ -120,24 +120,24 @@ class ScriptedServer:
 
 
 def start_container(monkeypatch: pytest.MonkeyPatch, *errors: str) -> list[str]:
-    """Start a ZooKeeper whose starts have these errors; return the errors that no start met."""
+    """Start a ZooKeeper whose starts fail with these errors, in order; return the errors that remain."""
     server: Any = ScriptedServer(list(errors))
     monkeypatch.setattr(containers, "docker_engine", nullcontext)
     monkeypatch.setattr(containers, "_reaper_process", lambda _: nullcontext())
     monkeypatch.setattr(ContainerZooKeeper, "_create", lambda self, *_: self.servers.append(server))
-    with ContainerZooKeeper("any") as running:
-        assert len(running.servers) == 1
+    with ContainerZooKeeper("any") as ensemble:
+        assert len(ensemble.servers) == 1
     return server.errors  # type: ignore[no-any-return]
 
 
 def test_a_port_that_is_in_use_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    bind_failed = "failed to bind host port for 127.0.0.1:20001: address already in use"
+    address_in_use = "failed to bind host port for 127.0.0.1:20001: address already in use"
     assert start_container(monkeypatch, "", "no second start") == ["no second start"]
-    assert start_container(monkeypatch, PORT_IN_USE, bind_failed, "") == []
+    assert start_container(monkeypatch, PORT_IN_USE, address_in_use, "") == []
     with pytest.raises(ContainerError, match="port is already allocated"):
         start_container(monkeypatch, *[PORT_IN_USE] * 9)
 
 
-def test_another_error_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_is_not_repeated_after_another_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ContainerError, match="no space left"):
         start_container(monkeypatch, "no space left on device", "")

@@ -23,7 +23,7 @@ SOURCE = Contents(
 
 
 def commit(number: int, **changes: Any) -> AcknowledgedCommit:
-    """Return a commit of two rows, requested at 10 s; holds take 3 s and start every 10 s from 100 s on."""
+    """Return a commit of two rows. Its hold starts ``100 + 10 * number`` seconds after the start and takes 3 s."""
     fields = {
         "writer": number % 2 + 1,
         "commit_id": f"c{number}",
@@ -37,7 +37,7 @@ def commit(number: int, **changes: Any) -> AcknowledgedCommit:
     return AcknowledgedCommit(**(fields | changes))
 
 
-def logged(number: int, **changes: Any) -> LogCommit:
+def logged_commit(number: int, **changes: Any) -> LogCommit:
     stamp = CommitStamp(f"c{number}", f"h{number}", "e", {"s3://lake/t": number + 1}, {}, 100.0 + 10 * number)
     return replace(LogCommit(number, 102.0 + 10 * number, read_version=number - 1, stamp=stamp), **changes)
 
@@ -51,7 +51,7 @@ class Record:
             self.writers[number % 2].commits.append(commit(number))
         for writer in self.writers:
             writer.end(0, 140.0)
-        self.log = [logged(number) for number in range(4)]
+        self.log = [logged_commit(number) for number in range(4)]
         self.table = Contents(Counter(SOURCE.keys), dict(SOURCE.sums))
         self.locked = True
 
@@ -93,7 +93,7 @@ def test_a_missing_version_is_counted(record: Record) -> None:
 
 
 def test_a_commit_that_no_writer_reported_is_reported(record: Record) -> None:
-    record.log.append(logged(4))
+    record.log.append(logged_commit(4))
     assert record.judge().problems == ("1 commit in the log, but reported by no writer: c4",)
 
 
@@ -116,9 +116,9 @@ def test_overlapping_holds_are_reported(record: Record) -> None:
 
 
 def test_missing_duplicate_and_unexpected_rows_are_reported(record: Record) -> None:
-    missing, duplicate, *_ = record.table.keys
-    record.table.keys.pop(missing)
-    record.table.keys[duplicate] += 1
+    missing_key, duplicate_key, *_ = record.table.keys
+    record.table.keys.pop(missing_key)
+    record.table.keys[duplicate_key] += 1
     record.table.keys["2014-01-01T00:00:00Z", "UA", "1"] += 1
     outcome = record.judge()
     assert (outcome.rows_found, outcome.missing_rows, outcome.duplicate_rows, outcome.unexpected_rows) == (9, 1, 1, 1)
@@ -166,7 +166,7 @@ def test_an_empty_load_is_reported_without_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "name"),
+    ("metadata", "expected_id"),
     [
         ('{"rival": {"commit_id": "r1"}}', "r1"),
         ('{"rival": {"commit_id": 1}}', None),
@@ -174,13 +174,13 @@ def test_an_empty_load_is_reported_without_an_error() -> None:
         ("x", None),
     ],
 )
-def test_commits_without_the_lock_have_an_id_in_their_metadata(metadata: str, name: str | None) -> None:
-    assert commit_id(LogCommit(0, user_metadata=metadata)) == name
+def test_commits_without_the_lock_have_an_id_in_their_metadata(metadata: str, expected_id: str | None) -> None:
+    assert commit_id(LogCommit(0, user_metadata=metadata)) == expected_id
     assert commit_id(LogCommit(0)) is None
 
 
 @pytest.mark.parametrize(
-    ("holds", "pairs"),
+    ("holds", "pair_count"),
     [
         ([(0, 1, "a"), (1, 2, "b"), (2, 3, "a")], 0),
         ([(0, 2, "a"), (1, 3, "b")], 1),
@@ -191,11 +191,11 @@ def test_commits_without_the_lock_have_an_id_in_their_metadata(metadata: str, na
         ([], 0),
     ],
 )
-def test_overlaps_finds_every_pair(holds: list[tuple[float, float, str]], pairs: int) -> None:
-    assert len(find_overlaps([Interval(*hold) for hold in holds])) == pairs
+def test_overlaps_finds_every_pair(holds: list[tuple[float, float, str]], pair_count: int) -> None:
+    assert len(find_overlaps([Interval(*hold) for hold in holds])) == pair_count
 
 
-def test_the_lines_of_a_writer_change_its_state() -> None:
+def test_the_output_lines_of_a_writer_change_its_state() -> None:
     writer = Writer(3, 50.0)
     assert (writer.phase, writer.since, writer.is_running) == (Phase.STARTING, 50.0, True)
     writer.apply({"event": "begun", "commit": 1, "commits": 2, "begun_at": 60.0}, 60.1)

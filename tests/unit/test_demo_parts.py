@@ -32,8 +32,8 @@ from sluice.local.s3 import LocalS3
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_each_flight_goes_to_exactly_one_writer(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_a_limit_larger_than_the_data_set_takes_all_flights(tmp_path: Path) -> N
     (path,), contents = deal_flights(tmp_path, 1, limit=10**9)
     assert contents.rows == len(contents.keys) == 336_776
     assert contents.sums["distance"] == (336_776, 350_217_607)
-    with path.open() as stream:
-        assert sum(1 for _ in stream) == 336_777
+    with path.open() as file:
+        assert sum(1 for _ in file) == 336_777
 
 
 def test_contents_of_the_table_equal_the_contents_of_the_files(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_only_an_output_folder_of_a_demo_is_cleared(tmp_path: Path) -> None:
     for name in ("report.json", "timeline.png", "comparison.png"):
         (folder / name).write_text("{}")
     assert clear_output(folder) == folder
-    assert len(list(folder.iterdir())) == 4, "a second demo that fails leaves the earlier results"
+    assert len(list(folder.iterdir())) == 4, "the start of a second demo removed earlier results or added files"
     (folder / "logs").mkdir()
     (folder / "notes.txt").write_text("added by a person")
     clear_output(folder)
@@ -94,7 +94,7 @@ def test_only_an_output_folder_of_a_demo_is_cleared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "prefixes"),
+    ("variables", "expected_prefixes"),
     [
         ({}, {"no_proxy": "", "NO_PROXY": ""}),
         ({"NO_PROXY": "a,b"}, {"no_proxy": "a,b,", "NO_PROXY": "a,b,"}),
@@ -102,7 +102,7 @@ def test_only_an_output_folder_of_a_demo_is_cleared(tmp_path: Path) -> None:
     ],
 )
 def test_the_embedded_s3_is_excluded_from_proxies(
-    variables: dict[str, str], prefixes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], expected_prefixes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -111,7 +111,7 @@ def test_the_embedded_s3_is_excluded_from_proxies(
     monkeypatch.setattr(LocalS3, "start", lambda self: self)
     monkeypatch.setattr(LocalS3, "create_bucket", lambda *_: None)
     monkeypatch.setattr(LocalS3, "endpoint", "http://127.0.0.1:1")
-    expected = {name: prefix + "127.0.0.1,localhost" for name, prefix in prefixes.items()}
+    expected = {name: prefix + "127.0.0.1,localhost" for name, prefix in expected_prefixes.items()}
     with open_store("s3", tmp_path) as store:
         assert {name: store.environment[name] for name in expected} == expected
         assert {name: os.environ[name] for name in expected} == expected
@@ -139,7 +139,7 @@ def test_writers_get_equal_shares_of_the_commits() -> None:
 
 
 def loading_writers(*, locked: bool) -> list[Writer]:
-    """Return two writers with three commits each, which still run."""
+    """Return two running writers with three commits each."""
     writers = [Writer(1, 1000.0), Writer(2, 1000.5)]
     for number in range(6):
         start = 1010.0 + 2 * number
@@ -151,7 +151,7 @@ def loading_writers(*, locked: bool) -> list[Writer]:
     return writers
 
 
-def judged(writers: list[Writer], *, locked: bool, log: Sequence[LogCommit] = (), seconds: float = 30.0) -> Outcome:
+def outcome_of(writers: list[Writer], *, locked: bool, log: Sequence[LogCommit] = (), seconds: float = 30.0) -> Outcome:
     return judge(writers, list(log), Contents(), Contents(), locked=locked, commits_planned=6, wall_seconds=seconds)
 
 
@@ -159,7 +159,7 @@ def finished_load(*, locked: bool) -> Load:
     writers = loading_writers(locked=locked)
     for writer in writers:
         writer.end(0, 1030.0)
-    return Load("flights", writers, judged(writers, locked=locked))
+    return Load("flights", writers, outcome_of(writers, locked=locked))
 
 
 def new_demo(folder: Path, *, width: int = 80, **options: Any) -> tuple[_Demo, io.StringIO]:
@@ -202,10 +202,10 @@ def test_the_picture_shows_every_hold(tmp_path: Path) -> None:
     pixels = imread(tmp_path / "holds.png")[..., :3]
     channels = [channel / 255 for channel in bytes.fromhex("E69F00")]
     columns = (abs(pixels - channels) < 0.06).all(axis=2).any(axis=0).sum()
-    assert columns >= 6, "a column of pixels for each hold of 10 ms in 1000 s"
+    assert columns >= 6, "a hold of 10 ms in 1000 s has no column of pixels"
 
 
-def test_the_title_counts_all_conflicts_and_the_unacknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_title_counts_all_and_unacknowledged_conflicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit ``unknown`` is in the log, but no writer reported it."""
     log = [
         LogCommit(version=number, user_metadata=json.dumps({"rival": {"commit_id": name}}), read_version=read_version)
@@ -214,12 +214,12 @@ def test_the_title_counts_all_conflicts_and_the_unacknowledged(tmp_path: Path, m
     loads = []
     for locked in (True, False):
         writers = loading_writers(locked=locked)
-        loads.append(Load("flights", writers, judged(writers, locked=locked, log=log)))
-    drawn: list[Lanes] = []
-    monkeypatch.setattr("sluice.demo.run.draw_timeline", lambda _, lanes: drawn.extend(lanes))
+        loads.append(Load("flights", writers, outcome_of(writers, locked=locked, log=log)))
+    drawn_lanes: list[Lanes] = []
+    monkeypatch.setattr("sluice.demo.run.draw_timeline", lambda _, lanes: drawn_lanes.extend(lanes))
     demo, _ = new_demo(tmp_path)
     _report_comparison(demo, *loads)
-    with_lock, without_lock = timeline_figure(drawn).axes
+    with_lock, without_lock = timeline_figure(drawn_lanes).axes
     assert "conflict" not in with_lock.get_title(loc="left")
     assert without_lock.get_title(loc="left").endswith("3 conflicts, 1 of them not acknowledged")
     marks = [line for line in without_lock.lines if line.get_marker() == "x"]
@@ -246,7 +246,8 @@ def test_the_picture_of_a_failed_load_has_the_same_width(tmp_path: Path) -> None
     assert png_size(tmp_path / "t.png")[0] == 1650
 
 
-def test_progress_in_a_file_is_a_line_every_ten_seconds() -> None:
+def test_a_short_load_prints_one_progress_line_to_a_file() -> None:
+    """A longer load prints a line every 10 s."""
     output = io.StringIO()
     writers = loading_writers(locked=True)
     writers[0].apply({"event": "begun", "begun_at": 1.0}, 1.0)
@@ -297,7 +298,7 @@ def test_the_outcome_is_printed_and_reported_as_json(tmp_path: Path) -> None:
 def test_a_comparison_is_printed_side_by_side() -> None:
     writers = finished_load(locked=False).writers
     writers[0].retried_at += [1011.0, 1012.0]
-    unlocked = judged(writers, locked=False, seconds=99.0)
+    unlocked = outcome_of(writers, locked=False, seconds=99.0)
     output = io.StringIO()
     print_comparison(finished_load(locked=True).outcome, unlocked, Console(file=output, width=100))
     lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]

@@ -45,7 +45,7 @@ def test_each_promise_names_existing_tests_and_a_control() -> None:
         assert not [test for test in named_tests(tests) + named_tests(control) if not exists(test)]
 
 
-def collected(tests: Iterable[str]) -> set[str]:
+def find_in_make_test(tests: Iterable[str]) -> set[str]:
     """Return the tests with at least one parameter in `make test`."""
     files = sorted({f"tests/{test.partition('::')[0]}" for test in tests})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not full and not soak", *files]
@@ -55,10 +55,10 @@ def collected(tests: Iterable[str]) -> set[str]:
 
 def test_the_tests_of_promises_are_part_of_make_test() -> None:
     tests = {test for row in promises() for cell in row[1:3] for test in named_tests(cell)}
-    # The control: a soak is not part of `make test`.
+    # The control: `make test` does not contain a soak.
     soak = "faults/test_hot_merges.py::test_merges_of_many_drivers_are_serializable"
     assert exists(soak)
-    assert {*tests, soak} - collected([*tests, soak]) == {soak}
+    assert {*tests, soak} - find_in_make_test([*tests, soak]) == {soak}
 
 
 @pytest.mark.parametrize("test", ["unit/test_develop.py::test_nothing_of_this_name", "unit/test_gone.py::test_x"])
@@ -75,15 +75,17 @@ def paths_in_map() -> set[str]:
         depth = len(line) - len(line.lstrip())
         folder = "".join(name for level, name in sorted(parents.items()) if level < depth)
         names = re.findall(r"(?:^|[\s,])([\w]+(?:\.py|/))(?=[\s,]|$)", line)
-        head = line.split()[0]
-        # A folder is followed by its siblings or by its contents.
+        first_word = line.split()[0]
+        # A line that begins with a folder lists the folder's siblings or its contents.
         paths |= {
-            inner if head.endswith("/") and (ROOT / (inner := folder + head + name)).exists() else folder + name
+            inner_path
+            if first_word.endswith("/") and (ROOT / (inner_path := folder + first_word + name)).exists()
+            else folder + name
             for name in names
         }
         parents = {level: name for level, name in parents.items() if level < depth}
-        if head.endswith("/"):
-            parents[depth] = head
+        if first_word.endswith("/"):
+            parents[depth] = first_word
     return paths
 
 
@@ -109,11 +111,11 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def test_links_between_pages_have_a_target() -> None:
-    broken = []
+    broken_links = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", text):
-            linked = page.parent / target if target else page
-            if not linked.exists() or (anchor and anchor not in anchors_of(linked)):
-                broken.append(f"{page.name}: {target}#{anchor}")
-    assert broken == []
+            linked_page = page.parent / target if target else page
+            if not linked_page.exists() or (anchor and anchor not in anchors_of(linked_page)):
+                broken_links.append(f"{page.name}: {target}#{anchor}")
+    assert broken_links == []

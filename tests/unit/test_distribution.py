@@ -21,7 +21,7 @@ from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 @pytest.fixture
 def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Files with the names of the pinned jars, in a folder with a space in its name."""
+    """Create empty files with the names of the pinned jars in a folder whose name contains a space."""
     folder = tmp_path / "the jars"
     folder.mkdir()
     monkeypatch.setenv("SLUICE_JARS", str(folder))
@@ -42,7 +42,7 @@ def test_the_zip_is_reproducible(tmp_path: Path) -> None:
 
 
 def test_the_zip_contains_only_the_imports_of_jobs(tmp_path: Path) -> None:
-    with zipfile.ZipFile(build_zip(tmp_path / "it.zip")) as archive:
+    with zipfile.ZipFile(build_zip(tmp_path / "jobs.zip")) as archive:
         names = archive.namelist()
         entries = archive.infolist()
     assert names == sorted(set(names))
@@ -54,15 +54,15 @@ def test_the_zip_contains_only_the_imports_of_jobs(tmp_path: Path) -> None:
 
 
 def test_the_lock_can_be_imported_from_the_zip_alone(tmp_path: Path) -> None:
-    archive = build_zip(tmp_path / "it.zip")
+    archive = build_zip(tmp_path / "jobs.zip")
     program = (
         f"import sys; sys.path.insert(0, {str(archive)!r})\n"
         "import kazoo, lock_manager\n"
-        "assert all('it.zip' in module.__file__ for module in (kazoo, lock_manager))\n"
+        "assert all('jobs.zip' in module.__file__ for module in (kazoo, lock_manager))\n"
         "lock_manager.ZookeeperLockManager('127.0.0.1:1').close()\n"
         "lock_manager.Security(auth='sasl', username='a', password='b')\n"
     )
-    # Without the environment and without installed packages.
+    # -I ignores the environment variables of Python, and -S the installed packages.
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, cwd=tmp_path)
 
 
@@ -95,12 +95,12 @@ def test_the_error_for_a_missing_jar_names_the_command(jars: list[Path]) -> None
 
 def test_an_optional_package_that_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "_OPTIONAL_PACKAGES", ("no_such_package",))
-    with zipfile.ZipFile(build_zip(tmp_path / "it.zip")) as archive:
+    with zipfile.ZipFile(build_zip(tmp_path / "jobs.zip")) as archive:
         assert {name.split("/")[0] for name in archive.namelist()} == {"lock_manager", "writer_jobs", "kazoo"}
 
 
 def test_the_error_for_a_missing_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "_PACKAGES", ("lock_manager", "no_such_package"))
     with pytest.raises(DistributionError, match="no_such_package"):
-        build_zip(tmp_path / "it.zip")
+        build_zip(tmp_path / "jobs.zip")
     assert list(tmp_path.iterdir()) == []

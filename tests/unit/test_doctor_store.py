@@ -1,4 +1,4 @@
-"""The doctor's trial of a store with rivals: a round counts if all rivals send their request at the same moment."""
+"""The doctor's test of a store with rivals: a round counts if all rivals send their request at the same moment."""
 
 from __future__ import annotations
 

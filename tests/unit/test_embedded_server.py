@@ -34,7 +34,8 @@ def test_each_server_that_ends_is_reported_once(ensemble: EmbeddedZooKeeper) -> 
     for server in (first, second):
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        assert server.output.read() == b"", "the server must end before wait_for_end is called"
+        # The read returns when the server has ended.
+        assert server.output.read() == b"", "the killed server wrote output"
     assert {ensemble.wait_for_end(), ensemble.wait_for_end()} == {first, second}
     first.start()
     third.kill()

@@ -1,4 +1,4 @@
-"""The public names of ``lock_manager``, and its errors and those of ``writer_jobs``: they can be pickled."""
+"""The public names of ``lock_manager``; pickled errors of ``lock_manager`` and ``writer_jobs``, and their messages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lock_manager import (
 )
 from writer_jobs import errors
 
-FAILED = errors.WriteFailedError(table="s3://b/t", reason="no")
-UNKNOWN = errors.CommitUnknownError(table="s3://b/t", reason="no", commit_id="c")
-UNPROVEN = errors.UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c")
+WRITE_FAILED = errors.WriteFailedError(table="s3://b/t", reason="no")
+COMMIT_UNKNOWN = errors.CommitUnknownError(table="s3://b/t", reason="no", commit_id="c")
+UNPROVEN_COMMIT = errors.UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c")
 EXAMPLES = [
     SettingsError("bad"),
     EnsembleUnavailableError("a:1", 3.0),
@@ -34,9 +34,9 @@ EXAMPLES = [
     EnsembleMismatchError(resource="s3://l/t", ensemble="b", adopted_by="a"),
     TableNameMismatchError(resource="s3://alias/t", adopted_name="s3://l/t"),
     LockLostError(resource="s3://l/t", hold_id="x", reason="gone", commits={"s3://l/t": (3,)}),
-    FAILED,
-    UNKNOWN,
-    UNPROVEN,
+    WRITE_FAILED,
+    COMMIT_UNKNOWN,
+    UNPROVEN_COMMIT,
     errors.StorageError("s3a://b: no"),
     errors.UnsupportedSessionError("no"),
     errors.TableError("no"),
@@ -61,11 +61,11 @@ def test_errors_can_be_pickled(error):
 
 
 def test_error_messages_state_the_outcome_for_the_table():
-    assert str(FAILED) == "the write to s3://b/t failed, and nothing of it is in the table: no"
-    assert "is not known" in str(UNKNOWN)
-    assert "look for c in `sluice log" in str(UNKNOWN)
-    assert "as version 7" in str(UNPROVEN)
-    assert isinstance(UNPROVEN, LockLostError)
+    assert str(WRITE_FAILED) == "the write to s3://b/t failed, and nothing of it is in the table: no"
+    assert "is not known" in str(COMMIT_UNKNOWN)
+    assert "look for c in `sluice log" in str(COMMIT_UNKNOWN)
+    assert "as version 7" in str(UNPROVEN_COMMIT)
+    assert isinstance(UNPROVEN_COMMIT, LockLostError)
     assert issubclass(errors.StorageError, OSError)
 
 

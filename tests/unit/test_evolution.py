@@ -26,7 +26,7 @@ from writer_jobs.delta.type_differences import holds, missing_fields, type_diffe
 from writer_jobs.merge.evolution import alter_clauses, target_type
 
 # Pairs of a table's type and the rows' type. A value is stored unchanged, or it is too large and Spark's cast fails.
-HOLDING: list[tuple[DataType, DataType]] = [
+SAFE_PAIRS: list[tuple[DataType, DataType]] = [
     (IntegerType(), IntegerType()),
     (LongType(), IntegerType()),
     (IntegerType(), LongType()),
@@ -38,7 +38,7 @@ HOLDING: list[tuple[DataType, DataType]] = [
     (DecimalType(10, 2), LongType()),
     (LongType(), DecimalType(20, 0)),
 ]
-CHANGING: list[tuple[DataType, DataType]] = [
+UNSAFE_PAIRS: list[tuple[DataType, DataType]] = [
     (FloatType(), DoubleType()),
     (DoubleType(), LongType()),
     (IntegerType(), DoubleType()),
@@ -60,12 +60,12 @@ CHANGING: list[tuple[DataType, DataType]] = [
 ]
 
 
-@pytest.mark.parametrize(("table", "rows"), HOLDING)
+@pytest.mark.parametrize(("table", "rows"), SAFE_PAIRS)
 def test_a_type_keeps_each_value_or_the_cast_fails(table: DataType, rows: DataType) -> None:
     assert holds(table, rows)
 
 
-@pytest.mark.parametrize(("table", "rows"), CHANGING)
+@pytest.mark.parametrize(("table", "rows"), UNSAFE_PAIRS)
 def test_a_type_that_could_change_a_value_is_refused(table: DataType, rows: DataType) -> None:
     assert not holds(table, rows)
     assert target_type(table, rows) == rows
@@ -87,7 +87,7 @@ def test_rows_take_the_type_of_a_column_that_holds_their_values(
 
 
 def struct(fields: dict[str, DataType]) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in fields.items()])
+    return StructType([StructField(name, data_type) for name, data_type in fields.items()])
 
 
 TABLE = struct(
@@ -126,9 +126,11 @@ def test_type_differences_are_reported_at_any_depth() -> None:
 
 
 def test_a_table_is_altered_at_any_depth() -> None:
-    new = "`a`.`z-1` struct<`b c`: int>, `l`.`element`.`y` date, `m`.`value`.`n` map<string, array<int>>, `more` string"
+    new_columns = (
+        "`a`.`z-1` struct<`b c`: int>, `l`.`element`.`y` date, `m`.`value`.`n` map<string, array<int>>, `more` string"
+    )
     assert alter_clauses(TABLE, ROWS, tuple(ROWS.names)) == [
-        f"ADD COLUMNS ({new})",
+        f"ADD COLUMNS ({new_columns})",
         "SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
         "ALTER COLUMN `id` TYPE bigint",
         "ALTER COLUMN `l`.`element`.`x` TYPE bigint",
@@ -139,7 +141,7 @@ def test_a_table_is_altered_at_any_depth() -> None:
 
 def test_json_is_read_with_the_types_of_the_table() -> None:
     long, text = LongType(), StringType()
-    inferred = struct(
+    inferred_type = struct(
         {
             "id": long,
             "a": struct({"x": long, "z-1": text}),
@@ -148,10 +150,10 @@ def test_json_is_read_with_the_types_of_the_table() -> None:
             "d": DoubleType(),
         }
     )
-    assert type_to_read(TABLE, inferred).simpleString() == (
+    assert type_to_read(TABLE, inferred_type).simpleString() == (
         "struct<id:int,a:struct<x:int,y:string,z-1:string>,l:array<struct<x:int,y:string>>,"
         "m:map<int,struct<x:int,y:string>>,d:decimal(10,2)>"
     )
-    wide = type_to_read(TABLE, inferred, widens=True)
-    assert wide["a"].dataType.simpleString() == "struct<x:bigint,y:string,z-1:string>"
-    assert wide["m"].dataType.simpleString() == "map<int,struct<x:bigint,y:string>>"
+    widened_type = type_to_read(TABLE, inferred_type, widens=True)
+    assert widened_type["a"].dataType.simpleString() == "struct<x:bigint,y:string,z-1:string>"
+    assert widened_type["m"].dataType.simpleString() == "map<int,struct<x:bigint,y:string>>"

@@ -47,7 +47,7 @@ def test_help_and_documentation_have_the_same_table() -> None:
     rows = [(str(row.code), row.meaning, row.repeat) for row in EXIT_CODES]
     help_rows = re.findall(r"^  (\d+) +(\S+) +(.*)$", HELP, re.MULTILINE)
     assert [(code, meaning, repeat) for code, repeat, meaning in help_rows] == rows
-    documented = re.findall(r"^\| (\d+) \| ([^|]*) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert documented == rows
+    documented_rows = re.findall(r"^\| (\d+) \| ([^|]*) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert documented_rows == rows
     assert len({code for code, *_ in rows}) == len(rows)
     assert [row.code for row in EXIT_CODES if row.repeat == "yes"] == [3, 4, 6, 7, 130, 143]

@@ -36,7 +36,7 @@ needs_promtool = pytest.mark.skipif(
     PROMTOOL is None,
     reason="promtool is not on the PATH: it comes with Prometheus (Debian: apt-get install prometheus)",
 )
-#: Suffix of the series with the start time of a counter, which the client adds.
+#: Suffix of the series that the Prometheus client adds to each counter: its start time.
 CREATED = "_created"
 
 
@@ -59,7 +59,7 @@ METRICS = metrics()
 
 
 def family(name: str) -> str:
-    """Return the documented name of a series: that of the histogram it belongs to, or its own."""
+    """Return the documented name of a series: the name of its histogram, or the series' own name."""
     return re.sub(r"_(bucket|sum|count)$", "", name)
 
 
@@ -97,8 +97,8 @@ def promtool(folder: Path, command: str, content: Mapping[str, Any]) -> str:
 
 
 def parse_errors(folder: Path, queries: Iterable[str]) -> str:
-    """Return the errors of Prometheus' own parser for these expressions, or an empty string."""
-    rules = [{"record": f"board:expression:{number}", "expr": expression} for number, expression in enumerate(queries)]
+    """Return the errors of Prometheus' own parser for these queries, or an empty string."""
+    rules = [{"record": f"board:query:{number}", "expr": query} for number, query in enumerate(queries)]
     return promtool(folder, "check", {"groups": [{"name": "board", "rules": rules}]})
 
 
@@ -115,13 +115,15 @@ def mistakes(board: dict[str, Any]) -> Iterator[str]:
                     yield f"there is no metric {name}"
                     continue
                 labels |= METRICS[name]
-                selected = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
-                yield from (f"{name} has no label {label}" for label in selected - METRICS[name])
+                selector_labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
+                yield from (f"{name} has no label {label}" for label in selector_labels - METRICS[name])
             groups = re.findall(r"\bby \(([^)]*)\)", expression)
-            grouped = {label.strip() for group in groups for label in group.split(",")}
-            yield from (f"{expression} groups by {label}" for label in grouped - labels)
-            shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            yield from (f"{panel['title']} shows {label} without grouping by it" for label in shown - grouped)
+            group_labels = {label.strip() for group in groups for label in group.split(",")}
+            yield from (f"{expression} groups by {label}" for label in group_labels - labels)
+            legend_labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            yield from (
+                f"{panel['title']} shows {label} without grouping by it" for label in legend_labels - group_labels
+            )
 
 
 def test_the_board_queries_existing_metrics_and_labels() -> None:

@@ -53,11 +53,11 @@ def by_state(**values: float) -> Figures:
 
 @dataclass
 class Prometheus:
-    """Scrapes, minute by minute, and the engine that evaluates expressions over them.
+    """The scrapes of each minute, and the engine that evaluates expressions over them.
 
     Attributes:
         folder: Folder for files of promtool.
-        minute: Current time, which is also the start time of new counters.
+        minute: Current time in minutes. It is also the start time of new counters.
 
     """
 
@@ -97,12 +97,12 @@ class Prometheus:
 
     @contextmanager
     def nightly_job(self, name: str, minute: int) -> Iterator[MetricsExporter]:
-        """Run a job of 2 minutes that writes a file, which node_exporter shows at the job's start and at its end."""
+        """Run a job of 2 minutes that writes a file. Prometheus scrapes the file at the job's start and end."""
         file = self.folder / name
 
         def scrape() -> None:
-            written = f'node_textfile_mtime_seconds{{file="{file}"}} {self.minute * 60}\n'
-            self.scrape(name, file.read_text(encoding="utf-8") + written)
+            modification_time = f'node_textfile_mtime_seconds{{file="{file}"}} {self.minute * 60}\n'
+            self.scrape(name, file.read_text(encoding="utf-8") + modification_time)
 
         self.minute = minute
         with MetricsExporter(str(file)) as exporter:
@@ -128,17 +128,18 @@ class Prometheus:
 
 def _values(scrapes: Mapping[int, Mapping[str, float]], name: str, end: int) -> str:
     """Return the values of a series in promtool's notation, from minute 0."""
-    begins = sorted(scrapes)
-    values = [f"_x{begins[0]}"] if begins[0] else []
-    present = False
-    for begin, until in zip(begins, [*begins[1:], end], strict=True):
-        value = scrapes[begin].get(name)
+    minutes = sorted(scrapes)
+    values = [f"_x{minutes[0]}"] if minutes[0] else []
+    is_present = False
+    for minute, next_minute in zip(minutes, [*minutes[1:], end], strict=True):
+        value = scrapes[minute].get(name)
+        repetitions = next_minute - minute - 1
         if value is not None:
-            values.append(f"{value!r}+0x{until - begin - 1}")
+            values.append(f"{value!r}+0x{repetitions}")
         else:
-            values.append("stale" if present else "_")
-            values += [f"_x{until - begin - 1}"] if until - begin > 1 else []
-        present = value is not None
+            values.append("stale" if is_present else "_")
+            values += [f"_x{repetitions}"] if repetitions else []
+        is_present = value is not None
     return " ".join(values)
 
 
@@ -163,7 +164,7 @@ def write(*, commits: int, end: Event = Event.RELEASED, gives_up: bool = False) 
         emit(Event.GAVE_UP, TABLE, seconds=2.0)
 
 
-# Linear interpolation in the bucket from 1 s to 5 s.
+# Prometheus interpolates linearly in the bucket from 1 s to 5 s.
 LOCK_TIMES: dict[str, Figures] = {
     "Wait for the lock A": table_value(3),
     "Wait for the lock B": table_value(5),
@@ -191,14 +192,14 @@ HISTORY: dict[str, Figures] = {
     "Log size A": table_value(9 * MIB),
     "Versions since the checkpoint A": table_value(34),
     "Growth by day A": table_value(-5 * MIB),
-    # 120.5, rounded up.
+    # The report has 120.5, which is rounded up.
     "Commits by day A": table_value(121),
 }  # fmt: skip
 REFUSED_COMMIT = f'{{error="LockLostError", table="{TABLE}"}}'
 
 
-def maintained(times: int) -> dict[str, Figures]:
-    """Return the figures of the panels if the table was maintained so many times in the last day."""
+def maintenance_figures(times: int) -> dict[str, Figures]:
+    """Return the maintenance panels' figures for a table that was maintained this number of times in the last day."""
     return {
         "Maintenance actions A": {
             '{action="compact", outcome="done"}': times,
@@ -209,7 +210,7 @@ def maintained(times: int) -> dict[str, Figures]:
     }
 
 
-def at(minute: int, panel_figures: Mapping[str, Figures]) -> Expected:
+def figures_at(minute: int, panel_figures: Mapping[str, Figures]) -> Expected:
     return {(EXPRESSIONS[panel], minute): figures for panel, figures in panel_figures.items()}
 
 
@@ -230,7 +231,7 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
             if minute != THIRD_NIGHT:
                 prometheus.maintain(exporter)
     first_night = {
-        **LOCK_TIMES, **HEALTH, **HISTORY, **maintained(1),
+        **LOCK_TIMES, **HEALTH, **HISTORY, **maintenance_figures(1),
         "Waiting and holding requests A": NO_SERIES,
         "Commits A": table_value(3),
         # These counters do not exist before their first event.
@@ -246,7 +247,7 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         "Refused commits A": {REFUSED_COMMIT: 1},
     }
     third_night = {
-        **first_night, **dict.fromkeys(HISTORY, NO_SERIES), **maintained(0),
+        **first_night, **dict.fromkeys(HISTORY, NO_SERIES), **maintenance_figures(0),
         "Commits A": table_value(2),
         "Failed requests A": table_value(1),
         "Lost holds A": table_value(0),
@@ -255,11 +256,11 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
     }  # fmt: skip
     counters = ("Commits A", "Failed requests A", "Lost holds A")
     return (
-        at(FIRST_NIGHT + 2, {"Waiting and holding requests A": by_state(waiting=0, holding=0)})
-        | at(FIRST_NIGHT + 30, first_night)
-        | at(SECOND_NIGHT + 30, second_night)
-        | at(THIRD_NIGHT + 30, third_night)
-        | at(THIRD_NIGHT + 2 * HOUR, dict.fromkeys(counters, table_value(0)))
+        figures_at(FIRST_NIGHT + 2, {"Waiting and holding requests A": by_state(waiting=0, holding=0)})
+        | figures_at(FIRST_NIGHT + 30, first_night)
+        | figures_at(SECOND_NIGHT + 30, second_night)
+        | figures_at(THIRD_NIGHT + 30, third_night)
+        | figures_at(THIRD_NIGHT + 2 * HOUR, dict.fromkeys(counters, table_value(0)))
     )
 
 
@@ -270,7 +271,7 @@ def test_panels_show_jobs_that_write_a_file_at_their_end(prometheus: Prometheus)
 
 
 @pytest.mark.parametrize(
-    ("naive", "minute", "events"),
+    ("naive_expression", "minute", "events"),
     [
         ("increase(sluice_commits_total{file=~'.*nightly.prom'}[1h])", FIRST_NIGHT + 30, 2),
         ("sum by (table) (increase(sluice_lock_losses_total[1h]))", SECOND_NIGHT + 30, 1),
@@ -278,10 +279,10 @@ def test_panels_show_jobs_that_write_a_file_at_their_end(prometheus: Prometheus)
     ],
 )
 def test_negative_control_increase_misses_the_first_events_of_a_counter(
-    prometheus: Prometheus, naive: str, minute: int, events: int
+    prometheus: Prometheus, naive_expression: str, minute: int, events: int
 ) -> None:
     run_three_nights(prometheus)
-    query = f"sum by (table) ({naive})"
+    query = f"sum by (table) ({naive_expression})"
     assert prometheus.differences({(query, minute): table_value(0)}) == ""
     assert "FAILED" in prometheus.differences({(query, minute): table_value(events)})
 
@@ -292,10 +293,10 @@ def test_negative_control_increase_misses_a_night_equal_to_the_last_one(promethe
         (prometheus.folder / "nightly.prom").unlink(missing_ok=True)
         with prometheus.nightly_job("nightly.prom", minute):
             write(commits=2)
-    naive = "sum by (table) (increase(sluice_commits_total[1h]))"
-    assert prometheus.differences({(naive, SECOND_NIGHT + 30): table_value(0)}) == ""
+    naive_expression = "sum by (table) (increase(sluice_commits_total[1h]))"
+    assert prometheus.differences({(naive_expression, SECOND_NIGHT + 30): table_value(0)}) == ""
     # The board's expression uses the start time of the counter.
-    assert prometheus.differences(at(SECOND_NIGHT + 30, {"Commits A": table_value(2)})) == ""
+    assert prometheus.differences(figures_at(SECOND_NIGHT + 30, {"Commits A": table_value(2)})) == ""
 
 
 def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) -> None:
@@ -323,11 +324,11 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         write(commits=1)
         prometheus.serve(116, exporter)
 
-    holders = "Waiting and holding requests A"
-    # Events from before the end of the first process count, too.
+    requests_panel = "Waiting and holding requests A"
+    # The figures include events of the first process, which has ended.
     final_figures = {
-        **LOCK_TIMES, **HEALTH, **maintained(1),
-        holders: by_state(waiting=0, holding=0),
+        **LOCK_TIMES, **HEALTH, **maintenance_figures(1),
+        requests_panel: by_state(waiting=0, holding=0),
         "Commits A": table_value(3),
         "Failed requests A": table_value(1),
         "Lost holds A": table_value(1),
@@ -335,13 +336,13 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         "Time since the last measurement A": table_value(10 * 60),
     }  # fmt: skip
     expected = (
-        at(10, LOCK_TIMES | {"Commits A": table_value(1), "Lost holds A": NO_SERIES})
-        | at(50, LOCK_TIMES | {"Commits A": table_value(1)})
-        | at(90, {"Commits A": table_value(0), holders: by_state(waiting=0, holding=0)})
-        | at(105, {"Commits A": table_value(2), holders: by_state(waiting=1, holding=0)})
-        | at(106, {holders: by_state(waiting=0, holding=1)})
-        | at(111, HISTORY)
-        | at(120, final_figures)
+        figures_at(10, LOCK_TIMES | {"Commits A": table_value(1), "Lost holds A": NO_SERIES})
+        | figures_at(50, LOCK_TIMES | {"Commits A": table_value(1)})
+        | figures_at(90, {"Commits A": table_value(0), requests_panel: by_state(waiting=0, holding=0)})
+        | figures_at(105, {"Commits A": table_value(2), requests_panel: by_state(waiting=1, holding=0)})
+        | figures_at(106, {requests_panel: by_state(waiting=0, holding=1)})
+        | figures_at(111, HISTORY)
+        | figures_at(120, final_figures)
     )
     assert {expression for expression, _ in expected} == set(EXPRESSIONS.values())
     assert prometheus.differences(expected) == ""
@@ -352,14 +353,14 @@ def test_a_killed_job_holds_no_lock_once_its_file_is_old(
 ) -> None:
     monkeypatch.setattr("lock_manager.metrics.WRITE_SECONDS", 0.05)
     file = prometheus.folder / "nightly.prom"
-    holding = f'state="holding",table="{TABLE}"}} 1.0'
+    holding_gauge = f'state="holding",table="{TABLE}"}} 1.0'
     with MetricsExporter(str(file)):
         emit(Event.QUEUED, TABLE)
         emit(Event.ACQUIRED, TABLE, seconds=2.0)
-        eventually(lambda: holding in file.read_text(encoding="utf-8"))
+        eventually(lambda: holding_gauge in file.read_text(encoding="utf-8"))
         stale_metrics = file.read_text(encoding="utf-8")
     prometheus.minute = 1
     prometheus.scrape("host", f'{stale_metrics}node_textfile_mtime_seconds{{file="{file}"}} 60\n')
     panel = "Waiting and holding requests A"
-    expected = at(2, {panel: by_state(holding=1, waiting=0)}) | at(3, {panel: NO_SERIES})
+    expected = figures_at(2, {panel: by_state(holding=1, waiting=0)}) | figures_at(3, {panel: NO_SERIES})
     assert prometheus.differences(expected) == ""

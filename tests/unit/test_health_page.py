@@ -34,7 +34,8 @@ from writer_jobs.maintenance.result import MaintenanceReport, UnitResult
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 MIB = 1 << 20
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-CLASSES = len(SIZE_BOUNDS) + 1
+#: Number of size classes in a histogram of file sizes.
+SIZE_CLASSES = len(SIZE_BOUNDS) + 1
 #: Script that is added to a page. It stores the layout of the page in its title.
 MEASURE = """<script>
 const box = element => { const r = element.getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; };
@@ -50,8 +51,9 @@ document.title = JSON.stringify({
 </script>"""
 
 
-def classes(*numbers: int) -> tuple[int, ...]:
-    return (*numbers, *(0,) * (CLASSES - len(numbers)))
+def histogram_of(*counts: int) -> tuple[int, ...]:
+    """Return the numbers of files by size class. Size classes without an argument have no file."""
+    return (*counts, *(0,) * (SIZE_CLASSES - len(counts)))
 
 
 def health(**changes: Any) -> TableHealth:
@@ -59,12 +61,12 @@ def health(**changes: Any) -> TableHealth:
         PartitionHealth(
             values={"day": "2013-01-01", "place": None},
             total=FileTotals(40, 40 * MIB), small=FileTotals(40, 40 * MIB), with_deleted_rows=FileTotals(4, 4 * MIB),
-            rows=9000, deleted_rows=1000, histogram=classes(10, 0, 20, 10),
+            rows=9000, deleted_rows=1000, histogram=histogram_of(10, 0, 20, 10),
         ),
         PartitionHealth(
             values={"day": "<script>alert(1)</script>", "place": "a&b"},
             total=FileTotals(20, 200 * MIB), small=FileTotals(10, 10 * MIB),
-            rows=10_000, histogram=classes(5, 0, 5, 10),
+            rows=10_000, histogram=histogram_of(5, 0, 5, 10),
         ),
     )  # fmt: skip
     log = LogHealth(
@@ -92,7 +94,7 @@ def maintenance_report() -> MaintenanceReport:
     """Return the report of a run that compacts the first partition and fails to vacuum."""
     table = health()
     file = FileTotals(1, 40 * MIB)
-    part = replace(table.partitions[0], total=file, small=file, histogram=classes(0, 0, 0, 0, 0, 0, 1))
+    part = replace(table.partitions[0], total=file, small=file, histogram=histogram_of(0, 0, 0, 0, 0, 0, 1))
     table_after = replace(table, version=1235, partitions=(part, table.partitions[1]))
     compaction = UnitResult(
         action=Action.COMPACT, partitions=(table.partitions[0].values,), version=1235, seconds=12.0, held_seconds=0.2,
@@ -104,8 +106,8 @@ def maintenance_report() -> MaintenanceReport:
     )
 
 
-class WellFormed(HTMLParser):
-    """Parse a page; fail at an element that is not closed in order."""
+class StrictParser(HTMLParser):
+    """A parser that raises an AssertionError at an element that is not closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class WellFormed(HTMLParser):
         assert self.open.pop() == tag
 
 
-def empty() -> TableHealth:
+def table_without_partitions() -> TableHealth:
     return health(table="s3://lake/empty", partitions=(), partition_columns=(), growth_per_day=None, pins=())
 
 
@@ -141,10 +143,10 @@ REPORTS = {
     "one table": lambda: [report(health())],
     "maintained table": lambda: [maintenance_report()],
     "several tables": lambda: [
-        maintenance_report(), report(health(table="s3://lake/airports")), report(empty())
+        maintenance_report(), report(health(table="s3://lake/airports")), report(table_without_partitions())
     ],
     "no table": list,
-    "empty table": lambda: [report(empty())],
+    "empty table": lambda: [report(table_without_partitions())],
     "many partitions": lambda: [report(many_partitions())],
 }  # fmt: skip
 
@@ -152,7 +154,7 @@ REPORTS = {
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_page_is_one_well_formed_file_without_requests(name: str) -> None:
     text = page(REPORTS[name]())
-    elements = WellFormed(text).elements
+    elements = StrictParser(text).elements
     assert "script" not in {tag for tag, _ in elements}
     assert not [attributes for _, attributes in elements if {"src", "srcset", "onload"} & attributes.keys()]
     assert all(str(attributes["href"]).startswith("#") for _, attributes in elements if "href" in attributes)
@@ -163,7 +165,7 @@ def test_the_page_is_one_well_formed_file_without_requests(name: str) -> None:
 
 def test_the_page_shows_findings_and_work() -> None:
     text = page([maintenance_report()])
-    for part in (
+    for fragment in (
         "s3://lake/flights",
         "&lt;script&gt;alert(1)&lt;/script&gt;",
         "place=null",
@@ -174,7 +176,7 @@ def test_the_page_shows_findings_and_work() -> None:
         "maintain.py --vacuum",
         "7, 60.0 MiB",
     ):
-        assert part in text, part
+        assert fragment in text, fragment
     assert "4,900 more partitions" in page([report(many_partitions())])
     assert "No findings." in page([MaintenanceReport(before=health(), findings=())])
 
@@ -228,12 +230,12 @@ def test_the_lengths_of_bars_are_proportional_to_the_figures(tmp_path: Path) -> 
     table = health()
     lengths = [width for _, _, width, _ in layout_of(page([report(table)]), tmp_path)["bars"]]
     bytes_by_state = [table.total.total.size, 120 * MIB, 0, 0, 0, 0, 60 * MIB, 9 * MIB]
-    partitions_at = CLASSES + len(bytes_by_state)
-    assert_proportional(lengths[:CLASSES], table.total.histogram)
-    assert_proportional(lengths[CLASSES:partitions_at], bytes_by_state)
-    assert_proportional(lengths[partitions_at:], [40, 10])
+    partitions_start = SIZE_CLASSES + len(bytes_by_state)
+    assert_proportional(lengths[:SIZE_CLASSES], table.total.histogram)
+    assert_proportional(lengths[SIZE_CLASSES:partitions_start], bytes_by_state)
+    assert_proportional(lengths[partitions_start:], [40, 10])
     layout = layout_of(page([maintenance_report()]), tmp_path)
-    assert_proportional([width for _, _, width, _ in layout["after"]], classes(5, 0, 5, 10, 0, 0, 1))
+    assert_proportional([width for _, _, width, _ in layout["after"]], histogram_of(5, 0, 5, 10, 0, 0, 1))
 
 
 def assert_proportional(lengths: list[float], values: Any) -> None:
@@ -286,6 +288,6 @@ def test_tables_are_maintained_while_the_page_cannot_be_written(monkeypatch: pyt
     assert "<h3>Failed</h3>" in store.pages[-1]
     assert "s3://lake/flights" in store.pages[-1]
     assert len(summaries[-1]["tables"]) == 2
-    # A page that is written is not written again.
+    # The publisher does not write the finished page a second time.
     publisher.finish()
     assert len(store.pages) == 2

@@ -38,7 +38,7 @@ esac
 
 @pytest.mark.parametrize(("step", "expected_steps"), [("packages", "venv pip venv pip -c"), ("jars", "venv pip -c -c")])
 def test_an_interrupted_set_up_of_iceberg_is_repeated(step: str, expected_steps: str, tmp_path: Path) -> None:
-    uv, steps, stop = tmp_path / "uv", tmp_path / "steps", tmp_path / f"stop-at-{step}"
+    uv, steps, stop_file = tmp_path / "uv", tmp_path / "steps", tmp_path / f"stop-at-{step}"
     uv.write_text(UV.format(folder=tmp_path))
     uv.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(PEERS)}
@@ -48,18 +48,18 @@ def test_an_interrupted_set_up_of_iceberg_is_repeated(step: str, expected_steps:
         process = subprocess.run([*command, pyspark], env=environment, check=True, stdout=subprocess.PIPE, text=True)
         return process.stdout
 
-    stop.touch()
+    stop_file.touch()
     with subprocess.Popen([*command, "pyspark==4"], env=environment, start_new_session=True) as process:
         try:
             eventually((tmp_path / "stopped").exists)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
-    stop.unlink()
+    stop_file.unlink()
     assert set_up("pyspark==4") == "one.jar two.jar\n"
     assert steps.read_text().split() == expected_steps.split()
-    complete = steps.read_text()
+    completed_steps = steps.read_text()
     assert set_up("pyspark==4") == "one.jar two.jar\n"
-    assert steps.read_text() == complete
+    assert steps.read_text() == completed_steps
     # Another version of PySpark replaces the environment.
     set_up("pyspark==5")
-    assert steps.read_text() == complete + "venv\npip\n"
+    assert steps.read_text() == completed_steps + "venv\npip\n"

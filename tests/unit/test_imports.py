@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: A package imports only itself and the packages before it.
+#: A package imports only itself and the packages before it in this list.
 PACKAGES = ("lock_manager", "writer_jobs", "sluice", "soak")
-KAZOO = ("lock_manager.zookeeper", "lock_manager.testing")
+#: The only packages that import kazoo.
+KAZOO_PACKAGES = ("lock_manager.zookeeper", "lock_manager.testing")
 #: The only modules outside ``lock_manager`` that import ``lock_manager.zookeeper``, with the reason.
 ZOOKEEPER_IMPORTERS = {
     "sluice.commands.operate": "creates the inspector of status and break",
     "sluice.doctor.adoption": "asks an ensemble for its id without a lock manager",
     "sluice.doctor.ensemble": "examines the servers of an ensemble",
     "sluice.ensemble.members": "asks each server of an ensemble",
-    "sluice.ensemble.ready": "asks each server of an ensemble whether it follows",
+    "sluice.ensemble.ready": "writes a node through one server and reads it through the others",
     "soak.stalls": "delays the queue of a contender",
     "soak.unprotected": "replaces the queue's registry",
 }
@@ -64,28 +65,32 @@ def relative_imports(imports: Imports) -> list[tuple[str, str]]:
 
 
 def imports_of_kazoo_packages(imports: Imports) -> set[str]:
-    """Return the other modules of ``lock_manager`` that import the packages which may import kazoo."""
+    """Return the modules of ``lock_manager`` outside the kazoo packages that import one of these packages."""
     return {
         module
         for module, imported in edges(imports)
-        if is_in(module, PACKAGES[0]) and not is_in(module, *KAZOO) and is_in(imported, *KAZOO)
+        if is_in(module, PACKAGES[0]) and not is_in(module, *KAZOO_PACKAGES) and is_in(imported, *KAZOO_PACKAGES)
     }
 
 
 def zookeeper_importers(imports: Imports) -> set[str]:
     """Return the modules outside ``lock_manager`` that import ``lock_manager.zookeeper``."""
     return {
-        module for module, imported in edges(imports) if not is_in(module, PACKAGES[0]) and is_in(imported, KAZOO[0])
+        module
+        for module, imported in edges(imports)
+        if not is_in(module, PACKAGES[0]) and is_in(imported, KAZOO_PACKAGES[0])
     }
 
 
 def kazoo_importers(imports: Imports) -> set[str]:
-    """Return the modules that import kazoo and must not."""
-    return {module for module, imported in edges(imports) if is_in(imported, "kazoo") and not is_in(module, *KAZOO)}
+    """Return the modules outside the kazoo packages that import kazoo."""
+    return {
+        module for module, imported in edges(imports) if is_in(imported, "kazoo") and not is_in(module, *KAZOO_PACKAGES)
+    }
 
 
 def backward_imports(imports: Imports) -> list[tuple[str, str]]:
-    """Return imports of a later package, or of tests."""
+    """Return imports of tests, and of packages that come later in ``PACKAGES``."""
     rank = {package: number for number, package in enumerate(PACKAGES)}
     return [
         (module, imported)
@@ -105,8 +110,8 @@ def entry_package_imports(imports: Imports) -> list[tuple[str, str]]:
     ]
 
 
-def circles(imports: Imports) -> list[list[str]]:
-    """Return the modules of each circle: modules that reach each other."""
+def import_cycles(imports: Imports) -> list[list[str]]:
+    """Return the modules of each import cycle: modules that import each other, directly or through others."""
 
     def reachable(start: str) -> set[str]:
         modules: set[str] = set()
@@ -117,8 +122,8 @@ def circles(imports: Imports) -> list[list[str]]:
             pending += unvisited
         return modules
 
-    reached = {module: reachable(module) for module in imports}
-    groups = {tuple(sorted(name for name in reached[module] if module in reached[name])) for module in imports}
+    targets = {module: reachable(module) for module in imports}
+    groups = {tuple(sorted(name for name in targets[module] if module in targets[name])) for module in imports}
     return [list(group) for group in sorted(groups) if len(group) > 1]
 
 
@@ -137,7 +142,7 @@ def test_no_import_is_relative(imports: Imports) -> None:
     assert relative_imports(imports) == []
 
 
-def test_only_packages_on_zookeeper_import_kazoo(imports: Imports) -> None:
+def test_only_the_kazoo_packages_import_kazoo(imports: Imports) -> None:
     assert kazoo_importers(imports) == set()
 
 
@@ -150,7 +155,7 @@ def test_only_entry_points_import_entry_packages(imports: Imports) -> None:
 
 
 def test_the_lock_manager_does_not_import_its_kazoo_packages(imports: Imports) -> None:
-    """Only ``lock_manager/__init__.py`` does, which exports the public names."""
+    """Only ``lock_manager/__init__.py`` imports them, because it exports the public names."""
     assert imports_of_kazoo_packages(imports) == {"lock_manager"}
 
 
@@ -172,8 +177,8 @@ def test_negative_control_a_zookeeper_importer_is_found() -> None:
     assert zookeeper_importers(imports_of(sources)) == {"sluice.a", "sluice.b", "writer_jobs.a"}
 
 
-def test_there_is_no_circle(imports: Imports) -> None:
-    assert circles(imports) == []
+def test_there_is_no_import_cycle(imports: Imports) -> None:
+    assert import_cycles(imports) == []
 
 
 def test_negative_control_each_rule_finds_a_violation() -> None:
@@ -196,4 +201,4 @@ def test_negative_control_each_rule_finds_a_violation() -> None:
     assert relative_imports(broken) == [("lock_manager.i", name) for name in (".", "..", ".zookeeper.c")]
     assert kazoo_importers(broken) == {"lock_manager.a"}
     assert sorted(backward_imports(broken)) == [("lock_manager.a", "writer_jobs.b"), ("writer_jobs.b", "sluice.d")]
-    assert circles(broken) == [["sluice.d", "sluice.e"]]
+    assert import_cycles(broken) == [["sluice.d", "sluice.e"]]

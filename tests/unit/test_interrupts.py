@@ -1,4 +1,4 @@
-"""The first signal to stop interrupts a program; further signals are ignored while it ends its children."""
+"""The first stop signal interrupts a program; further signals are ignored while the program ends its children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def default_handlers() -> Iterator[None]:
-    """Set default handlers: a background job may have been started with ignored signals."""
+    """Set default handlers, because pytest may run as a background job that ignores signals."""
     handlers = [signal.signal(number, signal.default_int_handler) for number in SIGNALS]
     yield
     for number, handler in zip(SIGNALS, handlers, strict=True):
@@ -28,7 +28,7 @@ def test_the_first_signal_interrupts_and_later_ones_do_not(number: signal.Signal
     with pytest.raises(Interrupted) as error, interruptible():
         try:
             os.kill(os.getpid(), number)
-            pytest.fail("not interrupted")
+            pytest.fail("the signal did not interrupt the block")
         finally:
             for later_signal in SIGNALS:
                 os.kill(os.getpid(), later_signal)

@@ -26,7 +26,7 @@ FILES = ["--table", "s3a://lake/t", "--source", "a.csv"]
 UPSERT = [*FILES, "--keys", "country,id", "--sequence-by", "updated_at"]
 CDC = [*FILES, "--decoder", "debezium"]
 ROWS = [*FILES, "--keys", "id", "--event-time", "at", "--trigger", "available-now", "--checkpoint", "s3a://lake/c"]
-MINIMAL = [
+MINIMAL_ARGUMENTS = [
     (parse_append, FILES),
     (parse_overwrite, FILES),
     (parse_upsert, UPSERT),
@@ -37,8 +37,8 @@ MINIMAL = [
 ]
 
 
-@pytest.mark.parametrize(("parse", "argv"), MINIMAL)
-def test_options_are_fields_and_lists_become_tuples(parse: Parser, argv: list[str]) -> None:
+@pytest.mark.parametrize(("parse", "argv"), MINIMAL_ARGUMENTS)
+def test_parsed_options_contain_no_lists(parse: Parser, argv: list[str]) -> None:
     assert not [name for name, value in vars(parse(argv)).items() if isinstance(value, list)]
 
 
@@ -57,7 +57,7 @@ def test_apply_options_are_parameters_of_the_function(
 
 
 @pytest.mark.parametrize(
-    ("parse", "argv", "recorded"),
+    ("parse", "argv", "identity_json"),
     [
         (parse_append, FILES, "{}"),
         (parse_overwrite, [*FILES, "--dynamic"], '{"replace-where": null, "dynamic": true, "overwrite-schema": false}'),
@@ -70,5 +70,5 @@ def test_apply_options_are_parameters_of_the_function(
         ),
     ],
 )
-def test_a_recorded_identity_keeps_its_format(parse: Parser, argv: list[str], recorded: str) -> None:
-    assert json.dumps(parse(argv).identity) == recorded
+def test_a_recorded_identity_keeps_its_format(parse: Parser, argv: list[str], identity_json: str) -> None:
+    assert json.dumps(parse(argv).identity) == identity_json

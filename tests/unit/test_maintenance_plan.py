@@ -13,7 +13,7 @@ from writer_jobs.maintenance.policy import Action, Policy
 
 
 def table(*partitions: tuple[int, int], deleted_rows: int = 0) -> TableHealth:
-    """Return a table; each partition is given by its number of small files and their size in MiB."""
+    """Return a table. The argument for a partition is its number of small files and their total size in MiB."""
     health = (
         PartitionHealth(
             values={"day": str(day)},
@@ -51,16 +51,16 @@ def test_partitions_of_similar_worth_share_a_commit() -> None:
     assert [unit.worth for unit in units] == [8 + 7, 5 + 4]
 
 
-def test_a_commit_rewrites_at_most_one_file_of_the_target_size() -> None:
-    # The target size is 128 MiB. The first partition exceeds it; the second and third fit together.
+def test_partitions_share_a_commit_up_to_the_target_file_size() -> None:
+    # The target size is 128 MiB. The first partition exceeds it; the second and the third together do not.
     units = plan(table((90, 500), (8, 60), (7, 60), (6, 60)), Policy(), None, partitions_per_commit=64)
     assert days(units) == [("0",), ("1", "2"), ("3",)]
 
 
 def test_zorder_rewrites_one_partition_per_commit() -> None:
     health = table((9, 1), (8, 1))
-    unordered = tuple(replace(partition, unordered=partition.total) for partition in health.partitions)
-    health = replace(health, zorder_by=("a",), partitions=unordered)
+    partitions = tuple(replace(partition, unordered=partition.total) for partition in health.partitions)
+    health = replace(health, zorder_by=("a",), partitions=partitions)
     units = plan(health, Policy(zorder_by=("a",)), {Action.ZORDER, Action.VACUUM}, partitions_per_commit=8)
     assert sorted((unit.action.value, unit_days) for unit, unit_days in zip(units, days(units), strict=True)) == [
         ("vacuum", ()),

@@ -21,12 +21,12 @@ class Backend:
         self.entered = threading.Semaphore(0)
         self.proceed = threading.Semaphore(0)
         self.running = 0
-        self.most_running = 0
+        self.maximum_running = 0
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/lake/slow":
             self.running += 1
-            self.most_running = max(self.most_running, self.running)
+            self.maximum_running = max(self.maximum_running, self.running)
             self.entered.release()
             assert self.proceed.acquire(timeout=WAIT_SECONDS)
             self.running -= 1
@@ -44,26 +44,28 @@ def test_requests_for_one_key_run_one_after_the_other() -> None:
     backend = Backend()
     gate = OneAtATimePerKey(backend)
     with ThreadPoolExecutor(3) as pool:
-        slow: list[Future[bytes]] = [pool.submit(call, gate, "/lake/slow") for _ in range(3)]
+        slow_requests: list[Future[bytes]] = [pool.submit(call, gate, "/lake/slow") for _ in range(3)]
         assert backend.entered.acquire(timeout=WAIT_SECONDS)
-        # One request runs and two wait for it. Requests for another key, a listing and the service are served.
+        # One request runs and two wait for it. Meanwhile requests for another key, the bucket and the service succeed.
         for path in ("/lake/other", "/lake", "/lake/", "/"):
             assert call(gate, path) == path.encode()
-        for _ in slow:
+        for _ in slow_requests:
             backend.proceed.release()
-        assert [request.result(WAIT_SECONDS) for request in slow] == [b"/lake/slow"] * 3
-    assert backend.most_running == 1
+        assert [request.result(WAIT_SECONDS) for request in slow_requests] == [b"/lake/slow"] * 3
+    assert backend.maximum_running == 1
 
 
 def test_negative_control_without_the_gate_requests_run_concurrently() -> None:
     backend = Backend()
     with ThreadPoolExecutor(3) as pool:
-        slow = [pool.submit(lambda: list(backend({"PATH_INFO": "/lake/slow"}, lambda *_: None))) for _ in range(3)]
-        for _ in slow:
+        slow_requests = [
+            pool.submit(lambda: list(backend({"PATH_INFO": "/lake/slow"}, lambda *_: None))) for _ in range(3)
+        ]
+        for _ in slow_requests:
             assert backend.entered.acquire(timeout=WAIT_SECONDS)
-        for _ in slow:
+        for _ in slow_requests:
             backend.proceed.release()
-    assert backend.most_running == 3
+    assert backend.maximum_running == 3
 
 
 def test_a_failed_request_releases_its_key() -> None:

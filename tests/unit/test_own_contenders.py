@@ -1,4 +1,4 @@
-"""How the response to a transaction on a hold's contenders is read: stands, lost, refused, or operation failed."""
+"""The result of a transaction on a hold's contenders: hold valid, hold lost, request refused, or operation failed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contenders(count: int) -> HoldContenders:
 
 
 @pytest.mark.parametrize("outcome", [[True, True], [True, True, "/locks/0/intents/x"], [True, True, True]])
-def test_a_hold_stands_if_all_checks_succeed(outcome: list[object]) -> None:
+def test_a_hold_is_valid_if_all_checks_succeed(outcome: list[object]) -> None:
     for with_operation in (False, True):
         check = contenders(2).interpret(outcome, with_operation=with_operation)
         assert check == CheckResult()
@@ -65,7 +65,7 @@ def test_a_failed_operation_does_not_lose_the_hold(error: Exception) -> None:
         ([NoAuthError(), RuntimeInconsistency(), RuntimeInconsistency()], True),
         ([RolledBackError(), NoAuthError(), RuntimeInconsistency()], True),
         ([RolledBackError(), RolledBackError(), NoAuthError()], True),
-        # The write of the contenders' data may be refused, too.
+        # Without an operation, the transaction may also write the contenders' data. Here this write is refused.
         ([RolledBackError(), RolledBackError(), NoAuthError(), RuntimeInconsistency()], False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Names of partitions: each value has one form, and covers have one order."""
+"""Names of partitions: equal values have one normalised form, and a cover of partitions has one order."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lock_manager.partitions import smallest_cover
 from lock_manager.zookeeper.znodes import partition_node
 
 
-def schema(kind: str, **options: str) -> PartitionSchema:
-    return PartitionSchema((PartitionColumn("p", kind),), **options)
+def schema(column_type: str, **options: str) -> PartitionSchema:
+    return PartitionSchema((PartitionColumn("p", column_type),), **options)
 
 
-def form(kind: str, value: object, **options: str) -> str | None:
-    ((_, text),) = schema(kind, **options).partition({"p": value}).values
+def normal_form(column_type: str, value: object, **options: str) -> str | None:
+    ((_, text),) = schema(column_type, **options).partition({"p": value}).values
     return text
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "expected"),
+    ("column_type", "values", "expected"),
     [
         ("integer", [1, "1", "01", " 1 ", "+1"], "1"),
         ("long", [-5, "-5"], "-5"),
@@ -46,32 +46,32 @@ def form(kind: str, value: object, **options: str) -> str | None:
         ("string", [None, ""], None),
     ],
 )
-def test_all_spellings_of_a_value_have_one_form(kind: str, values: list[object], expected: str | None) -> None:
-    assert {form(kind, value) for value in values} == {expected}
+def test_all_spellings_of_a_value_have_one_form(column_type: str, values: list[object], expected: str | None) -> None:
+    assert {normal_form(column_type, value) for value in values} == {expected}
 
 
 def test_a_timestamp_without_a_zone_is_in_the_session_zone() -> None:
-    assert form("timestamp", "2013-01-02 04:00:00", time_zone="Europe/Zurich") == "2013-01-02T03:00:00.000000Z"
-    assert form("timestamp", "2013-01-02 04:00:00", time_zone="+01:00") == "2013-01-02T03:00:00.000000Z"
+    assert normal_form("timestamp", "2013-01-02 04:00:00", time_zone="Europe/Zurich") == "2013-01-02T03:00:00.000000Z"
+    assert normal_form("timestamp", "2013-01-02 04:00:00", time_zone="+01:00") == "2013-01-02T03:00:00.000000Z"
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("column_type", "value"),
     [
         ("integer", "one"), ("integer", 1.5), ("integer", True), ("integer", 2**31), ("byte", 128), ("string", 1),
         ("boolean", "yes"), ("date", "2013-13-01"), ("date", datetime(2013, 1, 1)), ("decimal(10,2)", "1.234"),  # noqa: DTZ001
         ("decimal(10,2)", 1.1), ("timestamp", "noon"), ("timestamp_ntz", "2013-01-02T03:00:00Z"),
     ],
 )  # fmt: skip
-def test_a_value_that_does_not_fit_is_refused(kind: str, value: object) -> None:
+def test_a_value_that_does_not_fit_is_refused(column_type: str, value: object) -> None:
     with pytest.raises(ResourceError, match="does not fit the"):
-        form(kind, value)
+        normal_form(column_type, value)
 
 
-@pytest.mark.parametrize("kind", ["double", "float", "binary", "struct<a:int>"])
-def test_a_type_without_exact_values_is_refused(kind: str) -> None:
+@pytest.mark.parametrize("column_type", ["double", "float", "binary", "struct<a:int>"])
+def test_a_type_without_exact_values_is_refused(column_type: str) -> None:
     with pytest.raises(ResourceError, match="lock the table"):
-        schema(kind)
+        schema(column_type)
 
 
 YEAR_MONTH = PartitionSchema((PartitionColumn("Year", "integer"), PartitionColumn("month", "integer", "col-1")))
@@ -85,15 +85,15 @@ def test_leading_columns_suffice_in_any_case_and_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         ({"month": 1}, "the value of 'Year' is missing"),
         ({"day": 1}, "'day' is not a partition column; the partition columns are Year, month"),
         ({}, "leave partitions out"),
     ],
 )
-def test_missing_and_unknown_columns_are_refused(values: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ResourceError, match=sentence):
+def test_missing_and_unknown_columns_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ResourceError, match=message):
         YEAR_MONTH.partition(values)
 
 

@@ -17,11 +17,11 @@ def test_locations_are_not_cut_at_80_columns(
 ) -> None:
     table = f"s3://lake/{'departures/' * 6}flights"
     now = datetime.now(UTC)
-    pinned = PinnedTable(
+    pinned_table = PinnedTable(
         table=table, location=table, table_id="t", version=17, committed_at=now, passed_version=None, event_time=None
     )
     expires_at = now + timedelta(days=1)
-    pin = Pin(name="2013-01", pin_id="p", at=None, tables=(pinned,), created_at=now, expires_at=expires_at)
+    pin = Pin(name="2013-01", pin_id="p", at=None, tables=(pinned_table,), created_at=now, expires_at=expires_at)
     monkeypatch.setattr(pins, "examine_pins", lambda *_: ([PinStatus(pin, has_expired=False, problem=None)], []))
     for columns in (None, "80"):
         if columns:

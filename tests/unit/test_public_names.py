@@ -17,16 +17,16 @@ CONVENTIONS = {
 }
 
 
-def undocumented(text: str) -> Iterator[str]:
+def undocumented_names(text: str) -> Iterator[str]:
     """Yield the public names that a module assigns without a docstring below or a comment directly above."""
     tree, lines = ast.parse(text), text.splitlines()
-    for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
+    for node, next_node in zip(tree.body, [*tree.body[1:], None], strict=True):
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         has_comment = node.lineno > 1 and lines[node.lineno - 2].startswith("#")
-        if not has_comment and not _is_text(following):
+        if not has_comment and not _is_text(next_node):
             yield from (name for name in names if not name.startswith("_"))
 
 
@@ -39,7 +39,7 @@ def test_each_public_variable_is_documented() -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        for name in undocumented(path.read_text(encoding="utf-8"))
+        for name in undocumented_names(path.read_text(encoding="utf-8"))
         if name not in CONVENTIONS
     }
 
@@ -61,4 +61,4 @@ SEVENTH = re.compile(
     "x"
 )
 '''
-    assert list(undocumented(text)) == ["FIRST", "FOURTH", "SEVENTH"]
+    assert list(undocumented_names(text)) == ["FIRST", "FOURTH", "SEVENTH"]

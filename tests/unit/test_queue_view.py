@@ -1,4 +1,4 @@
-"""The view of a table's queues: contenders are grouped into entries, which hold or wait; `sluice status` shows them."""
+"""The view of a table's queues: contenders form entries that hold or wait. `sluice status` shows the entries."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ class Queues:
         self.znodes: dict[str, ContenderZnode] = {}
         self.transaction = 100
 
-    def add(self, entry: str, *modes: str, data: object = None) -> None:
-        """Add contenders of one hold in one transaction: ``add(A, ":r", "month=1:w")``."""
+    def add(self, entry: str, *contenders: str, data: object = None) -> None:
+        """Add contenders of one hold in one transaction: ``add(A, ":r", "month=1:w")``.
+
+        The letter behind the partition is the mode: ``w`` exclusive, ``r`` shared, ``p`` partial, ``l`` partial shared.
+        """
         self.transaction += 1
-        for node in modes:
-            partition, _, mode = node.rpartition(":")
+        for contender in contenders:
+            partition, _, mode = contender.rpartition(":")
             children = self.queues.setdefault(partition, [])
             mode_name = {"w": "__lock__", "r": "__rlock__", "p": "-part__rlock__", "l": "-look__rlock__"}[mode]
             name = f"{entry}{mode_name}{len(children):010}"
@@ -132,7 +135,8 @@ def test_an_entry_in_some_of_its_queues_does_not_hold(queues: Queues) -> None:
     assert [(entry.holds, entry.waits_for) for entry in (a, b)] == [(False, ()), (False, ())]
     assert [scope_text(entry) for entry in (a, b)] == ["month=1, month=2", "partitions of month=3"]
     queues.add(C, ":p", "month=4:p", "month=4/day=1:w", "month=5:w", data={"partition_count": 2})
-    assert queues.entries()[2].holds, "control: an entry in all of its queues holds"
+    # The control: an entry in all of its queues holds.
+    assert queues.entries()[2].holds
 
 
 @pytest.mark.parametrize("data", [{"partitions": 7, "partition_count": "many"}, {"partitions": [1, None]}, ["a"]])
@@ -154,7 +158,7 @@ def test_malformed_lists_of_partitions_are_ignored(queues: Queues, data: object)
         (None, 101.0),
     ],
 )
-def test_a_hold_begins_when_it_records_or_at_its_creation(queues: Queues, data: object, since: float) -> None:
+def test_a_hold_begins_at_its_recorded_time_or_its_creation(queues: Queues, data: object, since: float) -> None:
     queues.add(A, ":w", data=data)
     assert queues.entry().since == since
 
@@ -168,7 +172,7 @@ def test_a_wait_begins_with_the_request(queues: Queues) -> None:
 
 
 class ListInspector:
-    """An inspector of a coordinator other than ZooKeeper."""
+    """An inspector of a coordinator without ZooKeeper."""
 
     def __init__(self, tables: list[TableLocks]) -> None:
         self._tables = tables

@@ -1,4 +1,4 @@
-"""Proof that no ZooKeeper server can be reached: only refused connections and unknown host names."""
+"""Only refused connections and unknown host names prove that no ZooKeeper server can be reached."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NO_ADDRESS = "no address is known for the host name zk1.nowhere, zk2.nowhere"
 
 
 def fail_lookups(monkeypatch: pytest.MonkeyPatch, errors: Iterator[OSError]) -> list[str]:
-    """Let each look-up of a name in ``.nowhere`` fail with the next error; return the list of these names."""
-    original = socket.getaddrinfo
+    """Let each look-up of a host name in ``.nowhere`` fail with the next error; return the list of looked-up names."""
+    real_getaddrinfo = socket.getaddrinfo
     names: list[str] = []
 
     def fail(host: str, *args: Any, **options: Any) -> Any:
         if not host.endswith(".nowhere"):
-            return original(host, *args, **options)
+            return real_getaddrinfo(host, *args, **options)
         names.append(host)
         raise next(errors)
 
@@ -45,7 +45,7 @@ def test_check_reachable_names_all_unknown_hosts(monkeypatch: pytest.MonkeyPatch
     names = fail_lookups(monkeypatch, repeat(UNKNOWN))
     with ZookeeperLockManager(NAMES) as manager, pytest.raises(EnsembleUnavailableError, match=NO_ADDRESS):
         manager.check_reachable(600)
-    assert sorted(names) == ["zk1.nowhere", "zk2.nowhere"], "each name is looked up once"
+    assert sorted(names) == ["zk1.nowhere", "zk2.nowhere"], "a name was not looked up, or more than once"
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_check_reachable_names_all_unknown_hosts(monkeypatch: pytest.MonkeyPatch
 def test_only_refusals_and_unknown_names_prove_unreachability(
     error: OSError, monkeypatch: pytest.MonkeyPatch, *, is_proof: bool
 ) -> None:
-    seconds: list[float] = []
+    timeouts: list[float] = []
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
-        seconds.append(timeout)
+        timeouts.append(timeout)
         raise error if address[0] == "zk2" else ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(socket, "create_connection", connect)
@@ -74,7 +74,7 @@ def test_only_refusals_and_unknown_names_prove_unreachability(
                 manager.check_reachable(0.1)
         else:
             manager.check_reachable(0.1)
-    assert set(seconds) == {0.1}, "each server has the whole time"
+    assert set(timeouts) == {0.1}, "a server did not get the whole timeout"
 
 
 def test_one_server_that_accepts_is_enough() -> None:

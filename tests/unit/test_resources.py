@@ -86,8 +86,8 @@ def test_relative_paths_and_links_are_resolved(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path)
-    resolved = f"file:{os.path.realpath(tmp_path / 'real')}/t"
-    assert {canonical_table_uri(name) for name in ("./link/t", "link/t", tmp_path / "link" / "t")} == {resolved}
+    resolved_uri = f"file:{os.path.realpath(tmp_path / 'real')}/t"
+    assert {canonical_table_uri(name) for name in ("./link/t", "link/t", tmp_path / "link" / "t")} == {resolved_uri}
 
 
 @pytest.mark.parametrize(

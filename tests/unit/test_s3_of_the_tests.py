@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 def make_test_s3(**variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``make test-s3`` with a pytest that only prints its version."""
-    # A make that runs these tests sets options in the environment.
-    removed = (ENDPOINT, BUCKET, "MAKEFLAGS", "MFLAGS", "MAKELEVEL")
-    environment = {name: value for name, value in os.environ.items() if name not in removed}
-    # The jar exists, because these tests use it.
+    # A `make` that runs these tests passes its options through the environment.
+    removed_names = (ENDPOINT, BUCKET, "MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    environment = {name: value for name, value in os.environ.items() if name not in removed_names}
+    # --assume-old keeps make from building the jar again.
     command = ["make", "--no-print-directory", "--assume-old=sluice/sluice-log-store.jar", "test-s3", "ARGS=--version"]
     return subprocess.run(
         command, cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True, check=False

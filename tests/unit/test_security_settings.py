@@ -33,7 +33,7 @@ MISSING_ARN = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:zk-AbCdEf"
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of Secrets Manager, simulated by moto."""
+    """Start a Secrets Manager that moto simulates; yield its client."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     aws_secret.fetch_secret.cache_clear()
@@ -47,7 +47,7 @@ def from_env(**environ: str) -> Security:
 
 
 def error_of(call: Any, *arguments: Any, **keywords: Any) -> str:
-    """Call, and return the message of the SettingsError; assert that it is one line without a secret."""
+    """Return the message of the SettingsError that a call raises; assert that it is one line without a secret."""
     with pytest.raises(SettingsError) as error:
         call(*arguments, **keywords)
     message = str(error.value)
@@ -125,11 +125,11 @@ def key_pair(password: str | None = None) -> tuple[str, str]:
         .not_valid_after(now + dt.timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    lock = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+    encryption = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
     pem = serialization.Encoding.PEM
     return (
         certificate.public_bytes(pem).decode(),
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, lock).decode(),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, encryption).decode(),
     )
 
 
@@ -140,8 +140,8 @@ def test_a_key_must_open_and_fit_its_certificate(tmp_path, monkeypatch):
     # OpenSSL would prompt for the password at the terminal, and wait.
     assert "tls_key_password is missing" in error_of(Security, tls_certificate=certificate, tls_key=key)
     assert "wrong" in error_of(Security, tls_certificate=certificate, tls_key=key, tls_key_password=SECRET[1:])
-    _, another = key_pair()
-    assert "not a certificate and its private key" in error_of(Security, tls_certificate=certificate, tls_key=another)
+    _, other_key = key_pair()
+    assert "not a certificate and its private key" in error_of(Security, tls_certificate=certificate, tls_key=other_key)
     # OpenSSL reads the key from a temporary file in this folder, which must be deleted.
     assert list(tmp_path.iterdir()) == []
 
@@ -206,19 +206,19 @@ def test_security_comes_from_the_environment():
     assert not from_env(SLUICE_ZK_TLS="off").tls
     environ = {"SLUICE_ZK_HOSTS": "a", "SLUICE_ZK_ACL": "auth::r"}
     assert LockSettings.from_env(environ, job="x").security == Security(acl="auth::r")
-    keyword = Security(acl="auth::w")
-    assert LockSettings.from_env(environ, security=keyword).security is keyword
+    explicit = Security(acl="auth::w")
+    assert LockSettings.from_env(environ, security=explicit).security is explicit
 
 
 def test_security_comes_from_files(tmp_path):
     password, document = tmp_path / "password", tmp_path / "zk.json"
     password.write_text(SECRET + "\n")
     document.write_text(json.dumps({**SASL, "password": "another", "tls": True}))
-    by_file = from_env(SLUICE_ZK_AUTH="sasl", SLUICE_ZK_USERNAME="etl", SLUICE_ZK_PASSWORD_FILE=str(password))
-    assert by_file == Security(**SASL)
-    by_document = from_env(SLUICE_ZK_SECRET_FILE=str(document))
-    assert by_document == Security(**{**SASL, "password": "another"}, tls=True)
-    # Variables win over the document.
+    password_settings = from_env(SLUICE_ZK_AUTH="sasl", SLUICE_ZK_USERNAME="etl", SLUICE_ZK_PASSWORD_FILE=str(password))
+    assert password_settings == Security(**SASL)
+    document_settings = from_env(SLUICE_ZK_SECRET_FILE=str(document))
+    assert document_settings == Security(**{**SASL, "password": "another"}, tls=True)
+    # Variables win over the secret file.
     assert from_env(SLUICE_ZK_SECRET_FILE=str(document), SLUICE_ZK_PASSWORD=SECRET).password == SECRET
     assert from_env(SLUICE_ZK_SECRET_FILE=str(document), SLUICE_ZK_TLS="0").tls is False
 
@@ -270,7 +270,7 @@ def test_an_aws_secret_is_fetched_once_and_not_logged(aws, caplog):
     caplog.set_level(1)
     settings = LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_ZK_SECRET": arn})
     assert settings.security == Security(**SASL)
-    assert "GetSecretValue" in caplog.text, "debug logging must be on"
+    assert "GetSecretValue" in caplog.text, "debug logging is off, so this test proves nothing"
     assert SECRET not in caplog.text
     # Control: botocore logs the secret in other calls.
     aws.get_secret_value(SecretId=arn)
@@ -281,10 +281,10 @@ def test_an_aws_secret_is_fetched_once_and_not_logged(aws, caplog):
 
 def test_an_unusable_aws_secret_is_refused(aws):
     assert "ResourceNotFoundException" in error_of(from_env, SLUICE_ZK_SECRET=MISSING_ARN)
-    binary = aws.create_secret(Name="binary", SecretBinary=b"x")["ARN"]
-    assert "binary" in error_of(from_env, SLUICE_ZK_SECRET=binary)
-    text = aws.create_secret(Name="text", SecretString=SECRET)["ARN"]
-    assert f"the secret {text} is not JSON" in error_of(from_env, SLUICE_ZK_SECRET=text)
+    binary_arn = aws.create_secret(Name="binary", SecretBinary=b"x")["ARN"]
+    assert "binary" in error_of(from_env, SLUICE_ZK_SECRET=binary_arn)
+    text_arn = aws.create_secret(Name="text", SecretString=SECRET)["ARN"]
+    assert f"the secret {text_arn} is not JSON" in error_of(from_env, SLUICE_ZK_SECRET=text_arn)
 
 
 def test_an_aws_secret_needs_credentials(monkeypatch):

@@ -15,7 +15,7 @@ from soak import command
 from soak.evidence import Evidence
 from soak.options import SoakOptions
 from soak.run import Progress
-from tests.support.soak_history import event, sound
+from tests.support.soak_history import event, sound_evidence
 
 
 class FinishedSoak:
@@ -57,29 +57,29 @@ def run_soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., b
 def test_a_listed_class_that_never_struck_fails_the_soak(
     run_soak: Callable[..., bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_soak(("pause-both",), sound(), must_strike=True)
+    assert run_soak(("pause-both",), sound_evidence(), must_strike=True)
     assert capsys.readouterr().err == ""
-    assert not run_soak(("pause-both", "s3-500"), sound(), must_strike=True)
+    assert not run_soak(("pause-both", "s3-500"), sound_evidence(), must_strike=True)
     output = capsys.readouterr()
     assert output.err.startswith("s3-500 never struck, so this run does not test it: raise --commits")
     assert output.err.count("\n") == 1
     assert json.loads(output.out)["violations"] == 0
 
 
-def test_with_all_classes_some_need_not_strike(run_soak: Callable[..., bool]) -> None:
-    assert run_soak(("pause-both", "s3-500"), sound(), must_strike=False)
+def test_a_class_that_is_not_listed_need_not_strike(run_soak: Callable[..., bool]) -> None:
+    assert run_soak(("pause-both", "s3-500"), sound_evidence(), must_strike=False)
 
 
 FAULTS = ("pause-both", "s3-403", "s3-500")
 
 
 def evidence_with_step() -> Evidence:
-    """Return three holds of first threads, one of a second thread, and one step without a violation."""
-    evidence = sound()
+    """Return evidence with three holds of first threads, one of a second thread, and a step without a violation."""
+    evidence = sound_evidence()
     fields = {"again": "same", "order": "LockOrderError", "connected": True, "lost": False}
     step = event("step", 2.15, worker="writer-1", incarnation=1, token=9, kind="two-managers", **fields)
-    second = event("holding", 3.0, worker="writer-1", incarnation=1, token=11, thread=2)
-    return replace(evidence, history=[*evidence.history, step, second])
+    second_thread_hold = event("holding", 3.0, worker="writer-1", incarnation=1, token=11, thread=2)
+    return replace(evidence, history=[*evidence.history, step, second_thread_hold])
 
 
 def test_the_verdict_has_the_shares_of_faults_and_steps(
@@ -111,8 +111,8 @@ def test_the_printed_verdict_has_the_shares(run_soak: Callable[..., bool], capsy
 
 
 def evidence_with_pairs() -> Evidence:
-    """Return two pairs that met, one that did not, and a single fault."""
-    evidence = sound()
+    """Return evidence with two pairs whose faults met, one pair whose faults did not meet, and a single fault."""
+    evidence = sound_evidence()
     next_hold = {"first": "kill-both", "second": "break-lock", "meeting": "next hold"}
     pairs = [
         event("pair", 3.0, **next_hold, met=True),
@@ -143,7 +143,7 @@ def test_the_verdict_has_the_shares_of_pairs(run_soak: Callable[..., bool], caps
 def test_a_run_without_acknowledged_commits_fails(
     run_soak: Callable[..., bool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evidence = sound()
+    evidence = sound_evidence()
     history = [event for event in evidence.history if event["event"] != "acknowledged"]
     assert not run_soak((), replace(evidence, history=history))
     verdict = json.loads((tmp_path / "verdict.json").read_text())

@@ -1,4 +1,4 @@
-"""The feeds and the verdict of a mixed soak: expected rows are those of the messages, applied one after the other."""
+"""The feeds and the verdict of a mixed soak. A feed expects the rows that its messages give if applied in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soak.mixed.feeds import APPEND, CDC, FEEDS, STREAM, UPSERT, Feed
 from soak.mixed.retention import RetentionCheck, apply_change_feed
 from soak.mixed.run import Job, Outcome, _subtract
 
-COMPLETE: dict[str, Any] = {"missing": 0, "surplus": 0, "rows": 9, "versions": 3, "drained": True}
+COMPLETE_RUN: dict[str, Any] = {"missing": 0, "surplus": 0, "rows": 9, "versions": 3, "drained": True}
 """Fields of an outcome whose table has the expected rows."""
 
 
@@ -40,7 +40,7 @@ def test_expected_rows_are_the_newest_messages(name: str, tmp_path: Path) -> Non
             newest[key["month"], key["id"]] = position, row
     rows = [tuple(row.values()) for _, row in newest.values() if row is not None]
     assert sorted(rows, key=repr) == feed.expected_rows()
-    # Some messages are repeated, updates or deletes.
+    # Some messages are repetitions, updates or deletes.
     texts = [json.dumps(message) for message in messages]
     assert len(set(texts)) < len(texts)
     if name != STREAM:
@@ -67,30 +67,30 @@ def test_a_seed_determines_the_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "good"),
+    ("changes", "expected"),
     [({}, True), ({"missing": 1}, False), ({"surplus": 1}, False), ({"drained": False}, False), ("failed", False)],
 )
-def test_wrong_rows_and_failures_are_not_good(changes: Any, good: bool) -> None:  # noqa: FBT001 (a parameter of the test)
+def test_wrong_rows_and_failures_are_not_good(changes: Any, expected: bool) -> None:  # noqa: FBT001 (test parameter)
     job = Job("append", failures=["exit code 5"] if changes == "failed" else [])
-    fields = COMPLETE if changes == "failed" else COMPLETE | changes
+    fields = COMPLETE_RUN if changes == "failed" else COMPLETE_RUN | changes
     outcome = Outcome(jobs=(job,), lag=((1.0, 2.0), (3.0, 9.0)), **fields)
-    assert is_good(outcome) == good
+    assert is_good(outcome) == expected
     assert summary(outcome)["lag_max_s"] == 9.0
 
 
 def test_errors_of_maintenance_are_not_good() -> None:
-    outcome = Outcome(jobs=(Job("append"),), lag=(), retention=RetentionCheck(0, 0, 0), **COMPLETE)
+    outcome = Outcome(jobs=(Job("append"),), lag=(), retention=RetentionCheck(0, 0, 0), **COMPLETE_RUN)
     assert is_good(outcome)
     for errors in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
         assert not is_good(replace(outcome, retention=RetentionCheck(*errors)))
 
 
 def test_a_change_feed_is_applied_in_order() -> None:
-    def change(version: int, kind: str, key: int, delay: int | None = None) -> dict[str, Any]:
+    def change(version: int, change_type: str, key: int, delay: int | None = None) -> dict[str, Any]:
         row = {"feed": "cdc", "month": 1, "id": key, "position": version, "at": "2013-01-01T00:00:00.000Z"}
         # Spark omits null values.
         row |= {"carrier": "UA"} | ({} if delay is None else {"delay": delay})
-        return {**row, "_commit_version": version, "_change_type": kind}
+        return {**row, "_commit_version": version, "_change_type": change_type}
 
     def row(key: int, position: int, delay: int | None) -> Any:
         return ("cdc", 1, key, position, "2013-01-01T00:00:00Z", "UA", delay)

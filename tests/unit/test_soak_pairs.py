@@ -1,4 +1,4 @@
-"""Pairs of faults: the classes that may meet, and whether they met, with writers that record the commands they get."""
+"""Pairs of faults: which classes may meet, and whether the faults of a pair met. The writers only record commands."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ class Scene:
 
     @property
     def pair(self) -> dict[str, Any]:
-        """The event of the pair, which is the last one."""
+        """The event of the pair. It is the last event of the history."""
         assert self.incident is None
         return self.history[-1]
 
 
-@pytest.mark.parametrize(("unfinished", "met"), [(1, True), (0, False)])
-def test_the_second_fault_strikes_the_next_hold_after_an_intent(unfinished: int, *, met: bool) -> None:
+@pytest.mark.parametrize(("unfinished_intents", "met"), [(1, True), (0, False)])
+def test_the_second_fault_strikes_the_next_hold_after_an_intent(unfinished_intents: int, *, met: bool) -> None:
     scene = Scene(NEXT_HOLD)
     assert scene.writers["writer-2"].commands == []
     scene.receive("stopped", "writer-1", 5, point="checked")
     assert scene.writers["writer-2"].commands == ["stop-at acquired"]
-    scene.receive("holding", "writer-2", 7, unfinished=unfinished)
+    scene.receive("holding", "writer-2", 7, unfinished=unfinished_intents)
     scene.receive("stopped", "writer-2", 7, point="acquired")
     assert scene.writers["writer-2"].commands[1:] == ["pass acquired", "stop-at data", "go"]
     scene.receive("stopped", "writer-2", 7, point="data")
-    names = {"first": "kill-both", "second": "break-lock"}
-    assert scene.pair == {"event": "pair", **names, "meeting": NEXT_HOLD, "met": met}
+    fault_names = {"first": "kill-both", "second": "break-lock"}
+    assert scene.pair == {"event": "pair", **fault_names, "meeting": NEXT_HOLD, "met": met}
 
 
 def test_a_holder_of_another_table_is_not_the_next_holder() -> None:
@@ -85,41 +85,41 @@ def test_a_holder_of_another_table_is_not_the_next_holder() -> None:
     assert scene.incident is not None
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_under_one_hold_the_second_fault_is_ready_first(*, ends: bool) -> None:
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_under_one_hold_the_second_fault_is_prepared_first(*, ends_early: bool) -> None:
     scene = Scene(ONE_HOLD)
     scene.receive("stopped", "writer-1", 5, point="data")
     assert scene.writers["writer-1"].commands == ["stop-at data", "stop-at checked", "go"]
-    if ends:
+    if ends_early:
         scene.receive("refused", "writer-1", 5)
     scene.receive("stopped", "writer-1", 5, point="checked")
-    assert scene.pair["met"] is not ends
+    assert scene.pair["met"] is not ends_early
 
 
 def test_a_single_fault_is_a_pair_without_a_second_fault() -> None:
     scene = Scene(ALONE, second=None)
     scene.receive("stopped", "writer-1", 5, point="checked")
     assert scene.pair == {"event": "pair", "first": "kill-both", "second": None, "meeting": ALONE, "met": True}
-    missed = Scene(ALONE, second=None)
-    missed.receive("ended", "writer-1", 5)
-    assert not missed.pair["met"]
+    other_scene = Scene(ALONE, second=None)
+    other_scene.receive("ended", "writer-1", 5)
+    assert not other_scene.pair["met"]
 
 
-def kinds(*names: str) -> list[PairKind]:
-    return pair_kinds(names, lambda fault: fault.points)
+def pair_kinds_of(*fault_names: str) -> list[PairKind]:
+    return pair_kinds(fault_names, lambda fault: fault.points)
 
 
 def test_pairs_leave_an_intent_or_lose_the_hold_first() -> None:
-    all_kinds = kinds(*CLASSES)
+    all_kinds = pair_kinds_of(*CLASSES)
     assert {kind.effects for kind in all_kinds} >= {
         "unfinished intent, lost hold",
         "unfinished intent, PUT of unknown outcome",
         "lost hold, PUT of unknown outcome",
     }
-    queued = {"expire-queued", "cancel-queued"}
-    assert not [kind for kind in all_kinds if {kind.first.name, kind.second.name} & queued]
+    queue_faults = {"expire-queued", "cancel-queued"}
+    assert not [kind for kind in all_kinds if {kind.first.name, kind.second.name} & queue_faults]
     assert all(set(kind.points) <= {"checked", "data", PUT} for kind in all_kinds)
-    (next_hold, one_hold) = (kind for kind in kinds("break-lock", "s3-403") if kind.second.name == "s3-403")
+    (next_hold, one_hold) = (kind for kind in pair_kinds_of("break-lock", "s3-403") if kind.second.name == "s3-403")
     assert (next_hold.meeting, next_hold.points, next_hold.second_points) == (NEXT_HOLD, ("checked", PUT), ("data",))
     assert (one_hold.meeting, one_hold.points, one_hold.second_points) == (ONE_HOLD, ("checked",), ("data",))
 

@@ -1,4 +1,4 @@
-"""Parts of the soak that need no process: options, the plan of faults, waits, the command line."""
+"""Parts of the soak that need no writer process: options, the plan of faults, waits, the command line."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def options(**changes: Any) -> SoakOptions:
     return SoakOptions(**{"output": Path("unused"), **changes})
 
 
-def all_faults(**changes: Any) -> SoakOptions:
+def options_with_all_faults(**changes: Any) -> SoakOptions:
     """Return options that allow every class of faults."""
     return options(faults=tuple(CLASSES), zookeeper_image="zookeeper:3.9.5", **changes)
 
 
 def test_each_seed_has_its_own_plan_with_all_classes() -> None:
     def plan(seed: int) -> list[Pair]:
-        return list(itertools.islice(plan_faults(all_faults(seed=seed), None), 2 * len(CLASSES)))
+        return list(itertools.islice(plan_faults(options_with_all_faults(seed=seed), None), 2 * len(CLASSES)))
 
     assert plan(1) == plan(1) != plan(2)
     for half in (plan(1)[: len(CLASSES)], plan(1)[len(CLASSES) :]):
@@ -57,7 +57,7 @@ def test_without_the_guard_no_fault_waits_at_a_missing_point(engine: str, unreac
     gate = FaultGate(lambda *_: [])
 
     def points(**changes: Any) -> set[str]:
-        pairs = itertools.islice(plan_faults(all_faults(engine=engine, **changes), gate), 500)
+        pairs = itertools.islice(plan_faults(options_with_all_faults(engine=engine, **changes), gate), 500)
         return {point for pair in pairs for point in (pair.point, pair.second_point)}
 
     assert points() - points(without="guard") == unreachable
@@ -96,12 +96,12 @@ def test_all_selects_the_classes_that_the_services_allow(capsys: pytest.CaptureF
     assert capsys.readouterr().err == ""
     assert set(CLASSES) - set(choose_faults("all", options())) == {"zookeeper-leader-cut"}
     assert capsys.readouterr().err == "left out: zookeeper-leader-cut (needs --zookeeper-image)\n"
-    external = choose_faults("all", options(table="s3a://b/t", zookeeper="h:1"))
+    classes_for_own_services = choose_faults("all", options(table="s3a://b/t", zookeeper="h:1"))
     assert re.search(
         r"^left out: cut-s3, s3-lost-reply, .* \(needs an embedded S3\)$", capsys.readouterr().err, re.MULTILINE
     )
-    assert "pause-both" in external
-    assert not [name for name in external if name.startswith(("s3-", "zookeeper-"))]
+    assert "pause-both" in classes_for_own_services
+    assert not [name for name in classes_for_own_services if name.startswith(("s3-", "zookeeper-"))]
     assert choose_faults("all", options(writers=1)) == choose_faults("none", options()) == ()
     assert choose_faults("s3-500, pause-both,s3-500", options()) == ("s3-500", "pause-both")
 
@@ -118,20 +118,20 @@ def test_a_wait_ends_with_its_event_or_its_time() -> None:
         incident = advance(incident, event)
     assert incident is not None
     assert advance(incident, {"event": "ready", "worker": "writer-1"}) is None
-    expired = advance(wait(-1), None)
-    assert expired is not None
-    assert advance(expired, None) is None
+    expired_wait = advance(wait(-1), None)
+    assert expired_wait is not None
+    assert advance(expired_wait, None) is None
     assert results == [{"event": "ready", "worker": "writer-1"}, None]
 
 
 def test_a_takeover_is_a_later_hold_of_the_same_table() -> None:
     stop = {"event": "stopped", "worker": "writer-1", "table": "t", "token": 5}
-    later = {"event": "read", "worker": "writer-2", "table": "t", "token": 6}
+    later_read = {"event": "read", "worker": "writer-2", "table": "t", "token": 6}
     matches = is_takeover(stop, "read")
-    assert matches(later)
-    assert matches({**later, "worker": "writer-1", "thread": 2})
+    assert matches(later_read)
+    assert matches({**later_read, "worker": "writer-1", "thread": 2})
     for changes in ({"token": 4}, {"table": "u"}, {"event": "holding"}, {"worker": "writer-1"}):
-        assert not matches({**later, **changes})
+        assert not matches({**later_read, **changes})
 
 
 def test_events_of_different_holds_are_distinguished() -> None:
@@ -151,17 +151,17 @@ def test_a_cut_link_delays_data_and_forgets_ended_connections(eventually: Callab
     with socket.create_server(("127.0.0.1", 0)) as server, Link(f"127.0.0.1:{server.getsockname()[1]}") as link:
         host, _, port = link.hosts.partition(":")
         with socket.create_connection((host, int(port)), timeout=10) as client:
-            accepted, _ = server.accept()
+            connection, _ = server.accept()
             link.cut()
             client.sendall(b"late")
-            accepted.settimeout(0.2)
+            connection.settimeout(0.2)
             with pytest.raises(TimeoutError):
-                accepted.recv(10)
+                connection.recv(10)
             link.mend()
-            accepted.settimeout(10)
-            assert accepted.recv(10) == b"late"
-        assert accepted.recv(10) == b""
-        accepted.close()
+            connection.settimeout(10)
+            assert connection.recv(10) == b"late"
+        assert connection.recv(10) == b""
+        connection.close()
         eventually(lambda: not link._pairs)
 
 
@@ -176,7 +176,7 @@ def test_a_cut_link_delays_data_and_forgets_ended_connections(eventually: Callab
         (["--without", "identity"], 2, "only --engine spark"),
     ],
 )
-def test_the_command_line(arguments: list[str], code: int, message: str) -> None:
+def test_the_command_exits_with_a_code_and_a_message(arguments: list[str], code: int, message: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == code
     assert message in result.output

@@ -16,8 +16,10 @@ from soak.s3_faults import RIVAL, STEP_TABLES_SUFFIX, FaultyS3, S3Fault
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 WAIT_SECONDS = 30.0
-# moto does not check the signature, but without one the objects belong to another account.
-SIGNED = "AWS4-HMAC-SHA256 Credential=sluice/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none"
+# moto does not check the signature. But without a signature the objects would belong to another account.
+AUTHORIZATION = (
+    "AWS4-HMAC-SHA256 Credential=sluice/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none"
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def call(s3: FaultyS3, method: str, path: str, body: str = "", writer: str = "wr
     connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=WAIT_SECONDS)
     headers = {
         "User-Agent": f"{writer}, Hadoop 3.5.0",
-        "Authorization": SIGNED,
+        "Authorization": AUTHORIZATION,
         **({"If-None-Match": "*"} if method == "PUT" else {}),
     }
     try:
@@ -109,19 +111,21 @@ def test_a_held_put_fails_if_the_version_was_stored_meanwhile(s3: FaultyS3) -> N
     s3.gate.on_arrival(lambda writer, version, _: arrivals.append((writer, version)))
     fault = s3.gate.arm("writer-1", S3Fault(held=True))
     with ThreadPoolExecutor(1) as pool:
-        held: Any = pool.submit(call, s3, "PUT", path_of("held", 3), commit("a"))
+        held_put: Any = pool.submit(call, s3, "PUT", path_of("held", 3), commit("a"))
         assert fault.arrived.wait(WAIT_SECONDS)
         assert arrivals == [("writer-1", 3)]
         assert call(s3, "PUT", path_of("held", 3), commit("b"), "writer-2")[0] == 200
         fault.release.set()
-        assert held.result(WAIT_SECONDS)[0] == 412
+        assert held_put.result(WAIT_SECONDS)[0] == 412
     assert call(s3, "GET", path_of("held", 3)) == (200, commit("b"))
 
 
 def test_a_held_put_is_stored_even_if_its_sender_is_gone(s3: FaultyS3) -> None:
     fault = s3.gate.arm("writer-1", S3Fault(held=True))
     connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=WAIT_SECONDS)
-    connection.request("PUT", path_of("gone", 0), commit("a"), {"User-Agent": "writer-1", "Authorization": SIGNED})
+    connection.request(
+        "PUT", path_of("gone", 0), commit("a"), {"User-Agent": "writer-1", "Authorization": AUTHORIZATION}
+    )
     assert fault.arrived.wait(WAIT_SECONDS)
     connection.close()
     fault.release.set()
@@ -139,15 +143,15 @@ def test_rival_puts_of_one_version_have_one_winner(s3: FaultyS3) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             assert sorted(pool.map(rival, range(4))) == [200, 412, 412, 412]
-    stored = [put for put in s3.gate.puts if "/race/" in put.key and put.digest]
-    assert len(stored) == len({put.key for put in stored}) == 20
+    stored_puts = [put for put in s3.gate.puts if "/race/" in put.key and put.digest]
+    assert len(stored_puts) == len({put.key for put in stored_puts}) == 20
 
 
 def test_the_next_s3_of_a_process_is_empty(s3: FaultyS3) -> None:
-    del s3  # the next server of this process empties it
-    with FaultyS3() as first:
-        first.create_bucket("lake")
-        assert call(first, "PUT", path_of("left", 0), commit("a"))[0] == 200
-    with FaultyS3() as second:
-        second.create_bucket("lake")
-        assert call(second, "GET", path_of("left", 0))[0] == 404
+    del s3  # A new server in this process removes the objects of this one.
+    with FaultyS3() as first_server:
+        first_server.create_bucket("lake")
+        assert call(first_server, "PUT", path_of("left", 0), commit("a"))[0] == 200
+    with FaultyS3() as next_server:
+        next_server.create_bucket("lake")
+        assert call(next_server, "GET", path_of("left", 0))[0] == 404

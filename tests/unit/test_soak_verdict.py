@@ -10,16 +10,16 @@ import pytest
 from soak.evidence import Evidence
 from soak.verdict import INVARIANTS, judge
 from soak.violation import Violation
-from tests.support.soak_history import TABLE, commit, event, put, sound
+from tests.support.soak_history import TABLE, commit, event, put, sound_evidence
 
 
-def with_table(**changes: Any) -> Evidence:
-    evidence = sound()
+def evidence_with_table(**changes: Any) -> Evidence:
+    evidence = sound_evidence()
     return replace(evidence, tables={TABLE: replace(evidence.tables[TABLE], **changes)})
 
 
-def with_history(*events: dict[str, Any]) -> Evidence:
-    evidence = sound()
+def evidence_with_events(*events: dict[str, Any]) -> Evidence:
+    evidence = sound_evidence()
     return replace(evidence, history=[*evidence.history, *events])
 
 
@@ -34,56 +34,54 @@ def sentence_of(evidence: Evidence, invariant: str) -> str:
 
 
 def test_a_sound_history_violates_nothing() -> None:
-    assert judge(sound()) == []
+    assert judge(sound_evidence()) == []
 
 
 def test_i1_detects_a_lost_or_duplicated_row() -> None:
     for rows in ([0, 1, 10, 11, 20], [0, 0, 1, 10, 11, 20, 21]):
-        (violation,) = violations_of(with_table(row_ids=rows), "I1")
+        (violation,) = violations_of(evidence_with_table(row_ids=rows), "I1")
         assert "rows are not there exactly once" in violation.sentence
         assert {event["event"] for event in violation.piece} >= {"attempting", "stored", "acknowledged"}
-    assert "cannot be read: broken" in sentence_of(with_table(read_error="broken"), "I1")
+    assert "cannot be read: broken" in sentence_of(evidence_with_table(read_error="broken"), "I1")
 
 
-def acknowledged(**changes: Any) -> dict[str, Any]:
+def acknowledged_event(**changes: Any) -> dict[str, Any]:
     """Return the event of an acknowledged operation that committed version 2."""
     fields = {"worker": "writer-1", "incarnation": 1, "token": 9, "txn": "t2", "version": 2, "ids": []}
     return event("acknowledged", 3.0, **{**fields, **changes})
 
 
-def attempted(txn: str, *deletes: int) -> dict[str, Any]:
+def attempting_event(txn: str, *deletes: int) -> dict[str, Any]:
     return event("attempting", 2.9, worker="writer-1", incarnation=1, token=9, txn=txn, version=2, deletes=deletes)
 
 
 def test_i1_detects_the_version_of_another_transaction() -> None:
-    sentence = sentence_of(with_history(acknowledged(txn="t7")), "I1")
+    sentence = sentence_of(evidence_with_events(acknowledged_event(txn="t7")), "I1")
     assert "acknowledged version 2, but that version belongs to another transaction (t2)" in sentence
 
 
 def test_i1_detects_rows_that_an_acknowledged_delete_left() -> None:
-    deleted = acknowledged(deletes=[0, 1])
-    sentence = sentence_of(with_history(attempted("t2", 0, 1), deleted), "I1")
+    events = [attempting_event("t2", 0, 1), acknowledged_event(deletes=[0, 1])]
+    sentence = sentence_of(evidence_with_events(*events), "I1")
     assert "2 of the 2 rows that it deleted are in the table (row 0)" in sentence
-    without_two = with_table(row_ids=[10, 11, 20, 21])
-    assert (
-        violations_of(replace(without_two, history=[*without_two.history, attempted("t2", 0, 1), deleted]), "I1") == []
-    )
+    without_two_rows = evidence_with_table(row_ids=[10, 11, 20, 21])
+    assert violations_of(replace(without_two_rows, history=[*without_two_rows.history, *events]), "I1") == []
 
 
-def test_i1_allows_a_delete_that_is_unknown_but_no_refused_one() -> None:
-    without_two = with_table(row_ids=[10, 11, 20, 21])
-    unknown = [*without_two.history, attempted("t8", 0, 1)]
-    assert violations_of(replace(without_two, history=unknown), "I1") == []
-    refused = event("refused", 3.0, worker="writer-1", token=9, txn="t8", error="LockLostError")
-    sentence = sentence_of(replace(without_two, history=[*unknown, refused]), "I1")
+def test_i1_allows_an_unknown_delete_and_detects_a_refused_one() -> None:
+    without_two_rows = evidence_with_table(row_ids=[10, 11, 20, 21])
+    unknown_delete = [*without_two_rows.history, attempting_event("t8", 0, 1)]
+    assert violations_of(replace(without_two_rows, history=unknown_delete), "I1") == []
+    refusal = event("refused", 3.0, worker="writer-1", token=9, txn="t8", error="LockLostError")
+    sentence = sentence_of(replace(without_two_rows, history=[*unknown_delete, refusal]), "I1")
     assert "2 of its 2 rows are not there exactly once (row 0: 0 times)" in sentence
 
 
 @pytest.mark.parametrize(("transactions", "count"), [({"writer-1": 7}, 0), ({"writer-1": 6}, 1), ({}, 1)])
 def test_i1_detects_a_transaction_that_the_table_does_not_record(transactions: dict[str, int], count: int) -> None:
-    evidence = with_table(transactions=transactions)
-    applied = acknowledged(transaction=["writer-1", 7])
-    violations = violations_of(replace(evidence, history=[*evidence.history, applied]), "I1")
+    evidence = evidence_with_table(transactions=transactions)
+    acknowledgement = acknowledged_event(transaction=["writer-1", 7])
+    violations = violations_of(replace(evidence, history=[*evidence.history, acknowledgement]), "I1")
     assert len(violations) == count
     assert all(
         "the table does not record its transaction 7 of writer-1" in violation.sentence for violation in violations
@@ -104,19 +102,19 @@ def test_i1_detects_a_transaction_that_the_table_does_not_record(transactions: d
 def test_i12_detects_a_thread_that_reports_the_commit_of_another(step: dict[str, Any], sentences: list[str]) -> None:
     fields = {"deleted": "done", "inserted": "done", "left": 0, "there": 1, "met": True, "lost": False, "error": None}
     report = event("step", 3.0, worker="writer-2", token=7, kind="two-threads", **{**fields, **step})
-    violations = violations_of(with_history(report), "I12")
+    violations = violations_of(evidence_with_events(report), "I12")
     assert len(violations) == len(sentences)
     assert all(sentence in violation.sentence for sentence, violation in zip(sentences, violations, strict=True))
 
 
 def test_i2_detects_refused_duplicate_and_unattempted_commits() -> None:
     refused = event("refused", 3.0, worker="writer-2", token=7, txn="t1", error="LockLostError")
-    assert "not committed (LockLostError), but it is version 1" in sentence_of(with_history(refused), "I2")
-    twice = with_table(commits=[commit(0, 5), commit(1, 7), commit(2, 9, "t1")])
-    assert "is in s3a://lake/soak-0 2 times: versions [1, 2]" in violations_of(twice, "I2")[0].sentence
-    assert "row 99 is in" in violations_of(with_table(row_ids=[99, 99]), "I2")[0].sentence
-    unattempted = with_table(commits=[commit(0, 5, "foreign")])
-    assert "no writer attempted" in violations_of(unattempted, "I2")[0].sentence
+    assert "not committed (LockLostError), but it is version 1" in sentence_of(evidence_with_events(refused), "I2")
+    duplicate_commit = evidence_with_table(commits=[commit(0, 5), commit(1, 7), commit(2, 9, "t1")])
+    assert "is in s3a://lake/soak-0 2 times: versions [1, 2]" in violations_of(duplicate_commit, "I2")[0].sentence
+    assert "row 99 is in" in violations_of(evidence_with_table(row_ids=[99, 99]), "I2")[0].sentence
+    unattempted_commit = evidence_with_table(commits=[commit(0, 5, "foreign")])
+    assert "no writer attempted" in violations_of(unattempted_commit, "I2")[0].sentence
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_i2_detects_refused_duplicate_and_unattempted_commits() -> None:
 def test_i10_detects_a_manager_without_the_holds_of_its_thread(changes: dict[str, Any], sentences: list[str]) -> None:
     fields = {"again": "same", "order": "LockOrderError", "connected": True, "lost": False}
     step = event("step", 3.0, worker="writer-2", token=7, kind="two-managers", **{**fields, **changes})
-    violations = violations_of(with_history(step), "I10")
+    violations = violations_of(evidence_with_events(step), "I10")
     assert len(violations) == len(sentences)
     assert all(sentence in violation.sentence for sentence, violation in zip(sentences, violations, strict=True))
     assert all(violation.piece == [step] for violation in violations)
@@ -157,7 +155,7 @@ def test_i10_detects_a_manager_without_the_holds_of_its_thread(changes: dict[str
 def test_i11_detects_the_removed_intent_of_a_valid_hold(changes: dict[str, Any], count: int) -> None:
     fields = {"kind": "stalled-listing", "met": True, "stays": True, "lost": False, "error": None}
     step = event("step", 3.0, worker="writer-2", token=7, **{**fields, **changes})
-    violations = violations_of(with_history(step), "I11")
+    violations = violations_of(evidence_with_events(step), "I11")
     assert len(violations) == count
     assert all("writer-2 (hold 7) removed the intent of a valid hold" in violation.sentence for violation in violations)
     assert all(violation.piece == [step] for violation in violations)
@@ -165,40 +163,44 @@ def test_i11_detects_the_removed_intent_of_a_valid_hold(changes: dict[str, Any],
 
 def test_i2_checks_the_commits_of_engines_that_record_attempts() -> None:
     spark = replace(commit(0, 5, "foreign"), engine="Apache-Spark/4.2.0 Delta-Lake/4.4.0")
-    unattempted = with_table(commits=[spark])
-    assert violations_of(unattempted, "I2") == []
-    spark_evidence = replace(unattempted, engine_info="Apache-Spark/")
+    unattempted_commit = evidence_with_table(commits=[spark])
+    assert violations_of(unattempted_commit, "I2") == []
+    spark_evidence = replace(unattempted_commit, engine_info="Apache-Spark/")
     assert "no writer attempted" in violations_of(spark_evidence, "I2")[0].sentence
-    assert violations_of(replace(unattempted, engine_info=""), "I2") == []
+    assert violations_of(replace(unattempted_commit, engine_info=""), "I2") == []
 
 
 def test_i3_detects_a_version_that_is_stored_twice_or_missing() -> None:
-    evidence = sound()
-    changed = replace(evidence, puts=[*evidence.puts, put(1, "changed", "t9")])
-    assert "stored 2 times, its content changed" in sentence_of(changed, "I3")
-    same = replace(evidence, puts=[*evidence.puts, put(1, "d1", "t1")])
-    assert "with the same content" in violations_of(same, "I3")[0].sentence
-    assert "gaps" in violations_of(with_table(versions=[0, 2], history_versions=[0, 2]), "I3")[0].sentence
-    assert "deltalake's history" in violations_of(with_table(history_versions=[0, 1]), "I3")[0].sentence
-    assert violations_of(with_table(unreadable=["version 1 cannot be read"]), "I3")
+    evidence = sound_evidence()
+    changed_content = replace(evidence, puts=[*evidence.puts, put(1, "changed", "t9")])
+    assert "stored 2 times, its content changed" in sentence_of(changed_content, "I3")
+    same_content = replace(evidence, puts=[*evidence.puts, put(1, "d1", "t1")])
+    assert "with the same content" in violations_of(same_content, "I3")[0].sentence
+    assert "gaps" in violations_of(evidence_with_table(versions=[0, 2], history_versions=[0, 2]), "I3")[0].sentence
+    assert "deltalake's history" in violations_of(evidence_with_table(history_versions=[0, 1]), "I3")[0].sentence
+    assert violations_of(evidence_with_table(unreadable=["version 1 cannot be read"]), "I3")
 
 
 def test_i3_allows_a_refused_put() -> None:
-    evidence = sound()
-    refused = replace(put(1, "", "t9"), status=412)
-    assert violations_of(replace(evidence, puts=[*evidence.puts, refused]), "I3") == []
+    evidence = sound_evidence()
+    refused_put = replace(put(1, "", "t9"), status=412)
+    assert violations_of(replace(evidence, puts=[*evidence.puts, refused_put]), "I3") == []
 
 
 def test_i4_detects_tokens_out_of_order_in_stamps_and_history() -> None:
-    stamps = with_table(commits=[commit(0, 5), commit(1, 9), replace(commit(2, 9), stamp=commit(2, 7).stamp)])
-    assert any("fencing token" in violation.sentence for violation in violations_of(stamps, "I4"))
-    unstamped = [replace(commit(0, 5), stamp=None), replace(commit(1, 0, "t2"), stamp=None),
+    stamps_out_of_order = evidence_with_table(
+        commits=[commit(0, 5), commit(1, 9), replace(commit(2, 9), stamp=commit(2, 7).stamp)]
+    )
+    assert any("fencing token" in violation.sentence for violation in violations_of(stamps_out_of_order, "I4"))
+    commits_without_stamps = [replace(commit(0, 5), stamp=None), replace(commit(1, 0, "t2"), stamp=None),
                  replace(commit(2, 0, "t1"), stamp=None)]  # fmt: skip
-    assert "token 7, after version 1 of the later hold 9" in sentence_of(with_table(commits=unstamped), "I4")
+    assert "token 7, after version 1 of the later hold 9" in sentence_of(
+        evidence_with_table(commits=commits_without_stamps), "I4"
+    )
 
 
 def test_i5_detects_a_commit_that_a_later_holder_did_not_read() -> None:
-    evidence = sound()
+    evidence = sound_evidence()
     history = [{**event, "version": 0} if event["event"] == "read" and event["token"] == 9 else event
                for event in evidence.history]  # fmt: skip
     sentence = sentence_of(replace(evidence, history=history), "I5")
@@ -208,30 +210,33 @@ def test_i5_detects_a_commit_that_a_later_holder_did_not_read() -> None:
 
 def test_i6_detects_an_attempt_without_an_outcome() -> None:
     attempting = event("attempting", 3.0, worker="writer-3", incarnation=3, token=11, txn="t3", version=3)
-    assert "attempted version 3 and got no outcome" in sentence_of(with_history(attempting), "I6")
+    assert "attempted version 3 and got no outcome" in sentence_of(evidence_with_events(attempting), "I6")
     killed = event("killed", 3.1, worker="writer-3", incarnation=3)
-    assert violations_of(with_history(attempting, killed), "I6") == []
-    assert violations_of(with_history(attempting, {**killed, "late": True}), "I6")
+    assert violations_of(evidence_with_events(attempting, killed), "I6") == []
+    assert violations_of(evidence_with_events(attempting, {**killed, "late": True}), "I6")
     for outcome in ("refused", "unknown", "stored", "filled"):
         end = event(outcome, 3.1, worker="writer-3", incarnation=3, token=11, txn="t3", version=3, error="E")
-        assert violations_of(with_history(attempting, end), "I6") == [], outcome
+        assert violations_of(evidence_with_events(attempting, end), "I6") == [], outcome
     gave_up = event("gave-up", 3.1, worker="writer-3", incarnation=3, token=11)
-    assert violations_of(with_history(attempting, gave_up), "I6")
+    assert violations_of(evidence_with_events(attempting, gave_up), "I6")
 
 
 def test_i6_a_version_of_another_writer_is_no_outcome() -> None:
     hold: dict[str, Any] = {"worker": "writer-3", "incarnation": 3, "token": 11}
-    outrun = [event("attempting", 3.0, **hold, txn="t3", version=3), event("taken", 3.1, **hold, txn="t3", version=3)]
-    (violation,) = violations_of(with_history(*outrun), "I6")
+    lost_race = [
+        event("attempting", 3.0, **hold, txn="t3", version=3),
+        event("taken", 3.1, **hold, txn="t3", version=3),
+    ]
+    (violation,) = violations_of(evidence_with_events(*lost_race), "I6")
     assert "attempted version 3 and got no outcome" in violation.sentence
     assert [event["event"] for event in violation.piece] == ["attempting", "taken"]
     next_attempt = event("attempting", 3.2, **hold, txn="t4", version=4)
-    assert "attempted version 4" in sentence_of(with_history(*outrun, next_attempt), "I6")
+    assert "attempted version 4" in sentence_of(evidence_with_events(*lost_race, next_attempt), "I6")
     for outcome in ("refused", "unknown", "stored", "filled", "gave-up"):
         end = event(outcome, 3.2, **hold, txn="t3", version=4, error="E")
-        assert violations_of(with_history(*outrun, end), "I6") == [], outcome
+        assert violations_of(evidence_with_events(*lost_race, end), "I6") == [], outcome
         foreign_end = {**end, "token": 13, "txn": "t5"}
-        assert violations_of(with_history(*outrun, foreign_end), "I6"), outcome
+        assert violations_of(evidence_with_events(*lost_race, foreign_end), "I6"), outcome
 
 
 @pytest.mark.parametrize(("seconds", "late"), [(5.0, False), (5.9, True), (None, True)])
@@ -244,7 +249,7 @@ def test_i7_detects_a_late_takeover(seconds: float | None, late: bool) -> None: 
     if seconds is not None:
         history.append(event("holding", 1.0 + seconds, worker="writer-2", incarnation=2, token=7))
     history.append(event("ended", 60.0, worker="writer-2", incarnation=2))
-    evidence = replace(sound(), history=history)
+    evidence = replace(sound_evidence(), history=history)
     assert bool(violations_of(evidence, "I7")) is late
     without_waiter = [event for event in history if event["event"] != "waiting"]
     assert violations_of(replace(evidence, history=without_waiter), "I7") == []
@@ -252,27 +257,29 @@ def test_i7_detects_a_late_takeover(seconds: float | None, late: bool) -> None: 
     assert violations_of(replace(evidence, history=another_table), "I7") == []
 
 
-def test_i8_detects_a_contender_that_is_left() -> None:
-    sentence = sentence_of(with_history(event("queue", 60.0, left=["abc__lock__0000000001"])), "I8")
+def test_i8_detects_a_contender_that_remains() -> None:
+    sentence = sentence_of(evidence_with_events(event("queue", 60.0, left=["abc__lock__0000000001"])), "I8")
     assert "contenders are left in the queue" in sentence
-    sentence = sentence_of(with_history(event("queue", 60.0, worker="writer-2", left=["abc__lock__0000000001"])), "I8")
+    sentence = sentence_of(
+        evidence_with_events(event("queue", 60.0, worker="writer-2", left=["abc__lock__0000000001"])), "I8"
+    )
     assert "contenders of writer-2 are left in the queue" in sentence
 
 
 def test_i8_detects_a_queue_that_was_not_checked() -> None:
-    evidence = sound()
-    unchecked = [event for event in evidence.history if event["event"] != "queue"]
-    assert "was not checked" in sentence_of(replace(evidence, history=unchecked), "I8")
+    evidence = sound_evidence()
+    without_queue_check = [event for event in evidence.history if event["event"] != "queue"]
+    assert "was not checked" in sentence_of(replace(evidence, history=without_queue_check), "I8")
     cancelled_wait = event("queue", 60.0, worker="writer-2", left=[])
-    assert violations_of(replace(evidence, history=[*unchecked, cancelled_wait]), "I8")
+    assert violations_of(replace(evidence, history=[*without_queue_check, cancelled_wait]), "I8")
 
 
 def test_i9_detects_a_run_without_acknowledged_commits() -> None:
     waiting = event("waiting", 50.0, worker="writer-2", incarnation=2)
-    (violation,) = violations_of(with_history(waiting, event("stalled", 90.0, seconds=75.0)), "I9")
+    (violation,) = violations_of(evidence_with_events(waiting, event("stalled", 90.0, seconds=75.0)), "I9")
     assert "nothing was acknowledged for 75 s" in violation.sentence
     assert waiting in violation.piece
-    evidence = sound()
+    evidence = sound_evidence()
     history = [event for event in evidence.history if event["event"] != "acknowledged"]
     assert sentence_of(replace(evidence, history=history), "I9") == "nothing was acknowledged"
 
@@ -280,12 +287,12 @@ def test_i9_detects_a_run_without_acknowledged_commits() -> None:
 def test_i9_detects_a_writer_that_ends_late_or_without_request() -> None:
     writer: dict[str, Any] = {"worker": "writer-2", "incarnation": 2}
     holding, ended = event("holding", 61.0, **writer, token=11), event("ended", 63.0, **writer)
-    (violation,) = violations_of(with_history(holding, event("killed", 62.0, **writer, late=True), ended), "I9")
+    (violation,) = violations_of(evidence_with_events(holding, event("killed", 62.0, **writer, late=True), ended), "I9")
     assert "writer-2 did not end in time on request, and was killed" in violation.sentence
     assert violation.piece[0] == holding
-    assert "writer-2 ended without a request" in sentence_of(with_history(holding, ended), "I9")
+    assert "writer-2 ended without a request" in sentence_of(evidence_with_events(holding, ended), "I9")
     for reason in ("killed", "jvm-gone", "finished"):
-        assert violations_of(with_history(holding, event(reason, 62.0, **writer), ended), "I9") == [], reason
+        assert violations_of(evidence_with_events(holding, event(reason, 62.0, **writer), ended), "I9") == [], reason
 
 
 def test_every_invariant_has_a_function_with_its_number() -> None:

@@ -1,4 +1,4 @@
-"""Streams of jobs without Spark: arguments, sequences, options and the report."""
+"""Parts of streaming jobs that need no Spark: arguments, sequences, options and the report."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from lock_manager.guard.write_attempt import WriteAttempt
 
 TABLE = "s3://lake/t"
 READ = {"version": 7, "properties": {"sluice.ensemble": "e"}}
-BLIND: dict[str, Any] = {"blind": True, "removes": False, "dated": False, "actions": [], "read": READ, "hooks": []}
+BLIND_APPEND: dict[str, Any] = {
+    "blind": True, "removes": False, "dated": False, "actions": [], "read": READ, "hooks": [],
+}  # fmt: skip
 NEW_TABLE = {"read": {"version": -1, "properties": {}}, "actions": ["metaData", "protocol"]}
 
 
@@ -51,14 +53,14 @@ def new_ticket(on_change: Callable[[], None] = lambda: None) -> Ticket:
     ],
 )
 def test_only_independent_commits_can_be_staged(description: dict[str, Any], appends: Any, reason: str | None) -> None:
-    obstacle = staging_obstacle(StagedCommit.of(BLIND | description), appends=appends)
+    obstacle = staging_obstacle(StagedCommit.of(BLIND_APPEND | description), appends=appends)
     assert obstacle is None if reason is None else obstacle is not None and reason in obstacle
 
 
 def test_a_dependent_commit_is_refused_at_once() -> None:
     ticket = new_ticket()
     with pytest.raises(NotStagedError, match="depend on the table"):
-        ticket.has_turn(BLIND | {"blind": False})
+        ticket.has_turn(BLIND_APPEND | {"blind": False})
     assert ticket.staged is None
 
 
@@ -66,10 +68,10 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     events: list[str] = []
     ticket = new_ticket(lambda: events.append("wake"))
     write_id = ticket.attempt.write_id
-    assert not ticket.has_turn(BLIND)
+    assert not ticket.has_turn(BLIND_APPEND)
     assert ticket.staged is not None
     assert (ticket.staged.read_version, ticket.staged.properties) == (7, {"sluice.ensemble": "e"})
-    assert not ticket.has_turn(BLIND)
+    assert not ticket.has_turn(BLIND_APPEND)
     assert events == ["wake"]
     with pytest.raises(LockNotHeldError):
         ticket.granted_block(write_id)
@@ -79,7 +81,7 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     intents = create_autospec(object)
     intents.settle = events.extend
     threading.Timer(0.05, lambda: ticket.grant(block)).start()
-    while not ticket.has_turn(BLIND):
+    while not ticket.has_turn(BLIND_APPEND):
         pass
     assert ticket.granted_block(write_id) is block
     for foreign_id in (None, WriteAttempt.of({}).write_id):
@@ -102,12 +104,12 @@ def test_a_refused_ticket_keeps_its_first_error() -> None:
     ticket.refuse(NotStagedError("another"))
     for _ in range(2):
         with pytest.raises(LockCancelledError):
-            ticket.has_turn(BLIND)
-    granted = new_ticket()
-    granted.grant(create_autospec(GuardedBlock, instance=True))
-    granted.refuse(LockCancelledError(resource=TABLE))
+            ticket.has_turn(BLIND_APPEND)
+    granted_ticket = new_ticket()
+    granted_ticket.grant(create_autospec(GuardedBlock, instance=True))
+    granted_ticket.refuse(LockCancelledError(resource=TABLE))
     with pytest.raises(LockCancelledError):
-        granted.granted_block(granted.attempt.write_id)
+        granted_ticket.granted_block(granted_ticket.attempt.write_id)
 
 
 @pytest.mark.parametrize(("age", "is_old"), [(302_000, False), (302_500, True)])

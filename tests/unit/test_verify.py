@@ -110,7 +110,7 @@ class EditableTable:
 
 @pytest.fixture
 def table(tmp_path: Path) -> EditableTable:
-    """Five appends of two rows under five holds of 5 s, 10 s apart."""
+    """Return a table with five appends of two rows each. Their five holds of 5 s begin every 10 s."""
     table = EditableTable(tmp_path / "flights")
     for number in range(5):
         table.append([2 * number, 2 * number + 1], stamp(number), month=number % 2)
@@ -120,7 +120,7 @@ def table(tmp_path: Path) -> EditableTable:
 
 @pytest.fixture
 def spark_table(tmp_path: Path) -> EditableTable:
-    """A table that Spark wrote: appends, two DELETEs by deletion vector, OPTIMIZE, a checkpoint at version 10."""
+    """Return a table by Spark: appends, two DELETEs by deletion vector, OPTIMIZE, and a checkpoint at version 10."""
     with zipfile.ZipFile(SPARK_TABLE) as archive:
         archive.extractall(tmp_path / "spark")
     return EditableTable(tmp_path / "spark")
@@ -146,13 +146,13 @@ def test_every_spelling_of_a_local_table_is_accepted(
 
 
 def test_a_location_that_deltalake_decodes_is_refused(table: EditableTable) -> None:
-    """Deltalake would read the folder ``flights 2013`` next to it."""
-    escaped, decoded = table.path.with_name("flights%202013"), table.path.with_name("flights 2013")
-    shutil.copytree(table.path, escaped)
-    table.path.rename(decoded)
-    assert verify_table(decoded).ok
+    """For the location ``flights%202013`` deltalake would read the folder ``flights 2013``."""
+    encoded_path, decoded_path = table.path.with_name("flights%202013"), table.path.with_name("flights 2013")
+    shutil.copytree(table.path, encoded_path)
+    table.path.rename(decoded_path)
+    assert verify_table(decoded_path).ok
     with pytest.raises(LogAccessError, match="cannot be checked: deltalake decodes %20 in a location as ' '"):
-        verify_table(escaped)
+        verify_table(encoded_path)
 
 
 def test_commits_without_the_lock_are_counted_by_engine(table: EditableTable) -> None:
@@ -352,7 +352,8 @@ def test_overlapping_holds_are_found_beyond_the_clock_skew(table: EditableTable)
 
 def test_conflicts_are_counted_by_the_versions_that_writers_read(table: EditableTable) -> None:
     table.update_action(3, "commitInfo", readVersion=0)
-    assert table.verify().conflicts == 0, "a commit with the lock waited for its turn"
+    # A commit under the lock waited for its turn, so it is no conflict.
+    assert table.verify().conflicts == 0
 
     def remove_stamp(action: dict[str, Any]) -> None:
         for name in ("sluice", "userMetadata"):

@@ -35,7 +35,7 @@ def test_holds_of_two_partitions_commit_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hold", "late", "message"),
+    ("hold", "late_tokens", "message"),
     [
         # The table's holder came after the holders of partitions.
         ("a", {"shared": {TABLE_NODE: 10}, "tokens": {MONTH_1: 11}}, "token 10, not above 20 of version 2"),
@@ -44,26 +44,28 @@ def test_holds_of_two_partitions_commit_in_any_order() -> None:
         ("d", {"tokens": {TABLE_NODE: 20}}, "token 20, not above 20 of version 2"),
     ],
 )
-def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late: dict[str, Any], message: str) -> None:
+def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late_tokens: dict[str, Any], message: str) -> None:
     commits = [
         locked_commit(0, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
         locked_commit(1, "b", shared={TABLE_NODE: 12}, tokens={MONTH_2: 13}),
         locked_commit(2, "c", tokens={TABLE_NODE: 20}),
     ]
     assert check_tokens(commits) == []
-    (problem,) = check_tokens([*commits, locked_commit(3, hold, **late)])
+    (problem,) = check_tokens([*commits, locked_commit(3, hold, **late_tokens)])
     assert problem.startswith(f"version 3 carries fencing {message}")
 
 
-@pytest.mark.parametrize("late", [{"tokens": {TABLE_NODE: 9}}, {"shared": {TABLE_NODE: 8}, "tokens": {MONTH_1: 9}}])
-def test_a_token_below_that_of_version_0_is_of_a_dropped_table(late: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "late_tokens", [{"tokens": {TABLE_NODE: 9}}, {"shared": {TABLE_NODE: 8}, "tokens": {MONTH_1: 9}}]
+)
+def test_a_token_below_version_0_can_belong_to_a_dropped_table(late_tokens: dict[str, Any]) -> None:
     commits = [locked_commit(0, "a", tokens={TABLE_NODE: 10}), locked_commit(1, "a", tokens={TABLE_NODE: 10})]
     assert check_tokens([*commits, locked_commit(2, "b", tokens={TABLE_NODE: 12})]) == []
-    (problem,) = check_tokens([*commits, locked_commit(2, "z", **late)])
+    (problem,) = check_tokens([*commits, locked_commit(2, "z", **late_tokens)])
     assert re.match(r"version 2 carries fencing token [89], below", problem)
     assert "below 10 of version 0: either it is a late commit to an earlier table" in problem
     # A log without version 0 does not show the reason.
-    (problem,) = check_tokens([commits[1], locked_commit(2, "z", **late)])
+    (problem,) = check_tokens([commits[1], locked_commit(2, "z", **late_tokens)])
     assert "an earlier holder wrote after a later one" in problem
 
 
@@ -83,7 +85,7 @@ CLONE = named_commit(ALIAS, adopted_name=NAME)
 
 
 @pytest.mark.parametrize(
-    ("commits", "problems"),
+    ("commits", "problem_count"),
     [
         ([UNDER_NAME, UNDER_ALIAS], 0),
         ([UNDER_NAME, ADOPTION, named_commit(NAME, partition="/month=1")], 0),
@@ -99,9 +101,9 @@ CLONE = named_commit(ALIAS, adopted_name=NAME)
         ([ADOPTION, named_commit(NAME, adopted_name=""), UNDER_ALIAS], 0),
     ],
 )
-def test_a_commit_under_another_name_s_lock_is_found(commits: list[LogCommit], problems: int) -> None:
+def test_a_commit_under_another_name_s_lock_is_found(commits: list[LogCommit], problem_count: int) -> None:
     messages = check_names(commits)
-    assert len(messages) == problems
+    assert len(messages) == problem_count
     ending = "under which the table is adopted: two names could have been locked"
     assert all(message.endswith(ending) for message in messages)
 
@@ -112,15 +114,15 @@ def test_an_adopted_name_counts_after_log_clean_up() -> None:
 
 
 def test_a_clone_may_change_the_ensemble_of_its_source() -> None:
-    clone = [
+    clone_commits = [
         locked_commit(0, "a", ensemble="B", adopted_by="A"),
         locked_commit(1, "a", ensemble="B", adopted_by="B"),
         locked_commit(2, "b", ensemble="B"),
     ]
-    assert check_ensembles(clone) == []
-    restored = [replace(commit, version=commit.version + 3) for commit in clone]
-    assert check_ensembles([*clone, *restored]) == []
-    assert len(check_ensembles([clone[0], clone[2]])) == 1
+    assert check_ensembles(clone_commits) == []
+    restored_commits = [replace(commit, version=commit.version + 3) for commit in clone_commits]
+    assert check_ensembles([*clone_commits, *restored_commits]) == []
+    assert len(check_ensembles([clone_commits[0], clone_commits[2]])) == 1
 
 
 def test_an_exclusive_token_below_a_shared_one_is_found() -> None:
@@ -136,21 +138,22 @@ def test_a_hold_with_two_tokens_at_a_node_is_found() -> None:
     assert len(check_tokens(commits)) == 1
 
 
-def ensembles(*names: str) -> list[LogCommit]:
-    return [locked_commit(number, f"h{number}", ensemble=name) for number, name in enumerate(names)]
+def commits_under(*ensembles: str) -> list[LogCommit]:
+    """Return one commit under each of these ensembles, in this order."""
+    return [locked_commit(number, f"h{number}", ensemble=ensemble) for number, ensemble in enumerate(ensembles)]
 
 
 @pytest.mark.parametrize(
-    ("switches", "problems"), [("A", 0), ("AAB", 0), ("ABC", 0), ("ABA", 1), ("ABAB", 2), ("AABBA", 1)]
+    ("ensembles", "problem_count"), [("A", 0), ("AAB", 0), ("ABC", 0), ("ABA", 1), ("ABAB", 2), ("AABBA", 1)]
 )
-def test_a_return_to_an_earlier_ensemble_is_found(switches: str, problems: int) -> None:
-    messages = check_ensembles(ensembles(*switches))
-    assert len(messages) == problems
+def test_a_return_to_an_earlier_ensemble_is_found(ensembles: str, problem_count: int) -> None:
+    messages = check_ensembles(commits_under(*ensembles))
+    assert len(messages) == problem_count
     assert all("two ensembles could have granted its lock" in message for message in messages)
 
 
 def test_a_table_may_be_adopted_back_by_an_earlier_ensemble() -> None:
-    moved = [
+    commits = [
         locked_commit(0, "a", ensemble="A", adopted_by="A"),
         locked_commit(1, "b", ensemble="A"),
         locked_commit(2, "c", ensemble="B", adopted_by="B"),
@@ -158,30 +161,30 @@ def test_a_table_may_be_adopted_back_by_an_earlier_ensemble() -> None:
         locked_commit(4, "e", ensemble="A", adopted_by="A"),
         locked_commit(5, "f", ensemble="A"),
     ]
-    assert check_ensembles(moved) == []
+    assert check_ensembles(commits) == []
     # A commit that changes other metadata repeats the adoption.
-    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="A", adopted_by="A")]) == []
-    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="B")]) == [
+    assert check_ensembles([*commits, locked_commit(6, "g", ensemble="A", adopted_by="A")]) == []
+    assert check_ensembles([*commits, locked_commit(6, "g", ensemble="B")]) == [
         "version 6 was made under ensemble B, but the table is adopted by A: two ensembles could have granted its lock"
     ]
 
 
 @pytest.mark.parametrize(
-    ("operation", "ensemble", "problems"),
+    ("operation", "ensemble", "problem_count"),
     [
         ("CREATE OR REPLACE TABLE AS SELECT", "B", 2),
         ("CREATE OR REPLACE TABLE AS SELECT", "A", 1),
         ("UNSET TBLPROPERTIES", "B", 0),
     ],
 )
-def test_an_adoption_lost_by_a_replaced_table_is_found(operation: str, ensemble: str, problems: int) -> None:
+def test_an_adoption_lost_by_a_replaced_table_is_found(operation: str, ensemble: str, problem_count: int) -> None:
     commits = [
         locked_commit(0, "a", ensemble="A", adopted_by="A"),
         replace(locked_commit(1, "b", ensemble="A", adopted_by=""), operation=operation),
         locked_commit(2, "c", ensemble=ensemble),
     ]
     messages = check_ensembles(commits)
-    assert len(messages) == problems
+    assert len(messages) == problem_count
     assert all("until version 1 removed the adoption" in message for message in messages)
     # A new adoption ends the problem.
     assert check_ensembles([*commits[:2], locked_commit(2, "c", ensemble="A", adopted_by="A")]) == []

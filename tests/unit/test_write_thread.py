@@ -1,4 +1,4 @@
-"""The thread of a write: after an interrupt of its start it is known whether the write runs."""
+"""The thread of a write. If its start is interrupted, the caller can still see whether the write runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wait(thread: WriteThread) -> None:
     assert thread.has_ended
 
 
-def test_an_error_of_the_write_is_its_failure():
+def test_an_error_of_the_write_is_the_failure_of_its_thread():
     def fail() -> None:
         raise IndexError
 
@@ -35,10 +35,10 @@ def test_an_error_of_the_write_is_its_failure():
 
 def test_a_write_interrupted_after_its_start_is_waited_for(monkeypatch):
     started, proceed, writes = threading.Event(), threading.Event(), []
-    start = threading.Thread.start
+    real_start = threading.Thread.start
 
     def interrupted_start(self: threading.Thread) -> None:
-        start(self)
+        real_start(self)
         started.wait(30)
         raise KeyboardInterrupt
 
@@ -67,7 +67,7 @@ def test_a_thread_that_ends_before_its_write_has_failed(monkeypatch: pytest.Monk
 
 def test_a_write_interrupted_before_its_start_never_runs(monkeypatch):
     writes, threads = [], []
-    start = threading.Thread.start
+    real_start = threading.Thread.start
 
     def interrupted_start(self: threading.Thread) -> None:
         threads.append(self)
@@ -79,7 +79,7 @@ def test_a_write_interrupted_before_its_start_never_runs(monkeypatch):
     assert isinstance(thread.interrupt, KeyboardInterrupt)
     assert thread.has_ended
     # The operating system starts the thread late.
-    start(threads[0])
+    real_start(threads[0])
     threads[0].join()
     assert writes == []
     assert isinstance(thread.failure, RuntimeError)

@@ -104,10 +104,10 @@ def test_an_empty_commit_belongs_to_no_operation(source: str) -> None:
         WATERMARK: {"at": "2013-01-01T00:00:00+00:00", "stream": "s"},
     }
 
-    def info(**fills: object) -> dict[str, Any]:
+    def info(**stamp_fields: object) -> dict[str, Any]:
         if source == "stamp":
-            return {"sluice": {**STAMP, **records, **fills}}
-        return {"sluice": {**STAMP, **fills}, "userMetadata": note_as_user_metadata(records)}
+            return {"sluice": {**STAMP, **records, **stamp_fields}}
+        return {"sluice": {**STAMP, **stamp_fields}, "userMetadata": note_as_user_metadata(records)}
 
     empty_commit, commit = info(occupies=["h"]), info()
     assert is_commit_of(commit, "c", guarded=source == "stamp")
@@ -127,7 +127,7 @@ def test_a_caller_s_note_cannot_set_the_commit_id() -> None:
     assert note["team"] == "a"
 
 
-def files(*names: str) -> SourceFiles:
+def source_files(*names: str) -> SourceFiles:
     return SourceFiles(tuple(FileStatus(f"file:/x/{name}", 1, 1, is_folder=False) for name in names), None)
 
 
@@ -140,13 +140,13 @@ def files(*names: str) -> SourceFiles:
     ],
 )
 def test_the_format_follows_from_file_names(names: list[str], file_format: str) -> None:
-    assert files(*names).format == file_format
+    assert source_files(*names).format == file_format
 
 
 @pytest.mark.parametrize("names", [["a.csv", "b.json"], ["data"], ["a.csv", "b.txt"], ["csv"], ["x.gz"]])
 def test_names_without_a_common_format_are_refused(names: list[str]) -> None:
     with pytest.raises(SourceError, match="give --format"):
-        _ = files(*names).format
+        _ = source_files(*names).format
 
 
 def test_glob_characters_in_paths_are_escaped() -> None:

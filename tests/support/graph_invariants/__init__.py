@@ -1,6 +1,6 @@
 """Invariants of every stack that no rule of the policy pack checks.
 
-A rule cannot check a value of the program, the order in which it creates resources, or the content of a file.
+A rule cannot check a value of the program, the order in which the program creates resources, or the content of a file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ INVARIANTS = {
 }
 
 
-def broken(graph: Graph) -> dict[str, list[str]]:
+def violated_invariants(graph: Graph) -> dict[str, list[str]]:
     """Return the violations of each invariant that does not hold."""
     return {name: violations for name, check in INVARIANTS.items() if (violations := list(check(graph)))}
 
 
 def config_error(error: Any) -> str:
-    """Return the message that a user gets for a refused configuration."""
+    """Return the message that a user sees for a refused configuration."""
     return str(error).partition(": ")[2]

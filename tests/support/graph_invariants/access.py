@@ -16,7 +16,7 @@ def roles_trust_only_services_and_this_account(graph: Graph) -> Iterator[str]:
             principals = statement["Principal"].get("AWS", [])
             for principal in [principals] if isinstance(principals, str) else principals:
                 if not principal.startswith("arn:aws:iam::123456789012:"):
-                    yield f"{role}: {principal}"
+                    yield f"{role} trusts {principal}"
 
 
 @invariant
@@ -26,24 +26,24 @@ def a_node_reads_only_its_own_secret(graph: Graph) -> Iterator[str]:
         role = graph.one("InstanceProfile", f"zookeeper-{node}").inputs["role"]
         (policy,) = [policy for policy in graph.all("RolePolicy") if policy.inputs["role"].startswith(role)]
         statements = policy.document()["Statement"]
-        allowed = [entry for entry in statements if entry["Sid"] in ("OwnSecret", "OwnConfiguration")]
-        if [re.split("[:/]", entry["Resource"])[-1] for entry in allowed] != [f"zookeeper-{node}", "zoo.cfg"]:
-            yield f"{policy}: {allowed}"
-        if f"node-{node}/" not in allowed[1]["Resource"]:
-            yield f"{policy}: {allowed[1]['Resource']}"
+        own_statements = [entry for entry in statements if entry["Sid"] in ("OwnSecret", "OwnConfiguration")]
+        if [re.split("[:/]", entry["Resource"])[-1] for entry in own_statements] != [f"zookeeper-{node}", "zoo.cfg"]:
+            yield f"{policy} allows other resources than the secret and zoo.cfg of node {node}: {own_statements}"
+        if f"node-{node}/" not in own_statements[1]["Resource"]:
+            yield f"{policy} allows the zoo.cfg of another node: {own_statements[1]['Resource']}"
 
 
 @invariant
 def resources_with_data_are_protected(graph: Graph) -> Iterator[str]:
-    """A disposable stack protects nothing. In other stacks S3, too, refuses to delete a bucket with objects."""
-    disposable = any(bucket.inputs.get("forceDestroy") for bucket in graph.some("Bucket"))
+    """A disposable stack protects no resource. In other stacks, S3 also refuses to delete a bucket with objects."""
+    is_disposable = any(bucket.inputs.get("forceDestroy") for bucket in graph.some("Bucket"))
     for resource in graph.resources:
         kind = resource.kind
         holds_data = (
             kind in ("Volume", "NetworkInterface", "Key")
             or (kind.startswith("Bucket") and kind != "BucketObject")
-            # The nodes set the value of such a parameter.
+            # The nodes set the value of a parameter whose changes the program ignores.
             or (kind == "Parameter" and resource.options["ignore_changes"])
         )
-        if holds_data and bool(resource.options["protect"]) == disposable:
-            yield str(resource)
+        if holds_data and bool(resource.options["protect"]) == is_disposable:
+            yield f"{resource} is {'protected' if is_disposable else 'not protected'}"

@@ -13,13 +13,13 @@ _MEMBERS_RULES = ("zookeeper-quorum", "zookeeper-election", "zookeeper-aws", "zo
 
 @invariant
 def other_groups_admit_only_https(graph: Graph) -> Iterator[str]:
-    """The rules check the ports of the members, but let other groups open any port to private addresses."""
+    """The rules check the ports of the members, but allow other groups to open any port to private addresses."""
     members = {interface.inputs["securityGroups"][0] for interface in graph.some("NetworkInterface")}
     for rule in graph.some("SecurityGroupIngressRule"):
         inputs = rule.inputs
         is_https = (inputs["fromPort"], inputs["toPort"]) == (443, 443)
         if inputs["ipProtocol"] != "tcp" or (inputs["securityGroupId"] not in members and not is_https):
-            yield f"{rule}: {inputs['ipProtocol']} {inputs['fromPort']} to {inputs['toPort']}"
+            yield f"{rule} admits {inputs['ipProtocol']} {inputs['fromPort']} to {inputs['toPort']}"
 
 
 @invariant
@@ -29,7 +29,7 @@ def nodes_reach_only_aws(graph: Graph) -> Iterator[str]:
     ports = {CLIENT_PORT, QUORUM_PORT, ELECTION_PORT, 443}
     for rule in graph.some("SecurityGroupEgressRule"):
         if rule.inputs["fromPort"] not in ports or (endpoints and "cidrIpv4" in rule.inputs):
-            yield str(rule)
+            yield f"{rule} allows port {rule.inputs['fromPort']} to {rule.inputs.get('cidrIpv4', 'its target')}"
 
 
 @invariant
@@ -40,14 +40,14 @@ def writers_reach_zookeeper_and_aws(graph: Graph) -> Iterator[str]:
             rules = [rule for rule in rules if rule["securityGroupId"] == f"{group.name}-id"]
             targets = {key for rule in rules if rule["fromPort"] == 443 for key in rule if key.startswith(_TARGETS)}
             if CLIENT_PORT not in [rule["fromPort"] for rule in rules]:
-                yield "ZooKeeper"
+                yield f"{group} has no egress rule for ZooKeeper's port {CLIENT_PORT}"
             if targets not in ({"cidrIpv4"}, {"referencedSecurityGroupId", "prefixListId"}):
-                yield f"AWS: {sorted(targets)}"
+                yield f"{group} has egress rules for HTTPS to {sorted(targets)} only"
 
 
 @invariant
 def a_machine_is_created_after_its_route_to_aws(graph: Graph) -> Iterator[str]:
-    """Its user data runs once and needs permissions, rules, routes and endpoints."""
+    """The user data of a machine runs once. It needs permissions, security group rules, routes and endpoints."""
     prerequisites = {
         *map(str, graph.some("VpcEndpoint", "BucketObject")),
         *(str(item) for item in graph.some("RouteTableAssociation") if "private" in item.name),
@@ -57,6 +57,6 @@ def a_machine_is_created_after_its_route_to_aws(graph: Graph) -> Iterator[str]:
     }
     for instance in graph.some("Instance"):
         name = f"zookeeper-{node_variable(instance, 'NODE')}"
-        required = prerequisites | {f"RolePolicy {name}", f"SecretVersion {name}"}
-        if missing := required - set(instance.options["depends_on"]):
-            yield f"{instance}: {sorted(missing)}"
+        node_prerequisites = prerequisites | {f"RolePolicy {name}", f"SecretVersion {name}"}
+        if missing_dependencies := node_prerequisites - set(instance.options["depends_on"]):
+            yield f"{instance} does not depend on {sorted(missing_dependencies)}"

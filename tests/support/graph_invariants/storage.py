@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.support.graph import Graph
 from tests.support.graph_invariants.registry import invariant
-from tests.support.iam_evaluator import allowed, s3, s3_put
+from tests.support.iam_evaluator import is_allowed, s3, s3_put
 
 _ADMINISTRATOR = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
 _ROLE = "arn:aws:iam::123456789012:role/role"
@@ -15,11 +15,11 @@ _VERSION = "_delta_log/00000000000000000007.json"
 
 @invariant
 def an_existing_bucket_is_not_changed(graph: Graph) -> Iterator[str]:
-    created = {bucket.name for bucket in graph.some("Bucket")}
+    created_buckets = {bucket.name for bucket in graph.some("Bucket")}
     for resource in graph.resources:
         kind = resource.kind
-        if kind.startswith("Bucket") and kind != "Bucket" and resource.inputs["bucket"] not in created:
-            yield str(resource)
+        if kind.startswith("Bucket") and kind != "Bucket" and resource.inputs["bucket"] not in created_buckets:
+            yield f"{resource} changes the existing bucket {resource.inputs['bucket']}"
 
 
 @invariant
@@ -32,11 +32,11 @@ def commits_and_cleanup_are_allowed(graph: Graph) -> Iterator[str]:
         statements = [_ADMINISTRATOR, *policy.document()["Statement"]]
         prefixes = ["silver/", "gold/daily/"] if "/silver/" in str(statements) else [""]
         for version in (f"{bucket}/{prefix}{table}{_VERSION}" for prefix in prefixes for table in ("", "a/b/")):
-            if not allowed(s3_put(_ROLE, version, conditional=True), statements):
-                yield f"{version} cannot be put"
-            if not allowed(s3(graph.outputs["maintenance_role_arn"], "DeleteObject", version), statements):
-                yield f"{version} cannot be cleaned up"
+            if not is_allowed(s3_put(_ROLE, version, conditional=True), statements):
+                yield f"the bucket policy does not allow a conditional PUT of {version}"
+            if not is_allowed(s3(graph.outputs["maintenance_role_arn"], "DeleteObject", version), statements):
+                yield f"the bucket policy does not allow the maintenance role to delete {version}"
     statements = graph.one("Policy", "access-appender").document()["Statement"]
     prefix = "silver/" if f"{bucket}/silver/*" in str(statements) else ""
-    if not allowed(s3_put(_ROLE, f"{bucket}/{prefix}flights/{_VERSION}", conditional=True), statements):
-        yield "an appender cannot commit"
+    if not is_allowed(s3_put(_ROLE, f"{bucket}/{prefix}flights/{_VERSION}", conditional=True), statements):
+        yield f"{graph.one('Policy', 'access-appender')} does not allow a conditional PUT of a version file"

@@ -9,21 +9,21 @@ import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.hadoop.util.Progressable;
 
 /** The local disk under the scheme of a storage service, so that Delta's log store for that service can run. */
-public abstract class Elsewhere extends RawLocalFileSystem {
+public abstract class LocalDiskScheme extends RawLocalFileSystem {
   /** System property with the class of Delta's log store that created the last file. */
   private static final String CREATED_BY = "elsewhere.created.by";
 
-  public static class Hdfs extends Elsewhere {
+  public static class Hdfs extends LocalDiskScheme {
     @Override public String getScheme() { return "hdfs"; }
 
     @Override protected int getDefaultPort() { return 8020; }
   }
 
-  public static class Abfs extends Elsewhere {
+  public static class Abfs extends LocalDiskScheme {
     @Override public String getScheme() { return "abfs"; }
   }
 
-  public static class Gs extends Elsewhere {
+  public static class Gs extends LocalDiskScheme {
     @Override public String getScheme() { return "gs"; }
   }
 
