@@ -28,7 +28,7 @@ help: ## Show this list
 
 setup: $(LOG_STORE) $(ARCHIVES) ## Create .venv, install the pinned set, fetch the jars (once; needs Python 3.11 and a JDK 17)
 
-$(READY): requirements.txt pyproject.toml sluice/jars.lock
+$(READY): requirements.txt pyproject.toml $(wildcard sluice/jars/*.lock)
 	@python=$$(./scripts/find_python.sh) || exit 1; \
 	echo "setting up $(VENV) with $$python (one to three minutes, 2 GB)"; \
 	test -x $(PY) || $$python -m venv $(VENV)

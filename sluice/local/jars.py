@@ -1,6 +1,6 @@
 """The jars that Delta on S3A needs in addition to PySpark. They are downloaded and checked once.
 
-``jars.lock`` lists every jar with its SHA-256. The Ivy that PySpark ships downloads them without transitive resolution,
+``jars/spark-SPARK-delta-DELTA.lock`` lists every jar with its SHA-256, for each tested pair of releases. The Ivy that PySpark ships downloads them without transitive resolution,
 which would read a hundred descriptors and download the AWS bundle of 686 MB. So a set-up takes seconds, and a Spark
 session starts without network.
 """
@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+from lock_manager.errors import LocalServerError
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.errors import JarsError
 
+_DELTA_ENVIRONMENT_VARIABLE = "SLUICE_DELTA"
+_LOCK_NAME = re.compile(r"spark-(?P<spark>[\d.]+)-delta-(?P<delta>[\d.]+)\.lock")
 #: The jar of the guarded log store. `make setup` builds it from ``log_store/``; this package contains it.
 LOG_STORE_JAR = Path(str(files("sluice"))) / "sluice-log-store.jar"
 
@@ -35,7 +40,7 @@ _IVY_SETTINGS = """<ivysettings>
 
 @dataclass(frozen=True)
 class Jar:
-    """One line of ``jars.lock``."""
+    """One line of a lock file."""
 
     group: str
     artifact: str
@@ -48,10 +53,67 @@ class Jar:
         return f"{self.artifact}-{self.version}.jar"
 
 
+def tested_releases() -> list[tuple[str, str]]:
+    """Return the tested pairs of a Spark line, such as 4.2, and a Delta release, such as 4.4.0; the newest first."""
+    names = [_LOCK_NAME.fullmatch(entry.name) for entry in files("sluice").joinpath("jars").iterdir()]
+    return sorted(((name["spark"], name["delta"]) for name in names if name), key=_numbers, reverse=True)
+
+
+def _numbers(releases: tuple[str, str]) -> list[list[int]]:
+    return [[int(part) for part in release.split(".")] for release in releases]
+
+
+def chosen_releases() -> tuple[str, str]:
+    """Return the Spark line and the Delta release of this environment.
+
+    Spark is that of ``$SPARK_HOME`` or of the installed PySpark. Delta is ``$SLUICE_DELTA``, else the installed
+    ``delta-spark``. If one of them is not installed, it is the newest tested one.
+
+    Raises:
+        JarsError: The pair is not tested. The message names the tested releases.
+
+    """
+    tested = tested_releases()
+    spark = _spark_line() or tested[0][0]
+    deltas = [delta for line, delta in tested if line == spark]
+    if not deltas:
+        lines = sorted({line for line, _ in tested})
+        raise JarsError(f"Spark {spark} is not tested: install PySpark {', '.join(lines[:-1])} or {lines[-1]}")
+    delta = os.environ.get(_DELTA_ENVIRONMENT_VARIABLE) or _delta_release() or deltas[0]
+    if delta not in deltas:
+        raise JarsError(
+            f"Delta {delta} is not tested with Spark {spark}: install delta-spark {' or '.join(deltas)}, or set "
+            f"{_DELTA_ENVIRONMENT_VARIABLE}"
+        )
+    return spark, delta
+
+
+def _spark_line() -> str | None:
+    try:
+        core = next(find_spark_jars().glob("spark-core_*.jar"), None)
+    except LocalServerError:
+        return None
+    return ".".join(core.stem.rpartition("-")[2].split(".")[:2]) if core else None
+
+
+def _delta_release() -> str | None:
+    try:
+        return version("delta-spark")
+    except PackageNotFoundError:
+        return None
+
+
 def locked_jars() -> list[Jar]:
-    """Read ``jars.lock``, which is part of this package."""
+    """Read the lock file of this environment's Spark and Delta.
+
+    Raises:
+        JarsError: See :func:`chosen_releases`.
+
+    """
+    spark, delta = chosen_releases()
     jars = []
-    for line in files("sluice").joinpath("jars.lock").read_text(encoding="utf-8").splitlines():
+    lock = files("sluice").joinpath("jars", f"spark-{spark}-delta-{delta}.lock")
+    for line in lock.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             coordinate, sha256 = line.split()
             group, artifact, version = coordinate.split(":")
@@ -105,7 +167,7 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
                 if not download.is_file():
                     raise JarsError(f"{jar.group}:{jar.artifact}:{jar.version} could not be resolved")
                 if not is_pinned(download, jar):
-                    raise JarsError(f"{jar.file_name} is not the pinned one: its SHA-256 differs from jars.lock")
+                    raise JarsError(f"{jar.file_name} is not the pinned one: its SHA-256 differs from the lock file")
                 # Rename a complete copy, so that no reader sees an incomplete jar.
                 part = folder / f".{jar.file_name}.{os.getpid()}.part"
                 shutil.copyfile(download, part)

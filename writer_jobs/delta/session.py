@@ -8,8 +8,11 @@ this module first reads the settings that the JVM was given, and adds only the m
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from py4j.java_gateway import JavaPackage
@@ -115,8 +118,31 @@ def build_session(
         conf.setIfMissing("spark.master", "local[*]")
         conf.setIfMissing("spark.log.level", log_level)
         SparkContext.getOrCreate(conf)
+        repair_interrupts()
         session = SparkSession.builder.getOrCreate()
     return session
+
+
+def repair_interrupts() -> None:
+    """Make Ctrl-C raise KeyboardInterrupt with PySpark 4.0 and 4.1, too, if this is the main thread.
+
+    Their handler first cancels all jobs. Within a call of py4j that fails, and the caller gets ``Py4JError`` instead.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or not callable(handler)
+        or not getattr(handler, "__module__", "").startswith("pyspark.")
+    ):
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        finally:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def running_session() -> SparkSession | None:

@@ -21,6 +21,7 @@ from lock_manager.table_records.commit_stamp import batch_of, is_commit_of, run_
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, has_condition, is_caused_by
 from writer_jobs.delta.log_store import log_store
+from writer_jobs.delta.releases import has_checkpoint, snapshot_at
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import StorageError, TableError
 
@@ -122,8 +123,7 @@ class DeltaTableLog:
         A version that does not exist, or was removed by log clean-up, raises TableError.
         """
         try:
-            # False: do not refuse a version beyond the table's retention. The caller decides whether to read it.
-            delta_snapshot = self._delta_log().getSnapshotAt(version, self._none, self._none, False)  # noqa: FBT003
+            delta_snapshot = snapshot_at(self._delta_log(), version, self._none)
         except JVM_ERRORS as error:
             self._refuse_unread(error)
             raise TableError(f"version {version} of {self.location} cannot be read: {error_reason(error)}") from error
@@ -136,7 +136,7 @@ class DeltaTableLog:
         """
         with self._storage_errors(f"no checkpoint of {self.location} can be written"):
             delta_log = self._delta_log()
-            if not delta_log.checkpointExistsAtVersion(version):
+            if not has_checkpoint(delta_log, version):
                 delta_log.createCheckpointAtVersion(version)
 
     def make_newest_checkpoint(self) -> int:

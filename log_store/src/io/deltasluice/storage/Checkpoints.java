@@ -2,13 +2,16 @@ package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import java.io.IOException;
+import java.lang.reflect.InvocationHandler;
+import java.lang.reflect.Method;
+import java.lang.reflect.Proxy;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
-import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.delta.CommittedTransaction;
+import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
+import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.hooks.CheckpointHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
 import org.slf4j.Logger;
@@ -20,9 +23,12 @@ import org.slf4j.LoggerFactory;
  * <p>Delta writes a checkpoint after every tenth commit, before the statement returns. The next holder of the table's
  * lock would wait for that, too.
  */
-public final class Checkpoints implements PostCommitHook {
+public final class Checkpoints {
   private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
-  private static final Checkpoints HOOK = new Checkpoints();
+
+  /** Takes the place of Delta's checkpoint hook. */
+  static final PostCommitHook HOOK = (PostCommitHook) Proxy.newProxyInstance(
+      PostCommitHook.class.getClassLoader(), new Class<?>[] {PostCommitHook.class}, Checkpoints::answer);
 
   /**
    * Number of versions since the last checkpoint after which the next one is written under the lock, because a lock may
@@ -33,9 +39,11 @@ public final class Checkpoints implements PostCommitHook {
   /**
    * A checkpoint that is due.
    *
-   * @param version status of the version file, after the commit
+   * @param run method of the hook
+   * @param arguments arguments of the hook
+   * @param file status of the version file, after the commit
    */
-  private record Due(SparkSession session, CommittedTransaction committed, FileStatus version) {}
+  private record Due(Method run, Object[] arguments, DeltaLog log, long version, FileStatus file) {}
 
   /** The newest due checkpoint of each table, by the table's location. */
   private static final Map<String, Due> DUE = new ConcurrentHashMap<>();
@@ -75,40 +83,59 @@ public final class Checkpoints implements PostCommitHook {
   /** Writes a checkpoint with Delta's hook, unless the table was removed or replaced, so that its version is gone. */
   public static void write(Object checkpoint) throws IOException {
     Due due = (Due) checkpoint;
-    Path file = due.version.getPath();
-    if (FileIdentity.isUnchanged(file, due.version, due.committed.deltaLog().newDeltaHadoopConf())) {
-      CheckpointHook$.MODULE$.run(due.session, due.committed);
+    Path file = due.file.getPath();
+    if (FileIdentity.isUnchanged(file, due.file, due.log.newDeltaHadoopConf())) {
+      ByName.invoke(CheckpointHook$.MODULE$, due.run, due.arguments);
     } else {
       LOG.info("{} is gone: no checkpoint of it is written", file);
     }
   }
 
-  @Override
-  public String name() {
-    return "Checkpoint, after the lock is released";
+  /** Answers Delta's calls of the hook, whose method {@code run} has other arguments in Delta 4.0 than in later ones. */
+  private static Object answer(Object hook, Method method, Object[] arguments) throws Throwable {
+    return switch (method.getName()) {
+      case "name", "toString" -> "Checkpoint, after the lock is released";
+      case "run" -> {
+        run(method, arguments);
+        yield null;
+      }
+      case "equals" -> hook == arguments[0];
+      case "hashCode" -> System.identityHashCode(hook);
+      default -> InvocationHandler.invokeDefault(hook, method, arguments);
+    };
   }
 
-  @Override
-  public void run(SparkSession spark, CommittedTransaction committed) {
-    if (!committed.maintenanceOperation().shouldCheckpoint()) {
+  /**
+   * Keeps the checkpoint of a commit, if one is due.
+   *
+   * @param run method of {@code PostCommitHook}
+   * @param arguments session, committed transaction, and in Delta 4.0 version, snapshot and actions
+   */
+  private static void run(Method run, Object[] arguments) {
+    Object committed = arguments[1];
+    if (!DeltaApi.needsCheckpoint(committed)) {
       return;
     }
-    long versionsSince = committed.committedVersion() - committed.postCommitSnapshot().checkpointProvider().version();
+    boolean inTransaction = arguments.length == 2;
+    long version = (long) (inTransaction ? ByName.call(committed, "committedVersion") : arguments[2]);
+    Snapshot snapshot = (Snapshot) (inTransaction ? ByName.call(committed, "postCommitSnapshot") : arguments[3]);
     // With adaptive metadata a checkpoint is a commit, so it needs the lock.
-    if (versionsSince > MAX_VERSIONS_SINCE || committed.maintenanceOperation().amtTriggerModeOpt().isDefined()) {
-      CheckpointHook$.MODULE$.run(spark, committed);
+    if (version - snapshot.checkpointProvider().version() > MAX_VERSIONS_SINCE
+        || DeltaApi.triggersCheckpoint(committed)) {
+      ByName.invoke(CheckpointHook$.MODULE$, run, arguments);
       return;
     }
-    Path file = VersionFile.in(committed.deltaLog().logPath(), committed.committedVersion());
+    DeltaLog log = snapshot.deltaLog();
+    Path file = VersionFile.in(log.logPath(), version);
     try {
-      FileStatus version = file.getFileSystem(committed.deltaLog().newDeltaHadoopConf()).getFileStatus(file);
-      DUE.merge(committed.deltaLog().dataPath().toString(), new Due(spark, committed, version), Checkpoints::newer);
+      FileStatus status = file.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(file);
+      DUE.merge(log.dataPath().toString(), new Due(run, arguments, log, version, status), Checkpoints::newer);
     } catch (IOException e) {
       LOG.info("the checkpoint of {} is left to a later version", file, e);
     }
   }
 
   private static Due newer(Due current, Due next) {
-    return current.committed.committedVersion() > next.committed.committedVersion() ? current : next;
+    return current.version > next.version ? current : next;
   }
 }

@@ -20,7 +20,6 @@ import org.apache.spark.sql.delta.actions.Action;
 import org.apache.spark.sql.delta.actions.Action$;
 import org.apache.spark.sql.delta.actions.CommitInfo;
 import org.apache.spark.sql.delta.actions.Metadata;
-import org.apache.spark.sql.delta.util.JsonUtils$;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Option;
@@ -107,10 +106,10 @@ final class Checksum implements RecordChecksum {
     }
     boolean withFiles =
         previous.get().allFiles().isDefined() && actions.stream().noneMatch(action -> action instanceof Metadata);
-    Either<String, VersionChecksum> checksum = incrementallyDeriveChecksum(
-        spark, log, version, CollectionConverters.asScala(actions).toSeq(), Option.empty(), Option.empty(),
-        info.operation(), info.txnId(), new Right<>(previous.get()), false, withFiles);
-    return checksum.isRight() ? JsonUtils$.MODULE$.mapper().writeValueAsString(checksum.toOption().get()) : null;
+    Either<String, VersionChecksum> checksum = DeltaApi.deriveChecksum(
+        this, spark, log, version, CollectionConverters.asScala(actions).toSeq(), info.operation(), info.txnId(),
+        new Right<>(previous.get()), withFiles);
+    return checksum.isRight() ? DeltaApi.checksumLine(checksum.toOption().get()) : null;
   }
 
   @Override

@@ -283,7 +283,7 @@ public class GuardedLogStore extends LogStore {
   private Storage storageOf(String scheme) {
     Configuration conf = initHadoopConf();
     return switch (scheme) {
-      case "s3", "s3a", "s3n" -> new Storage(new S3SingleDriverLogStore(conf), new PutIfAbsent.S3a());
+      case "s3", "s3a", "s3n" -> new Storage(new S3SingleDriverLogStore(conf), new S3aPut());
       case "file" -> new Storage(new HDFSLogStore(conf), new PutIfAbsent.HardLink());
       case "hdfs" -> delegatedStorage(new HDFSLogStore(conf));
       case "abfs", "abfss", "wasb", "wasbs", "adl" -> delegatedStorage(new AzureLogStore(conf));

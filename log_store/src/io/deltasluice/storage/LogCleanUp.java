@@ -1,9 +1,6 @@
 package io.deltasluice.storage;
 
-import org.apache.spark.sql.delta.MetadataCleanup;
 import org.apache.spark.sql.delta.Snapshot;
-import scala.Option;
-import scala.Some;
 
 /** Cleans up a log with Delta's method, but with the caller's retention. */
 public final class LogCleanUp {
@@ -15,8 +12,6 @@ public final class LogCleanUp {
    * @param retentionMillis milliseconds to keep a version; Delta keeps it until the next midnight (UTC) after that
    */
   public static void run(Snapshot snapshot, long retentionMillis) {
-    MetadataCleanup log = snapshot.deltaLog();
-    log.cleanUpExpiredLogs(
-        snapshot, Option.empty(), new Some<Object>(retentionMillis), log.cleanUpExpiredLogs$default$4());
+    DeltaApi.cleanUpExpiredLogs(snapshot.deltaLog(), snapshot, retentionMillis);
   }
 }

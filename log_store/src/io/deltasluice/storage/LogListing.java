@@ -8,10 +8,10 @@ import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.PathFilter;
 import org.apache.hadoop.fs.RemoteIterator;
 import org.apache.hadoop.fs.s3a.Listing;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
-import org.apache.hadoop.fs.s3a.S3AFileStatus;
 import org.apache.hadoop.fs.s3a.S3ListRequest;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -70,11 +70,13 @@ final class LogListing {
           // A key shortly before the first one. The caller removes the files before the first one.
           .startAfter(key.substring(0, key.length() - 1) + (char) (key.charAt(key.length() - 1) - 1))
           .build();
-      RemoteIterator<S3AFileStatus> listing = s3.getListing().createFileStatusListingIterator(
-          folder, S3ListRequest.v2(request), any -> true, new Listing.AcceptAllButSelfAndS3nDirs(folder),
-          s3.getActiveAuditSpan());
+      PathFilter all = any -> true;
+      // Hadoop 3.5 returns another class than Hadoop 3.4.
+      RemoteIterator<?> listing = (RemoteIterator<?>) ByName.call(
+          s3.getListing(), "createFileStatusListingIterator", folder, S3ListRequest.v2(request), all,
+          new Listing.AcceptAllButSelfAndS3nDirs(folder), s3.getActiveAuditSpan());
       while (listing.hasNext()) {
-        files.add(listing.next());
+        files.add((FileStatus) listing.next());
       }
       return files;
     }

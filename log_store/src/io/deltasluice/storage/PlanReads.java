@@ -23,7 +23,6 @@ import org.apache.spark.sql.catalyst.plans.logical.UnionLoopRef;
 import org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.delta.DeltaLog;
-import org.apache.spark.sql.delta.commands.cdc.DeltaCDFRelationBase;
 import org.apache.spark.sql.delta.files.TahoeFileIndex;
 import org.apache.spark.sql.execution.ExternalRDD;
 import org.apache.spark.sql.execution.LogicalRDD;
@@ -97,8 +96,8 @@ final class PlanReads {
     } else if (relation instanceof HadoopFsRelation files && !(files.location() instanceof CatalogFileIndex)) {
       // A partition of a table in the catalog may be anywhere.
       addRoots(CollectionConverters.asJava(files.location().rootPaths()));
-    } else if (relation instanceof DeltaCDFRelationBase changes) {
-      addTable(changes.deltaLog());
+    } else if (DeltaApi.changeFeedLog(relation) != null) {
+      addTable(DeltaApi.changeFeedLog(relation));
     } else if (!OTHER_STORES.contains(relation.getClass().getName())) {
       addUnknown(relation.getClass().getSimpleName());
     }
@@ -137,7 +136,7 @@ final class PlanReads {
     if (function.nameParts().size() != 1) {
       return false;
     }
-    FunctionIdentifier name = FunctionRegistry$.MODULE$.builtinFunctionIdentifier(function.nameParts().head());
+    FunctionIdentifier name = DeltaApi.builtinFunction(function.nameParts().head());
     FunctionRegistry functions = sessionState().functionRegistry();
     var builtin = FunctionRegistry$.MODULE$.builtin().lookupFunction(name);
     // A session may replace a builtin function.

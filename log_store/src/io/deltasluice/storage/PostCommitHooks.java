@@ -2,7 +2,6 @@ package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.delta.AdaptiveMetadataTableFeature$;
 import org.apache.spark.sql.delta.DeltaConfigs;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
@@ -16,7 +15,6 @@ import org.apache.spark.sql.delta.hooks.GenerateSymlinkManifest$;
 import org.apache.spark.sql.delta.hooks.HudiConverterHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
 import org.apache.spark.sql.delta.hooks.UpdateCatalogBase;
-import org.apache.spark.sql.delta.hooks.metrics.UpdateMetricsHook;
 import org.apache.spark.sql.delta.sources.DeltaSQLConf;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -64,15 +62,18 @@ final class PostCommitHooks {
 
   /** Returns whether a hook is known to be harmless, or does nothing with these settings. */
   private static boolean isHarmless(PostCommitHook hook, Metadata metadata, Protocol protocol) {
-    if (hook == ChecksumHook$.MODULE$ || hook instanceof UpdateMetricsHook) {
+    if (hook == ChecksumHook$.MODULE$ || DeltaApi.isHookOfMetrics(hook)) {
       return true;
     }
-    if (hook == CheckpointHook$.MODULE$ || hook instanceof Checkpoints) {
+    if (hook == CheckpointHook$.MODULE$ || hook == Checkpoints.HOOK) {
       // In a table with this feature a checkpoint is a commit.
-      return !protocol.isFeatureSupported(AdaptiveMetadataTableFeature$.MODULE$);
+      return !DeltaApi.commitsCheckpoints(protocol);
     }
     if (hook == HudiConverterHook$.MODULE$) {
       return !UniversalFormat$.MODULE$.hudiEnabled(metadata);
+    }
+    if (DeltaApi.isIcebergConverter(hook)) {
+      return !UniversalFormat$.MODULE$.icebergEnabled(metadata);
     }
     SparkSession session = SparkSession.active();
     if (hook == AutoCompact$.MODULE$) {

@@ -14,9 +14,6 @@ import java.util.Arrays;
 import java.util.Set;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.FSDataOutputStream;
-import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
-import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
 /** Creates a file, completely or not at all, on condition that it does not exist. */
@@ -61,62 +58,6 @@ interface PutIfAbsent {
 
     IOException reason() {
       return getCause() instanceof IOException failure ? failure : this;
-    }
-  }
-
-  /** S3 through S3A: a PUT with {@code If-None-Match: *}. */
-  final class S3a implements PutIfAbsent {
-    @Override
-    public void put(Path path, byte[] content, Configuration conf) throws IOException {
-      FileSystem fs = path.getFileSystem(conf);
-      FSDataOutputStreamBuilder<?, ?> builder = fs.createFile(path);
-      FSDataOutputStream out;
-      try {
-        // S3 checks with the PUT whether the file exists. S3A's earlier check would add nothing, so it is turned off.
-        out = builder
-            .overwrite(true)
-            .must("fs.option.create.conditional.overwrite", true)
-            .opt("fs.s3a.create.performance", true)
-            .build();
-      } catch (IOException | RuntimeException e) {
-        // The file system does not support the option.
-        throw new RejectedException(e);
-      }
-      // Nothing is sent before close(), except parts of a large content, which close() combines to an object.
-      boolean written = false;
-      try {
-        out.write(content);
-        written = true;
-      } catch (IOException | RuntimeException e) {
-        throw new RejectedException(e);
-      } finally {
-        if (!written) {
-          out.abort();
-        }
-      }
-      try {
-        out.close();
-      } catch (IOException e) {
-        // S3A and the SDK retry, and return only the last response. So even a 403 does not prove that an earlier
-        // request of this put was not stored.
-        throw statusOf(e) == 412 ? new FileAlreadyExistsException(path.toString()) : e;
-      }
-    }
-
-    @Override
-    public void requireProof(VersionFile file, Configuration conf) throws IOException {
-      // Some servers of this protocol ignore the header.
-      ConditionalPutProof.require(this, file, conf);
-    }
-
-    /** Returns the HTTP status that caused an exception of S3A; 0 if there was no response. */
-    private static int statusOf(Throwable e) {
-      for (Throwable cause = e; cause != null; cause = cause.getCause()) {
-        if (cause instanceof software.amazon.awssdk.awscore.exception.AwsServiceException service) {
-          return service.statusCode();
-        }
-      }
-      return 0;
     }
   }
 

@@ -1,0 +1,125 @@
+package io.deltasluice.storage;
+
+import java.lang.reflect.Method;
+import java.util.Arrays;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.FunctionIdentifier;
+import org.apache.spark.sql.catalyst.analysis.FunctionRegistry$;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.RecordChecksum;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.VersionChecksum;
+import org.apache.spark.sql.delta.actions.Protocol;
+import org.apache.spark.sql.delta.hooks.PostCommitHook;
+import org.apache.spark.sql.delta.util.JsonUtils$;
+import org.apache.spark.sql.sources.BaseRelation;
+import scala.Option;
+import scala.Some;
+import scala.collection.immutable.Seq;
+import scala.util.Either;
+
+/**
+ * The calls of Delta and Spark that differ between the supported releases (Delta 4.0 to 4.4, Spark 4.0 to 4.2).
+ *
+ * <p>They are made by name, so one jar works with all of these releases.
+ */
+final class DeltaApi {
+  private static final String HOOK_OF_METRICS = "org.apache.spark.sql.delta.hooks.metrics.UpdateMetricsHook";
+  private static final String ICEBERG_CONVERTER = "org.apache.spark.sql.delta.hooks.IcebergConverterHook$";
+  private static final String ADAPTIVE_METADATA = "org.apache.spark.sql.delta.AdaptiveMetadataTableFeature$";
+  private static final String CHANGE_FEED = "org.apache.spark.sql.delta.commands.cdc.CDCReader$DeltaCDFRelation";
+  private static final String CHANGE_FEED_BASE = "org.apache.spark.sql.delta.commands.cdc.DeltaCDFRelationBase";
+
+  private DeltaApi() {}
+
+  /** Removes old versions, with the caller's retention. */
+  static void cleanUpExpiredLogs(DeltaLog log, Snapshot snapshot, long retentionMillis) {
+    Some<Object> retention = new Some<>(retentionMillis);
+    if (ByName.find(log.getClass(), "cleanUpExpiredLogs$default$4") != null) {
+      ByName.call(log, "cleanUpExpiredLogs", snapshot, Option.empty(), retention, ByName.call(log, "cleanUpExpiredLogs$default$4"));
+    } else {
+      ByName.call(log, "cleanUpExpiredLogs", snapshot, retention, ByName.call(log, "cleanUpExpiredLogs$default$3"));
+    }
+  }
+
+  /** Derives the checksum of a version from the previous one, see {@code RecordChecksum}. */
+  @SuppressWarnings("unchecked")
+  static Either<String, VersionChecksum> deriveChecksum(
+      RecordChecksum deriver, SparkSession spark, DeltaLog log, long version, Seq<?> actions, String operation,
+      Option<String> txnId, Either<?, VersionChecksum> previous, boolean withFiles) {
+    Object[] arguments = {
+      spark, log, version, actions, Option.empty(), Option.empty(), operation, txnId, previous, false, withFiles
+    };
+    Method method = ByName.find(RecordChecksum.class, "incrementallyDeriveChecksum", arguments);
+    if (method == null) {
+      // Delta 4.0 decides by itself whether the checksum lists the files.
+      arguments = Arrays.copyOf(arguments, arguments.length - 1);
+      method = ByName.find(RecordChecksum.class, "incrementallyDeriveChecksum", arguments);
+    }
+    return (Either<String, VersionChecksum>) ByName.invoke(deriver, method, arguments);
+  }
+
+  /** Returns the content of the checksum file. */
+  static String checksumLine(VersionChecksum checksum) throws com.fasterxml.jackson.core.JsonProcessingException {
+    Method compliant = ByName.find(VersionChecksum.class, "toProtocolCompliant");
+    Object content = compliant == null ? checksum : ByName.invoke(checksum, compliant);
+    return JsonUtils$.MODULE$.mapper().writeValueAsString(content);
+  }
+
+  /** Returns the log whose change feed a relation reads; null if it reads another source. */
+  static DeltaLog changeFeedLog(BaseRelation relation) {
+    if (ByName.isInstance(relation, CHANGE_FEED_BASE)) {
+      return (DeltaLog) ByName.call(relation, "deltaLog");
+    }
+    if (ByName.isInstance(relation, CHANGE_FEED)) {
+      return (DeltaLog) ByName.call(ByName.call(ByName.call(relation, "snapshotWithSchemaMode"), "snapshot"), "deltaLog");
+    }
+    return null;
+  }
+
+  /** Returns whether each checkpoint of the table is a commit. */
+  static boolean commitsCheckpoints(Protocol protocol) {
+    try {
+      Object feature = Class.forName(ADAPTIVE_METADATA, true, Protocol.class.getClassLoader())
+          .getField("MODULE$").get(null);
+      return (boolean) ByName.call(protocol, "isFeatureSupported", feature);
+    } catch (ClassNotFoundException e) {
+      return false;
+    } catch (ReflectiveOperationException e) {
+      throw new LinkageError(ADAPTIVE_METADATA, e);
+    }
+  }
+
+  /** Returns whether a hook only counts. */
+  static boolean isHookOfMetrics(PostCommitHook hook) {
+    return ByName.isInstance(hook, HOOK_OF_METRICS);
+  }
+
+  /** Returns whether a hook converts the metadata to Iceberg (UniForm), which Delta 4.0 registers in each commit. */
+  static boolean isIcebergConverter(PostCommitHook hook) {
+    return ByName.isInstance(hook, ICEBERG_CONVERTER);
+  }
+
+  /** Returns whether a commit makes a checkpoint due. */
+  static boolean needsCheckpoint(Object committed) {
+    Method method = ByName.find(committed.getClass(), "maintenanceOperation");
+    return (boolean) (method == null
+        ? ByName.call(committed, "needsCheckpoint")
+        : ByName.call(ByName.invoke(committed, method), "shouldCheckpoint"));
+  }
+
+  /** Returns whether a commit must write its checkpoint itself (adaptive metadata). */
+  static boolean triggersCheckpoint(Object committed) {
+    Method method = ByName.find(committed.getClass(), "maintenanceOperation");
+    return method != null
+        && ((Option<?>) ByName.call(ByName.invoke(committed, method), "amtTriggerModeOpt")).isDefined();
+  }
+
+  /** Returns the identifier under which Spark registers a builtin function. */
+  static FunctionIdentifier builtinFunction(String name) {
+    Method method = ByName.find(FunctionRegistry$.class, "builtinFunctionIdentifier", name);
+    return method == null
+        ? new FunctionIdentifier(name)
+        : (FunctionIdentifier) ByName.invoke(FunctionRegistry$.MODULE$, method, name);
+  }
+}
