@@ -53,7 +53,7 @@ class Jar:
         return f"{self.artifact}-{self.version}.jar"
 
 
-def tested_releases() -> list[tuple[str, str]]:
+def pinned_releases() -> list[tuple[str, str]]:
     """Return the tested pairs of a Spark line, such as 4.2, and a Delta release, such as 4.4.0; the newest first."""
     names = [_LOCK_NAME.fullmatch(entry.name) for entry in files("sluice").joinpath("jars").iterdir()]
     return sorted(((name["spark"], name["delta"]) for name in names if name), key=_numbers, reverse=True)
@@ -73,7 +73,7 @@ def chosen_releases() -> tuple[str, str]:
         JarsError: The pair is not tested. The message names the tested releases.
 
     """
-    tested = tested_releases()
+    tested = pinned_releases()
     spark = _spark_line() or tested[0][0]
     deltas = [delta for line, delta in tested if line == spark]
     if not deltas:
