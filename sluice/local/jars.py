@@ -1,8 +1,8 @@
 """The jars that Delta on S3A needs in addition to PySpark. They are downloaded and checked once.
 
-``jars/spark-SPARK-delta-DELTA.lock`` lists every jar with its SHA-256, for each tested pair of releases. The Ivy that PySpark ships downloads them without transitive resolution,
-which would read a hundred descriptors and download the AWS bundle of 686 MB. So a set-up takes seconds, and a Spark
-session starts without network.
+``jars/spark-SPARK-delta-DELTA.lock`` lists every jar with its SHA-256, for each tested pair of releases. The Ivy that
+PySpark ships downloads them without transitive resolution, which would read a hundred descriptors and download the AWS
+bundle of 686 MB. So a set-up takes seconds, and a Spark session starts without network.
 """
 
 from __future__ import annotations
