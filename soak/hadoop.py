@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from sluice.local.chosen_s3 import s3a_settings
@@ -26,8 +27,11 @@ _SHORT_TIMEOUTS = {
 def hadoop_settings(writer: str, s3: LocalS3 | None, link: Link | None = None) -> dict[str, str]:
     """Return the settings of a writer.
 
+    Writers with an even number put versions with S3A's client of the AWS SDK, as with a Hadoop without conditional
+    create.
+
     Args:
-        writer: Name of the writer, which S3 gets as the prefix of the user agent.
+        writer: Name of the writer, such as ``writer-1``, which S3 gets as the prefix of the user agent.
         s3: The embedded S3; None for the S3 of the AWS variables.
         link: Connection of the writer to the embedded S3; None to connect directly.
 
@@ -38,7 +42,8 @@ def hadoop_settings(writer: str, s3: LocalS3 | None, link: Link | None = None) -
             settings["fs.s3a.endpoint"] = f"http://{link.hosts}"
     else:
         settings = s3a_settings(os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
-    return {**settings, "fs.s3a.user.agent.prefix": writer, **_SHORT_TIMEOUTS}
+    way = {"fs.s3a.sluice.put": "client"} if re.search(r"[02468]$", writer) else {}
+    return {**settings, "fs.s3a.user.agent.prefix": writer, **_SHORT_TIMEOUTS, **way}
 
 
 def allow_short_timeouts(jvm: Any) -> None:

@@ -1,21 +1,25 @@
-"""Checks this machine: Python packages, Java, the pinned jars, the guarded log store."""
+"""Checks this machine: Python packages, Java, Spark, the pinned jars, the guarded log store."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import zipfile
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from lock_manager.errors import LocalServerError
-from lock_manager.testing.embedded import find_java
+from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.doctor.finding import Finding, failed, note, ok
-from sluice.local.jars import LOG_STORE_JAR, is_pinned, jars_folder, locked_jars
+from sluice.errors import JarsError
+from sluice.local.jars import LOG_STORE_JAR, chosen_releases, is_pinned, jars_folder, locked_jars
 
 _PACKAGES = ("delta-sluice", "kazoo", "pyspark", "delta-spark", "deltalake")
 
 
 def machine_findings() -> list[Finding]:
     """Check the installation on this machine. A cluster has its own PySpark and Java."""
-    return [_packages_finding(), _java_finding(), _jars_finding(), _log_store_finding()]
+    return [_packages_finding(), _java_finding(), _spark_finding(), _jars_finding(), _log_store_finding()]
 
 
 def _packages_finding() -> Finding:
@@ -38,8 +42,44 @@ def _java_finding() -> Finding:
         return note("java", f"no Spark driver can run here: {error}")
 
 
+def _spark_finding() -> Finding:
+    """Report the releases of a driver that this machine's ``spark-submit`` starts with the pinned jars."""
+    from writer_jobs.delta.releases import CONDITIONAL_CREATE, Releases  # noqa: PLC0415 (PySpark takes 0.4 s)
+
+    check = "spark"
+    try:
+        folder, java = find_spark_jars(), find_java()
+    except LocalServerError as error:
+        return note(check, f"no Spark driver can run here: {error}")
+    try:
+        _, delta = chosen_releases()
+    except JarsError as error:
+        return failed(check, str(error))
+    spark, hadoop = (next(folder.glob(f"{name}-[0-9]*.jar")) for name in ("spark-core_*", "hadoop-client-api"))
+    with zipfile.ZipFile(hadoop) as jar:
+        creates_conditionally = f"{CONDITIONAL_CREATE.replace('.', '/')}.class" in jar.namelist()
+    process = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    java_version = re.search(r'version "([^"]+)"', process.stderr)
+    releases = Releases(
+        spark=_version_of(spark),
+        delta=delta,
+        hadoop=_version_of(hadoop),
+        java=java_version[1] if java_version else "unknown",
+        creates_conditionally=creates_conditionally,
+    )
+    return ok(check, str(releases))
+
+
+def _version_of(jar: Path) -> str:
+    return jar.stem.rpartition("-")[2]
+
+
 def _jars_finding() -> Finding:
-    folder, pinned = jars_folder(), locked_jars()
+    folder = jars_folder()
+    try:
+        pinned = locked_jars()
+    except JarsError as error:
+        return failed("jars", str(error))
     missing_jars = [jar.file_name for jar in pinned if not (folder / jar.file_name).is_file()]
     if missing_jars:
         return failed(

@@ -14,7 +14,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from soak.options import SoakOptions
 from soak.run import Soak
 from soak.s3_faults import FaultyS3
-from tests.support.driver_process import IMPATIENT, Driver
+from tests.support.driver_process import IMPATIENT, LAKE, Driver
 from tests.support.lake import chosen_s3, lake, require_embedded_s3
 
 
@@ -40,10 +40,10 @@ def faulty_s3() -> Iterator[FaultyS3]:
 
 @pytest.fixture(scope="module")
 def s3(request: pytest.FixtureRequest) -> Iterator[FaultyS3]:
-    """The S3 with the buckets ``lake`` and ``impatient``, and its credentials in the environment."""
+    """The S3 with its buckets, and its credentials in the environment."""
     require_embedded_s3("responses of S3 are lost, replaced or delayed")
     server: FaultyS3 = request.getfixturevalue("faulty_s3")
-    for bucket in (IMPATIENT, "lake"):
+    for bucket in (*LAKE, *IMPATIENT):
         # For each test file, because a soak that starts its own S3 in this process empties this one.
         server.create_bucket(bucket)
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ import pytest
 from soak.errors import JvmError, StoreError, VersionTakenError, WriteError
 from soak.hadoop import hadoop_settings
 from soak.jvm import StoreJvm
-from soak.s3_faults import FaultyS3, S3Fault
+from soak.s3_faults import RIVAL, FaultyS3, S3Fault
 
 TABLE = "s3a://lake/machinery"
 pytestmark = pytest.mark.s3
@@ -112,7 +112,7 @@ def test_java_exceptions_become_python_errors(jvm: StoreJvm, s3: FaultyS3) -> No
 
 
 def test_s3a_without_conditional_puts_commits_nothing(s3: FaultyS3, guard: RecordingGuard, tmp_path: Path) -> None:
-    settings = {**hadoop_settings("writer-2", s3), "fs.s3a.create.conditional.enabled": "false"}
+    settings = {**hadoop_settings("writer-3", s3), "fs.s3a.create.conditional.enabled": "false"}
     jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, stderr_path=tmp_path / "jvm.log")
     count = len(s3.gate.puts)
     try:
@@ -123,6 +123,26 @@ def test_s3a_without_conditional_puts_commits_nothing(s3: FaultyS3, guard: Recor
     finally:
         jvm.close()
     assert len(s3.gate.puts) == count
+
+
+def test_a_version_of_the_size_of_two_parts_is_one_put(s3: FaultyS3, guard: RecordingGuard, tmp_path: Path) -> None:
+    """The S3 of the tests ignores the condition of a multipart upload."""
+    settings = {**hadoop_settings("writer-3", s3), "fs.s3a.multipart.size": "5M", "fs.s3a.multipart.threshold": "5M"}
+    jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, stderr_path=tmp_path / "jvm.log")
+    table = f"{TABLE}-large"
+    commit = [*COMMIT, json.dumps({"txn": {"appId": "x" * (6 << 20), "version": 1}})]
+    try:
+        s3.gate.arm("writer-3", S3Fault(rival=True))
+        with pytest.raises(VersionTakenError):
+            jvm.write(table, 0, commit, block="hold")
+        jvm.write(table, 1, commit, block="hold")
+        assert "rival" in jvm.read(table, 0)[0]
+        assert jvm.read(table, 1)[1:] == commit[1:]
+    finally:
+        jvm.close()
+    folder = table.removeprefix("s3a://") + "/"
+    puts = [(put.version, put.writer, put.status) for put in s3.gate.puts if put.key.startswith(folder)]
+    assert puts == [(0, RIVAL, 200), (0, "writer-3", 412), (1, "writer-3", 200)]
 
 
 def test_a_stopped_writer_ends_with_its_parent(tmp_path: Path, eventually: Callable[..., None]) -> None:

@@ -21,6 +21,8 @@ from tests.support.lake import require_embedded_s3
 pytestmark = pytest.mark.s3
 
 WRITER = "writer-1"
+#: They put versions by Hadoop's conditional create, and with S3A's client of the AWS SDK.
+BOTH_WAYS = pytest.mark.parametrize("writer", [WRITER, "writer-2"], ids=["createFile", "S3A's client"])
 END_EVENTS = ("acknowledged", "refused", "unknown", "gave-up")
 """Events that end a transaction."""
 
@@ -34,12 +36,12 @@ def soak(make_soak: Callable[..., Soak]) -> Soak:
     return soak
 
 
-def strike(soak: Soak, name: str, point: str) -> list[dict[str, Any]]:
-    """Run a fault; return the history from its start on."""
+def strike(soak: Soak, name: str, point: str, writer: str = WRITER) -> list[dict[str, Any]]:
+    """Run a fault of a writer; return the history from its start on."""
     if CLASSES[name].needs == "gate" or point == PUT:
         require_embedded_s3(f"{name} at {point}")
     start = len(soak.history)
-    soak.run_fault(CLASSES[name].strike(soak.context, WRITER, point))
+    soak.run_fault(CLASSES[name].strike(soak.context, writer, point))
     history = soak.history[start:]
     assert [event["kind"] for event in history if event["event"] == "fault"] == [name]
     return history
@@ -53,13 +55,13 @@ def wait_until(soak: Soak, condition: Callable[[], bool], within: float = 60.0) 
         soak.next_event()
 
 
-def outcome(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the event that ends the struck transaction."""
+def outcome(history: list[dict[str, Any]], writer: str = WRITER) -> dict[str, Any]:
+    """Return the event that ends the struck transaction of a writer."""
     (fault,) = [index for index, event in enumerate(history) if event["event"] == "fault"]
     token = history[fault].get("token")
     return next(
         event for event in history[fault:]
-        if event["event"] in END_EVENTS and event.get("worker") == WRITER and token in (None, event.get("token", token))
+        if event["event"] in END_EVENTS and event.get("worker") == writer and token in (None, event.get("token", token))
     )  # fmt: skip
 
 
@@ -176,23 +178,26 @@ def test_another_hold_of_the_process_does_not_allow_the_commit(soak: Soak) -> No
 
 
 # Each error comes once.
+@BOTH_WAYS
 @pytest.mark.parametrize("name", ["s3-lost-reply", "s3-500", "s3-503", "s3-409", "s3-412", "s3-403"])
-def test_a_commit_survives_an_error_of_s3(soak: Soak, name: str) -> None:
-    assert outcome(strike(soak, name, "data"))["event"] == "acknowledged"
+def test_a_commit_survives_an_error_of_s3(soak: Soak, name: str, writer: str) -> None:
+    assert outcome(strike(soak, name, "data", writer), writer)["event"] == "acknowledged"
 
 
 @pytest.mark.full
-def test_a_put_that_outlasts_the_session_timeout_is_repeated(soak: Soak) -> None:
-    history = strike(soak, "s3-delay", "data")
-    end = outcome(history)
+@BOTH_WAYS
+def test_a_put_that_outlasts_the_session_timeout_is_repeated(soak: Soak, writer: str) -> None:
+    history = strike(soak, "s3-delay", "data", writer)
+    end = outcome(history, writer)
     (fault,) = [event for event in history if event["event"] == "fault"]
     assert end["event"] == "acknowledged", end
     assert end["monotonic"] - fault["monotonic"] > soak.context.session_seconds
 
 
 @pytest.mark.full
-def test_a_commit_without_an_answer_is_unknown_and_gets_filled(soak: Soak) -> None:
-    end = outcome(strike(soak, "s3-unavailable", "data"))
+@BOTH_WAYS
+def test_a_commit_without_an_answer_is_unknown_and_gets_filled(soak: Soak, writer: str) -> None:
+    end = outcome(strike(soak, "s3-unavailable", "data", writer), writer)
     assert (end["event"], end["error"]) == ("unknown", "CommitUnknownException")
 
     wait_until(
@@ -201,9 +206,10 @@ def test_a_commit_without_an_answer_is_unknown_and_gets_filled(soak: Soak) -> No
 
 
 @pytest.mark.full
-def test_a_later_block_fills_the_version_of_a_late_put(soak: Soak) -> None:
-    history = strike(soak, "s3-late", "data")
-    end = outcome(history)
+@BOTH_WAYS
+def test_a_later_block_fills_the_version_of_a_late_put(soak: Soak, writer: str) -> None:
+    history = strike(soak, "s3-late", "data", writer)
+    end = outcome(history, writer)
     assert (end["event"], end["error"]) == ("unknown", "CommitUnknownException")
     events = [event for event in history if event.get("token") == end["token"]]
     # Other steps may be taken under the same hold.

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from kazoo.client import KazooClient
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders
-from tests.support.driver_process import WAIT, Driver
+from tests.support.driver_process import LAKE, WAIT, Driver
 from tests.support.s3_table import copy, count_stored_puts, read, rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
@@ -56,7 +58,7 @@ def drivers(driver_pair: tuple[Driver, Driver]) -> Iterator[tuple[Driver, Driver
 
 @pytest.fixture(scope="module")
 def original(driver_pair: tuple[Driver, Driver]) -> str:
-    name = f"s3a://lake/{uuid.uuid4().hex}"
+    name = f"s3a://{LAKE[0]}/{uuid.uuid4().hex}"
     driver_pair[0].do("append", table=name, first=0, end=3)
     return name
 
@@ -70,7 +72,7 @@ def stock(drivers: tuple[Driver, Driver]) -> Driver:
 
 @pytest.fixture
 def table(drivers: tuple[Driver, Driver], s3: FaultyS3, original: str) -> str:
-    name = f"s3a://lake/{uuid.uuid4().hex}"
+    name = f"s3a://{LAKE[0]}/{uuid.uuid4().hex}"
     copy(s3, original, name)
     return name
 
@@ -244,6 +246,7 @@ def test_negative_control_without_the_guard_a_cut_off_holder_commits(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("bucket", LAKE)
 @pytest.mark.parametrize(
     ("fault", "committed", "error"),
     [
@@ -258,12 +261,17 @@ def test_negative_control_without_the_guard_a_cut_off_holder_commits(
 def test_responses_of_s3_neither_lose_nor_duplicate_a_commit(
     drivers: tuple[Driver, Driver],
     s3: FaultyS3,
-    table: str,
+    original: str,
+    bucket: str,
     fault: S3Fault,
     committed: bool,  # noqa: FBT001 (pytest passes it by name)
     error: str | None,
 ) -> None:
     first, second = drivers
+    table = f"s3a://{bucket}/{uuid.uuid4().hex}"
+    copy(s3, original, table)
+    # A fault remembers that it has struck, and both buckets use it.
+    fault = replace(fault, arrived=Event(), release=Event(), ended=Event())
     s3.gate.arm(first.name, fault)
     first.begin("append", table=table, first=10, end=12)
     answer = first.answer()

@@ -39,9 +39,15 @@ def driver(s3: FaultyS3, shared_driver: Driver) -> Driver:
     return shared_driver
 
 
-@pytest.fixture
-def new_table() -> str:
-    return f"s3a://{IMPATIENT}/{uuid.uuid4().hex}"
+@pytest.fixture(
+    params=[
+        pytest.param(IMPATIENT[0], id="createFile"),
+        pytest.param(IMPATIENT[1], id="S3A's client", marks=pytest.mark.full),
+    ]
+)
+def new_table(request: pytest.FixtureRequest) -> str:
+    """The location of a table in a bucket, for each of the two ways to put a version."""
+    return f"s3a://{request.param}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def original(driver: Driver) -> Callable[[int], str]:
 
     @functools.cache
     def make(files: int) -> str:
-        name = f"s3a://{IMPATIENT}/{uuid.uuid4().hex}"
+        name = f"s3a://{IMPATIENT[0]}/{uuid.uuid4().hex}"
         driver.do("append", table=name, first=0, end=3, files=files)
         return name
 

@@ -448,6 +448,19 @@ def machine_finding(check: str) -> Finding:
     return finding
 
 
+def test_the_releases_are_named_and_untested_ones_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = machine_finding("spark")
+    assert finding.verdict is Verdict.OK
+    spark, delta = jars.chosen_releases()
+    assert finding.message.startswith(f"Spark {spark}.")
+    for part in (f"Delta {delta}, Hadoop 3.", "Java ", "puts versions on S3"):
+        assert part in finding.message
+    monkeypatch.setenv("SLUICE_DELTA", "4.5.0")
+    for check in ("spark", "jars"):
+        finding = machine_finding(check)
+        assert (finding.verdict, "Delta 4.5.0 is not tested with Spark" in finding.message) == (Verdict.FAILED, True)
+
+
 def test_missing_and_changed_jars_are_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_finding("jars").verdict is Verdict.OK
     folder = tmp_path / "jars"
@@ -460,7 +473,7 @@ def test_missing_and_changed_jars_are_faults(tmp_path: Path, monkeypatch: pytest
     assert finding.verdict is Verdict.FAILED
     assert f"not the pinned ones (the first: {jar.name})" in finding.message
     jar.unlink()
-    assert "1 of 44 are missing" in machine_finding("jars").message
+    assert f"1 of {len(jars.locked_jars())} are missing" in machine_finding("jars").message
 
 
 def test_a_missing_or_foreign_log_store_jar_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,10 @@ from lock_manager.guard.guard_server import GuardServer
 from tests.support.lake import S3
 from tests.support.lock_znodes import DEAD_HOLD, LockZnodes
 from tests.support.new_thread import in_new_thread
-from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
-from writer_jobs.commit.driver_guard import GUARD
+from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, UnsupportedSessionError, attach, locked
+from writer_jobs.commit.driver_guard import GUARD, _check_releases
 from writer_jobs.commit.guarded import guarded
+from writer_jobs.delta.releases import ALLOW_UNTESTED
 from writer_jobs.delta.table_log import DeltaTableLog
 
 pytestmark = pytest.mark.spark
@@ -353,6 +354,23 @@ def test_attach_names_a_missing_setting(spark: SparkSession, monkeypatch: pytest
     monkeypatch.setattr("writer_jobs.commit.driver_guard.LOG_STORE", "org.example.Another")
     with pytest.raises(GuardMissingError, match=r"--conf spark\.delta\.logStore\.class=org\.example\.Another"):
         attach(spark)
+
+
+def test_untested_releases_are_refused_unless_the_user_allows_them(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attach(spark)
+    context, conf = spark.sparkContext, spark.sparkContext._jsc.sc().conf()
+    monkeypatch.delitem(vars(context._gateway), "_sluice_guard")
+    monkeypatch.setattr("writer_jobs.delta.releases.TESTED", {"4.0": ("4.0.0",)})
+    with pytest.raises(UnsupportedSessionError, match=r"the nearest tested pair: Spark 4\.0 with Delta 4\.0\.0"):
+        attach(spark)
+    conf.set(ALLOW_UNTESTED, "true")
+    try:
+        _check_releases(context)
+    finally:
+        conf.remove(ALLOW_UNTESTED)
+    assert f"{ALLOW_UNTESTED}=true accepts it" in caplog.text
 
 
 def test_a_staged_commit_of_a_catalog_is_refused(new_table: Table) -> None:

@@ -20,8 +20,10 @@ from soak.tcp_proxy import Link
 ROOT = Path(__file__).parents[2]
 WAIT = 120
 """Seconds that a test waits for a driver."""
-IMPATIENT = "impatient"
-"""Name of the bucket whose tables a driver accesses with short timeouts and without retries."""
+LAKE = ("lake", "lake-client")
+"""Buckets of tables. To the second, drivers put versions with S3A's client of the AWS SDK, as with an older Hadoop."""
+IMPATIENT = ("impatient", "impatient-client")
+"""The same, with short timeouts and without repeated requests."""
 
 _PROGRAM = ROOT / "tests" / "support" / "spark_driver.py"
 _SESSION_SECONDS = 4
@@ -43,9 +45,11 @@ class Driver:
         self.hosts = hosts
         self.link = Link(hosts)
         impatient_settings = {
-            key.replace("fs.s3a", f"spark.hadoop.fs.s3a.bucket.{IMPATIENT}", 1): value
+            key.replace("fs.s3a", f"spark.hadoop.fs.s3a.bucket.{bucket}", 1): value
+            for bucket in IMPATIENT
             for key, value in {**hadoop_settings(name, s3), **_SHORT_TIMEOUTS}.items()
         }
+        clients = {f"spark.hadoop.fs.s3a.bucket.{bucket}.sluice.put": "client" for _, bucket in (LAKE, IMPATIENT)}
         settings = {
             "spark.master": "local[1]",
             "spark.driver.memory": "1g",
@@ -57,6 +61,7 @@ class Driver:
             "spark.hadoop.fs.s3a.user.agent.prefix": name,
             **s3.spark_conf,
             **impatient_settings,
+            **clients,
             **(conf or {}),
         }
         command = [sys.executable, str(_PROGRAM), self.link.hosts, str(_SESSION_SECONDS), json.dumps(settings)]

@@ -194,7 +194,16 @@ def test_doctor_without_an_ensemble_checks_the_machine(monkeypatch: pytest.Monke
     result = run("doctor", "--json", "--table", str(tmp_path))
     assert result.exit_code == 1
     verdicts = {finding["what"]: finding["verdict"] for finding in json.loads(result.stdout)}
-    assert list(verdicts) == ["ensemble", "python", "java", "jars", "log store", "spark defaults", "put-if-absent"]
+    assert list(verdicts) == [
+        "ensemble",
+        "python",
+        "java",
+        "spark",
+        "jars",
+        "log store",
+        "spark defaults",
+        "put-if-absent",
+    ]
     assert [check for check, verdict in verdicts.items() if verdict == "failed"] == ["ensemble"]
 
 

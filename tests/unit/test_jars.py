@@ -12,16 +12,9 @@ from lock_manager.errors import LocalServerError
 from sluice.errors import JarsError
 from sluice.local import jars
 from sluice.local.jars import chosen_releases, locked_jars, pinned_releases
+from writer_jobs.delta.releases import TESTED, Releases
 
-PAIRS = [
-    ("4.2", "4.4.0"),
-    ("4.1", "4.4.0"),
-    ("4.1", "4.3.1"),
-    ("4.1", "4.2.0"),
-    ("4.0", "4.4.0"),
-    ("4.0", "4.0.1"),
-    ("4.0", "4.0.0"),
-]
+PAIRS = [(spark, delta) for spark, deltas in TESTED.items() for delta in deltas]
 
 
 class Machine:
@@ -54,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     return Machine(monkeypatch, tmp_path)
 
 
-def test_the_newest_releases_come_first() -> None:
+def test_each_tested_pair_has_a_lock_file_the_newest_first() -> None:
     assert pinned_releases() == PAIRS
 
 
@@ -102,3 +95,26 @@ def test_unpinned_releases_are_refused(machine: Machine, spark: str, delta: str,
     machine.has(spark, delta)
     with pytest.raises(JarsError, match=re.escape(message)):
         chosen_releases()
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "nearest"),
+    [
+        ("4.2.0", "4.4.1", ("4.2", "4.4.0")),
+        ("4.3.0", "4.5.0", ("4.2", "4.4.0")),
+        ("4.1.1", "4.3.0", ("4.1", "4.2.0")),
+        ("4.0.1-amzn-0", "4.0.0-amzn-1", ("4.0", "4.0.0")),
+        ("3.5.6", "3.3.2", ("4.0", "4.0.0")),
+    ],
+)
+def test_untested_releases_have_a_nearest_tested_pair(spark: str, delta: str, nearest: tuple[str, str]) -> None:
+    releases = Releases(spark, delta, hadoop="3.4.1", java="17.0.1", creates_conditionally=False)
+    assert not releases.is_tested()
+    assert releases.nearest_tested() == nearest
+
+
+@pytest.mark.parametrize(("spark", "delta"), PAIRS)
+def test_tested_releases_are_their_own_nearest(spark: str, delta: str) -> None:
+    releases = Releases(f"{spark}.1", delta, hadoop="3.4.2", java="17.0.1", creates_conditionally=True)
+    assert releases.is_tested()
+    assert releases.nearest_tested() == (spark, delta)

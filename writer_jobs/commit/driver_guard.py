@@ -18,9 +18,10 @@ from lock_manager.guard_registry import declare_guard_installed
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.locate import locate_table
+from writer_jobs.delta.releases import ALLOW_UNTESTED, driver_releases
 from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 from writer_jobs.delta.table_log import DeltaTableLog
-from writer_jobs.errors import GuardMissingError
+from writer_jobs.errors import GuardMissingError, UnsupportedSessionError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def attach(spark: SparkSession) -> None:
 
     Raises:
         GuardMissingError: The session was not started with the guarded log store.
-        UnsupportedSessionError: The session is of Spark Connect, or has no Delta.
+        UnsupportedSessionError: The session is of Spark Connect, has no Delta, or has releases that are not tested
+            together (:data:`~writer_jobs.delta.releases.ALLOW_UNTESTED`).
 
     """
     context = classic_session(spark).sparkContext
@@ -65,6 +67,7 @@ def attach(spark: SparkSession) -> None:
     with _attaching:
         gateway: Any = context._gateway  # noqa: SLF001
         if not _is_attached(context):
+            _check_releases(context)
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
     guard_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
@@ -143,6 +146,25 @@ def _guard_kernel(context: SparkContext) -> None:
             f"Delta Kernel bypasses the guarded log store because of {', '.join(unguarded_settings)}: remove these "
             f"settings, or set each to {LOG_STORE}"
         )
+
+
+def _check_releases(context: SparkContext) -> None:
+    """Log the releases of this driver; refuse untested ones, unless the user allows them."""
+    releases = driver_releases(context._jvm)  # noqa: SLF001
+    log.info("%s", releases)
+    if releases.is_tested():
+        return
+    spark, delta = releases.nearest_tested()
+    sentence = (
+        f"Spark {releases.spark} with Delta {releases.delta} is not tested (the nearest tested pair: Spark {spark} with "
+        f"Delta {delta})"
+    )
+    conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)
+    if str(conf.get(ALLOW_UNTESTED, "false")).strip().lower() != "true":
+        raise UnsupportedSessionError(
+            f"{sentence}: use that pair, or set {ALLOW_UNTESTED}=true to go on at your own risk"
+        )
+    log.warning("%s; %s=true accepts it", sentence, ALLOW_UNTESTED)
 
 
 def _check_log_store(context: SparkContext) -> None:

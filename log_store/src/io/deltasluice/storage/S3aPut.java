@@ -20,14 +20,20 @@ import software.amazon.awssdk.services.s3.model.PutObjectRequest;
 /**
  * S3 through S3A: a PUT with {@code If-None-Match: *}.
  *
- * <p>From 3.4.2 on, Hadoop creates files on this condition. With an older Hadoop the request is made with S3A's own
- * client of the AWS SDK, and with S3A's encryption and storage class.
+ * <p>From 3.4.2 on, Hadoop creates files on this condition. With an older Hadoop, and for content that S3A may upload in
+ * parts, the request is made with S3A's own client of the AWS SDK, and with S3A's encryption and storage class. So a
+ * version is always one PUT: a store may honour the condition of a PUT and ignore that of a multipart upload.
  */
 final class S3aPut implements PutIfAbsent {
-  /** Hadoop setting that chooses the way: {@code client}; by default {@code createFile} where Hadoop has it. */
-  static final String WAY = "sluice.s3a.put";
+  /**
+   * Hadoop setting: {@code client} puts with S3A's client, although Hadoop can create files conditionally. As with all
+   * settings of S3A, {@code fs.s3a.bucket.BUCKET.sluice.put} sets it for one bucket.
+   */
+  static final String WAY = "fs.s3a.sluice.put";
 
   private static final int PRECONDITION_FAILED = 412;
+  /** The smallest part of a multipart upload. S3A uploads less than {@code fs.s3a.multipart.size} in one request. */
+  private static final int SMALLEST_PART = 5 << 20;
   private static final boolean CREATES_CONDITIONALLY = createsConditionally();
 
   private static boolean createsConditionally() {
@@ -43,7 +49,7 @@ final class S3aPut implements PutIfAbsent {
   public void put(Path path, byte[] content, Configuration conf) throws IOException {
     FileSystem fs = path.getFileSystem(conf);
     try {
-      if (CREATES_CONDITIONALLY && !"client".equals(conf.get(WAY))) {
+      if (CREATES_CONDITIONALLY && content.length < SMALLEST_PART && !"client".equals(fs.getConf().get(WAY))) {
         create(fs, path, content);
       } else {
         send(fs, path, content);
@@ -71,7 +77,7 @@ final class S3aPut implements PutIfAbsent {
       // The file system does not support the option.
       throw new RejectedException(e);
     }
-    // Nothing is sent before close(), except parts of a large content, which close() combines to an object.
+    // Nothing is sent before close().
     boolean written = false;
     try {
       out.write(content);
