@@ -55,7 +55,22 @@ class GuardMode(StrEnum):
     OFF = "off"
 
 
+class Job(StrEnum):
+    """The jobs of ``writer_jobs``."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+    UPSERT = "upsert"
+    CDC = "cdc"
+    STREAM = "stream"
+    SNAPSHOT = "snapshot"
+    MAINTAIN = "maintain"
+
+
 def submit_args(
+    job: Annotated[
+        Job | None, typer.Argument(help="Print the path of this job's script at the end, too.", show_default=False)
+    ] = None,
     *,
     archive: Annotated[
         Path | None,
@@ -68,13 +83,21 @@ def submit_args(
 ) -> None:
     """Print the --jars, --py-files and --conf part of a spark-submit line.
 
-    [bold]spark-submit --master spark://… $(sluice submit-args) writer_jobs/append.py --zookeeper …[/]
+    [bold]spark-submit --master spark://… $(sluice submit-args append) --zookeeper …[/]
+    [bold]spark-submit --master spark://… $(sluice submit-args) your_job.py[/]
     """
     from shlex import join  # noqa: PLC0415
 
     from sluice.submit.distribution import submit_arguments  # noqa: PLC0415
 
-    print(join(submit_arguments(archive, guard=guard)))
+    print(join([*submit_arguments(archive, guard=guard), *([] if job is None else [job_script(job)])]))
+
+
+def job_script(job: Job) -> str:
+    """Return the path of a job's script in the installed package."""
+    import writer_jobs  # noqa: PLC0415 (PySpark takes 0.4 s)
+
+    return str(Path(writer_jobs.__file__).with_name(f"{job}.py"))
 
 
 def sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from click.testing import Result
 from deltalake import write_deltalake
 from typer.testing import CliRunner
 
+import writer_jobs
 from lock_manager.column_names import split_column_names
 from sluice.commands.app import app
+from sluice.commands.cluster import Job
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -230,6 +233,10 @@ def test_submit_args_names_the_zip_that_dist_builds(tmp_path: Path) -> None:
     submit_args = run("submit-args", "--zip", str(path))
     assert submit_args.exit_code == 0
     assert f"--py-files '{path}'" in submit_args.stdout
+    for job in Job:
+        with_job = run("submit-args", job, "--zip", str(path))
+        assert with_job.stdout == f"{submit_args.stdout.strip()} {Path(writer_jobs.__file__).with_name(f'{job}.py')}\n"
+        assert Path(shlex.split(with_job.stdout)[-1]).is_file()
 
 
 def test_the_command_and_the_module_are_the_same_program() -> None:

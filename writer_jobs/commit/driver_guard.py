@@ -156,8 +156,8 @@ def _check_releases(context: SparkContext) -> None:
         return
     spark, delta = releases.nearest_tested()
     sentence = (
-        f"Spark {releases.spark} with Delta {releases.delta} is not tested (the nearest tested pair: Spark {spark} with "
-        f"Delta {delta})"
+        f"Spark {releases.spark} with Delta {releases.delta} is not tested "
+        f"(the nearest tested pair: Spark {spark} with Delta {delta})"
     )
     conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)
     if str(conf.get(ALLOW_UNTESTED, "false")).strip().lower() != "true":
