@@ -23,6 +23,7 @@ from soak.containers import ContainerZooKeeper
 from soak.errors import ContainerError
 from tests.support import waiting
 from tests.support.lake import describe_s3
+from tests.support.releases import SPARK
 
 ROOT = Path(__file__).parents[1]
 # Files that share a Spark driver, because a driver needs 10 s to start and 1 GB of memory. Here and below, the slowest
@@ -119,7 +120,10 @@ def scope_of(nodeid: str) -> str:
     return DRIVER_BY_FILE.get(file.rpartition("/")[2], file)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if SPARK < (4, 2):
+        # PySpark's _load_from_socket leaves its socket to the garbage collector before 4.2.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket.socket .*127.0.0.1:ResourceWarning")
     existing_files = {path.name for path in Path(__file__).parent.glob("*/test_*.py")}
     missing_files = sorted({*SLOWEST, *DRIVER_BY_FILE} - existing_files - {*SHARED_DRIVERS})
     if missing_files:

@@ -18,12 +18,14 @@ from pyspark.sql.functions import lit
 
 from lock_manager import LockNotHeldError, ZookeeperLockManager
 from tests.support.lake import S3
+from tests.support.releases import needs_delta
 from tests.support.spark_settings import spark_settings
 from writer_jobs import GuardMissingError, attach, locked
 from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 pytestmark = pytest.mark.spark
 
+KERNEL_WRITES = needs_delta((4, 4), "writes through Delta Kernel")
 ENABLE_MODE = "spark.databricks.delta.v2.enableMode"
 KERNEL_KEY = "io.delta.kernel.logStore.{}.impl"
 GUARDED_LOG_STORE = "io.deltasluice.storage.GuardedLogStore"
@@ -202,6 +204,7 @@ def strict(spark: SparkSession) -> Iterator[None]:
         yield
 
 
+@KERNEL_WRITES
 @pytest.mark.full
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("name", STRICT)
@@ -225,6 +228,7 @@ def set_kernel_log_store(spark: SparkSession) -> Iterator[Callable[[str, str | N
         set_log_store(scheme, GUARDED_LOG_STORE)
 
 
+@KERNEL_WRITES
 @pytest.mark.s3
 @pytest.mark.usefixtures("strict")
 def test_on_s3_delta_s_second_connector_is_guarded(

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
 from tests.support.checksums import checksum_file, pop_files, read_as
+from tests.support.releases import needs_delta
 from tests.support.spark_settings import spark_settings
 from writer_jobs import LockedDeltaWriter, SchemaMismatchError, WriteFailedError, locked
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.spark
 
 PLAIN = "id LONG, word STRING, day DATE"
 UNDER_LOCK = (False,)
+SQL_OF_COLUMNS = (4, 4)
 ROWS = [(number, f"word {number % 3}", f"2013-0{number % 4 + 1}-01") for number in range(40)]
 # Fields that differ between two commits.
 UNIQUE = {
@@ -39,7 +41,8 @@ Commits = list[list[dict[str, Any]]]
 class AppendCase:
     """A table and the options of the appends to it.
 
-    ``staged`` has one value for each append: whether it writes its files before it acquires the lock.
+    ``staged`` has one value for each append: whether it writes its files before it acquires the lock. ``since`` is the
+    Delta release that introduced the SQL.
     """
 
     columns: str = PLAIN
@@ -49,6 +52,7 @@ class AppendCase:
     session: dict[str, str] = field(default_factory=dict)
     select: tuple[str, ...] = ("id", "word", "day")
     staged: tuple[bool, ...] = (True,)
+    since: tuple[int, ...] = (4, 0)
 
 
 CASES = {
@@ -56,8 +60,12 @@ CASES = {
     "partitioned": AppendCase(clause="PARTITIONED BY (day)"),
     "partitioned by text": AppendCase(clause="PARTITIONED BY (word)"),
     "not null": AppendCase(columns="id LONG NOT NULL, word STRING, day DATE"),
-    "generated column": AppendCase(columns=PLAIN + ", month INT GENERATED ALWAYS AS (month(day))"),
-    "identity column": AppendCase(columns=PLAIN + ", number LONG GENERATED ALWAYS AS IDENTITY", staged=UNDER_LOCK),
+    "generated column": AppendCase(
+        columns=PLAIN + ", month INT GENERATED ALWAYS AS (month(day))", since=SQL_OF_COLUMNS
+    ),
+    "identity column": AppendCase(
+        columns=PLAIN + ", number LONG GENERATED ALWAYS AS IDENTITY", staged=UNDER_LOCK, since=SQL_OF_COLUMNS
+    ),
     "column mapping": AppendCase(properties={"delta.columnMapping.mode": "name"}),
     "deletion vectors": AppendCase(properties={"delta.enableDeletionVectors": "true"}),
     "row tracking": AppendCase(properties={"delta.enableRowTracking": "true"}),
@@ -163,7 +171,9 @@ def contents_of(table: Path, commits: Commits) -> list[list[str]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_delta(case.since, name)) for name, case in CASES.items()]
+)
 def test_a_gated_append_equals_a_plain_append(name: str, pair_of: Callable[..., Pair], spark: SparkSession) -> None:
     pair = pair_of(CASES[name])
     for staged in CASES[name].staged:

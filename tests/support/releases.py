@@ -1,0 +1,20 @@
+"""The releases with which the tests run, and marks for what older ones lack."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+
+import pytest
+
+
+def _numbers(package: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version(package)))
+
+
+SPARK, DELTA = _numbers("pyspark"), _numbers("delta-spark")
+
+
+def needs_delta(release: tuple[int, ...], feature: str) -> pytest.MarkDecorator:
+    """Skip a test with an older Delta, which lacks a feature."""
+    return pytest.mark.skipif(release > DELTA, reason=f"Delta {'.'.join(map(str, DELTA))} has no {feature}")
