@@ -44,6 +44,7 @@ CORE = (
     "tests/integration/test_every_way.py",
     "tests/integration/test_append_job.py",
     "tests/integration/test_upsert_job.py",
+    "tests/integration/test_standalone.py",
 )
 #: One test of each promise that depends on the calls that differ between the releases.
 QUICK = (

@@ -17,8 +17,9 @@ import py4j
 import pyspark
 import pytest
 
+from sluice.local.jars import LOG_STORE_JAR
 from sluice.local.spark import PLAIN_JVM
-from sluice.submit.distribution import submit_arguments
+from sluice.submit.distribution import build_zip, submit_arguments
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark
@@ -94,7 +95,27 @@ def can_import(python: Path, module: str, folder: Path) -> bool:
     return process.returncode == 0
 
 
+PLATFORMS = Path(__file__).parents[2] / "docs" / "platforms.md"
+
+
+def with_own_delta(folder: Path, jars: list[Path]) -> list[str]:
+    """Prepare the files of the section on a cluster with Delta of docs/platforms.md; return its arguments."""
+    text = PLATFORMS.read_text()
+    (settings,) = re.findall(r"```properties\n(.*?)```", text, re.DOTALL)
+    (command,) = re.findall(r"## A cluster with Delta\n.*?```sh\n(.*?)```", text, re.DOTALL)
+    of_the_cluster = os.pathsep.join(str(path) for path in jars if path != LOG_STORE_JAR)
+    for process in ("driver", "executor"):
+        settings += f"spark.{process}.extraClassPath {of_the_cluster}\n"
+    (folder / "sluice.conf").write_text(settings)
+    shutil.copy(LOG_STORE_JAR, folder)
+    build_zip(folder / "sluice.zip")
+    program, *arguments = shlex.split(command.replace("\\\n", " "))
+    assert program == "spark-submit"
+    return arguments[: arguments.index("append.py")]
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("delta", ["by the job", "of the cluster"])
 def test_submit_arguments_bring_all_that_a_cluster_needs(
     cluster: str,
     bare_python: Path,
@@ -104,6 +125,8 @@ def test_submit_arguments_bring_all_that_a_cluster_needs(
     csv_file: Callable[..., Path],
     tmp_path: Path,
     rows_of: Callable[..., Any],
+    *,
+    delta: str,
 ) -> None:
     assert can_import(bare_python, "pyspark", tmp_path)
     for module in ("lock_manager", "writer_jobs", "kazoo", "delta"):
@@ -116,7 +139,8 @@ def test_submit_arguments_bring_all_that_a_cluster_needs(
     rows = [(number, f"name {number}") for number in range(100)]
     table = tmp_path / "table"
     command_line = shlex.join([
-        f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", cluster, *submit_arguments(),
+        f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", cluster,
+        *(submit_arguments() if delta == "by the job" else with_own_delta(tmp_path, jars)),
         "--driver-memory", "1g", "--executor-memory", "512m",
         "--conf", f"spark.driver.extraJavaOptions={PLAIN_JVM}",
         "--conf", f"spark.executor.extraJavaOptions={PLAIN_JVM}",
