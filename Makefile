@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock dist lock clean
+.PHONY: help setup demo test test-all quick lint types format check test-s3 matrix soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ test-s3: $(LOG_STORE) ## The tests on S3 against your own S3 (SLUICE_TEST_S3_END
 	@test -n "$$SLUICE_TEST_S3_ENDPOINT$$SLUICE_TEST_S3_BUCKET" || { echo "test-s3 needs your own S3:" \
 	"set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME (docs/compatibility.md)" >&2; exit 1; }
 	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
+
+matrix: $(LOG_STORE) ## Test each pair of Spark and Delta in an environment of its own; 10 minutes each (ARGS="4.1/4.2.0")
+	@$(PY) scripts/matrix.py $(ARGS)
 
 soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers if Docker answers (an hour; ARGS="-k violation")
 	@$(PY) -m pytest -m soak -s tests $(ARGS)

@@ -2,6 +2,7 @@
 
     python scripts/matrix.py                      # all pairs: about 12 minutes each
     python scripts/matrix.py 4.1/4.2.0 --quick    # one pair, the tests of CI
+    python scripts/matrix.py 4.2/4.4.0 --python 3.13   # another Python; JAVA_HOME chooses another Java
 
 For each pair it creates a virtual environment below build/matrix, installs the wheel with that PySpark and Delta,
 downloads the jars, appends a file from an empty folder as a user without a clone does, runs the demo with two writers,
@@ -69,6 +70,7 @@ class Pair:
 
     spark: str
     delta: str
+    python: str = sys.executable
     seconds: dict[str, float] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
 
@@ -131,10 +133,15 @@ def install(pair: Pair, wheel: Path) -> None:
     requirements = pair.folder / "requirements.txt"
     others = [line for line in pinned if line.partition("==")[0] not in _OF_THE_PAIR]
     requirements.write_text("\n".join(others) + "\n", encoding="utf-8")
-    pair.run("install", UV, "venv", "--quiet", "--python", sys.executable, pair.folder / "venv")
+    pair.run("install", UV, "venv", "--quiet", "--python", pair.python, pair.folder / "venv")
     spark, delta = f"pyspark=={PYSPARK[pair.spark]}", f"delta-spark=={pair.delta}"
     pair.run("install", UV, "pip", "install", "--quiet", "-r", requirements, spark, delta, f"{wheel}[spark,cli]")
     pair.run("install", pair.bin / "sluice", "jars", folder=pair.folder)
+    findings = pair.run("doctor", "bash", "-c", "sluice doctor --json || true", folder=pair.folder)
+    (releases,) = (finding["says"] for finding in json.loads(findings) if finding["what"] == "spark")
+    for name in ("Hadoop", "Java"):
+        pair.results[name.lower()] = re.findall(rf"{name} ([\d.]+)", releases)[0]
+    pair.results["python"] = re.findall(r"[\d.]+", pair.run("python", pair.bin / "python", "--version"))[0]
 
 
 def append(pair: Pair) -> None:
@@ -193,12 +200,11 @@ def core_tests(pair: Pair, tests: Sequence[str], workers: int) -> None:
 
 def table(pairs: Sequence[Pair]) -> str:
     """Return the Markdown table of docs/compatibility.md."""
-    lines = ["| Spark | Delta Lake | Hadoop | core tests | demo, two writers | seconds |", "|---|---|---|---|---|---|"]
+    columns = ("Spark", "Delta Lake", "Hadoop", "Java", "Python", "core tests", "demo, two writers", "seconds")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for pair in pairs:
-        jars = next((pair.folder / "venv").glob("lib/python3.*/site-packages/pyspark/jars"), None)
-        hadoop = next(jars.glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2] if jars else ""
-        results = [pair.results.get(step, "**failed**") for step in ("tests", "demo")]
-        cells = [PYSPARK[pair.spark], pair.delta, hadoop, *results, f"{sum(pair.seconds.values()):.0f}"]
+        results = [pair.results.get(step, "**failed**") for step in ("hadoop", "java", "python", "tests", "demo")]
+        cells = [PYSPARK[pair.spark], pair.delta, *results, f"{sum(pair.seconds.values()):.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -224,15 +230,16 @@ def main() -> None:
     """Test the pairs of the command line."""
     from writer_jobs.delta.releases import TESTED  # noqa: PLC0415 (after --help)
 
-    known = {pair.name: pair for pair in (Pair(spark, delta) for spark in TESTED for delta in TESTED[spark])}
+    known = [f"{spark}/{delta}" for spark in TESTED for delta in TESTED[spark]]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", nargs="*", metavar="SPARK/DELTA", help=f"pairs to test (default: {' '.join(known)})")
     parser.add_argument("--quick", action="store_true", help="run the tests of CI only")
+    parser.add_argument("--python", default=sys.executable, help="interpreter, such as 3.13 (default: this one)")
     parser.add_argument("--workers", type=int, default=3, help="processes of pytest (default: %(default)s)")
     options = parser.parse_args()
     if unknown := sorted(set(options.pairs) - set(known)):
         parser.error(f"{unknown[0]}: choose among {' '.join(known)}")
-    pairs = [known[name] for name in options.pairs or known]
+    pairs = [Pair(*name.split("/"), python=options.python) for name in options.pairs or known]
     BUILD.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(BUILD / "wheel", ignore_errors=True)
     subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", BUILD / "wheel", ROOT], check=True)

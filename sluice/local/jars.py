@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -111,9 +112,13 @@ def locked_jars() -> list[Jar]:
 
     """
     spark, delta = chosen_releases()
+    return read_lock(files("sluice").joinpath("jars", f"spark-{spark}-delta-{delta}.lock").read_text(encoding="utf-8"))
+
+
+def read_lock(text: str) -> list[Jar]:
+    """Return the jars of a lock file: ``group:artifact:version sha256`` in each line that is no comment."""
     jars = []
-    lock = files("sluice").joinpath("jars", f"spark-{spark}-delta-{delta}.lock")
-    for line in lock.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         if line and not line.startswith("#"):
             coordinate, sha256 = line.split()
             group, artifact, version = coordinate.split(":")
@@ -156,8 +161,17 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
         JarsError: A jar cannot be downloaded, or differs from the pinned one. No unchecked jar is put into the folder.
 
     """
-    folder = folder or jars_folder()
-    missing = [jar for jar in locked_jars() if not is_pinned(folder / jar.file_name, jar)]
+    return [*download_jars(locked_jars(), folder or jars_folder()), LOG_STORE_JAR]
+
+
+def download_jars(jars: Sequence[Jar], folder: Path) -> list[Path]:
+    """Download the jars that ``folder`` lacks, and check their SHA-256; return the paths of all.
+
+    Raises:
+        JarsError: See :func:`resolve_jars`.
+
+    """
+    missing = [jar for jar in jars if not is_pinned(folder / jar.file_name, jar)]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="sluice-ivy-") as scratch:
@@ -172,7 +186,7 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
                 part = folder / f".{jar.file_name}.{os.getpid()}.part"
                 shutil.copyfile(download, part)
                 part.replace(folder / jar.file_name)
-    return [*(folder / jar.file_name for jar in locked_jars()), LOG_STORE_JAR]
+    return [folder / jar.file_name for jar in jars]
 
 
 def is_pinned(path: Path, jar: Jar) -> bool:
@@ -183,7 +197,7 @@ def is_pinned(path: Path, jar: Jar) -> bool:
         return hashlib.file_digest(stream, "sha256").hexdigest() == jar.sha256
 
 
-def _download(jars: list[Jar], scratch: Path) -> None:
+def _download(jars: Sequence[Jar], scratch: Path) -> None:
     dependencies = "\n".join(
         f'    <dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" transitive="false"/>'
         for jar in jars

@@ -264,7 +264,11 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
     jobs: list[SubmittedJob] = []
 
     def start(
-        program: Path, *arguments: object, conf: dict[str, str] | None = None, delta: bool = True
+        program: Path,
+        *arguments: object,
+        conf: dict[str, str] | None = None,
+        delta: bool = True,
+        more_jars: Sequence[Path] = (),
     ) -> SubmittedJob:
         settings = {
             **LOCAL_DRIVER,
@@ -274,7 +278,7 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
             **(conf or {}),
         }
         command = [str(SUBMIT), "--master", "local[2]", "--driver-memory", "1g"]
-        command += ["--jars", ",".join(map(str, jars))] if delta else []
+        command += ["--jars", ",".join(map(str, [*jars, *more_jars]))] if delta else []
         command += [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
         command += ["--py-files", str(zip_path), str(program), *map(str, arguments)]
         environment = {
