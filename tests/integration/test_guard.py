@@ -362,8 +362,8 @@ def test_untested_releases_are_refused_unless_the_user_allows_them(
     attach(spark)
     context, conf = spark.sparkContext, spark.sparkContext._jsc.sc().conf()
     monkeypatch.delitem(vars(context._gateway), "_sluice_guard")
-    monkeypatch.setattr("writer_jobs.delta.releases.TESTED", {"4.0": ("4.0.0",)})
-    with pytest.raises(UnsupportedSessionError, match=r"the nearest tested pair: Spark 4\.0 with Delta 4\.0\.0"):
+    monkeypatch.setattr("writer_jobs.delta.releases.TESTED", {"3.9": ("3.9.0",)})
+    with pytest.raises(UnsupportedSessionError, match=r"the nearest tested pair: Spark 3\.9 with Delta 3\.9\.0"):
         attach(spark)
     conf.set(ALLOW_UNTESTED, "true")
     try:

@@ -47,13 +47,14 @@ final class DeltaApi {
   static Either<String, VersionChecksum> deriveChecksum(
       RecordChecksum deriver, SparkSession spark, DeltaLog log, long version, Seq<?> actions, String operation,
       Option<String> txnId, Either<?, VersionChecksum> previous, boolean withFiles) {
+    // False: derive the checksum also if the previous one has no histogram of file sizes. Delta 4.0 has no such argument.
     Object[] arguments = {
       spark, log, version, actions, Option.empty(), Option.empty(), operation, txnId, previous, false, withFiles
     };
     Method method = ByName.find(RecordChecksum.class, "incrementallyDeriveChecksum", arguments);
     if (method == null) {
-      // Delta 4.0 decides by itself whether the checksum lists the files.
       arguments = Arrays.copyOf(arguments, arguments.length - 1);
+      arguments[arguments.length - 1] = withFiles;
       method = ByName.find(RecordChecksum.class, "incrementallyDeriveChecksum", arguments);
     }
     return (Either<String, VersionChecksum>) ByName.invoke(deriver, method, arguments);
