@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -168,7 +167,7 @@ def append(pair: Pair) -> None:
             folder=folder,
         )  # fmt: skip
     finally:
-        server.send_signal(signal.SIGINT)
+        server.terminate()
         server.wait(30)
 
 
