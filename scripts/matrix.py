@@ -241,7 +241,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := sorted(set(options.pairs) - set(known)):
         parser.error(f"{unknown[0]}: choose among {' '.join(known)}")
-    pairs = [Pair(*name.split("/"), python=options.python) for name in options.pairs or known]
+    names = [name.partition("/") for name in options.pairs or known]
+    pairs = [Pair(spark, delta, options.python) for spark, _, delta in names]
     BUILD.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(BUILD / "wheel", ignore_errors=True)
     subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", BUILD / "wheel", ROOT], check=True)

@@ -460,7 +460,7 @@ def test_a_catalog_managed_table_is_refused(spark: SparkSession, manager: Zookee
     ]
     (log / f"{0:020d}.json").write_text("\n".join(json.dumps(action) for action in actions))
     # Delta 4.0.0 does not know the feature, and 4.0.1 has another name for it.
-    with pytest.raises(TableError, match="catalog-managed|catalogManaged|Catalog-Owned"):
+    with pytest.raises(TableError, match=r"catalog-managed|catalogManaged|Catalog-Owned"):
         LockedDeltaWriter(spark, manager, str(log.parent))
 
 
