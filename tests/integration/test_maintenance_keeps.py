@@ -54,8 +54,8 @@ def spark_keys(table: MaintainedTable) -> list[int]:
     return sorted(row["key"] for row in rows)
 
 
-@pytest.mark.full
-def test_the_expired_log_is_removed_up_to_a_checkpoint(table: MaintainedTable) -> None:
+def create_old_log(table: MaintainedTable, make_checkpoint: Callable[[DeltaTableLog], object]) -> None:
+    """Create a table of 15 versions with a checkpoint of version 10. The first 13 versions are older than a day."""
     table.create(
         {"a": 1},
         delta__enableExpiredLogCleanup="false",
@@ -64,10 +64,25 @@ def test_the_expired_log_is_removed_up_to_a_checkpoint(table: MaintainedTable) -
     for version in range(1, 15):
         table.append_without_spark(version)
         if version == 10:
-            DeltaTableLog(table.spark, f"file:{table.path}").make_newest_checkpoint()
+            make_checkpoint(DeltaTableLog(table.spark, f"file:{table.path}"))
     table.make_versions_old({version: 24 * (30 - version) for version in range(13)})
     for checkpoint in (table.path / "_delta_log").glob("*.checkpoint.parquet"):
         set_file_age(checkpoint, 24 * 20)
+
+
+@pytest.mark.full
+def test_without_a_pointer_to_a_checkpoint_no_version_expires(table: MaintainedTable) -> None:
+    """A pin's checkpoint does not change Delta's pointer, and Delta removes only versions before the pointer."""
+    create_old_log(table, lambda log: log.make_checkpoint(10))
+    measurement = table.measure()
+    assert (measurement.health.log.checkpoint_version, measurement.health.log.expired_versions) == (10, 0)
+    assert "long-log" not in findings_by_code(measurement)
+    assert table.maintain(Action.CLEAN_LOG).after.log.first_version == 0
+
+
+@pytest.mark.full
+def test_the_expired_log_is_removed_up_to_a_checkpoint(table: MaintainedTable) -> None:
+    create_old_log(table, DeltaTableLog.make_newest_checkpoint)
     measurement = table.measure()
     assert measurement.health.log.checkpoint_version == 10
     assert measurement.health.log.expired_versions == 10

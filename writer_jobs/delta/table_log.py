@@ -139,6 +139,15 @@ class DeltaTableLog:
             if not has_checkpoint(delta_log, version):
                 delta_log.createCheckpointAtVersion(version)
 
+    def pointed_checkpoint(self) -> int | None:
+        """Return the version in Delta's pointer to the newest checkpoint; None if there is no pointer.
+
+        Delta's clean-up removes only versions before it. Checkpoints of :meth:`make_checkpoint` do not count.
+        """
+        with self._storage_errors(f"the checkpoints of {self.location} cannot be read"):
+            pointer = self._delta_log().readLastCheckpointFile()
+            return int(pointer.get().version()) if pointer.isDefined() else None
+
     def make_newest_checkpoint(self) -> int:
         """Write a checkpoint of the newest version, update Delta's pointer to it, and return the version.
 

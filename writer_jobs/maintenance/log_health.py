@@ -24,12 +24,20 @@ class LogMeasurement:
     Args:
         snapshot: Newest version of the table.
         logged: Log of the table, listed after the snapshot was loaded.
+        pointed_checkpoint: Version in Delta's pointer to the newest checkpoint; None if there is no pointer.
         clean_up_retention_seconds: Seconds to keep versions for pins and streams; see :func:`.log_retention_seconds`.
 
     """
 
-    def __init__(self, snapshot: Snapshot, logged: LoggedFiles, clean_up_retention_seconds: float) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        logged: LoggedFiles,
+        pointed_checkpoint: int | None,
+        clean_up_retention_seconds: float,
+    ) -> None:
         self._snapshot = snapshot
+        self._pointed_checkpoint = pointed_checkpoint
         self._clean_up_retention_seconds = clean_up_retention_seconds
         self._now = datetime.now(UTC)
         self._total = FileTotals(len(logged.log_files), sum(row["length"] for row in logged.log_files))
@@ -55,22 +63,25 @@ class LogMeasurement:
             checkpointed_at=None if checkpoint_time is None else datetime.fromtimestamp(checkpoint_time, UTC),
             since_checkpoint=max(0, since_checkpoint),
             checkpoint_interval=self._snapshot.checkpoint_interval,
-            expired_versions=self._count_expired(newest_checkpoint or 0),
+            expired_versions=self._count_expired(),
             retention_seconds=self._snapshot.log_retention_seconds,
             writers_clean=self._snapshot.cleans_log,
         )
 
-    def _count_expired(self, newest_checkpoint: int) -> int:
-        """Return the number of versions that Delta's clean-up would remove now; without a checkpoint pass version 0."""
+    def _count_expired(self) -> int:
+        """Return the number of versions that Delta's clean-up would remove now."""
+        if self._pointed_checkpoint is None:
+            return 0
         # The cutoff of Delta's clean-up is the last midnight (UTC) before now minus the retention. With an
         # infinite retention nothing expires.
         cutoff = self._now.timestamp() - self._clean_up_retention_seconds
         midnight = cutoff if math.isinf(cutoff) else cutoff // _DAY_SECONDS * _DAY_SECONDS
         young_versions = (version for version, time in self._version_times.items() if time > midnight)
         oldest_young = min(young_versions, default=self._snapshot.version)
-        # Clean-up removes the versions before the newest checkpoint at or below the oldest young version.
-        checkpoints = {*self._checkpoint_times, newest_checkpoint}
-        limit = min(oldest_young, newest_checkpoint)
+        # Clean-up removes the versions before the newest checkpoint at or below both the oldest young version and the
+        # pointer.
+        checkpoints = {*self._checkpoint_times, self._pointed_checkpoint}
+        limit = min(oldest_young, self._pointed_checkpoint)
         oldest_kept = max((version for version in checkpoints if version <= limit), default=0)
         return sum(version < oldest_kept for version in self._version_times)
 

@@ -70,7 +70,7 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
             policy = replace(policy, zorder_by=())
         pins_and_streams, log_retention, problem = _find_pins_and_streams(spark, snapshot, policy)
         logged_files = LoggedFiles(spark, snapshot.location)
-        log_measurement = LogMeasurement(snapshot, logged_files, log_retention)
+        log_measurement = LogMeasurement(snapshot, logged_files, log.pointed_checkpoint(), log_retention)
         partitions = measure_partitions(spark, snapshot, state, policy, is_clustered=bool(clustering_columns))
         folder = replace(_measure_folder(spark, snapshot, pins_and_streams, logged_files), problem=problem)
         growth_per_day, commits_per_day = log_measurement.daily_rates(log)
