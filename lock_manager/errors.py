@@ -96,8 +96,9 @@ _ADVICE = {
     "SessionClosedRequireSaslError": _NOT_AUTHENTICATED,
     "SASLException": "the SASL exchange does not end; most likely the server has no users: give it a JAAS file",
     "InvalidACLError": (
-        "the ACL for new znodes is malformed, or refers to this client's identity and the server has authenticated "
-        "none; check SLUICE_ZK_ACL, and that the server verifies credentials or client certificates"
+        "the ACL for new znodes is malformed, or it grants rights to this client's identity although the server has "
+        "not authenticated the client; check SLUICE_ZK_ACL, and that the server verifies credentials or client "
+        "certificates"
     ),
     "TLS": (
         "check tls_ca, tls_certificate, and that the host list uses the names in the servers' certificates "

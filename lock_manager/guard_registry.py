@@ -19,7 +19,10 @@ _schema_lookups: list[SchemaOf] = []
 
 
 def declare_guard_installed(schema_of: SchemaOf | None) -> None:
-    """Declare that the commit guard, which has this lookup, checks every commit of this process; None: it does not."""
+    """Declare whether the commit guard refuses each commit of this process that no hold covers.
+
+    ``schema_of`` looks up the partition columns of a table. None declares that no guard refuses commits.
+    """
     _schema_lookups[:] = [] if schema_of is None else [schema_of]
 
 

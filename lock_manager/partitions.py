@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 from lock_manager.errors import ResourceError
 
 MAX_PARTITIONS = 64
-"""Maximum number of partitions in one request. A request for more locks the whole table."""
+"""Maximum number of partitions in one request. A request for more partitions locks the whole table."""
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """Spark's folder name for null; Delta reads a string partition value of this text as null."""
@@ -154,7 +154,7 @@ class PartitionSchema:
             names = ", ".join(column.name for column in self.columns) or "none"
             raise ResourceError(f"{unknown[0]!r} is not a partition column; the partition columns are {names}")
         if not by_name:
-            raise ResourceError("a partition without values is the whole table: leave partitions out")
+            raise ResourceError("a partition without values is the whole table: omit the argument partitions")
         columns = self.columns[: len(by_name)]
         if missing := [column.name for column in columns if column.name.lower() not in by_name]:
             raise ResourceError(

@@ -34,8 +34,8 @@ class SoakOptions:
         output: Folder for the history, the verdict and the picture.
 
     Raises:
-        SettingsError: A class of faults is unknown or needs a service that the run does not start, the engine does not
-            support the control, or options contradict each other.
+        SettingsError: A class of faults is unknown or needs a service that the run does not start, the engine cannot
+            leave out the protection, or options contradict each other.
 
     """
 

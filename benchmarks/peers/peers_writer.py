@@ -59,7 +59,7 @@ class Sluice(Delta):
 
 
 class Iceberg(Delta):
-    """Iceberg's own ``writeTo``, in the catalog of the session."""
+    """``df.writeTo`` to an Iceberg table in the session's catalog ``cat``."""
 
     def append(self, table: str, rows: Any) -> None:
         name = f"cat.db.{table}"

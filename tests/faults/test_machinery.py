@@ -1,4 +1,4 @@
-"""Parts of the soak: the JVM asks the guard for the block of its thread; no process outlives its parent."""
+"""Parts of the soak: the JVM sends the block of its thread to the guard; no process outlives its parent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def jvm(s3: FaultyS3, guard: RecordingGuard, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.full
-def test_each_commit_asks_for_the_block_of_its_thread(jvm: StoreJvm, guard: RecordingGuard) -> None:
+def test_each_commit_sends_the_block_of_its_thread(jvm: StoreJvm, guard: RecordingGuard) -> None:
     for number in range(10):
         jvm.write(TABLE, number, COMMIT, block=f"hold-{number}")
         gc.collect()

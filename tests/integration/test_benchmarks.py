@@ -268,7 +268,10 @@ def bench_targets(makefile: str) -> dict[str, set[str]]:
 
 
 def without_smoke_test(folder: Path, makefile: str) -> set[str]:
-    """Return files that are neither tested nor a known module, and ``bench`` targets with no or an untested program."""
+    """Return the files and the ``bench`` targets that no smoke test covers.
+
+    Such a file is neither tested nor a known module. Such a target runs no benchmark, or one without a smoke test.
+    """
     targets = bench_targets(makefile)
     unknown = {target for target, scripts in targets.items() if not scripts or scripts - set(SMOKES)}
     return unknown | source_files(folder) - {*SMOKES, *STARTED_BY, *TESTED_SEPARATELY, *MODULES}

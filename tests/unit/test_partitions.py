@@ -89,7 +89,7 @@ def test_leading_columns_suffice_in_any_case_and_order() -> None:
     [
         ({"month": 1}, "the value of 'Year' is missing"),
         ({"day": 1}, "'day' is not a partition column; the partition columns are Year, month"),
-        ({}, "leave partitions out"),
+        ({}, "omit the argument partitions"),
     ],
 )
 def test_missing_and_unknown_columns_are_refused(values: dict[str, object], message: str) -> None:

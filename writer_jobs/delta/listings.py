@@ -10,7 +10,7 @@ from writer_jobs.delta.session import session_with
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import LOG_FOLDER
 
-# Folder of change data files. They belong to no version, but VACUUM removes them, too.
+# Folder of change data files. VACUUM deletes expired files in it, although its name begins with an underscore.
 _CHANGE_DATA = "_change_data"
 # Folder of the parts of checkpoints.
 _SIDECARS = "_sidecars"
@@ -25,11 +25,11 @@ def list_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     The store is listed, without a request for each file. The columns are ``path`` below the location, not
     percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
     """
-    return _listed(spark, snapshot.location, table_folder_names(snapshot))
+    return _listed(spark, snapshot.location, table_folder_prefixes(snapshot))
 
 
-def table_folder_names(snapshot: Snapshot) -> list[str]:
-    """Return the names of a table's folders: the folder of change data, and each partition column with ``=``."""
+def table_folder_prefixes(snapshot: Snapshot) -> list[str]:
+    """Return prefixes of a table's folder names: ``_change_data``, and ``column=`` for each partition column."""
     state = snapshot.state
     return [_CHANGE_DATA, *(f"{name}=" for name in (() if state is None else state.partition_folders))]
 

@@ -50,14 +50,14 @@ class Load:
             self._txn, self._metadata = (name, _hash(basis)), run_note(name, 1, 1)
             # An earlier release hashed no modification times.
             sources = [source[:2] for source in basis.get("sources", ())]
-            self._earlier_version = _hash({**basis, "sources": sources}) if sources else NO_VERSION
+            self._earlier_release_hash = _hash({**basis, "sources": sources}) if sources else NO_VERSION
         self._look_up()
 
     def print_if_applied(self, counters: Iterable[str] = ()) -> bool:
         """Print the commit of the load if the table already has the load, and return whether it has.
 
-        ``counters`` are the names of the job's counters, which are null there. Called before the sources are read. A
-        load that writes something after its commit to the table must not use it.
+        ``counters`` are the names of the job's counters; the printed event has null for each. Call this before the
+        sources are read. A load that writes something after its commit to the table must not use it.
         """
         if self._is_applied:
             self._output.commit(1, None, **dict.fromkeys(counters), version=self._version())
@@ -104,7 +104,7 @@ class Load:
         application, version = self._txn
         head = self._writer.log.head(application)
         last_version, self._newest_version = head.last_transaction, head.version
-        if last_version != NO_VERSION and last_version == self._earlier_version:
+        if last_version != NO_VERSION and last_version == self._earlier_release_hash:
             version = last_version
             self._txn = (application, version)
         if last_version not in (NO_VERSION, version):
@@ -171,8 +171,8 @@ class AppliedTotals:
     def refuse_nothing_applied(self) -> None:
         """Make sure that the run applied something, unless its batches had nothing to apply.
 
-        A run with events of other source tables only is correct if the table is bound to the named source tables, which
-        then had no events. Otherwise a name may be misspelled.
+        A run whose events are all of other source tables passes if the table is bound to the named source tables: these
+        had no events. If the table is not bound to them, a name may be misspelled, and the run is refused.
 
         Raises:
             NothingAppliedError: Each message is a dead letter, or an event of another source table.

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.data_files import DataFiles
 from writer_jobs.delta.hadoop_files import HadoopFiles, escape_glob
-from writer_jobs.delta.listings import list_files, table_folder_names
+from writer_jobs.delta.listings import list_files, table_folder_prefixes
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.source_streams import SourceStream
@@ -158,7 +158,7 @@ def _table_files(spark: SparkSession, snapshot: Snapshot, live: DataFiles) -> Da
     the newest version or the name of a partition. Every other folder is checked for a log of its own.
     """
     listed_files = list_files(spark, snapshot)
-    table_prefixes = table_folder_names(snapshot)
+    table_prefixes = table_folder_prefixes(snapshot)
     table_path = f"^(({'|'.join(map(re.escape, table_prefixes))})[^/]*(/|$))*$"
     folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
     foreign_folders = listed_files.select(folder).distinct().where(~F.col("folder").rlike(table_path))
