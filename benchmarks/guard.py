@@ -1,9 +1,10 @@
 """Measure the cost of the guard in a commit: a log store with it and without it (``spark.sluice.guard=off``).
 
 Two JVMs without Spark write version files of one table through ``GuardedLogStore``. They take turns, so that noise of
-the machine affects both; the tenth percentiles show its quiet moments. Both put only if absent. One asks Python before
-each put; Python lets the ensemble confirm the hold and store the intent. The other costs of a Spark commit (0.2 s and
-more) are excluded. Everything runs on this machine: ZooKeeper from PySpark's jars, S3 from moto.
+the machine affects both; the tenth percentiles show its quiet moments. Both create a version file only if it does not
+exist. One asks Python before each put; Python lets the ensemble confirm the hold and store the intent. The other costs
+of a Spark commit (0.2 s and more) are excluded. Everything runs on this machine: ZooKeeper from PySpark's jars, S3 from
+moto.
 
     python benchmarks/guard.py [--commits 1000] [--servers 1] [--files 4]
 """
@@ -92,7 +93,7 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
         json.loads(jvms["off"].read(table, number)[0])["commitInfo"]["sluice"] for number in (version - 2, version - 1)
     ]
     if len(guarded_block.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
-        raise SystemExit("exactly one of the two stores must ask the guard, at every commit; the figures are invalid")
+        raise SystemExit("the figures are invalid: one store must ask the guard at every commit, and the other at none")
     unguarded_seconds, guarded_seconds = seconds["off"], seconds["required"]
     return {
         "store": table.partition(":")[0],

@@ -85,7 +85,7 @@ def _validated(name: str) -> str:
             )
         if _SCHEME.match(name):
             raise ResourceError(
-                f"{name!r} has no path after its scheme: write s3a://BUCKET/path, or ./ before a relative path"
+                f"{name!r} has a scheme without a '/' after it: write s3a://BUCKET/path, or ./ before a relative path"
             )
     return name
 

@@ -51,7 +51,7 @@ class Progress:
     Attributes:
         counts: Number of events by kind.
         faults: Number of faults by class.
-        chances: Number of turns of each class in the plan, whether the fault struck or not.
+        chances: Number of times that the plan chose each class, whether the fault struck or not.
         current_fault: Description of the running fault, or empty.
 
     """
@@ -122,7 +122,10 @@ class Soak:
             event = self.next_event()
             ready += event is not None and event["event"] == "ready"
             if time.monotonic() > deadline:
-                raise SettingsError(f"the writers did not start; see {self.options.output}/writer-1.log")
+                raise SettingsError(
+                    f"not every writer was ready within {self._engine.ready_seconds:g} s; "
+                    f"see {self.options.output}/writer-*.log"
+                )
 
     def run(self, show: Callable[[Progress], None] = lambda _: None) -> None:
         """Commit and inject faults until the goal is reached, then finish.
@@ -216,7 +219,7 @@ class Soak:
         credentials = self._s3.environment if self._s3 else {}
         applications = {event["transaction"][0] for event in self.history if event.get("transaction")}
         states = {table: read_table(table, credentials, sorted(applications)) for table in self.tables}
-        # Spark's id of a transaction is known when the guard is asked. Without a guard, attempts are not recorded.
+        # A Spark writer records an attempt when Spark asks the guard. Without a guard it records none.
         is_recorded = self._engine is not SPARK or self.options.without != Protection.GUARD
         return Evidence(
             history=self.history,
@@ -337,7 +340,7 @@ class Soak:
                 time.sleep(_POLL_SECONDS)
             self._record("queue", table=table, left=contenders)
 
-    # -- history and plan ----------------------------------------------------------------------------------------
+    # -- history -------------------------------------------------------------------------------------------------
 
     def _record(self, event: str, **fields: Any) -> None:
         self._add_to_history({"event": event, "wall": time.time(), "monotonic": time.monotonic(), **fields})

@@ -125,7 +125,11 @@ class CommitGuard:
                 self._refusals.popitem(last=False)
             self.observed += observe
         if observe:
-            log.warning("required mode would refuse (number %d in this driver): %s", self.observed, refusal)
+            log.warning(
+                "observe mode lets a commit pass that required mode would refuse (number %d in this driver): %s",
+                self.observed,
+                refusal,
+            )
         return json.dumps({"refused": type(refusal).__name__, "message": str(refusal)})
 
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:

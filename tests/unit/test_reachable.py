@@ -45,7 +45,7 @@ def test_check_reachable_names_all_unknown_hosts(monkeypatch: pytest.MonkeyPatch
     names = fail_lookups(monkeypatch, repeat(UNKNOWN))
     with ZookeeperLockManager(NAMES) as manager, pytest.raises(EnsembleUnavailableError, match=NO_ADDRESS):
         manager.check_reachable(600)
-    assert sorted(names) == ["zk1.nowhere", "zk2.nowhere"], "a name was not looked up, or more than once"
+    assert sorted(names) == ["zk1.nowhere", "zk2.nowhere"], "each name must be looked up exactly once"
 
 
 @pytest.mark.parametrize(
