@@ -1,4 +1,4 @@
-"""The coordinators that the contract tests."""
+"""The coordinators on which the contract tests run: ZooKeeper, and one in memory."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_the_figures_of_contention_are_plotted(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_append_that_waits_for_a_compaction_is_counted() -> None:
+def test_waits_before_and_during_a_compaction_are_separated() -> None:
     appends = [
         {"asked_at": asked_at, "took_s": took, "waited_s": waited}
         for asked_at, took, waited in ((0, 1, 0.1), (9, 12, 11.5), (19, 2, 0.2), (22, 1, 0.3))

@@ -32,7 +32,7 @@ def znodes(ensemble_client: KazooClient, table: str) -> LockZnodes:
     return LockZnodes(ensemble_client, table)
 
 
-def test_the_last_intent_stays_until_it_is_settled_and_released(manager, table, znodes):
+def test_a_settled_intent_stays_until_the_release(manager, table, znodes):
     hold = manager.acquire(table)
     hold.intend(3, txn="t", attempt="a")
     hold.intend(4, txn=None, attempt="b")
@@ -184,7 +184,7 @@ def test_a_deleted_intent_is_stored_again(manager, table, znodes):
     assert znodes.contenders() == []
 
 
-def test_a_lost_reply_makes_one_intent(zookeeper, table, znodes, eventually):
+def test_an_intent_whose_reply_is_lost_is_stored_once(zookeeper, table, znodes, eventually):
     with (
         Link(zookeeper.hosts) as proxy,
         ZookeeperLockManager(proxy.hosts, 30) as manager,
