@@ -22,7 +22,8 @@ def plan_faults(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
     # Without a gate in front of S3 no PUT can be held back.
     unreachable = {PUT} if gate is None else set()
     if options.without == Protection.GUARD:
-        # Without a guard no writer reaches the point after its answer, and Spark reports no version before its PUT.
+        # Without a guard no writer reaches `checked`, the point after the guard's answer, and a Spark writer reports
+        # no version before its PUT.
         unreachable |= {"checked", PUT} if options.engine == SPARK.name else {"checked"}
 
     def points_of(fault: FaultClass) -> list[str]:

@@ -1,8 +1,8 @@
 """A writer of ``benchmarks/peers``, which appends 100 rows at a time to a table, as fast as it can.
 
 It is a separate program, because Iceberg runs in another virtual environment, which contains only PySpark. Each line on
-standard input is ``{"table": name, "appends": n}``, ``{"count": name}`` or ``{"end": 1}``; each line on standard output
-is the answer.
+standard input is ``{"table": name, "appends": n}``, ``{"count": name}`` or ``{"end": 1}``. The first line on
+standard output is ``{"started": pid}``; then comes the answer to each line except ``end``.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class Verification:
         ensemble: Id of the adopting ensemble; None if there is none, or the table cannot be read.
         adopted_name: The adopted name; None if there is none, the table cannot be read, or an earlier release adopted
             the table.
-        conflicts: Number of commits without the lock that lost at least one race for a version, by ``readVersion``.
+        conflicts: Number of commits without the lock that lost at least one race for a version, as their
+            ``readVersion`` shows.
         overlapping_holds: Number of pairs of recorded holds that overlap.
         pins: Number of pins that have not expired.
         problems: One sentence per problem; empty if every check passed.

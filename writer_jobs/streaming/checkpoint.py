@@ -57,11 +57,10 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
 
 
 def _table_around(checkpoint: str, table: str) -> str | None:
-    """Return the location of the table whose VACUUM may delete files of a checkpoint; None if there is none.
+    """Return the table whose VACUUM may delete files of a checkpoint; None if there is none.
 
-    It is ``table``, or one of the tables that Sluice writes next to it (``_tombstones`` and so on).
-
-    VACUUM skips folders whose names start with ``_`` or ``.``, except partitions (``_day=…``).
+    It is ``table`` or one of the tables that Sluice writes next to it. VACUUM skips folders whose names start with
+    ``_`` or ``.``, except partitions (``_day=…``).
     """
     location = canonical_table_uri(checkpoint)
     for folder in (table, *(f"{table}{suffix}" for suffix in ALL_SUFFIXES)):

@@ -2,6 +2,7 @@
 
 Source: ``org.apache.hadoop.hbase.util.Bytes``: integers are big-endian two's complement; floats are their IEEE 754
 bits; a boolean is one byte, 0 for false; a decimal is its scale in four bytes, then its unscaled value.
+A decimal whose unscaled value is longer than eight bytes is not decoded, whatever precision the mapping has.
 """
 
 from __future__ import annotations
