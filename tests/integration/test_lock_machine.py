@@ -287,7 +287,7 @@ class LockMachine(RuleBasedStateMachine):
             assert not both_hold, (request.claims, rival.claims)
 
     @invariant()
-    def no_request_is_overtaken(self) -> None:
+    def no_request_records_a_fault(self) -> None:
         assert not self.faults, self.faults
 
     @invariant()
@@ -316,7 +316,7 @@ class LockMachine(RuleBasedStateMachine):
             if request.thread is not None and request.manager not in self.killed_managers:
                 request.thread.join(self.wait_seconds)
                 self.release_all(request)
-        self.no_request_is_overtaken()
+        self.no_request_records_a_fault()
         self.counts[STUCK] += len(stuck_requests)
         assert not stuck_requests, (
             f"these requests wait for each other: {[request.claims for request in stuck_requests]}"
@@ -392,12 +392,12 @@ class LockMachine(RuleBasedStateMachine):
     def scopes(self, *claims: Claim) -> list[TableScope]:
         scopes = []
         for table, partitions, shared in claims:
-            partitions_by_schema = (
+            table_partitions = (
                 None
                 if partitions is None
                 else [SCHEMA.partition(dict(zip("ym", values, strict=False))) for values in partitions]
             )
-            scopes.append(TableScope.of(TableResource.of(self.uri(table)), partitions_by_schema, shared=shared))
+            scopes.append(TableScope.of(TableResource.of(self.uri(table)), table_partitions, shared=shared))
         return scopes
 
     def release_all(self, request: Request) -> None:
@@ -490,7 +490,7 @@ def run(machine: type[LockMachine], examples: int, **options: Any) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_conflicting_holds_never_overlap_and_no_request_blocks() -> None:
+def test_conflicting_holds_never_overlap_and_no_request_is_stuck() -> None:
     run(LockMachine, EXAMPLES)
     counts = LockMachine.counts
     print(EXAMPLES, "examples:", dict(counts))  # noqa: T201 (a soak reports its counts)
@@ -500,6 +500,7 @@ def test_conflicting_holds_never_overlap_and_no_request_blocks() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_negative_control_without_an_order_requests_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise an acquire against the order of tables raises LockOrderError instead of waiting in a deadlock.
     monkeypatch.setattr(ZookeeperLockManager, "_enter_hold_again", lambda *_: None)
     # The deadlock depends on timing. Hypothesis raises Flaky if a repetition does not reproduce it.
     with pytest.raises((AssertionError, Flaky)):

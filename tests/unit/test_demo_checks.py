@@ -191,7 +191,7 @@ def test_commits_without_the_lock_have_an_id_in_their_metadata(metadata: str, ex
         ([], 0),
     ],
 )
-def test_overlaps_finds_every_pair(holds: list[tuple[float, float, str]], pair_count: int) -> None:
+def test_find_overlaps_returns_every_pair(holds: list[tuple[float, float, str]], pair_count: int) -> None:
     assert len(find_overlaps([Interval(*hold) for hold in holds])) == pair_count
 
 
