@@ -31,7 +31,7 @@ def fetch_secret(arn: str) -> str:
         # The message leaves the value out: it may be the secret itself.
         raise SettingsError("SLUICE_ZK_SECRET must be arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME")
     try:
-        import boto3  # noqa: PLC0415 (an extra, and half a second)
+        import boto3  # noqa: PLC0415 (optional; the import takes half a second)
         from botocore.config import Config  # noqa: PLC0415
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
     except ImportError:

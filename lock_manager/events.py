@@ -29,7 +29,8 @@ class Event(StrEnum):
     LOST = "lost"
     #: A version was committed under a hold.
     COMMITTED = "committed"
-    #: The commit guard refused a commit. ``error`` is the name of the error class.
+    #: The commit guard refused a commit, which is made nevertheless in ``observe`` mode. ``error`` is the name of the
+    #: error class.
     REFUSED = "refused"
 
 

@@ -1,9 +1,9 @@
 """Intents: records of the versions that a hold was about to put, stored so that they outlive the hold.
 
 Just before a version file is put, the request that confirms the hold also writes its intent. The release removes the
-intent once the outcome of every put is known. So an intent that a new holder finds is unfinished: its writer was
-killed, paused or cut off, and its put may still arrive. Before the new holder reads anything, it fills that version
-with an empty commit, unless the version exists already. Then the late put can only fail.
+intent if the outcome of every put is known. So an intent that a new holder finds is unfinished: its writer was killed,
+paused or cut off, and its put may still arrive. Before the new holder reads anything, it fills that version with an
+empty commit, unless the version exists already. Then the late put can only fail.
 
 An attempt to put a version belongs to its hold and table, not to the block of code that made it. The attempt stays open
 until its outcome is known, however many blocks begin and end under the hold in between.
@@ -70,8 +70,9 @@ class Intent:
 def version_to_fill(intents: Iterable[Intent], newest: int) -> int | None:
     """Return the version that must be filled before a new holder reads; None if every intended version exists.
 
-    That is always the next version. An intent may name a later one: it may be unreadable, or the table may have been
-    dropped and created again under that hold. An empty commit costs little.
+    That is always the version after ``newest``, because a writer puts no later one. An intent may name a later version
+    than its put: it may be unreadable, or its hold may have dropped the table and created it again. If no put is on its
+    way, the empty commit costs little.
 
     ``newest`` is the newest version of the table, which must exist: an empty commit creates no table.
     """

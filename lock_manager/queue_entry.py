@@ -39,8 +39,8 @@ class QueueEntry:
         hold_id: Unique id of the hold, or of the request that may become one.
         nodes: Places in queues, the table's first.
         waits_for: Ids of the entries that must leave first; empty if the lock is held.
-        data: Fields that the contender stores, each optional: host, pid, job, app_id, requested_at, once it holds
-            acquired_at, and for partitions some of their names (partitions) and their number (partition_count).
+        data: Fields that the contender stores, each optional: host, pid, job, app_id and requested_at; acquired_at once
+            the lock is held; for partitions, some of their names (partitions) and their number (partition_count).
         created_at: When it joined the queue, seconds since the epoch, by the coordinator's clock.
 
     """
@@ -62,7 +62,7 @@ class QueueEntry:
 
     @property
     def token(self) -> int:
-        """Fencing token of the first node. Nodes that were joined together have the same token."""
+        """Fencing token of the first node. Nodes that were created in one transaction have the same token."""
         return self.nodes[0].token
 
     @property

@@ -37,8 +37,8 @@ def summary(
 
     ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer
     reports; ``filled`` counts empty commits for unfinished intents. In ``fault_shares``, ``step_shares`` and
-    ``pair_shares``, ``chances`` counts how often a fault, step or pair was tried, and ``times`` how often it occurred.
-    ``shown`` has the first five violations, each with the part of the history that shows it.
+    ``pair_shares``, ``chances`` counts how often a fault or pair was tried, or a step could be taken, and ``times`` how
+    often it occurred. ``shown`` has the first five violations, each with the part of the history that shows it.
     """
     counts = progress.counts
     takeover_seconds = [
@@ -101,7 +101,7 @@ def _pair_shares(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _pairs_by_effect(evidence: Evidence) -> dict[str, int]:
-    """Return how often two faults with these effects met."""
+    """Return, by the effects of a pair of faults, how often such a pair met; see :func:`soak.pairs.effects_of`."""
     pairs = [event for event in evidence.history if event["event"] == "pair" and event["met"]]
     return dict(sorted(Counter(map(effects_of, pairs)).items()))
 

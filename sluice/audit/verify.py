@@ -247,7 +247,7 @@ def _compare_files(table: DeltaTable, replay_result: Replay) -> list[str]:
     problem = (
         f"the version files add up to {len(in_log)} data files, but the snapshot has {len(in_snapshot)}: "
         f"{len(in_log - in_snapshot)} are missing from the snapshot, and {len(in_snapshot - in_log)} are only in the "
-        "snapshot (a checkpoint of another history)"
+        "snapshot; probably a checkpoint was written from other version files"
     )
     return [problem]
 

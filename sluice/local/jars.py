@@ -84,7 +84,7 @@ def chosen_releases() -> tuple[str, str]:
     if delta not in deltas:
         raise JarsError(
             f"Delta {delta} is not tested with Spark {spark}: install delta-spark {' or '.join(deltas)}, or set "
-            f"{_DELTA_ENVIRONMENT_VARIABLE}"
+            f"{_DELTA_ENVIRONMENT_VARIABLE} to {'it' if len(deltas) == 1 else 'one of them'}"
         )
     return spark, delta
 

@@ -57,10 +57,11 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
 
 
 def _table_around(checkpoint: str, table: str) -> str | None:
-    """Return the table whose VACUUM may delete files of a checkpoint; None if there is none.
+    """Return the table whose clean-up may delete files of a checkpoint; None if there is none.
 
     It is ``table`` or one of the tables that Sluice writes next to it. VACUUM skips folders whose names start with
-    ``_`` or ``.``, except partitions (``_day=…``).
+    ``_`` or ``.``, except partitions (``_day=…``). Delta or Sluice deletes files in some of the skipped folders, too
+    (``_CLEANED_UP``).
     """
     location = canonical_table_uri(checkpoint)
     for folder in (table, *(f"{table}{suffix}" for suffix in ALL_SUFFIXES)):

@@ -20,6 +20,7 @@ from writer_jobs.feeds.message_values import integer_text
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _SCALE_BYTES = 4
+# A longer unscaled value (at least 19 digits) is decoded to null: ``integer_text`` reads at most eight bytes.
 _MOST_UNSCALED_BYTES = 8
 _TEXT = "text:"
 #: Types of values in a mapping; ``decimal(p,s)`` is also a type.

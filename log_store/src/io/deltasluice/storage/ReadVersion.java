@@ -48,7 +48,8 @@ final class ReadVersion {
 
   /**
    * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds. It is read from the
-   * snapshot of this thread's transaction, or from the driver's newest snapshot if another connector commits.
+   * snapshot of this thread's transaction; if the thread has no transaction on this table, because another connector
+   * commits, from the driver's newest snapshot.
    */
   static long retentionMillis(VersionFile next) {
     OptimisticTransaction active = ActiveTransaction.of(next.table());
