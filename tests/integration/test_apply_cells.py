@@ -201,6 +201,13 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
         (struct.pack(">i", 3) + b"\x01", None),
         (b"\x00", None),
     ],
+    "decimal(38,2)": [
+        (struct.pack(">i", 2) + (10**37).to_bytes(16), Decimal(10**35)),
+        (struct.pack(">i", 0) + (-(10**20)).to_bytes(9, signed=True), Decimal(-(10**20))),
+        (struct.pack(">i", 1) + (10**37).to_bytes(16), None),
+        (struct.pack(">i", 2) + b"\x01" * 17, None),
+        (struct.pack(">i", 2), None),
+    ],
 }
 
 

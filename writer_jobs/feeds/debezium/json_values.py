@@ -15,7 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, exact_cast, has_exact_cast
-from writer_jobs.feeds.debezium.unscaled_decimals import LONG_DIGITS, cast_decimal, decimal_text, long_decimal
 from writer_jobs.feeds.message_values import (
     compute_once,
     is_object,
@@ -24,6 +23,7 @@ from writer_jobs.feeds.message_values import (
     variant_path,
     variant_text,
 )
+from writer_jobs.feeds.unscaled_decimals import LONG_DIGITS, cast_decimal, decimal_text, long_decimal
 
 _EPOCH = "1970-01-01"
 _ZONED = r"[T ]\d.*(Z|[+-]\d{2}(:?\d{2}){0,2})\z"

@@ -2,7 +2,6 @@
 
 Source: ``org.apache.hadoop.hbase.util.Bytes``: integers are big-endian two's complement; floats are their IEEE 754
 bits; a boolean is one byte, 0 for false; a decimal is its scale in four bytes, then its unscaled value.
-A decimal whose unscaled value is longer than eight bytes is not decoded, whatever precision the mapping has.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 from writer_jobs.delta.exact_cast import MOST_DIGITS, exact_cast
 from writer_jobs.errors import MappingError
 from writer_jobs.feeds.message_values import integer_text
+from writer_jobs.feeds.unscaled_decimals import decimal_text
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _SCALE_BYTES = 4
-# A longer unscaled value (at least 19 digits) is decoded to null: ``integer_text`` reads at most eight bytes.
-_MOST_UNSCALED_BYTES = 8
 _TEXT = "text:"
 #: Types of values in a mapping; ``decimal(p,s)`` is also a type.
 TYPES = (
@@ -142,7 +140,8 @@ def _float(value: Column, size: int, java_class: str, method: str, integer_type:
 
 def _decimal(value: Column, data_type: T.DecimalType) -> Column:
     scale = _integer(F.substring(value, 1, _SCALE_BYTES), _SCALE_BYTES)
-    size = F.length(value) - _SCALE_BYTES
-    unscaled_value = F.substring(value, _SCALE_BYTES + 1, _MOST_UNSCALED_BYTES)
-    fits = size.between(1, _MOST_UNSCALED_BYTES) & scale.between(0, data_type.scale)
-    return F.when(fits, F.concat(integer_text(unscaled_value), F.lit("E-"), scale.cast("string")).try_cast(data_type))
+    unscaled_value = F.substring(value, F.lit(_SCALE_BYTES + 1), F.length(value))
+    # With a larger scale the cast would round.
+    return F.when(
+        scale.between(0, data_type.scale), decimal_text(unscaled_value, scale.cast("int")).try_cast(data_type)
+    )
