@@ -216,7 +216,7 @@ def write_with_link_error(folder: Path, error: str, *options: str) -> dict[str, 
 @pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
 def test_a_disk_without_hard_links_is_refused_and_unchanged(folder: Path, error: str) -> None:
     result = write_with_link_error(folder, error)
-    assert result["message"].startswith("this disk makes no hard links: ")
+    assert result["message"].startswith("the disk refuses a hard link, which each commit needs: ")
     assert (result["kind"], result["outcomes"]) == ("failed", ["rejected"])
     assert list((folder / "_delta_log").iterdir()) == []
 

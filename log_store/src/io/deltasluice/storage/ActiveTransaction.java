@@ -16,31 +16,33 @@ import scala.Option;
  * lock have this observer, which Delta calls for each transaction that it starts.
  */
 public final class ActiveTransaction implements TransactionExecutionObserver {
-  /** Weak, because Delta holds the transaction until its commit. */
-  private WeakReference<OptimisticTransaction> newest = new WeakReference<>(null);
+  /** The newest transaction of the thread. A weak reference suffices, because Delta holds it until its commit. */
+  private WeakReference<OptimisticTransaction> newestTransaction = new WeakReference<>(null);
 
-  private Option<TransactionExecutionObserver> next = Option.empty();
+  private Option<TransactionExecutionObserver> nextObserver = Option.empty();
 
   private ActiveTransaction() {}
 
-  /** Starts to track the transactions of this thread. */
+  /** Starts to track the transactions of this thread, unless the thread has an observer already. */
   public static void track() {
     if (TransactionExecutionObserver$.MODULE$.getObserver() == NoOpTransactionExecutionObserver$.MODULE$) {
       TransactionExecutionObserver$.MODULE$.setObserver(new ActiveTransaction());
     }
   }
 
-  /** Returns the transaction of this thread; null if it has none on the table at this location. */
+  /** Returns this thread's transaction on the table at this location; null if there is none. */
   static OptimisticTransaction of(String table) {
     Option<OptimisticTransaction> active = OptimisticTransaction.getActive();
     if (active.isDefined()) {
-      return ifOn(table, active.get());
+      return nullUnlessOn(table, active.get());
     }
     ChainableExecutionObserver<?> observer = TransactionExecutionObserver$.MODULE$.getObserver();
-    return observer instanceof ActiveTransaction tracker ? ifOn(table, tracker.newest.get()) : null;
+    return observer instanceof ActiveTransaction tracker
+        ? nullUnlessOn(table, tracker.newestTransaction.get())
+        : null;
   }
 
-  private static OptimisticTransaction ifOn(String table, OptimisticTransaction transaction) {
+  private static OptimisticTransaction nullUnlessOn(String table, OptimisticTransaction transaction) {
     boolean isOnTable = transaction != null && transaction.deltaLog().dataPath().toString().equals(table);
     return isOnTable ? transaction : null;
   }
@@ -48,7 +50,7 @@ public final class ActiveTransaction implements TransactionExecutionObserver {
   @Override
   public OptimisticTransaction startingTransaction(Function0<OptimisticTransaction> start) {
     OptimisticTransaction transaction = start.apply();
-    newest = new WeakReference<>(transaction);
+    newestTransaction = new WeakReference<>(transaction);
     return transaction;
   }
 
@@ -74,11 +76,11 @@ public final class ActiveTransaction implements TransactionExecutionObserver {
 
   @Override
   public Option<TransactionExecutionObserver> nextObserver() {
-    return next;
+    return nextObserver;
   }
 
   @Override
   public void nextObserver_$eq(Option<TransactionExecutionObserver> observer) {
-    next = observer;
+    nextObserver = observer;
   }
 }

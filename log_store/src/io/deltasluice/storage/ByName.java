@@ -3,14 +3,14 @@ package io.deltasluice.storage;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 
-/** Calls of public methods by their names, for methods that differ between the supported releases. */
+/** Calls public methods by name, because they differ between the supported releases of their libraries. */
 final class ByName {
   private ByName() {}
 
   /**
-   * Calls a method, and throws what it throws.
+   * Calls a method by its name, and rethrows its exceptions.
    *
-   * @throws NoSuchMethodError the target has no such method
+   * @throws NoSuchMethodError the target has no method of this name that accepts the arguments
    */
   static Object call(Object target, String name, Object... arguments) {
     Method method = find(target.getClass(), name, arguments);
@@ -20,23 +20,24 @@ final class ByName {
     return invoke(target, method, arguments);
   }
 
-  /** Invokes a method, and throws what it throws, also undeclared checked exceptions of Scala. */
+  /** Invokes a method, and rethrows its exceptions. Scala's methods throw checked exceptions without declaring them. */
   static Object invoke(Object target, Method method, Object... arguments) {
     try {
       return method.invoke(target, arguments);
     } catch (InvocationTargetException e) {
-      throw ByName.<RuntimeException>unchecked(e.getCause());
+      throw ByName.<RuntimeException>throwUnchecked(e.getCause());
     } catch (IllegalAccessException e) {
       throw new IllegalAccessError(method + ": " + e.getMessage());
     }
   }
 
+  /** Throws any exception as if it were unchecked. */
   @SuppressWarnings("unchecked")
-  private static <E extends Throwable> E unchecked(Throwable error) throws E {
+  private static <E extends Throwable> E throwUnchecked(Throwable error) throws E {
     throw (E) error;
   }
 
-  /** Calls the first of these static methods without arguments that the class has. */
+  /** Calls the first of these static methods that exists. The methods take no arguments. */
   static Object callStatic(Class<?> type, String... names) {
     for (String name : names) {
       Method method = find(type, name);
@@ -47,7 +48,7 @@ final class ByName {
     throw new NoSuchMethodError(type.getName() + "." + names[0]);
   }
 
-  /** Returns the method that takes these arguments; null if there is none. */
+  /** Returns a public method of this name that accepts the arguments; null if there is none. */
   static Method find(Class<?> type, String name, Object... arguments) {
     for (Method method : type.getMethods()) {
       if (method.getName().equals(name) && accepts(method.getParameterTypes(), arguments)) {
@@ -71,9 +72,9 @@ final class ByName {
   }
 
   /** Returns whether an object is an instance of a class that some releases do not have. */
-  static boolean isInstance(Object object, String type) {
+  static boolean isInstance(Object object, String className) {
     try {
-      return Class.forName(type, false, object.getClass().getClassLoader()).isInstance(object);
+      return Class.forName(className, false, object.getClass().getClassLoader()).isInstance(object);
     } catch (ClassNotFoundException e) {
       return false;
     }

@@ -18,35 +18,38 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The checkpoints that commits made due. They are written after the table's lock is released.
+ * Keeps the checkpoints that commits made due, until they are written after the release of the table's lock.
  *
- * <p>Delta writes a checkpoint after every tenth commit, before the statement returns. The next holder of the table's
- * lock would wait for that, too.
+ * <p>Delta itself writes a checkpoint at every tenth version (by default), before the statement returns. If a lock is
+ * held for the whole statement, its next holder would wait for the checkpoint.
  */
 public final class Checkpoints {
   private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
 
-  /** Takes the place of Delta's checkpoint hook. */
+  /** Replaces Delta's checkpoint hook, see {@link #defer}. */
   static final PostCommitHook HOOK = (PostCommitHook) Proxy.newProxyInstance(
-      PostCommitHook.class.getClassLoader(), new Class<?>[] {PostCommitHook.class}, Checkpoints::answer);
+      PostCommitHook.class.getClassLoader(), new Class<?>[] {PostCommitHook.class}, Checkpoints::handleCall);
 
   /**
-   * Number of versions since the last checkpoint after which the next one is written under the lock, because a lock may
-   * be held for hours.
+   * Maximum number of versions since the last checkpoint. After more versions, Delta's hook writes the checkpoint at
+   * once, even under the lock, because a lock may be held for hours.
    */
-  private static final int MAX_VERSIONS_SINCE = 100;
+  private static final int MAX_VERSIONS_WITHOUT_CHECKPOINT = 100;
 
   /**
    * A checkpoint that is due.
    *
-   * @param run method of the hook
-   * @param arguments arguments of the hook
-   * @param file status of the version file, after the commit
+   * @param runMethod method {@code run} of the hook
+   * @param arguments arguments of the method
+   * @param log log of the table
+   * @param version version of the checkpoint
+   * @param versionFile status of the version's file, after the commit
    */
-  private record Due(Method run, Object[] arguments, DeltaLog log, long version, FileStatus file) {}
+  private record DueCheckpoint(
+      Method runMethod, Object[] arguments, DeltaLog log, long version, FileStatus versionFile) {}
 
   /** The newest due checkpoint of each table, by the table's location. */
-  private static final Map<String, Due> DUE = new ConcurrentHashMap<>();
+  private static final Map<String, DueCheckpoint> DUE_CHECKPOINTS = new ConcurrentHashMap<>();
 
   private Checkpoints() {}
 
@@ -62,7 +65,7 @@ public final class Checkpoints {
   /** Returns the locations of the tables with a due checkpoint, as a JSON array. */
   public static String due() {
     ArrayNode tables = CommitBody.JSON.createArrayNode();
-    DUE.keySet().forEach(tables::add);
+    DUE_CHECKPOINTS.keySet().forEach(tables::add);
     return tables.toString();
   }
 
@@ -72,31 +75,34 @@ public final class Checkpoints {
    * @return argument of {@link #write}; null if another thread has taken it
    */
   public static Object take(String table) {
-    return DUE.remove(table);
+    return DUE_CHECKPOINTS.remove(table);
   }
 
-  /** Puts a checkpoint back, unless a newer one is due by now. */
-  public static void putBack(String table, Object due) {
-    DUE.merge(table, (Due) due, Checkpoints::newer);
+  /** Makes a taken checkpoint due again, unless a newer one is due by now. */
+  public static void putBack(String table, Object checkpoint) {
+    DUE_CHECKPOINTS.merge(table, (DueCheckpoint) checkpoint, Checkpoints::newerOf);
   }
 
-  /** Writes a checkpoint with Delta's hook, unless the table was removed or replaced, so that its version is gone. */
+  /**
+   * Writes a checkpoint with Delta's hook. Writes nothing if the file of its version was removed or replaced, for
+   * example together with the table.
+   */
   public static void write(Object checkpoint) throws IOException {
-    Due due = (Due) checkpoint;
-    Path file = due.file.getPath();
-    if (FileIdentity.isUnchanged(file, due.file, due.log.newDeltaHadoopConf())) {
-      ByName.invoke(CheckpointHook$.MODULE$, due.run, due.arguments);
+    DueCheckpoint due = (DueCheckpoint) checkpoint;
+    Path file = due.versionFile.getPath();
+    if (FileIdentity.isUnchanged(file, due.versionFile, due.log.newDeltaHadoopConf())) {
+      ByName.invoke(CheckpointHook$.MODULE$, due.runMethod, due.arguments);
     } else {
-      LOG.info("{} is gone: no checkpoint of it is written", file);
+      LOG.info("{} was removed or replaced, so its checkpoint is not written", file);
     }
   }
 
-  /** Answers Delta's calls of the hook, whose method {@code run} has other arguments in Delta 4.0 than in later ones. */
-  private static Object answer(Object hook, Method method, Object[] arguments) throws Throwable {
+  /** Handles Delta's calls of the hook. Its method {@code run} has more parameters in Delta 4.0 than in later ones. */
+  private static Object handleCall(Object hook, Method method, Object[] arguments) throws Throwable {
     return switch (method.getName()) {
       case "name", "toString" -> "Checkpoint, after the lock is released";
       case "run" -> {
-        run(method, arguments);
+        keepIfDue(method, arguments);
         yield null;
       }
       case "equals" -> hook == arguments[0];
@@ -108,34 +114,35 @@ public final class Checkpoints {
   /**
    * Keeps the checkpoint of a commit, if one is due.
    *
-   * @param run method of {@code PostCommitHook}
+   * @param runMethod method {@code run} of {@code PostCommitHook}
    * @param arguments session, committed transaction, and in Delta 4.0 version, snapshot and actions
    */
-  private static void run(Method run, Object[] arguments) {
-    Object committed = arguments[1];
-    if (!DeltaApi.needsCheckpoint(committed)) {
+  private static void keepIfDue(Method runMethod, Object[] arguments) {
+    Object transaction = arguments[1];
+    if (!DeltaApi.needsCheckpoint(transaction)) {
       return;
     }
-    boolean inTransaction = arguments.length == 2;
-    long version = (long) (inTransaction ? ByName.call(committed, "committedVersion") : arguments[2]);
-    Snapshot snapshot = (Snapshot) (inTransaction ? ByName.call(committed, "postCommitSnapshot") : arguments[3]);
+    boolean isDelta40 = arguments.length != 2;
+    long version = (long) (isDelta40 ? arguments[2] : ByName.call(transaction, "committedVersion"));
+    Snapshot snapshot = (Snapshot) (isDelta40 ? arguments[3] : ByName.call(transaction, "postCommitSnapshot"));
     // With adaptive metadata a checkpoint is a commit, so it needs the lock.
-    if (version - snapshot.checkpointProvider().version() > MAX_VERSIONS_SINCE
-        || DeltaApi.triggersCheckpoint(committed)) {
-      ByName.invoke(CheckpointHook$.MODULE$, run, arguments);
+    if (version - snapshot.checkpointProvider().version() > MAX_VERSIONS_WITHOUT_CHECKPOINT
+        || DeltaApi.triggersCheckpoint(transaction)) {
+      ByName.invoke(CheckpointHook$.MODULE$, runMethod, arguments);
       return;
     }
     DeltaLog log = snapshot.deltaLog();
     Path file = VersionFile.in(log.logPath(), version);
     try {
       FileStatus status = file.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(file);
-      DUE.merge(log.dataPath().toString(), new Due(run, arguments, log, version, status), Checkpoints::newer);
+      DueCheckpoint checkpoint = new DueCheckpoint(runMethod, arguments, log, version, status);
+      DUE_CHECKPOINTS.merge(log.dataPath().toString(), checkpoint, Checkpoints::newerOf);
     } catch (IOException e) {
       LOG.info("the checkpoint of {} is left to a later version", file, e);
     }
   }
 
-  private static Due newer(Due current, Due next) {
-    return current.version > next.version ? current : next;
+  private static DueCheckpoint newerOf(DueCheckpoint stored, DueCheckpoint added) {
+    return stored.version > added.version ? stored : added;
   }
 }

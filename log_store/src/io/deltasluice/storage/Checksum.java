@@ -28,25 +28,30 @@ import scala.util.Either;
 import scala.util.Right;
 
 /**
- * Derives the checksum of a version ({@code <20 digits>.crc}: size, number of files, metadata) before it is written.
+ * Derives the checksum of a version (size, number of files, metadata) whose checksum file ({@code <20 digits>.crc}) is
+ * missing.
  *
  * <p>Delta writes the checksum file shortly after the version. If the lock is held for the commit alone, the next
- * writer reads the table in between. Without a checksum it must compute the state of the table in two Spark jobs, and
- * so must each writer after it. So this class derives the checksum from the previous checksum and the version, with the
- * method of Delta that the writer uses.
+ * writer may read the table before the file exists. Without the checksum, this writer and each later one would compute
+ * the state of the table in two Spark jobs. So this class derives the checksum from the previous checksum and the
+ * actions of the version. Delta uses the same method for the content of the file.
  */
 final class Checksum implements RecordChecksum {
   private static final Logger LOG = LoggerFactory.getLogger(Checksum.class);
   private static final Pattern NAME = Pattern.compile("(\\d{20})\\.crc");
 
-  /** Operations for which Delta derives the checksum in this way. */
-  private static final Set<String> OPERATIONS =
+  /** Operations for which Delta derives the checksum from the previous one. */
+  private static final Set<String> DERIVABLE_OPERATIONS =
       Set.of("WRITE", "STREAMING UPDATE", "DELETE", "UPDATE", "MERGE", "OPTIMIZE");
 
-  /** Most consecutive versions without a checksum file. */
-  private static final int MAX_DEPTH = 8;
+  /** Maximum number of consecutive missing checksum files. With more of them, no checksum is derived. */
+  private static final int MAX_MISSING_FILES = 8;
 
-  private static final ThreadLocal<Integer> DEPTH = ThreadLocal.withInitial(() -> 0);
+  /**
+   * Number of derivations that this thread has begun and not ended. A derivation reads the previous checksum. If that
+   * file is missing, too, a nested derivation begins.
+   */
+  private static final ThreadLocal<Integer> NESTED_DERIVATIONS = ThreadLocal.withInitial(() -> 0);
 
   private final DeltaLog log;
   private final SparkSession spark;
@@ -58,37 +63,39 @@ final class Checksum implements RecordChecksum {
   }
 
   /**
-   * Returns the content of a missing checksum file.
+   * Derives the content of a missing checksum file.
    *
+   * @param path path of the missing file
    * @param reader reads the version file
-   * @return the only line; null if the path is no checksum file, or the checksum cannot be derived
+   * @return the only line of the file; null if the path is no checksum file, or the checksum cannot be derived
    */
-  static String contentOf(Path path, LogStore reader, Configuration conf) {
+  static String deriveContent(Path path, LogStore reader, Configuration conf) {
     Matcher name = NAME.matcher(path.getName());
-    if (!name.matches() || DEPTH.get() == MAX_DEPTH) {
+    if (!name.matches() || NESTED_DERIVATIONS.get() == MAX_MISSING_FILES) {
       return null;
     }
-    DEPTH.set(DEPTH.get() + 1);
+    NESTED_DERIVATIONS.set(NESTED_DERIVATIONS.get() + 1);
     try {
       SparkSession spark = SparkSession$.MODULE$.active();
       DeltaLog log = logOf(spark, path.getParent());
       return new Checksum(log, spark).derive(Long.parseLong(name.group(1)), reader, conf);
     } catch (Exception | LinkageError e) {
-      // Scala throws undeclared checked exceptions. After any exception the file stays missing.
+      // Scala throws undeclared checked exceptions. After any exception the caller reports the file as missing.
       LOG.debug("{} cannot be derived", path, e);
       if (e instanceof InterruptedException) {
         Thread.currentThread().interrupt();
       }
       return null;
     } finally {
-      DEPTH.set(DEPTH.get() - 1);
+      NESTED_DERIVATIONS.set(NESTED_DERIVATIONS.get() - 1);
     }
   }
 
-  private static DeltaLog logOf(SparkSession spark, Path folder) {
-    OptimisticTransaction active = ActiveTransaction.of(folder.getParent().toString());
-    // Without a transaction, Delta's cache has the log. While Delta is adding it to the cache, forTable fails.
-    return active != null ? active.deltaLog() : DeltaLog.forTable(spark, folder.getParent());
+  private static DeltaLog logOf(SparkSession spark, Path logFolder) {
+    Path table = logFolder.getParent();
+    OptimisticTransaction active = ActiveTransaction.of(table.toString());
+    // Without a transaction, forTable returns the log in Delta's cache. It fails while Delta is adding the log.
+    return active != null ? active.deltaLog() : DeltaLog.forTable(spark, table);
   }
 
   private String derive(long version, LogStore reader, Configuration conf) throws IOException {
@@ -101,7 +108,8 @@ final class Checksum implements RecordChecksum {
     try (CloseableIterator<String> lines = reader.read(file, conf)) {
       lines.forEachRemaining(line -> actions.add(Action$.MODULE$.fromJson(line)));
     }
-    if (actions.isEmpty() || !(actions.get(0) instanceof CommitInfo info) || !OPERATIONS.contains(info.operation())) {
+    if (actions.isEmpty() || !(actions.get(0) instanceof CommitInfo info)
+        || !DERIVABLE_OPERATIONS.contains(info.operation())) {
       return null;
     }
     boolean withFiles =

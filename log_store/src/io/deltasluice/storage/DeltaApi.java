@@ -19,12 +19,12 @@ import scala.collection.immutable.Seq;
 import scala.util.Either;
 
 /**
- * The calls of Delta and Spark that differ between the supported releases (Delta 4.0 to 4.4, Spark 4.0 to 4.2).
+ * Calls the methods of Delta and Spark that differ between the supported releases (Delta 4.0 to 4.4, Spark 4.0 to 4.2).
  *
- * <p>They are made by name, so one jar works with all of these releases.
+ * <p>It calls them by name, so one jar works with all of these releases.
  */
 final class DeltaApi {
-  private static final String HOOK_OF_METRICS = "org.apache.spark.sql.delta.hooks.metrics.UpdateMetricsHook";
+  private static final String METRICS_HOOK = "org.apache.spark.sql.delta.hooks.metrics.UpdateMetricsHook";
   private static final String ICEBERG_CONVERTER = "org.apache.spark.sql.delta.hooks.IcebergConverterHook$";
   private static final String ADAPTIVE_METADATA = "org.apache.spark.sql.delta.AdaptiveMetadataTableFeature$";
   private static final String CHANGE_FEED = "org.apache.spark.sql.delta.commands.cdc.CDCReader$DeltaCDFRelation";
@@ -32,7 +32,7 @@ final class DeltaApi {
 
   private DeltaApi() {}
 
-  /** Removes old versions, with the caller's retention. */
+  /** Removes versions from a log that are older than the retention, see {@link LogCleanUp#run}. */
   static void cleanUpExpiredLogs(DeltaLog log, Snapshot snapshot, long retentionMillis) {
     Some<Object> retention = new Some<>(retentionMillis);
     if (ByName.find(log.getClass(), "cleanUpExpiredLogs$default$4") != null) {
@@ -47,7 +47,7 @@ final class DeltaApi {
   static Either<String, VersionChecksum> deriveChecksum(
       RecordChecksum deriver, SparkSession spark, DeltaLog log, long version, Seq<?> actions, String operation,
       Option<String> txnId, Either<?, VersionChecksum> previous, boolean withFiles) {
-    // False: derive the checksum also if the previous one has no histogram of file sizes. Delta 4.0 has no such argument.
+    // The argument false: the previous checksum needs no histogram of file sizes. Delta 4.0 has no such parameter.
     Object[] arguments = {
       spark, log, version, actions, Option.empty(), Option.empty(), operation, txnId, previous, false, withFiles
     };
@@ -60,14 +60,14 @@ final class DeltaApi {
     return (Either<String, VersionChecksum>) ByName.invoke(deriver, method, arguments);
   }
 
-  /** Returns the content of the checksum file. */
+  /** Returns the only line of a checksum file. */
   static String checksumLine(VersionChecksum checksum) throws com.fasterxml.jackson.core.JsonProcessingException {
-    Method compliant = ByName.find(VersionChecksum.class, "toProtocolCompliant");
-    Object content = compliant == null ? checksum : ByName.invoke(checksum, compliant);
+    Method method = ByName.find(VersionChecksum.class, "toProtocolCompliant");
+    Object content = method == null ? checksum : ByName.invoke(checksum, method);
     return JsonUtils$.MODULE$.mapper().writeValueAsString(content);
   }
 
-  /** Returns the log whose change feed a relation reads; null if it reads another source. */
+  /** Returns the log of the table whose change feed a relation reads; null if the relation reads no change feed. */
   static DeltaLog changeFeedLog(BaseRelation relation) {
     if (ByName.isInstance(relation, CHANGE_FEED_BASE)) {
       return (DeltaLog) ByName.call(relation, "deltaLog");
@@ -78,7 +78,7 @@ final class DeltaApi {
     return null;
   }
 
-  /** Returns whether each checkpoint of the table is a commit. */
+  /** Returns whether each checkpoint of a table with this protocol is a commit (adaptive metadata). */
   static boolean commitsCheckpoints(Protocol protocol) {
     try {
       Object feature = Class.forName(ADAPTIVE_METADATA, true, Protocol.class.getClassLoader())
@@ -91,29 +91,29 @@ final class DeltaApi {
     }
   }
 
-  /** Returns whether a hook only counts. */
-  static boolean isHookOfMetrics(PostCommitHook hook) {
-    return ByName.isInstance(hook, HOOK_OF_METRICS);
+  /** Returns whether a hook only updates metrics. */
+  static boolean isMetricsHook(PostCommitHook hook) {
+    return ByName.isInstance(hook, METRICS_HOOK);
   }
 
-  /** Returns whether a hook converts the metadata to Iceberg (UniForm), which Delta 4.0 registers in each commit. */
+  /** Returns whether a hook converts the metadata to Iceberg (UniForm). Delta 4.0 registers it in each commit. */
   static boolean isIcebergConverter(PostCommitHook hook) {
     return ByName.isInstance(hook, ICEBERG_CONVERTER);
   }
 
-  /** Returns whether a commit makes a checkpoint due. */
-  static boolean needsCheckpoint(Object committed) {
-    Method method = ByName.find(committed.getClass(), "maintenanceOperation");
+  /** Returns whether a committed transaction makes a checkpoint due. */
+  static boolean needsCheckpoint(Object transaction) {
+    Method method = ByName.find(transaction.getClass(), "maintenanceOperation");
     return (boolean) (method == null
-        ? ByName.call(committed, "needsCheckpoint")
-        : ByName.call(ByName.invoke(committed, method), "shouldCheckpoint"));
+        ? ByName.call(transaction, "needsCheckpoint")
+        : ByName.call(ByName.invoke(transaction, method), "shouldCheckpoint"));
   }
 
-  /** Returns whether a commit must write its checkpoint itself (adaptive metadata). */
-  static boolean triggersCheckpoint(Object committed) {
-    Method method = ByName.find(committed.getClass(), "maintenanceOperation");
+  /** Returns whether a committed transaction must write its checkpoint itself (adaptive metadata). */
+  static boolean triggersCheckpoint(Object transaction) {
+    Method method = ByName.find(transaction.getClass(), "maintenanceOperation");
     return method != null
-        && ((Option<?>) ByName.call(ByName.invoke(committed, method), "amtTriggerModeOpt")).isDefined();
+        && ((Option<?>) ByName.call(ByName.invoke(transaction, method), "amtTriggerModeOpt")).isDefined();
   }
 
   /** Returns the identifier under which Spark registers a builtin function. */

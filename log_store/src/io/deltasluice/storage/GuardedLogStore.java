@@ -63,7 +63,7 @@ public class GuardedLogStore extends LogStore {
     try {
       return reader.read(path, conf);
     } catch (FileNotFoundException e) {
-      String checksum = Guard.isBound() ? Checksum.contentOf(path, reader, conf) : null;
+      String checksum = Guard.isBound() ? Checksum.deriveContent(path, reader, conf) : null;
       if (checksum == null) {
         throw e;
       }
@@ -73,7 +73,7 @@ public class GuardedLogStore extends LogStore {
 
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    List<FileStatus> files = LogListing.from(path, conf);
+    List<FileStatus> files = LogListing.listFrom(path, conf);
     // Delta's own store throws an exception if the folder does not exist.
     return files.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : files.iterator();
   }
@@ -215,7 +215,7 @@ public class GuardedLogStore extends LogStore {
       } catch (PutIfAbsent.RejectedException e) {
         if (failure == null) {
           attempt.end(Attempts.Outcome.REJECTED);
-          throw e.reason();
+          throw e.causeOrThis();
         }
         // An earlier put may still arrive.
         failure.addSuppressed(e);

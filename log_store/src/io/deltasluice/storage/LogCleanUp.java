@@ -9,7 +9,8 @@ public final class LogCleanUp {
   /**
    * Removes old versions that no reader of a newer version needs.
    *
-   * @param retentionMillis milliseconds to keep a version; Delta keeps it until the next midnight (UTC) after that
+   * @param retentionMillis milliseconds to keep a version. Delta removes versions that are older than the last midnight
+   *     (UTC) before now minus this time, so it keeps a version up to one day longer.
    */
   public static void run(Snapshot snapshot, long retentionMillis) {
     DeltaApi.cleanUpExpiredLogs(snapshot.deltaLog(), snapshot, retentionMillis);

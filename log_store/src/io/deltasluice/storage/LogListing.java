@@ -18,10 +18,10 @@ import org.slf4j.LoggerFactory;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
 
 /**
- * Lists the log of a table on S3 from one of its files on, without the files before it.
+ * Lists the files of a table's log on S3, starting at a given name.
  *
- * <p>Delta lists the log for every new snapshot and every check for conflicts. Delta's own stores list the whole
- * folder: every version since the last clean-up of the log, by default 30 days.
+ * <p>Delta lists the log for every new snapshot and every check for conflicts. Delta's own store requests the names of
+ * all files in the folder, by default those of the last 30 days, and then drops the earlier ones.
  */
 final class LogListing {
   private static final Logger LOG = LoggerFactory.getLogger(LogListing.class);
@@ -29,11 +29,11 @@ final class LogListing {
   private LogListing() {}
 
   /**
-   * Returns the files in the folder of a path whose names are not before the name of the path, by name.
+   * Returns the file at a path and the files in its folder whose names sort after it, in the order of their names.
    *
-   * @return an empty list if the folder must be listed by Delta's own store
+   * @return an empty list if Delta's own store must list the folder
    */
-  static List<FileStatus> from(Path path, Configuration conf) throws IOException {
+  static List<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
     String name = path.getName();
     if (name.isEmpty() || !Character.isDigit(name.charAt(0))) {
       return List.of();
@@ -50,30 +50,31 @@ final class LogListing {
     }
   }
 
-  /** A class of its own, because the driver may not have the classes of S3A. */
+  /** A separate class, because the driver may not have the classes of S3A. */
   private static final class S3a {
     static List<FileStatus> list(FileSystem fs, Path path) throws IOException {
       List<FileStatus> files = new ArrayList<>();
       if (!(fs instanceof S3AFileSystem s3) || s3.getConf().getInt("fs.s3a.list.version", 2) != 2
           || s3.hasPathCapability(path, "fs.s3a.capability.s3express.storage")) {
-        // A directory bucket does not list its keys in the order of their names.
+        // Only version 2 of the list request has startAfter. A directory bucket does not list its keys in order.
         return files;
       }
-      Path from = s3.makeQualified(path);
-      Path folder = from.getParent();
-      String key = s3.pathToKey(from);
+      Path qualifiedPath = s3.makeQualified(path);
+      Path folder = qualifiedPath.getParent();
+      String key = s3.pathToKey(qualifiedPath);
       ListObjectsV2Request request = ListObjectsV2Request.builder()
           .bucket(s3.getBucket())
           .prefix(s3.pathToKey(folder) + "/")
           .delimiter("/")
           .maxKeys(s3.getConf().getInt("fs.s3a.paging.maximum", 5000))
-          // A key shortly before the first one. The caller removes the files before the first one.
+          // S3 does not list the key startAfter itself, so this is a smaller key than that of the path. The caller
+          // removes the files whose keys are between the two.
           .startAfter(key.substring(0, key.length() - 1) + (char) (key.charAt(key.length() - 1) - 1))
           .build();
-      PathFilter all = any -> true;
-      // Hadoop 3.5 returns another class than Hadoop 3.4.
+      PathFilter acceptAll = file -> true;
+      // Called by name, because the method returns another class in Hadoop 3.5 than in Hadoop 3.4.
       RemoteIterator<?> listing = (RemoteIterator<?>) ByName.call(
-          s3.getListing(), "createFileStatusListingIterator", folder, S3ListRequest.v2(request), all,
+          s3.getListing(), "createFileStatusListingIterator", folder, S3ListRequest.v2(request), acceptAll,
           new Listing.AcceptAllButSelfAndS3nDirs(folder), s3.getActiveAuditSpan());
       while (listing.hasNext()) {
         files.add((FileStatus) listing.next());

@@ -11,39 +11,39 @@ import org.apache.hadoop.fs.LocatedFileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.RemoteIterator;
 
-/** Checks the folder of a table whose first version waits for its lock. */
+/** Checks the folder of a table whose first version has waited for its lock. */
 final class NewTable {
   private NewTable() {}
 
   /**
    * Returns whether the first version can be put: the log has no files of versions, and all data files exist.
    *
-   * <p>Meanwhile, another writer may have created the table and dropped it with all files below its folder, or removed
-   * the first versions from its log.
+   * <p>While the commit waited for its lock, another writer may have created the table. It may also have dropped the
+   * table, with all files below its folder, or removed the first versions from its log.
    *
    * @param log folder of the log
    * @param newFiles paths of the data files, relative to the table and percent-encoded
    */
-  static boolean isComplete(Path log, Set<String> newFiles, Configuration conf) throws IOException {
-    FileSystem files = log.getFileSystem(conf);
-    Path folder = files.makeQualified(log.getParent());
-    Set<String> missing = new HashSet<>();
+  static boolean canPutFirstVersion(Path log, Set<String> newFiles, Configuration conf) throws IOException {
+    FileSystem fs = log.getFileSystem(conf);
+    Path folder = fs.makeQualified(log.getParent());
+    Set<String> missingFiles = new HashSet<>();
     for (String name : newFiles) {
-      missing.add(new Path(folder, URI.create(name).getPath()).toUri().getPath());
+      missingFiles.add(new Path(folder, URI.create(name).getPath()).toUri().getPath());
     }
     try {
-      // An object store needs one request for each 1,000 files.
-      RemoteIterator<LocatedFileStatus> listing = files.listFiles(folder, true);
+      // This recursive listing takes one request for each 1,000 files of an object store.
+      RemoteIterator<LocatedFileStatus> listing = fs.listFiles(folder, true);
       while (listing.hasNext()) {
         Path path = listing.next().getPath();
         if (path.getParent().getName().equals(log.getName()) && Character.isDigit(path.getName().charAt(0))) {
           return false;
         }
-        missing.remove(path.toUri().getPath());
+        missingFiles.remove(path.toUri().getPath());
       }
     } catch (FileNotFoundException e) {
       // Without a folder, all data files are missing.
     }
-    return missing.isEmpty();
+    return missingFiles.isEmpty();
   }
 }

@@ -19,16 +19,18 @@ import org.apache.spark.sql.delta.sources.DeltaSQLConf;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Finds the hooks that Delta runs after a commit and that must not run after the lock is released at the gate.
+ * Finds Delta's post-commit hooks that must not run after the release of the lock.
  *
- * <p>After the release the hooks of two commits may run at the same time, and the hook of the older commit may write
- * last. A hook that commits has no lock. All hooks of a transaction are registered before its version is written
- * ({@code OptimisticTransaction.scala}, {@code TransactionalWrite.writeFiles}; tag v4.4.0).
+ * <p>The gate releases the lock after the put, and Delta runs the hooks after that. So the hooks of two commits may run
+ * at the same time, and the hook of the older commit may write last. A hook that commits would do so without the lock.
+ *
+ * <p>The hooks of a commit are known before its put: all hooks of a transaction are registered before its version is
+ * written ({@code OptimisticTransaction.scala}, {@code TransactionalWrite.writeFiles}; tag v4.4.0).
  */
 final class PostCommitHooks {
   private PostCommitHooks() {}
 
-  /** Returns the names of a transaction's hooks that may do harm; null without a transaction. */
+  /** Returns the names of a transaction's hooks that are not known to be harmless; null without a transaction. */
   static ArrayNode of(OptimisticTransaction transaction) {
     if (transaction == null) {
       return null;
@@ -42,7 +44,10 @@ final class PostCommitHooks {
     return names;
   }
 
-  /** Returns the names of the hooks that may do harm and that, by the table's metadata, every commit runs. */
+  /**
+   * Returns the names of the hooks that Delta runs after each commit to a table, because of the table's metadata, and
+   * that are not known to be harmless.
+   */
   static ArrayNode of(Snapshot snapshot) {
     ArrayNode names = CommitBody.JSON.createArrayNode();
     if (snapshot.version() < 0) {
@@ -60,13 +65,13 @@ final class PostCommitHooks {
     return names;
   }
 
-  /** Returns whether a hook is known to be harmless, or does nothing with these settings. */
+  /** Returns whether a hook is known to be harmless, or is turned off by the table's or the session's settings. */
   private static boolean isHarmless(PostCommitHook hook, Metadata metadata, Protocol protocol) {
-    if (hook == ChecksumHook$.MODULE$ || DeltaApi.isHookOfMetrics(hook)) {
+    if (hook == ChecksumHook$.MODULE$ || DeltaApi.isMetricsHook(hook)) {
       return true;
     }
     if (hook == CheckpointHook$.MODULE$ || hook == Checkpoints.HOOK) {
-      // In a table with this feature a checkpoint is a commit.
+      // With adaptive metadata a checkpoint is a commit, so it needs the lock.
       return !DeltaApi.commitsCheckpoints(protocol);
     }
     if (hook == HudiConverterHook$.MODULE$) {

@@ -16,14 +16,15 @@ import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 
-/** Creates a file, completely or not at all, on condition that it does not exist. */
+/** Creates a file if it does not exist, completely or not at all. */
 interface PutIfAbsent {
   /**
-   * The C library's messages of the errors after which no link exists, now or later: EPERM, EOPNOTSUPP, ENOSYS, EMLINK,
-   * EXDEV, EROFS. Java has only the message. After any other error, or with messages in another language, the outcome
-   * is unknown: an NFS server may create a link after its client timed out (EIO, ETIMEDOUT).
+   * The C library's messages of EPERM, EOPNOTSUPP, ENOSYS, EMLINK, EXDEV and EROFS. After such an error the request has
+   * created no link, and will create none later. Java's exception has the message, but no error number. After any
+   * other error, or with messages in another language, the outcome is unknown: an NFS server may create a link after
+   * its client timed out (EIO, ETIMEDOUT).
    */
-  Set<String> NO_LINK = Set.of(
+  Set<String> DEFINITE_LINK_ERRORS = Set.of(
       "Operation not permitted",
       "Operation not supported",
       "Function not implemented",
@@ -35,20 +36,21 @@ interface PutIfAbsent {
    * Creates the file.
    *
    * @throws FileAlreadyExistsException the file exists; an earlier put with a lost response may have created it
-   * @throws RejectedException nothing was stored, and nothing will be
+   * @throws RejectedException the content was not stored, and will not be stored later
    * @throws IOException any other failure: the content may have been stored, or may be stored later
    */
   void put(Path path, byte[] content, Configuration conf) throws IOException;
 
   /**
-   * Makes sure, before a version file is put, that {@link #put} does not replace an existing file in its storage.
+   * Requires a proof that {@link #put} replaces no existing file in the storage of a version file. The caller puts the
+   * version file after that.
    *
    * @throws CommitRefusedException {@link #put} replaces files
-   * @throws IOException the storage gave no response that proves it
+   * @throws IOException the storage gave no usable response, so nothing is proven
    */
   void requireProof(VersionFile file, Configuration conf) throws IOException;
 
-  /** A store definitely did not store the content. */
+  /** The storage did not store the content, and will not store it later. */
   final class RejectedException extends IOException {
     private static final long serialVersionUID = 1L;
 
@@ -56,12 +58,13 @@ interface PutIfAbsent {
       super(cause.getMessage(), cause);
     }
 
-    IOException reason() {
+    /** Returns the cause if it is an {@code IOException}; otherwise this exception. */
+    IOException causeOrThis() {
       return getCause() instanceof IOException failure ? failure : this;
     }
   }
 
-  /** A local disk: writes a temporary file, and creates a hard link to it, which fails if the name exists. */
+  /** Puts on a local disk: writes a temporary file and creates a hard link to it, which fails if the name exists. */
   final class HardLink implements PutIfAbsent {
     @Override
     public void put(Path path, byte[] content, Configuration conf) throws IOException {
@@ -79,7 +82,7 @@ interface PutIfAbsent {
             }
             channel.force(true);
           }
-          // The checksum file of an earlier file of this name would not match this file.
+          // Hadoop's checksum file of an earlier file of this name would not match this file.
           Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
         } catch (IOException e) {
           throw new RejectedException(e);
@@ -100,26 +103,28 @@ interface PutIfAbsent {
     }
   }
 
-  /** Links a file to its final name, which must be free. */
+  /** Creates a hard link to the temporary file. The target must not exist. */
   private static void link(java.nio.file.Path target, java.nio.file.Path temporary) throws IOException {
     try {
       Files.createLink(target, temporary);
     } catch (AccessDeniedException | UnsupportedOperationException e) {
-      throw noLink(target, e);
+      throw errorWithoutLink(target, e);
     } catch (FileSystemException e) {
-      // Java throws this class also if the name exists, or its folder does not.
-      throw e.getReason() != null && NO_LINK.contains(e.getReason()) ? noLink(target, e) : e;
+      // If the target exists or its folder does not exist, Java throws a subclass without a reason.
+      throw e.getReason() != null && DEFINITE_LINK_ERRORS.contains(e.getReason()) ? errorWithoutLink(target, e) : e;
     }
   }
 
-  private static IOException noLink(java.nio.file.Path target, Exception cause) {
+  /** Returns the exception for a failed link: a {@link RejectedException} if the target does not exist. */
+  private static IOException errorWithoutLink(java.nio.file.Path target, Exception cause) {
     if (Files.notExists(target)) {
-      return new RejectedException(new IOException("this disk makes no hard links: " + cause.getMessage(), cause));
+      return new RejectedException(
+          new IOException("the disk refuses a hard link, which each commit needs: " + cause.getMessage(), cause));
     }
     return cause instanceof IOException failure ? failure : new IOException(cause);
   }
 
-  /** A file system on which Delta's own log store creates files only if they are absent. */
+  /** Puts with Delta's own log store, which on this file system creates a file only if it does not exist. */
   record Delegated(io.delta.storage.LogStore store) implements PutIfAbsent {
     @Override
     public void put(Path path, byte[] content, Configuration conf) throws IOException {

@@ -16,50 +16,66 @@ import scala.collection.immutable.Seq;
 /**
  * The version of a table that the transaction of this thread has read, or the fact that there was no table.
  *
- * <p>A commit that waits for its lock must not go to another table that was created at the same location meanwhile.
- * There it would refer to deleted data files. So the file of the version that was read must be unchanged. A commit that
- * creates the table needs its own data files, and a log without versions.
+ * <p>While a commit waits for its lock, another writer may replace the table with a new one at the same location. In
+ * the new table the commit would refer to deleted data files. So the commit requires that the file of the version that
+ * it has read is unchanged. A commit that creates the table requires that its own data files exist and that the log has
+ * no versions.
  */
 final class ReadVersion {
-  /** {@code version} if there was no table. */
+  /** Value of {@link #version} if there was no table. */
   private static final long NO_TABLE = -1;
 
-  private final Path file;
   private final long version;
-  private final long modified;
-  private final FileStatus status;
   private final Snapshot snapshot;
 
-  private ReadVersion(VersionFile next, Snapshot snapshot) {
+  /** File of the version that was read; without a table, the file of version 0. */
+  private final Path versionFile;
+
+  /** Modification time of the file when it was read, in milliseconds since the epoch. */
+  private final long fileModifiedMillis;
+
+  /** Status of the file when it was read; null if the snapshot does not contain it. */
+  private final FileStatus fileStatus;
+
+  private ReadVersion(VersionFile nextVersion, Snapshot snapshot) {
     this.snapshot = snapshot;
     version = snapshot.version();
-    file = VersionFile.in(next.path().getParent(), Math.max(version, 0));
-    modified = snapshot.logSegment().lastCommitFileModificationTimestamp();
+    versionFile = VersionFile.in(nextVersion.path().getParent(), Math.max(version, 0));
+    fileModifiedMillis = snapshot.logSegment().lastCommitFileModificationTimestamp();
     Seq<FileStatus> deltas = snapshot.logSegment().deltas();
     // The snapshot may consist of a checkpoint only, or have several versions in one compacted file.
-    status = deltas.isEmpty() || !deltas.last().getPath().getName().equals(file.getName()) ? null : deltas.last();
-  }
-
-  /** Returns the version that the transaction of this thread has read; null if it has no transaction on this table. */
-  static ReadVersion of(VersionFile next) {
-    OptimisticTransaction active = ActiveTransaction.of(next.table());
-    return active == null ? null : new ReadVersion(next, active.snapshot());
+    boolean hasStatus = !deltas.isEmpty() && deltas.last().getPath().getName().equals(versionFile.getName());
+    fileStatus = hasStatus ? deltas.last() : null;
   }
 
   /**
-   * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds. It is read from the
-   * snapshot of this thread's transaction; if the thread has no transaction on this table, because another connector
-   * commits, from the driver's newest snapshot.
+   * Returns the version that the transaction of this thread has read.
+   *
+   * @param nextVersion file that the transaction writes next
+   * @return null if this thread has no transaction on the table of this file
    */
-  static long retentionMillis(VersionFile next) {
-    OptimisticTransaction active = ActiveTransaction.of(next.table());
+  static ReadVersion of(VersionFile nextVersion) {
+    OptimisticTransaction active = ActiveTransaction.of(nextVersion.table());
+    return active == null ? null : new ReadVersion(nextVersion, active.snapshot());
+  }
+
+  /**
+   * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds. The age is a property of
+   * the table. It is read from the snapshot of this thread's transaction. If another connector commits and this thread
+   * has no transaction, it is read from the driver's newest snapshot.
+   */
+  static long retentionMillis(VersionFile nextVersion) {
+    OptimisticTransaction active = ActiveTransaction.of(nextVersion.table());
     Snapshot snapshot = active != null
         ? active.snapshot()
-        : DeltaLog.forTable(SparkSession.active(), next.table()).unsafeVolatileSnapshot();
+        : DeltaLog.forTable(SparkSession.active(), nextVersion.table()).unsafeVolatileSnapshot();
     return DeltaLog.tombstoneRetentionMillis(snapshot.metadata());
   }
 
-  /** Returns {@code version} (-1: no table) and {@code properties}, the table's properties with a prefix. */
+  /**
+   * Returns a JSON object with {@code version} (-1: no table) and {@code properties}, the table's properties whose
+   * names start with the prefix.
+   */
   ObjectNode toJson(String prefix) {
     ObjectNode json = CommitBody.JSON.createObjectNode();
     json.put("version", version);
@@ -79,10 +95,10 @@ final class ReadVersion {
    */
   boolean isCurrent(Set<String> newFiles, Configuration conf) throws IOException {
     if (version == NO_TABLE) {
-      return NewTable.isComplete(file.getParent(), newFiles, conf);
+      return NewTable.canPutFirstVersion(versionFile.getParent(), newFiles, conf);
     }
-    return status == null
-        ? FileIdentity.isUnchanged(file, modified, conf)
-        : FileIdentity.isUnchanged(file, status, conf);
+    return fileStatus == null
+        ? FileIdentity.isUnchanged(versionFile, fileModifiedMillis, conf)
+        : FileIdentity.isUnchanged(versionFile, fileStatus, conf);
   }
 }

@@ -18,25 +18,31 @@ import software.amazon.awssdk.services.s3.S3Client;
 import software.amazon.awssdk.services.s3.model.PutObjectRequest;
 
 /**
- * S3 through S3A: a PUT with {@code If-None-Match: *}.
+ * Creates files on S3 through S3A, each by a PUT with {@code If-None-Match: *}.
  *
- * <p>From 3.4.2 on, Hadoop creates files on this condition. With an older Hadoop, and for content that S3A may upload in
- * parts, the request is made with S3A's own client of the AWS SDK, and with S3A's encryption and storage class. So a
- * version is always one PUT: a store may honour the condition of a PUT and ignore that of a multipart upload.
+ * <p>From 3.4.2 on, Hadoop can create a file on this condition. With an older Hadoop, and for content that S3A may
+ * upload in parts, this class sends the PUT with S3A's own client of the AWS SDK, and with S3A's encryption and storage
+ * class. No version is uploaded in parts, because a store may honour the condition of a PUT and ignore that of a
+ * multipart upload.
  */
 final class S3aPut implements PutIfAbsent {
   /**
-   * Hadoop setting: {@code client} puts with S3A's client, although Hadoop can create files conditionally. As with all
-   * settings of S3A, {@code fs.s3a.bucket.BUCKET.sluice.put} sets it for one bucket.
+   * Hadoop setting. With the value {@code client} all puts use S3A's client, even if Hadoop can create files
+   * conditionally. As with all settings of S3A, {@code fs.s3a.bucket.BUCKET.sluice.put} sets it for one bucket.
    */
-  static final String WAY = "fs.s3a.sluice.put";
+  static final String PUT_SETTING = "fs.s3a.sluice.put";
 
   private static final int PRECONDITION_FAILED = 412;
-  /** The smallest part of a multipart upload. S3A uploads less than {@code fs.s3a.multipart.size} in one request. */
-  private static final int SMALLEST_PART = 5 << 20;
-  private static final boolean CREATES_CONDITIONALLY = createsConditionally();
 
-  private static boolean createsConditionally() {
+  /**
+   * Minimum of {@code fs.s3a.multipart.size}, the size of the parts of a multipart upload, in bytes. S3A uploads
+   * smaller content in one request.
+   */
+  private static final int MIN_PART_BYTES = 5 << 20;
+
+  private static final boolean HADOOP_CREATES_CONDITIONALLY = hadoopCreatesConditionally();
+
+  private static boolean hadoopCreatesConditionally() {
     try {
       Class.forName("org.apache.hadoop.fs.Options$CreateFileOptionKeys", false, FileSystem.class.getClassLoader());
       return true;
@@ -49,10 +55,11 @@ final class S3aPut implements PutIfAbsent {
   public void put(Path path, byte[] content, Configuration conf) throws IOException {
     FileSystem fs = path.getFileSystem(conf);
     try {
-      if (CREATES_CONDITIONALLY && content.length < SMALLEST_PART && !"client".equals(fs.getConf().get(WAY))) {
-        create(fs, path, content);
+      boolean mustUseClient = "client".equals(fs.getConf().get(PUT_SETTING));
+      if (HADOOP_CREATES_CONDITIONALLY && content.length < MIN_PART_BYTES && !mustUseClient) {
+        putWithHadoop(fs, path, content);
       } else {
-        send(fs, path, content);
+        putWithClient(fs, path, content);
       }
     } catch (RejectedException e) {
       throw e;
@@ -63,7 +70,7 @@ final class S3aPut implements PutIfAbsent {
     }
   }
 
-  private static void create(FileSystem fs, Path path, byte[] content) throws IOException {
+  private static void putWithHadoop(FileSystem fs, Path path, byte[] content) throws IOException {
     FSDataOutputStreamBuilder<?, ?> builder = fs.createFile(path);
     FSDataOutputStream out;
     try {
@@ -92,7 +99,7 @@ final class S3aPut implements PutIfAbsent {
     out.close();
   }
 
-  private static void send(FileSystem fs, Path path, byte[] content) throws IOException {
+  private static void putWithClient(FileSystem fs, Path path, byte[] content) throws IOException {
     S3Client client;
     PutObjectRequest request;
     try {
@@ -121,11 +128,11 @@ final class S3aPut implements PutIfAbsent {
 
   @Override
   public void requireProof(VersionFile file, Configuration conf) throws IOException {
-    // Some servers of this protocol ignore the header.
+    // Some servers of the S3 protocol ignore If-None-Match.
     ConditionalPutProof.require(this, file, conf);
   }
 
-  /** Returns the HTTP status that caused an exception; 0 if there was no response. */
+  /** Returns the status of the HTTP response that caused an exception; 0 without a response. */
   private static int statusOf(Throwable e) {
     for (Throwable cause = e; cause != null; cause = cause.getCause()) {
       if (cause instanceof AwsServiceException service) {
