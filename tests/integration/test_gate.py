@@ -355,6 +355,14 @@ def test_a_table_created_during_the_wait_is_appended_to(new_table: Table) -> Non
 
 
 @pytest.mark.full
+def test_a_table_in_a_subfolder_does_not_delay_a_new_table(table: Table, new_table: Table) -> None:
+    shutil.copytree(table.path, new_table.path / "nested")
+    result = new_table.writer.append(new_table.rows(1), lock_during="commit", before_write=new_table.record_files)
+    assert result.version == 0
+    assert len(new_table.files_at_lock) == 1, "the write was repeated under the lock"
+
+
+@pytest.mark.full
 def test_a_table_without_its_first_versions_is_not_new(table: Table, new_table: Table) -> None:
     for number in range(1, 4):
         table.append(number)

@@ -27,6 +27,7 @@ final class NewTable {
   static boolean canPutFirstVersion(Path log, Set<String> newFiles, Configuration conf) throws IOException {
     FileSystem fs = log.getFileSystem(conf);
     Path folder = fs.makeQualified(log.getParent());
+    String logPath = log.toUri().getPath();
     Set<String> missingFiles = new HashSet<>();
     for (String name : newFiles) {
       missingFiles.add(new Path(folder, URI.create(name).getPath()).toUri().getPath());
@@ -36,7 +37,8 @@ final class NewTable {
       RemoteIterator<LocatedFileStatus> listing = fs.listFiles(folder, true);
       while (listing.hasNext()) {
         Path path = listing.next().getPath();
-        if (path.getParent().getName().equals(log.getName()) && Character.isDigit(path.getName().charAt(0))) {
+        boolean isInLog = path.getParent().toUri().getPath().equals(logPath);
+        if (isInLog && Character.isDigit(path.getName().charAt(0))) {
           return false;
         }
         missingFiles.remove(path.toUri().getPath());
