@@ -117,7 +117,7 @@ def test_a_repeated_append_with_a_transaction_is_there_once(
     arrives: str,
     already_committed: bool,  # noqa: FBT001 (pytest passes it by name)
 ) -> None:
-    append = {"do": "append_as", "table": table, "first": 10, "end": 12, "txn": ["app", 1]}
+    append = {"command": "append_as", "table": table, "first": 10, "end": 12, "txn": ["app", 1]}
     put = fault(**options)
     driver.begin(**append)
     answer = driver.answer()
@@ -140,7 +140,7 @@ def test_a_repeated_append_with_a_transaction_is_there_once(
 def test_negative_control_a_repeated_append_is_a_second_copy(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> None:
-    append = {"do": "append_as", "table": table, "first": 10, "end": 12, "txn": None}
+    append = {"command": "append_as", "table": table, "first": 10, "end": 12, "txn": None}
     put = fault(held=True)
     driver.begin(**append)
     assert driver.answer()["error"] == "CommitUnknownError"
