@@ -24,6 +24,8 @@ from sluice.local.s3 import LocalS3
 
 _VERSION_FILE = re.compile(r"/(?P<key>[^/]+/.*_delta_log/(?P<version>\d{20})\.json)")
 _TRANSACTION = re.compile(rb'"txnId":"([^"]+)"')
+# A parameter of the referrer of S3A's audit.
+_OPERATION = re.compile(r"[?&]op=(\w+)")
 _WRITER = re.compile(r"(writer-\d+)")
 _OK = 200
 _FORBIDDEN = 403
@@ -78,6 +80,7 @@ class Put:
         txn: Id of its transaction.
         status: HTTP status of the store's response.
         digest: ETag of the content if it was stored, else empty.
+        operation: Operation of S3A's audit that sent it: ``op_createfile``, or ``sluice_put`` with S3A's client.
 
     """
 
@@ -87,6 +90,7 @@ class Put:
     txn: str
     status: int
     digest: str
+    operation: str
 
 
 class FaultGate:
@@ -149,7 +153,7 @@ class FaultGate:
                 return _drop_connection(environ)
             response = _Response()
             content = list(self._application(environ, response.start))
-            self._record_put(match["key"], version, name, body, response)
+            self._record_put(match["key"], version, name, body, response, environ.get("HTTP_REFERER", ""))
             if fault.lost:
                 return _drop_connection(environ)
             if fault.status:
@@ -176,12 +180,18 @@ class FaultGate:
                 armed.popleft()
             return fault
 
-    def _record_put(self, key: str, version: int, writer: str, body: bytes, response: _Response) -> None:
+    def _record_put(self, key: str, version: int, writer: str, body: bytes, response: _Response, referer: str) -> None:
         status = int(response.status.partition(" ")[0])
         txn = _TRANSACTION.search(body)
         digest = dict(response.headers).get("ETag", "").strip('"') if status == _OK else ""
         with self._lock:
-            self.puts.append(Put(key, version, writer, txn[1].decode() if txn else "", status, digest))
+            operation = _OPERATION.search(referer)
+            self.puts.append(
+                Put(
+                    key, version, writer, txn[1].decode() if txn else "", status, digest,
+                    operation[1] if operation else "",
+                )
+            )  # fmt: skip
 
     def _put_as_rival(self, environ: Mapping[str, Any], key: str, version: int) -> None:
         with self._lock:
@@ -197,7 +207,7 @@ class FaultGate:
         rival_environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)), "HTTP_IF_NONE_MATCH": "*"}
         response = _Response()
         list(self._application(rival_environ, response.start))
-        self._record_put(key, version, RIVAL, body, response)
+        self._record_put(key, version, RIVAL, body, response, "")
 
 
 class FaultyS3(LocalS3):

@@ -111,12 +111,23 @@ def test_java_exceptions_become_python_errors(jvm: StoreJvm, s3: FaultyS3) -> No
     assert jvm.versions(f"{TABLE}-nowhere", 0) == []
 
 
-def test_s3a_without_conditional_puts_commits_nothing(s3: FaultyS3, guard: RecordingGuard, tmp_path: Path) -> None:
-    settings = {**hadoop_settings("writer-3", s3), "fs.s3a.create.conditional.enabled": "false"}
+REFUSED_SETTINGS = [
+    # Writers with an even number put with S3A's client.
+    ("writer-3", "fs.s3a.create.conditional.enabled", "false", "Conditional Writes Unavailable|leave the setting out"),
+    ("writer-2", "fs.s3a.create.conditional.enabled", "false", "leave the setting out"),
+    ("writer-3", "fs.s3a.sluice.put", "createFile", "fs.s3a.sluice.put=createFile: set it to client"),
+]
+
+
+@pytest.mark.parametrize(("writer", "name", "value", "message"), REFUSED_SETTINGS)
+def test_s3a_settings_without_conditional_puts_commit_nothing(
+    s3: FaultyS3, guard: RecordingGuard, tmp_path: Path, writer: str, name: str, value: str, message: str
+) -> None:
+    settings = {**hadoop_settings(writer, s3), name: value}
     jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, stderr_path=tmp_path / "jvm.log")
     count = len(s3.gate.puts)
     try:
-        with pytest.raises(WriteError, match="Conditional Writes Unavailable"):
+        with pytest.raises(WriteError, match=message):
             jvm.write(f"{TABLE}-unconditional", 0, COMMIT, block="hold")
         # The store is not proven, so the guard is not asked.
         assert jvm.attempts("hold") == []
@@ -127,7 +138,9 @@ def test_s3a_without_conditional_puts_commits_nothing(s3: FaultyS3, guard: Recor
 
 def test_a_version_of_the_size_of_two_parts_is_one_put(s3: FaultyS3, guard: RecordingGuard, tmp_path: Path) -> None:
     """The S3 of the tests ignores the condition of a multipart upload."""
-    settings = {**hadoop_settings("writer-3", s3), "fs.s3a.multipart.size": "5M", "fs.s3a.multipart.threshold": "5M"}
+    parts = {"fs.s3a.multipart.size": "5M", "fs.s3a.multipart.threshold": "5M"}
+    # An operation outside of an audit span would be refused.
+    settings = {**hadoop_settings("writer-3", s3), **parts, "fs.s3a.audit.reject.out.of.span.operations": "true"}
     jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, stderr_path=tmp_path / "jvm.log")
     table = f"{TABLE}-large"
     commit = [*COMMIT, json.dumps({"txn": {"appId": "x" * (6 << 20), "version": 1}})]

@@ -190,6 +190,29 @@ def test_the_service_decides_whether_partial_writes_are_visible(jvm: StoreJvm, s
     assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is is_visible
 
 
+WITHOUT_AWS = """
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.Path;
+
+class WithoutAws {
+  public static void main(String[] arguments) {
+    Configuration conf = new Configuration();
+    Path version = new Path("s3a://lake/table/_delta_log/00000000000000000000.json");
+    System.out.println(new io.deltasluice.storage.GuardedLogStore(conf).isPartialWriteVisible(version, conf));
+  }
+}
+"""
+
+
+def test_a_driver_without_the_aws_sdk_loads_the_log_store(jars: list[Path], tmp_path: Path) -> None:
+    program = tmp_path / "WithoutAws.java"
+    program.write_text(WITHOUT_AWS)
+    delta = [str(jar) for jar in jars if jar.name.startswith(("delta-", "sluice-"))]
+    command = [find_java(), "-cp", os.pathsep.join([f"{find_spark_jars()}/*", *delta]), str(program)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+    assert (process.returncode, process.stdout) == (0, "false\n"), process.stderr
+
+
 NEEDS_SYSTEM_CALLS = pytest.mark.skipif(
     platform.machine() not in SYSTEM_CALLS,
     reason="without_hard_links.py does not know the system call numbers of this processor",

@@ -17,6 +17,7 @@ import scala.Option;
 import scala.Some;
 import scala.collection.immutable.Seq;
 import scala.util.Either;
+import scala.util.Left;
 
 /**
  * Calls the methods of Delta and Spark that differ between the supported releases (Delta 4.0 to 4.4, Spark 4.0 to 4.2).
@@ -56,6 +57,9 @@ final class DeltaApi {
       arguments = Arrays.copyOf(arguments, arguments.length - 1);
       arguments[arguments.length - 1] = withFiles;
       method = ByName.find(RecordChecksum.class, "incrementallyDeriveChecksum", arguments);
+    }
+    if (method == null) {
+      return new Left<>("this release of Delta is unknown");
     }
     return (Either<String, VersionChecksum>) ByName.invoke(deriver, method, arguments);
   }

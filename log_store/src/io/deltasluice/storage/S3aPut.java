@@ -8,22 +8,21 @@ import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
-import org.apache.hadoop.fs.s3a.S3AUtils;
+import org.apache.hadoop.fs.s3a.S3ADataBlocks.BlockUploadData;
+import org.apache.hadoop.fs.s3a.WriteOperationHelper;
 import org.apache.hadoop.fs.s3a.impl.PutObjectOptions;
+import org.apache.hadoop.fs.store.audit.AuditSpan;
 import software.amazon.awssdk.awscore.AwsRequestOverrideConfiguration;
 import software.amazon.awssdk.awscore.exception.AwsServiceException;
-import software.amazon.awssdk.core.exception.SdkException;
-import software.amazon.awssdk.core.sync.RequestBody;
-import software.amazon.awssdk.services.s3.S3Client;
 import software.amazon.awssdk.services.s3.model.PutObjectRequest;
 
 /**
  * Creates files on S3 through S3A, each by a PUT with {@code If-None-Match: *}.
  *
  * <p>From 3.4.2 on, Hadoop can create a file on this condition. With an older Hadoop, and for content that S3A may
- * upload in parts, this class sends the PUT with S3A's own client of the AWS SDK, and with S3A's encryption and storage
- * class. No version is uploaded in parts, because a store may honour the condition of a PUT and ignore that of a
- * multipart upload.
+ * upload in parts, this class adds the condition to a request of S3A's own client of the AWS SDK. S3A sends it with its
+ * encryption, storage class, retries and audit. No version is uploaded in parts, because a store may honour the condition
+ * of a PUT and ignore that of a multipart upload.
  */
 final class S3aPut implements PutIfAbsent {
   /**
@@ -32,6 +31,7 @@ final class S3aPut implements PutIfAbsent {
    */
   static final String PUT_SETTING = "fs.s3a.sluice.put";
 
+  private static final String CLIENT = "client";
   private static final int PRECONDITION_FAILED = 412;
 
   /**
@@ -40,11 +40,12 @@ final class S3aPut implements PutIfAbsent {
    */
   private static final int MIN_PART_BYTES = 5 << 20;
 
-  private static final boolean HADOOP_CREATES_CONDITIONALLY = hadoopCreatesConditionally();
+  private static final boolean S3A_CREATES_CONDITIONALLY = s3aCreatesConditionally();
 
-  private static boolean hadoopCreatesConditionally() {
+  private static boolean s3aCreatesConditionally() {
     try {
-      Class.forName("org.apache.hadoop.fs.Options$CreateFileOptionKeys", false, FileSystem.class.getClassLoader());
+      // A class of hadoop-aws: the release of Hadoop's other jars may be another one.
+      Class.forName("org.apache.hadoop.fs.s3a.impl.write.WriteObjectFlags", false, FileSystem.class.getClassLoader());
       return true;
     } catch (ClassNotFoundException e) {
       return false;
@@ -55,11 +56,10 @@ final class S3aPut implements PutIfAbsent {
   public void put(Path path, byte[] content, Configuration conf) throws IOException {
     FileSystem fs = path.getFileSystem(conf);
     try {
-      boolean mustUseClient = "client".equals(fs.getConf().get(PUT_SETTING));
-      if (HADOOP_CREATES_CONDITIONALLY && content.length < MIN_PART_BYTES && !mustUseClient) {
+      if (!mustUseClient(fs.getConf()) && S3A_CREATES_CONDITIONALLY && content.length < MIN_PART_BYTES) {
         putWithHadoop(fs, path, content);
       } else {
-        putWithClient(fs, path, content);
+        Client.put(fs, path, content);
       }
     } catch (RejectedException e) {
       throw e;
@@ -68,6 +68,14 @@ final class S3aPut implements PutIfAbsent {
       // of this put was not stored.
       throw statusOf(e) == PRECONDITION_FAILED ? new FileAlreadyExistsException(path.toString()) : e;
     }
+  }
+
+  private static boolean mustUseClient(Configuration conf) throws RejectedException {
+    String value = conf.getTrimmed(PUT_SETTING, "");
+    if (!value.isEmpty() && !value.equals(CLIENT)) {
+      throw new RejectedException(new IOException(PUT_SETTING + "=" + value + ": set it to " + CLIENT + ", or leave it out"));
+    }
+    return value.equals(CLIENT);
   }
 
   private static void putWithHadoop(FileSystem fs, Path path, byte[] content) throws IOException {
@@ -99,30 +107,57 @@ final class S3aPut implements PutIfAbsent {
     out.close();
   }
 
-  private static void putWithClient(FileSystem fs, Path path, byte[] content) throws IOException {
-    S3Client client;
-    PutObjectRequest request;
-    try {
+  /** The put with S3A's client. A class of its own, so that a driver without the AWS SDK can load the outer class. */
+  private static final class Client {
+    private static final String OPERATION = "sluice_put";
+
+    static void put(FileSystem fs, Path path, byte[] content) throws IOException {
+      S3AFileSystem s3;
+      AuditSpan span;
+      try {
+        s3 = supporting(fs);
+        span = s3.createSpan(OPERATION, path.toString(), null);
+      } catch (IOException | RuntimeException e) {
+        throw new RejectedException(e);
+      }
+      try (span) {
+        WriteOperationHelper helper;
+        PutObjectRequest request;
+        PutObjectOptions options;
+        try {
+          helper = s3.createWriteOperationHelper(span);
+          options = (PutObjectOptions) ByName.callStatic(PutObjectOptions.class, "defaultOptions", "keepingDirs");
+          request = onCondition(
+              helper.createPutObjectRequest(s3.pathToKey(s3.makeQualified(path)), content.length, options));
+        } catch (RuntimeException | LinkageError e) {
+          throw new RejectedException(e instanceof Exception failure ? failure : new IOException(e.toString(), e));
+        }
+        helper.putObject(request, options, new BlockUploadData(content, () -> true), null);
+      }
+    }
+
+    /** Returns the file system if its client sends the condition. */
+    private static S3AFileSystem supporting(FileSystem fs) throws IOException {
       if (!(fs instanceof S3AFileSystem s3)) {
         throw new IOException(fs.getUri() + " is not a file system of S3A");
       }
-      Object options = ByName.callStatic(PutObjectOptions.class, "defaultOptions", "keepingDirs");
-      PutObjectRequest.Builder builder = s3.getRequestFactory().newPutObjectRequestBuilder(
-          s3.pathToKey(s3.makeQualified(path)), (PutObjectOptions) options, content.length, false);
-      AwsRequestOverrideConfiguration condition = builder.build().overrideConfiguration()
+      if (!s3.getConf().getBoolean("fs.s3a.create.conditional.enabled", true)) {
+        throw new IOException("fs.s3a.create.conditional.enabled=false: the store must honour If-None-Match, which each "
+            + "commit needs; leave the setting out");
+      }
+      if (s3.isCSEEnabled()) {
+        throw new IOException("client-side encryption drops the condition of this PUT: use server-side encryption");
+      }
+      return s3;
+    }
+
+    private static PutObjectRequest onCondition(PutObjectRequest request) {
+      AwsRequestOverrideConfiguration condition = request.overrideConfiguration()
           .map(AwsRequestOverrideConfiguration::toBuilder)
           .orElseGet(AwsRequestOverrideConfiguration::builder)
           .putHeader("If-None-Match", "*")
           .build();
-      request = builder.overrideConfiguration(condition).build();
-      client = s3.getS3AInternals().getAmazonS3Client("version of a Delta table");
-    } catch (IOException | RuntimeException | LinkageError e) {
-      throw new RejectedException(e instanceof Exception failure ? failure : new IOException(e.toString(), e));
-    }
-    try {
-      client.putObject(request, RequestBody.fromBytes(content));
-    } catch (SdkException e) {
-      throw S3AUtils.translateException("put", path, e);
+      return request.toBuilder().overrideConfiguration(condition).build();
     }
   }
 
