@@ -86,7 +86,7 @@ class Intents(Protocol):
         """
 
     def clear(self) -> None:
-        """Delete the unfinished intents that were read: their versions are filled now.
+        """Delete the unfinished intents that :meth:`read` returned. Their versions must exist by now.
 
         An intent that has changed since it was read belongs to a live hold and stays.
 
@@ -171,7 +171,7 @@ class Hold(Protocol):
         """Count one more acquire by its thread. Each acquire needs its own release.
 
         Returns:
-            False if the hold has ended, because another thread may release it.
+            False if the hold has ended, for example because another thread has released it. Then nothing is counted.
 
         """
 

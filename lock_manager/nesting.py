@@ -1,8 +1,8 @@
 """The rule on nested acquires, over all lock managers of this process.
 
 A thread that holds a lock and waits for another can be part of a deadlock. One rule prevents this in each *ensemble*: a
-thread may acquire again the locks that it already holds. It may wait only for tables that come later in the order of
-tables than all tables that it holds. So no two threads wait for each other. Managers of one ensemble count as one,
+thread may acquire again the locks that it already holds. It may wait only for tables whose canonical URIs sort
+after those of all tables that it holds. So no two threads wait for each other. Managers of one ensemble count as one,
 however their host lists are spelled: the UUID at the lock root identifies the ensemble. Different lock roots and
 ensembles are unrelated.
 
@@ -95,7 +95,7 @@ def _overlap_message(held: TableScope, requested: TableScope) -> str:
     if held.covers(requested):
         return (
             f"this thread already holds {requested.table.uri} and asks for it together with other tables: ask for the "
-            "other tables only, or acquire all of them at once (acquire_all)"
+            "other tables only, or release first and acquire all of them at once (acquire_all)"
         )
     if held.shared and not requested.shared:
         return (

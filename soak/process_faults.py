@@ -108,7 +108,7 @@ def cut_s3(context: FaultContext, writer: str, point: str) -> Incident:
     if stop is None:
         return
     process = context.writers[writer]
-    assert process.s3_link is not None  # noqa: S101 (the class needs the embedded S3)
+    assert process.s3_link is not None  # noqa: S101 (its FaultClass needs ``gate``)
     start, is_outcome = len(context.history), is_from_hold(stop.event, *OUTCOMES)
     process.s3_link.cut()
     process.send("go")

@@ -35,7 +35,7 @@ _ERRORS = {
     500: ("500 Internal Server Error", "InternalError"),
     503: ("503 Slow Down", "SlowDown"),
 }
-#: Suffix in the locations of tables that only steps use. Faults do not strike PUTs into these tables.
+#: Suffix of the folder whose tables only the two-threads step (``steps.py``) uses. Faults do not strike PUTs into them.
 STEP_TABLES_SUFFIX = "-threads"
 #: Name of the writer without the lock, whose commits the gate puts. Its transaction ids begin with this name.
 RIVAL = "rival-without-the-lock"
@@ -164,7 +164,7 @@ class FaultGate:
             fault.ended.set()
 
     def _refusal_status(self, environ: Mapping[str, Any], fault: S3Fault) -> int:
-        """Return the status of a PUT that does not reach the store; 0 if it reaches the store."""
+        """Return the status of the error with which a PUT is refused before it reaches the store; 0 if it is not."""
         if self.denies_unconditional and "HTTP_IF_NONE_MATCH" not in environ:
             return _FORBIDDEN
         return 0 if fault.stored else fault.status

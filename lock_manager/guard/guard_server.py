@@ -1,7 +1,7 @@
 """The server through which a JVM asks this process's commit guard, on a TCP port of 127.0.0.1.
 
-It does not use Py4J's callback server: PySpark starts that one without a token, and a second Python process on the same
-JVM replaces the first one's. ``PythonGuard.java`` is the client.
+It does not use Py4J's callback server. PySpark starts that server without a token, and a JVM calls only one callback
+server: that of the Python process that started its server last. ``PythonGuard.java`` is the client.
 
 The protocol consists of lines of UTF-8. Each connection carries one question. The JVM sends the question key and the
 question; this process sends the answer key and the answer. So both ends authenticate: another local user does not have

@@ -15,7 +15,7 @@ from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, Sessio
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0
-"""How long the thread polls after the last hold, in seconds. Then it sleeps until it is notified."""
+"""Seconds after the last hold was added during which a thread without holds polls for new ones. Then it sleeps."""
 
 
 class KeepAlive:
@@ -77,7 +77,7 @@ class KeepAlive:
                 hold.record_check(response_or_session_end(self._session, result, deadline), sent_at)
 
     def _pause(self) -> float | None:
-        """Return the seconds until the next check; None to sleep until notified, without holds."""
+        """Return the seconds until the next check; None to sleep until notified, because there are no holds."""
         if not self._holds:
             # Polling is cheaper: to notify this thread for each of many short holds would take a fifth of their time.
             return ANNOUNCE_SECONDS if time.monotonic() < self._added_at + IDLE_SECONDS else None

@@ -82,7 +82,7 @@ def test_a_rule_reports_the_resource_that_breaks_it(stacks: dict[str, Graph], ch
 @pytest.mark.parametrize(
     "change", [change for change in BREAKS if change.rule in STACK_RULES and not change.late], ids=str
 )
-def test_a_preview_reports_resources_in_conflict(stacks: dict[str, Graph], change: Break) -> None:
+def test_a_preview_reports_violations_of_stack_rules(stacks: dict[str, Graph], change: Break) -> None:
     resources, broken = change.of(stacks[change.stack])
     reported = violations([rule for rule in RULES if rule.name == change.rule], resources, preview=True)
     assert urn_of(broken) in {violation.urn for violation in reported}

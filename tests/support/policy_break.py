@@ -9,8 +9,9 @@ from typing import Any
 
 from tests.support.graph import Graph, Resource
 
-#: Names of two members, and inputs of an address that satisfy every other rule.
+#: Names of two members.
 NODE, NODE_2 = "zookeeper-1", "zookeeper-2"
+#: Inputs of an added resource, such as an address, that satisfy all rules except the tested one.
 ADDRESS = {"domain": "vpc", "tags": {"Project": "sluice", "Stack": "test"}}
 STATEMENT = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::lake/*"}
 

@@ -70,7 +70,7 @@ def variant_path(*names: str) -> str:
 def compute_once(value: Column, expression: Callable[[Column], Column]) -> Column:
     """Compute a value once for an expression that uses it several times.
 
-    The expression must not name columns: inside it, Spark resolves an alias of the same ``select`` as the column of
+    The expression must not name columns: in a lambda function, an alias of the same ``select`` hides the column of
     this name.
     """
     return F.transform(F.array(value), expression)[0]
