@@ -215,8 +215,8 @@ class UnguardedError(LockError, RuntimeError):
 
     def __init__(self, *, resource: str) -> None:
         super().__init__(
-            f"{resource}: partitions can be locked only where the commit guard checks each commit: "
-            "attach(spark) with spark.sluice.guard=required, or lock the table",
+            f"{resource}: partitions can be locked only where the commit guard checks each commit; "
+            "call attach(spark) in a driver with spark.sluice.guard=required, or lock the whole table",
             resource=resource,
         )
 

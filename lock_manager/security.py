@@ -139,7 +139,7 @@ class Security:
         if isinstance(settings.get("tls"), str):
             switch = _SWITCH.get(settings["tls"].lower())
             if switch is None:
-                raise SettingsError(f"{variables['tls']}={settings['tls']!r}: must be 1 or 0")
+                raise SettingsError(f"security setting tls={settings['tls']!r}: must be 1 or 0")
             settings["tls"] = switch
         return cls(**settings)
 

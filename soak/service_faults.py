@@ -75,7 +75,7 @@ def s3_late(context: FaultContext, writer: str, point: str) -> Incident:
         yield from wait_for(_UNKNOWN_SECONDS + context.slack_seconds, is_from_hold(stop.event, *OUTCOMES))
     context.gate.disarm(writer)
     if has_arrived:
-        # The writer's second block takes its time, too.
+        # After an unknown outcome the writer may open a second block under its hold, so this allows for two steps.
         takeover = is_takeover(stop.event, "read")
         yield from wait_for(3 * context.session_seconds + 2 * context.slack_seconds, takeover)
     # Release even without an arrival: a PUT that arrives later must not be held back for good.
@@ -122,7 +122,7 @@ def zookeeper_fault(
     """Return the fault that harms the leader, or with ``zookeeper-quorum`` all other servers.
 
     Args:
-        name: Name of the class.
+        name: Name of the fault class.
         harm: Method of the server that harms it.
         repair: Method of the server that repairs it.
         sessions: Least and greatest time between the two, in session timeouts.

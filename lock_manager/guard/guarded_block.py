@@ -15,7 +15,8 @@ from lock_manager.intents import NO_VERSION, Intent, version_to_fill
 from lock_manager.partitions import PartitionSchema, format_partitions
 from lock_manager.table_records.commit_stamp import stamp_of
 
-#: Suffix of the name of a ticket or block that locks partitions only: the guard needs the footprint of each commit.
+#: Suffix of the name of a ticket or block that locks only partitions. It makes the log store send the footprint of each
+#: commit.
 PARTITIONS_SUFFIX = "*"
 #: Actions on the whole table that a lock on partitions allows. Row tracking stores the highest row id there, and Delta
 #: assigns the ids of a commit again after a conflict.
@@ -163,10 +164,9 @@ class GuardedBlock:
             raise LockNotHeldError(f"the commit to {table} touches {names}, but only {scope} is held", resource=table)
 
     def settle(self, reports: Iterable[Mapping[str, Any]]) -> bool:
-        """Settle the attempts whose outcome is definite in the log store's reports (``Attempts.java``).
+        """Settle the puts whose outcome is definite in the log store's reports (``Attempts.java``).
 
-        Return whether every attempt of the hold on this table, in any block, is settled. An open attempt keeps the
-        intent.
+        Return whether every put of the hold on this table, in any block, is settled. Otherwise the intent stays.
         """
         intents = self.hold.intents_of(self.table)
         intents.settle(report["attempt"] for report in reports if is_definite(report))
@@ -177,8 +177,8 @@ class GuardedBlock:
     ) -> list[Intent]:
         """Return the puts of earlier blocks under this hold that got no answer, as unfinished intents.
 
-        An attempt without a report of the log store may still reach it. An attempt of an open block
-        (``busy_attempts``) counts only if the log store reports its outcome as unknown.
+        A put that the log store has not reported counts, too, because it may still arrive. A put of another open block
+        (its id is in ``busy_attempts``) counts only if the log store reports its outcome as unknown.
         """
         report_of = {report["attempt"]: report for report in reports}
         intents = []
@@ -195,7 +195,7 @@ class GuardedBlock:
         read_newest: Callable[[], int],
         fill: Callable[[int, Collection[str]], int],
     ) -> bool:
-        """Make sure that no put from before this block can still succeed: the rule of docs/concepts.md.
+        """Make sure that no put from before this block can still succeed ("Unfinished intents" in docs/concepts.md).
 
         Such a put belongs to an earlier hold with an unfinished intent, or it is an unanswered put of an earlier block
         of this hold. If the version that it intends does not exist yet, an empty commit takes the table's next version

@@ -21,7 +21,7 @@ from rules import RULES
 from tests.support.graph import INFRA, Graph, Resource, graph
 from tests.support.policy_pack import dependencies, ignored_inputs, outputs, urn_of
 
-SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 OPEN_TO_ALL = {
     "securityGroupId": "sg-1",
     "ipProtocol": "tcp",
@@ -65,7 +65,7 @@ def stack() -> Graph:
 
 
 def fields(resource: Resource, properties: dict[str, object]) -> dict[str, Any]:
-    """Return the fields that both messages about a resource have."""
+    """Return the fields that ``AnalyzeRequest`` and ``AnalyzerResource`` have in common."""
     struct = struct_pb2.Struct()
     struct.update(properties)
     delete_before_replace = resource.options.get("delete_before_replace")
@@ -83,7 +83,7 @@ def fields(resource: Resource, properties: dict[str, object]) -> dict[str, Any]:
 
 def analyze(pack: analyzer_pb2_grpc.AnalyzerStub, resource: Resource) -> list[analyzer_pb2.AnalyzeDiagnostic]:
     request = analyzer_pb2.AnalyzeRequest(**fields(resource, resource.inputs))
-    return list(pack.Analyze(request, timeout=SECONDS).diagnostics)
+    return list(pack.Analyze(request, timeout=TIMEOUT_SECONDS).diagnostics)
 
 
 def analyze_stack(
@@ -100,11 +100,11 @@ def analyze_stack(
         for resource in resources
     ]
     request = analyzer_pb2.AnalyzeStackRequest(resources=messages)
-    return list(pack.AnalyzeStack(request, timeout=SECONDS).diagnostics)
+    return list(pack.AnalyzeStack(request, timeout=TIMEOUT_SECONDS).diagnostics)
 
 
 def test_the_pack_reports_every_rule_to_pulumi(pack: analyzer_pb2_grpc.AnalyzerStub) -> None:
-    info = pack.GetAnalyzerInfo(analyzer_pb2.google_dot_protobuf_dot_empty__pb2.Empty(), timeout=SECONDS)
+    info = pack.GetAnalyzerInfo(analyzer_pb2.google_dot_protobuf_dot_empty__pb2.Empty(), timeout=TIMEOUT_SECONDS)
     assert info.name == "sluice"
     assert [policy.name for policy in info.policies] == [rule.name for rule in RULES]
     assert {policy.enforcementLevel for policy in info.policies} == {analyzer_pb2.MANDATORY}
@@ -125,7 +125,7 @@ def test_each_resource_and_the_whole_stack_pass(pack: analyzer_pb2_grpc.Analyzer
     assert analyze_stack(pack, stack.resources) == []
 
 
-def test_a_missing_protection_is_reported_for_its_bucket(pack: analyzer_pb2_grpc.AnalyzerStub, stack: Graph) -> None:
+def test_a_bucket_without_versioning_is_reported(pack: analyzer_pb2_grpc.AnalyzerStub, stack: Graph) -> None:
     versioning = stack.one("BucketVersioning", "lake")
     diagnostics = analyze_stack(pack, [resource for resource in stack.resources if resource is not versioning])
     assert [(diagnostic.policyName, diagnostic.urn) for diagnostic in diagnostics] == [

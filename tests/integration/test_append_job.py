@@ -211,7 +211,7 @@ def test_bad_arguments_are_exit_code_2_with_a_one_line_message(
 
     assert len(refused.error.splitlines()) == 1
     assert refused.lines == []
-    assert job.versions() == 1
+    assert job.version_count() == 1
 
 
 def test_a_missing_partition_column_creates_no_table(job: AppendDriver) -> None:
@@ -241,7 +241,7 @@ def test_rows_that_do_not_fit_are_exit_code_5_without_a_commit(
 
     assert len(failed.error.splitlines()) == 1
     assert failed.commits == []
-    assert job.versions() == 1
+    assert job.version_count() == 1
     assert manager.queue(job.uri) == []
     report = json.loads(report_file.read_text())
     assert report["exit_code"] == 5
@@ -317,7 +317,7 @@ def test_a_lost_lock_is_exit_code_4(job: AppendDriver, ensemble_client: KazooCli
         finally:
             ended.set()
         removing.result()
-    assert job.versions() == 0
+    assert job.version_count() == 0
 
 
 def test_verbose_adds_the_stack_trace(job: AppendDriver) -> None:

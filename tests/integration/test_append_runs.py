@@ -125,7 +125,7 @@ def test_a_completed_run_commits_nothing_when_repeated(committed_job: RunDriver)
     ]
     assert [(line["version"], line["rows"]) for line in repeated.commits] == [(1, None), (2, None)]
     assert committed_job.commits_of(RUN_ID) == [1, 2]
-    assert committed_job.versions() == 3
+    assert committed_job.version_count() == 3
     digests = committed_job.digests_in_commits()
     assert [digest for digest, _ in committed_job.records()] == digests[:1]
     assert len(set(digests)) == 1
@@ -181,7 +181,7 @@ def test_a_run_with_other_sources_or_another_split_is_refused(committed_job: Run
     refused = committed_job.repeat()
     assert refused.code == 2
     assert "the source files changed" in refused.error
-    assert committed_job.versions() == 3
+    assert committed_job.version_count() == 3
 
 
 @pytest.mark.full
@@ -235,7 +235,7 @@ def test_a_run_is_not_completed_without_its_record(committed_job: RunDriver) -> 
         assert refused.code == 2
         assert "the record by which they were made is missing or damaged" in refused.error
         assert f"restore file:{path}, or choose another run id" in refused.error
-    assert committed_job.versions() == 3
+    assert committed_job.version_count() == 3
     # The control: with the original record the job succeeds.
     path.write_text(text)
     assert committed_job.repeat().code == 0

@@ -89,7 +89,7 @@ def test_a_reader_option_overrides_a_strict_default(job: AppendDriver) -> None:
 def test_files_with_different_headers_are_refused(job: AppendDriver) -> None:
     sources = job.csv("1.csv", "id,name", [(1, "x")]), job.csv("2.csv", "name,id", [("y", 2)])
     job.refuse(5, "CSV header does not conform to the schema", "--source", *sources)
-    assert job.versions() == 0
+    assert job.version_count() == 0
 
 
 def test_json_with_unknown_or_malformed_fields_is_refused(job: AppendDriver, tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_json_with_unknown_or_malformed_fields_is_refused(job: AppendDriver, tmp
         source.write_text(text)
         failed = job.refuse(5, message, "--source", source)
         assert len(failed.error.splitlines()) == 1
-    assert job.versions() == 1
+    assert job.version_count() == 1

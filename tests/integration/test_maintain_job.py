@@ -187,7 +187,7 @@ def test_a_table_list_may_have_a_byte_order_mark_and_duplicates(lake: Lake) -> N
 @pytest.mark.parametrize(
     ("content", "message"), [(b"\xff\xfe", "is not text in UTF-8"), (b"# nothing\n\n", "lists no table")]
 )
-def test_an_unusable_table_list_is_reported_in_one_sentence(lake: Lake, content: bytes, message: str) -> None:
+def test_an_unusable_table_list_is_reported_on_one_line(lake: Lake, content: bytes, message: str) -> None:
     table_list = lake.write_list(content)
     job = lake.maintain("--tables-in", table_list)
     assert (job.code, job.lines, len(job.error.splitlines())) == (2, [], 1)
@@ -215,7 +215,9 @@ def test_all_delta_tables_of_a_database_are_maintained(lake: Lake, spark: SparkS
 
 
 @pytest.mark.full
-def test_every_action_has_an_option(lake: Lake, spark: SparkSession, manager: ZookeeperLockManager) -> None:
+def test_a_run_executes_the_actions_that_its_options_name(
+    lake: Lake, spark: SparkSession, manager: ZookeeperLockManager
+) -> None:
     table = lake.create("flights", 4)
     with locked(spark, str(table), manager=manager):
         spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
@@ -228,6 +230,7 @@ def test_every_action_has_an_option(lake: Lake, spark: SparkSession, manager: Zo
     job = lake.maintain("--table", table, "--purge", "--zorder", "id", "--vacuum", "--checkpoint", "--clean-log")
     assert (job.code, job.error) == (0, "")
     actions = {line["action"]: line for line in events(job, "done")}
+    # Z-ordering also removes deleted rows, so --purge has no work left.
     assert set(actions) == {"zorder", "vacuum", "checkpoint", "clean-log"}
     assert (actions["zorder"]["files_removed"], actions["zorder"]["files_added"]) == (5, 1)
     assert (actions["vacuum"]["files_removed"], actions["vacuum"]["bytes_removed"]) == (1, 10)

@@ -54,7 +54,7 @@ class Table(TableAtTheGate):
     def append(self, first_id: int = 0, **options: Any) -> CommitResult:
         return self.writer.append(self.spark.range(first_id, first_id + 1).coalesce(1), **options)
 
-    def versions(self) -> int:
+    def version_count(self) -> int:
         """Return the number of version files."""
         return len(list(self.path.glob("_delta_log/*.json")))
 
@@ -166,17 +166,17 @@ def test_a_repeated_transaction_is_already_committed(new_table: Table) -> None:
             None, None, None, True,
         )  # fmt: skip
     assert new_table.append(txn=("other", 1)).version == 1
-    assert new_table.versions() == 2
+    assert new_table.version_count() == 2
 
 
-def test_a_failed_write_leaves_the_table_and_the_lock_unchanged(table: Table) -> None:
+def test_a_failed_write_adds_no_version_and_frees_the_lock(table: Table) -> None:
     row_or_error = F.when(F.col("id") < 9, F.col("id")).otherwise(F.raise_error(F.lit("rotten row")))
     with pytest.raises(WriteFailedError, match="rotten row") as error:
         table.writer.append(table.spark.range(10).select(row_or_error.alias("id")))
 
     assert error.value.__cause__ is not None
     assert "\n" not in str(error.value)
-    assert table.versions() == 1
+    assert table.version_count() == 1
     table.check_that_lock_is_free()
 
 
@@ -223,7 +223,7 @@ def test_a_lock_lost_before_the_write_writes_nothing(table: Table) -> None:
         table.append(before_write=table.lose_lock)
 
     assert not isinstance(error.value, UnprovenCommitError)
-    assert table.versions() == 1
+    assert table.version_count() == 1
 
 
 def test_a_lock_lost_at_the_guard_is_not_an_unproven_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_a_lock_lost_at_the_guard_is_not_an_unproven_commit(table: Table, monkey
     with pytest.raises(LockLostError, match="contender was gone") as error:
         table.append()
     assert not isinstance(error.value, UnprovenCommitError)
-    assert table.versions() == 1
+    assert table.version_count() == 1
 
 
 @pytest.mark.full
@@ -252,7 +252,7 @@ def test_a_lock_lost_during_the_write_ends_it(table: Table, blocked_rows: Blocke
             running_write.result(60)
 
     assert not isinstance(error.value, UnprovenCommitError)
-    assert table.versions() == 1
+    assert table.version_count() == 1
 
 
 def test_a_lock_lost_after_the_commit_is_an_unproven_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_cancel_ends_a_write_without_a_commit(table: Table, blocked_rows: Blocke
         with pytest.raises(WriteFailedError, match=r"[Cc]ancel"):
             running_write.result(10)
 
-    assert table.versions() == 1
+    assert table.version_count() == 1
     table.check_that_lock_is_free()
     with pytest.raises(LockCancelledError):
         table.append()
@@ -310,7 +310,7 @@ def test_ctrl_c_is_raised_when_the_write_has_ended(table: Table, blocked_rows: B
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("sluice-write")]
     assert not [thread for thread in threads if thread.is_alive()]
-    assert table.versions() == 1
+    assert table.version_count() == 1
     table.check_that_lock_is_free()
 
 
@@ -338,7 +338,7 @@ def test_writers_of_one_table_take_turns_without_a_conflict(new_table: Table, zo
     results.sort(key=lambda result: result.version)
 
     assert [result.version for result in results] == list(range(4))
-    # No writer attempted a second version.
+    # Each writer committed the first version that it tried: it had read the version just before.
     read_versions = [commit_info(new_table.path, version).get("readVersion", -1) for version in range(4)]
     assert read_versions == list(range(-1, 3))
     assert all(earlier.released_at <= later.acquired_at for earlier, later in pairwise(results))

@@ -58,6 +58,6 @@ class AppendDriver:
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
         return self.read(self.table, *columns)
 
-    def versions(self) -> int:
+    def version_count(self) -> int:
         """Return the number of version files."""
         return len(list(self.table.glob("_delta_log/*.json")))

@@ -27,7 +27,8 @@ class Break:
         inputs: Changed inputs of this resource. A function returns the new value for the old one; None removes an
             input.
         options: Changed options of this resource.
-        type: If set, a resource of this type is added, with ``kind``, ``name``, ``inputs`` and ``options``.
+        type: If set, a resource of this type is added, with ``kind``, ``name``, ``inputs`` and ``options``. No rule
+            reads its kind, so any value does, such as ``X``.
         without: Kind and name of a resource that is removed.
         also: Name of another resource of this kind whose inputs are changed in the same way.
         late: Whether the rule cannot report the violation in a preview.

@@ -20,10 +20,10 @@ _A_TASK_FOR_EACH_CORE = {"spark.sql.files.maxPartitionBytes": str(1 << 60)}
 
 
 def list_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
-    """Return all current files below a table's location that Delta's VACUUM considers.
+    """Return the files that exist below a table's location, if Delta's VACUUM considers them.
 
-    The store is listed, without a request for each file. The columns are ``path`` below the location, not
-    percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
+    They need not belong to a version. The store is listed, without a request for each file. The columns are ``path``
+    below the location, not percent-encoded; ``length`` in bytes; ``modified_ms`` since the epoch.
     """
     return _listed(spark, snapshot.location, table_folder_prefixes(snapshot))
 
@@ -35,7 +35,7 @@ def table_folder_prefixes(snapshot: Snapshot) -> list[str]:
 
 
 def list_log(spark: SparkSession, location: str) -> DataFrame:
-    """Return the current files of a table's log.
+    """Return the files that exist in a table's log.
 
     The columns are ``name`` without its folder; ``length`` in bytes; ``modified_ms`` since the epoch.
     """

@@ -11,6 +11,7 @@ from pyspark.sql.types import DoubleType
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, EXACT_DIGITS, MOST_DIGITS
 
 _STRINGS = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+# The group is empty where a string matches, so digits inside strings are skipped.
 _NUMBERS = rf"{_STRINGS}|(-?\d[\d.]*(?:[eE][+-]?\d+)?)"
 _MAYBE_TOO_LONG = rf"\d[\d.]{{{MOST_DIGITS},}}|\d[\d.]{{{EXACT_DIGITS[DoubleType]},}}[eE]|\d[eE][+-]?\d{{3,}}"
 
@@ -76,18 +77,18 @@ def compute_once(value: Column, expression: Callable[[Column], Column]) -> Colum
     return F.transform(F.array(value), expression)[0]
 
 
-def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
+def has_inexact_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
     """Return whether JSON has a number, outside its strings, that ``VARIANT`` stores as a different number.
 
     ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``. A number with an
     exponent counts as different if it has more than ``digits`` significant digits, or becomes infinity or 0.
     """
     numbers = F.regexp_extract_all(text, F.lit(_NUMBERS), F.lit(1))
-    is_long = F.exists(numbers, lambda number: _is_changed(number, digits))
-    return F.coalesce(text.rlike(_MAYBE_TOO_LONG) & is_long, F.expr("false"))
+    has_inexact = F.exists(numbers, lambda number: _is_inexact(number, digits))
+    return F.coalesce(text.rlike(_MAYBE_TOO_LONG) & has_inexact, F.expr("false"))
 
 
-def _is_changed(number: Column, most_digits: int) -> Column:
+def _is_inexact(number: Column, most_digits: int) -> Column:
     """Return whether ``VARIANT`` stores the number in a text as a different number."""
     stored_number, has_exponent = number.try_cast("double"), number.rlike("[eE]")
     digits = significant_digits(number)

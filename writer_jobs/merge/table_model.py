@@ -35,7 +35,7 @@ class RowModel(ABC):
 
     @abstractmethod
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
-        """Make sure that a table column and the column of :meth:`row` with its name have the same source.
+        """Make sure that each column of :meth:`row` has the same source as the table column of that name.
 
         Raises:
             ChangesError: A column has another source.
@@ -73,7 +73,7 @@ class TableModel(RowModel):
 
 
 class WholeRows(RowModel):
-    """Base of the models whose changes are whole rows; ``columns`` are those of the changes that the table gets."""
+    """Base of the models whose changes are whole rows; ``columns`` names the change columns that the table gets."""
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         self._spec = spec

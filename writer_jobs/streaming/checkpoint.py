@@ -46,13 +46,13 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
         raise CheckpointError(f"{checkpoint} is the checkpoint of a query of another program: choose another folder")
     stored_query = json.loads(text)
     differences = [
-        f"{name} {stored_query.get(name)}, not {query.get(name)}"
+        f"{name} is {stored_query.get(name)!r}, not {query.get(name)!r}"
         for name in sorted(stored_query.keys() | query.keys())
         if stored_query.get(name) != query.get(name)
     ]
     if differences:
         raise CheckpointError(
-            f"{checkpoint} is the checkpoint of another query, with {', '.join(differences)}: choose another folder"
+            f"{checkpoint} is the checkpoint of another query ({'; '.join(differences)}): choose another folder"
         )
 
 

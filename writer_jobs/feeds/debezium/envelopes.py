@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.message_values import (
     compute_once,
-    has_long_number,
+    has_inexact_number,
     is_object,
     member,
     parse_single_value,
@@ -164,7 +164,7 @@ def _dead_letter_reason(text: Column) -> Column:
         .when(~op.isin(*ROW_OPS, _TRUNCATE), F.concat(F.lit("the operation is not known: "), op))
         .when(op.isin("c", "r", "u") & ~is_row, "the row is missing: after is not an object")
         .when(
-            has_long_number(text) | has_long_number(F.col("key").cast("string")),
+            has_inexact_number(text) | has_inexact_number(F.col("key").cast("string")),
             "a number in the message has more digits than can be stored",
         )
     )

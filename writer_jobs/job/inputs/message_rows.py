@@ -16,7 +16,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
-from writer_jobs.feeds.message_values import has_long_number, parse_single_value, variant_path
+from writer_jobs.feeds.message_values import has_inexact_number, parse_single_value, variant_path
 from writer_jobs.job.stream.arguments import StreamJobArguments
 from writer_jobs.late_rows.event_time import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.late_rows.stream import RowBatch
@@ -80,8 +80,8 @@ class JsonMessages:
             parsed_messages = messages.select(
                 *("key", "value", "origin"),
                 document.alias(_DOCUMENT),
-                has_long_number(text).alias(_LONG_DOUBLE),
-                has_long_number(text, EXACT_DIGITS[T.DoubleType]).alias(_LONG_DECIMAL),
+                has_inexact_number(text).alias(_LONG_DOUBLE),
+                has_inexact_number(text, EXACT_DIGITS[T.DoubleType]).alias(_LONG_DECIMAL),
             )
             parsed_messages = parsed_messages.withColumn(ROW, F.col(_DOCUMENT).try_cast(text_schema))
             parsed_messages = parsed_messages.withColumn(_REASON, reason)
