@@ -195,7 +195,7 @@ import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 
 class WithoutAws {
-  public static void main(String[] arguments) {
+  public static void main(String[] arguments) throws Exception {
     Configuration conf = new Configuration();
     Path version = new Path("s3a://lake/table/_delta_log/00000000000000000000.json");
     System.out.println(new io.deltasluice.storage.GuardedLogStore(conf).isPartialWriteVisible(version, conf));
