@@ -19,7 +19,14 @@ from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.releases import ALLOW_UNTESTED, driver_releases
-from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
+from writer_jobs.delta.session import (
+    COMMIT_LOCK,
+    GUARD_MODE,
+    LOG_STORE,
+    LOG_STORE_SETTING,
+    classic_session,
+    repair_interrupts,
+)
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import GuardMissingError, UnsupportedSessionError
 
@@ -44,6 +51,8 @@ def attach(spark: SparkSession) -> None:
     The log store has to be there already, because Delta reads its name once. Sessions of :func:`build_session` have it;
     others need the settings and the jar that the error names.
 
+    In the main thread this call also makes Ctrl-C raise KeyboardInterrupt with Spark 4.0 and 4.1.
+
     Raises:
         GuardMissingError: The session was not started with the guarded log store.
         UnsupportedSessionError: The session is of Spark Connect, has no Delta, or has releases that are not tested
@@ -62,6 +71,7 @@ def attach(spark: SparkSession) -> None:
             "the guarded log store is not on the driver's class path: give spark-submit the --jars that "
             "`sluice submit-args` prints, or build_session(jars=…)"
         )
+    repair_interrupts()
     _check_log_store(context)
     _guard_kernel(context)
     with _attaching:
@@ -117,6 +127,9 @@ def attach_once(spark: SparkSession) -> None:
     """Guard the driver's commits as :func:`attach` does; if they are guarded already, make no call to the JVM."""
     if not _is_attached(spark.sparkContext):
         attach(spark)
+    else:
+        # Another thread may have attached, and each SparkContext of this JVM installs PySpark's handler again.
+        repair_interrupts()
 
 
 def guard_this_thread(context: SparkContext) -> None:

@@ -118,8 +118,8 @@ def build_session(
         conf.setIfMissing("spark.master", "local[*]")
         conf.setIfMissing("spark.log.level", log_level)
         SparkContext.getOrCreate(conf)
-        repair_interrupts()
         session = SparkSession.builder.getOrCreate()
+    repair_interrupts()
     return session
 
 
@@ -132,7 +132,7 @@ def repair_interrupts() -> None:
     if (
         threading.current_thread() is not threading.main_thread()
         or not callable(handler)
-        or not getattr(handler, "__module__", "").startswith("pyspark.")
+        or not (getattr(handler, "__module__", None) or "").startswith("pyspark.")
     ):
         return
 
