@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import zipfile
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from lock_manager.errors import LocalServerError
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.errors import JarsError
-from sluice.local.jars import LOG_STORE_JAR, chosen_releases, is_pinned, jars_folder, locked_jars
+from sluice.local.jars import LOG_STORE_JAR, chosen_releases, is_pinned, jars_folder, locked_jars, spark_jar_version
 
 _PACKAGES = ("delta-sluice", "kazoo", "pyspark", "delta-spark", "deltalake")
 
@@ -44,9 +44,15 @@ def _java_finding() -> Finding:
 
 def _spark_finding() -> Finding:
     """Report the releases of a driver that this machine's ``spark-submit`` starts with the pinned jars."""
-    from writer_jobs.delta.releases import CONDITIONAL_CREATE, Releases  # noqa: PLC0415 (PySpark takes 0.4 s)
-
     check = "spark"
+    if importlib.util.find_spec("pyspark") is None:
+        return note(check, "no Spark driver can run here: PySpark is not installed")
+    from writer_jobs.delta.releases import (  # noqa: PLC0415 (PySpark takes 0.4 s)
+        ALLOW_UNTESTED,
+        CONDITIONAL_CREATE,
+        Releases,
+    )
+
     try:
         folder, java = find_spark_jars(), find_java()
     except LocalServerError as error:
@@ -55,23 +61,28 @@ def _spark_finding() -> Finding:
         _, delta = chosen_releases()
     except JarsError as error:
         return failed(check, str(error))
-    spark, hadoop = (next(folder.glob(f"{name}-[0-9]*.jar")) for name in ("spark-core_*", "hadoop-client-api"))
-    with zipfile.ZipFile(hadoop) as jar:
+    spark = spark_jar_version(folder, "spark-core_[0-9.]+")
+    hadoop = spark_jar_version(folder, "hadoop-client-api")
+    if spark is None or hadoop is None:
+        name = "spark-core" if spark is None else "hadoop-client-api"
+        return note(check, f"the releases are not known, because {folder} has no {name} jar; `attach` logs them")
+    with zipfile.ZipFile(folder / f"hadoop-client-api-{hadoop}.jar") as jar:
         creates_conditionally = f"{CONDITIONAL_CREATE.replace('.', '/')}.class" in jar.namelist()
     process = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     java_version = re.search(r'version "([^"]+)"', process.stderr)
     releases = Releases(
-        spark=_version_of(spark),
+        spark=spark,
         delta=delta,
-        hadoop=_version_of(hadoop),
+        hadoop=hadoop,
         java=java_version[1] if java_version else "unknown",
         creates_conditionally=creates_conditionally,
     )
+    problem = releases.problem()
+    if problem is not None:
+        return failed(
+            check, f"{problem}: use that pair, or set {ALLOW_UNTESTED}=true for each driver to go on at your own risk"
+        )
     return ok(check, str(releases))
-
-
-def _version_of(jar: Path) -> str:
-    return jar.stem.rpartition("-")[2]
 
 
 def _jars_finding() -> Finding:

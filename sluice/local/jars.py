@@ -71,30 +71,54 @@ def chosen_releases() -> tuple[str, str]:
     ``delta-spark``. If one of them is not installed, it is the newest tested one.
 
     Raises:
-        JarsError: The pair is not tested. The message names the tested releases.
+        JarsError: The pair has no lock file. The message names the nearest tested pair.
 
     """
     tested = pinned_releases()
-    spark = _spark_line() or tested[0][0]
+    release = _spark_release() or tested[0][0]
+    spark = ".".join(release.split(".")[:2])
     deltas = [delta for line, delta in tested if line == spark]
-    if not deltas:
-        lines = sorted({line for line, _ in tested})
-        raise JarsError(f"Spark {spark} is not tested: install PySpark {', '.join(lines[:-1])} or {lines[-1]}")
-    delta = os.environ.get(_DELTA_ENVIRONMENT_VARIABLE) or _delta_release() or deltas[0]
+    delta = os.environ.get(_DELTA_ENVIRONMENT_VARIABLE) or _delta_release() or (deltas or [tested[0][1]])[0]
     if delta not in deltas:
-        raise JarsError(
-            f"Delta {delta} is not tested with Spark {spark}: install delta-spark {' or '.join(deltas)}, or set "
-            f"{_DELTA_ENVIRONMENT_VARIABLE} to {'it' if len(deltas) == 1 else 'one of them'}"
-        )
+        raise JarsError(_untested(release, delta))
     return spark, delta
 
 
-def _spark_line() -> str | None:
+def _untested(spark: str, delta: str) -> str:
+    sentence = f"Spark {spark} with Delta {delta} is not tested"
     try:
-        core = next(find_spark_jars().glob("spark-core_*.jar"), None)
+        from writer_jobs.delta.releases import nearest_tested  # noqa: PLC0415 (PySpark takes 0.4 s)
+    except ImportError:
+        # Without PySpark, for example on a machine that has only $SPARK_HOME.
+        pairs = [f"Spark {line} with Delta {release}" for line, release in pinned_releases()]
+        return f"{sentence}: install {', '.join(pairs[:-1])} or {pairs[-1]}"
+    nearest_spark, nearest_delta = nearest_tested(spark, delta)
+    sentence += f" (the nearest tested pair: Spark {nearest_spark} with Delta {nearest_delta})"
+    if f"{spark}.".startswith(f"{nearest_spark}."):
+        return f"{sentence}: install delta-spark {nearest_delta}, or set {_DELTA_ENVIRONMENT_VARIABLE}={nearest_delta}"
+    return f"{sentence}: install PySpark {nearest_spark} and delta-spark {nearest_delta}"
+
+
+def _spark_release() -> str | None:
+    try:
+        return spark_jar_version(find_spark_jars(), "spark-core_[0-9.]+")
     except LocalServerError:
         return None
-    return ".".join(core.stem.rpartition("-")[2].split(".")[:2]) if core else None
+
+
+def spark_jar_version(folder: Path, artifact: str) -> str | None:
+    """Return the version in the name of a jar of Spark, such as 4.1.1 or a vendor's 4.1.1-amzn-0.
+
+    Args:
+        folder: Spark's folder of jars.
+        artifact: Regular expression of the artifact's name.
+
+    Returns:
+        The version; None if the folder has no such jar.
+
+    """
+    names = (re.fullmatch(rf"{artifact}-(\d.*)\.jar", path.name) for path in sorted(folder.glob("*.jar")))
+    return next((name[1] for name in names if name), None)
 
 
 def _delta_release() -> str | None:
@@ -139,16 +163,39 @@ def jar_paths() -> list[Path]:
         JarsError: A jar is missing. The message names the command that downloads it.
 
     """
-    paths = [jars_folder() / jar.file_name for jar in locked_jars()]
+    paths = pinned_jar_paths()
     if not LOG_STORE_JAR.is_file():
         raise JarsError(f"{LOG_STORE_JAR.name} is missing: run `make setup`, or install the package")
+    return [*paths, LOG_STORE_JAR]
+
+
+def pinned_jar_paths() -> list[Path]:
+    """Return the paths of the pinned jars.
+
+    Raises:
+        JarsError: See :func:`jar_paths`.
+
+    """
+    paths = [jars_folder() / jar.file_name for jar in locked_jars()]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise JarsError(
             f"{len(missing)} of {len(paths)} jars are missing from {jars_folder()} (the first: {missing[0]}): "
             "run `sluice jars` once (`make setup` does it)"
         )
-    return [*paths, LOG_STORE_JAR]
+    return paths
+
+
+def compile_class_path() -> str:
+    """Return the class path with which ``scripts/build_log_store.sh`` compiles the log store.
+
+    It has the jars of one Delta release, also if the folder of the jars has those of several.
+
+    Raises:
+        JarsError: See :func:`jar_paths`.
+
+    """
+    return os.pathsep.join([f"{find_spark_jars()}/*", *map(str, pinned_jar_paths())])
 
 
 def resolve_jars(folder: Path | None = None) -> list[Path]:

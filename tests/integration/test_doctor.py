@@ -458,7 +458,45 @@ def test_the_releases_are_named_and_untested_ones_are_a_fault(monkeypatch: pytes
     monkeypatch.setenv("SLUICE_DELTA", "4.5.0")
     for check in ("spark", "jars"):
         finding = machine_finding(check)
-        assert (finding.verdict, "Delta 4.5.0 is not tested with Spark" in finding.message) == (Verdict.FAILED, True)
+        assert finding.verdict is Verdict.FAILED
+        assert "with Delta 4.5.0 is not tested (the nearest tested pair: Spark" in finding.message
+
+
+class SparkHome:
+    """A folder of Spark, with jars that have nothing but a name."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jars = folder / "jars"
+        self.jars.mkdir()
+        (self.jars / "zookeeper-3.9.4.jar").touch()
+        monkeypatch.setenv("SPARK_HOME", str(folder))
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            with zipfile.ZipFile(self.jars / f"{name}.jar", "w"):
+                pass
+
+
+def test_a_vendor_s_build_of_spark_is_named_and_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SparkHome(tmp_path, monkeypatch).add("spark-core_2.13-4.1.1-amzn-0", "hadoop-client-api-3.4.1-amzn-5")
+    monkeypatch.setenv("SLUICE_DELTA", "4.2.0")
+    finding = machine_finding("spark")
+    assert finding.verdict is Verdict.FAILED
+    assert finding.message.startswith(
+        "Spark 4.1.1-amzn-0 with Delta 4.2.0 is not tested, because Spark 4.1.1-amzn-0 is"
+    )
+    for part in ("(the nearest tested pair: Spark 4.1 with Delta 4.2.0)", "spark.sluice.allowUntested=true"):
+        assert part in finding.message
+
+
+def test_a_spark_without_a_jar_of_hadoop_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = SparkHome(tmp_path, monkeypatch)
+    monkeypatch.setenv("SLUICE_DELTA", "4.4.0")
+    finding = machine_finding("spark")
+    assert (finding.verdict, "has no spark-core jar" in finding.message) == (Verdict.NOTE, True)
+    home.add("spark-core_2.13-4.1.1")
+    finding = machine_finding("spark")
+    assert (finding.verdict, "has no hadoop-client-api jar" in finding.message) == (Verdict.NOTE, True)
 
 
 def test_missing_and_changed_jars_are_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

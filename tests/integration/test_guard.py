@@ -16,6 +16,7 @@ from deltalake import DeltaTable, Field, QueryBuilder
 from deltalake.schema import PrimitiveType
 from kazoo.client import KazooClient
 from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
@@ -24,8 +25,16 @@ from lock_manager.guard.guard_server import GuardServer
 from tests.support.lake import S3
 from tests.support.lock_znodes import DEAD_HOLD, LockZnodes
 from tests.support.new_thread import in_new_thread
-from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, UnsupportedSessionError, attach, locked
-from writer_jobs.commit.driver_guard import GUARD, _check_releases
+from writer_jobs import (
+    GuardMissingError,
+    LockedDeltaWriter,
+    TableError,
+    UnsupportedSessionError,
+    attach,
+    build_session,
+    locked,
+)
+from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.releases import ALLOW_UNTESTED
 from writer_jobs.delta.table_log import DeltaTableLog
@@ -360,17 +369,40 @@ def test_untested_releases_are_refused_unless_the_user_allows_them(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     attach(spark)
-    context, conf = spark.sparkContext, spark.sparkContext._jsc.sc().conf()
-    monkeypatch.delitem(vars(context._gateway), "_sluice_guard")
-    monkeypatch.setattr("writer_jobs.delta.releases.TESTED", {"3.9": ("3.9.0",)})
+    gateway, conf = vars(spark.sparkContext._gateway), spark.sparkContext._jsc.sc().conf()
+    monkeypatch.delitem(gateway, "_sluice_guard")
+    monkeypatch.setattr("writer_jobs.delta.releases.TESTED", {"3.9": {"3.9.0": "3.9.0"}})
     with pytest.raises(UnsupportedSessionError, match=r"the nearest tested pair: Spark 3\.9 with Delta 3\.9\.0"):
         attach(spark)
+    assert "_sluice_guard" not in gateway
     conf.set(ALLOW_UNTESTED, "true")
     try:
-        _check_releases(context)
+        attach(spark)
+        gateway["_sluice_guard"].close()
     finally:
         conf.remove(ALLOW_UNTESTED)
+        monkeypatch.undo()
+        attach(spark)
     assert f"{ALLOW_UNTESTED}=true accepts it" in caplog.text
+
+
+def test_a_plain_session_gets_its_interrupts_repaired(new_table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(_number: int, _frame: Any) -> None:
+        raise Py4JError("An error occurred while calling o1.cancelAllJobs")
+
+    def open_block() -> None:
+        with new_table.locked():
+            pass
+
+    monkeypatch.setattr(handler, "__module__", "pyspark.core.context")
+    for guard in (lambda: attach(new_table.spark), lambda: build_session("another"), open_block):
+        original = signal.signal(signal.SIGINT, handler)
+        try:
+            guard()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, original)
 
 
 def test_a_staged_commit_of_a_catalog_is_refused(new_table: Table) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from lock_manager.errors import LocalServerError
 from sluice.errors import JarsError
 from sluice.local import jars
-from sluice.local.jars import chosen_releases, locked_jars, pinned_releases
-from writer_jobs.delta.releases import TESTED, Releases
+from sluice.local.jars import chosen_releases, compile_class_path, locked_jars, pinned_releases
+from writer_jobs.delta.releases import TESTED, Releases, driver_releases, has_checkpoint, snapshot_at
 
 PAIRS = [(spark, delta) for spark, deltas in TESTED.items() for delta in deltas]
+
+
+def releases(spark: str, delta: str) -> Releases:
+    return Releases(spark, delta, hadoop="3.4.1", java="17.0.1", creates_conditionally=False)
 
 
 class Machine:
@@ -67,6 +77,7 @@ def test_a_lock_file_pins_delta_and_s3a(machine: Machine, spark: str, delta: str
     [
         ("4.1.1", "4.2.0", ("4.1", "4.2.0")),
         ("4.1.1", None, ("4.1", "4.4.0")),
+        ("4.1.1-amzn-0", "4.2.0", ("4.1", "4.2.0")),
         (None, "4.4.0", ("4.2", "4.4.0")),
         (None, None, ("4.2", "4.4.0")),
     ],
@@ -87,14 +98,37 @@ def test_the_variable_chooses_another_delta(machine: Machine, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("spark", "delta", "message"),
     [
-        ("4.1.1", "4.3.0", "Delta 4.3.0 is not tested with Spark 4.1: install delta-spark 4.4.0 or 4.3.1 or 4.2.0, or"),
-        ("3.5.6", "3.3.2", "Spark 3.5 is not tested: install PySpark 4.0, 4.1 or 4.2"),
+        ("4.1.1-amzn-0", "4.3.0", "Spark 4.1 with Delta 4.3.1): install delta-spark 4.3.1, or set SLUICE_DELTA=4.3.1"),
+        ("3.5.6", "3.3.2", "Spark 4.0 with Delta 4.0.0): install PySpark 4.0 and delta-spark 4.0.0"),
+        (None, "4.5.0", "Spark 4.2 with Delta 4.5.0 is not tested (the nearest tested pair: Spark 4.2 with Delta 4.4"),
     ],
 )
-def test_unpinned_releases_are_refused(machine: Machine, spark: str, delta: str, message: str) -> None:
+def test_unpinned_releases_are_refused(machine: Machine, spark: str | None, delta: str, message: str) -> None:
     machine.has(spark, delta)
     with pytest.raises(JarsError, match=re.escape(message)):
         chosen_releases()
+
+
+def test_without_pyspark_the_refusal_names_all_pairs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.has("4.3.0", "4.4.0")
+    monkeypatch.setitem(sys.modules, "writer_jobs.delta.releases", None)
+    with pytest.raises(JarsError, match=r"install Spark 4\.2 with Delta 4\.4\.0, .* or Spark 4\.0 with Delta 4\.0\.0"):
+        chosen_releases()
+
+
+def test_the_class_path_has_the_jars_of_one_delta(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine.has("4.1.1", "4.2.0")
+    monkeypatch.setenv("SLUICE_JARS", str(tmp_path))
+    for delta in ("4.4.0", "4.2.0"):
+        monkeypatch.setenv("SLUICE_DELTA", delta)
+        for jar in locked_jars():
+            (tmp_path / jar.file_name).touch()
+    spark_jars, *pinned = compile_class_path().split(os.pathsep)
+    assert spark_jars == f"{tmp_path}/*"
+    assert [Path(jar).name for jar in pinned] == [jar.file_name for jar in locked_jars()]
+    assert {"delta-storage-4.2.0.jar"} == {Path(jar).name for jar in pinned if "delta-storage" in jar}
 
 
 @pytest.mark.parametrize(
@@ -102,19 +136,81 @@ def test_unpinned_releases_are_refused(machine: Machine, spark: str, delta: str,
     [
         ("4.2.0", "4.4.1", ("4.2", "4.4.0")),
         ("4.3.0", "4.5.0", ("4.2", "4.4.0")),
-        ("4.1.1", "4.3.0", ("4.1", "4.2.0")),
+        ("4.1.1", "4.3.0", ("4.1", "4.3.1")),
+        ("4.1.1", "4.2.1", ("4.1", "4.2.0")),
+        ("4.1.1", "unknown", ("4.1", "4.4.0")),
         ("4.0.1-amzn-0", "4.0.0-amzn-1", ("4.0", "4.0.0")),
         ("3.5.6", "3.3.2", ("4.0", "4.0.0")),
     ],
 )
 def test_untested_releases_have_a_nearest_tested_pair(spark: str, delta: str, nearest: tuple[str, str]) -> None:
-    releases = Releases(spark, delta, hadoop="3.4.1", java="17.0.1", creates_conditionally=False)
-    assert not releases.is_tested()
-    assert releases.nearest_tested() == nearest
+    untested_releases = releases(spark, delta)
+    assert not untested_releases.is_tested()
+    assert untested_releases.nearest_tested() == nearest
+
+
+SUFFIX = "is a pre-release or a vendor's build (the nearest tested pair: Spark"
+PROBLEMS = {
+    ("4.0.0", "4.4.0"): "is not tested (the nearest tested pair: Spark 4.0, at least 4.0.1, with Delta 4.4.0)",
+    ("4.2.0-SNAPSHOT", "4.4.0"): f"because Spark 4.2.0-SNAPSHOT {SUFFIX} 4.2 with Delta 4.4.0)",
+    ("4.2.0-preview3", "4.4.0"): f"because Spark 4.2.0-preview3 {SUFFIX} 4.2 with Delta 4.4.0)",
+    ("4.0.1-amzn-0", "4.0.0"): f"because Spark 4.0.1-amzn-0 {SUFFIX} 4.0 with Delta 4.0.0)",
+    ("4.1.1", "4.2.0-rc1"): f"because Delta 4.2.0-rc1 {SUFFIX} 4.1 with Delta 4.2.0)",
+    ("4.1.1", "unknown"): "because the release of Delta is not known (the nearest tested pair: Spark 4.1 with",
+}
+
+
+@pytest.mark.parametrize(("versions", "problem"), PROBLEMS.items())
+def test_old_patches_and_builds_with_a_suffix_are_untested(versions: tuple[str, str], problem: str) -> None:
+    assert not releases(*versions).is_tested()
+    assert problem in (releases(*versions).problem() or "")
 
 
 @pytest.mark.parametrize(("spark", "delta"), PAIRS)
 def test_tested_releases_are_their_own_nearest(spark: str, delta: str) -> None:
-    releases = Releases(f"{spark}.1", delta, hadoop="3.4.2", java="17.0.1", creates_conditionally=True)
-    assert releases.is_tested()
-    assert releases.nearest_tested() == (spark, delta)
+    for patch in (TESTED[spark][delta], f"{spark}.2"):
+        tested_releases = releases(patch, delta)
+        assert tested_releases.is_tested()
+        assert tested_releases.problem() is None
+        assert tested_releases.nearest_tested() == (spark, delta)
+
+
+class Connection:
+    """A DeltaLog whose newer methods fail with an error."""
+
+    def __init__(self, error: Py4JError) -> None:
+        self.error, self.repetitions = error, 0
+
+    def getSnapshotAt(self, _version: int, _start: Any, _end: Any, *enforced: bool) -> str:
+        if enforced:
+            raise self.error
+        self.repetitions += 1
+        return "snapshot"
+
+    def checkpointExistsAtVersion(self, _version: int) -> bool:
+        raise self.error
+
+    def findLastCompleteCheckpointBefore(self, _version: int) -> Mock:
+        self.repetitions += 1
+        return Mock(isDefined=lambda: False)
+
+
+def test_a_call_is_repeated_only_if_delta_lacks_the_method() -> None:
+    for error in (Py4JNetworkError("Answer from Java side is empty"), Py4JError("table t does not exist")):
+        log = Connection(error)
+        with pytest.raises(Py4JError, match=str(error)):
+            snapshot_at(log, 1, None)
+        with pytest.raises(Py4JError, match=str(error)):
+            has_checkpoint(log, 1)
+        assert log.repetitions == 0
+    trace = "An error occurred while calling o1.{0}. Trace:\npy4j.Py4JException: Method {0}([class int]) does not exist"
+    assert snapshot_at(Connection(Py4JError(trace.format("getSnapshotAt"))), 1, None) == "snapshot"
+    assert not has_checkpoint(Connection(Py4JError(trace.format("checkpointExistsAtVersion"))), 1)
+
+
+def test_a_delta_that_does_not_report_its_release_is_untested() -> None:
+    jvm: Any = MagicMock()
+    jvm.io.delta.package.VERSION = JavaPackage("io.delta.package.VERSION", None)
+    jvm.org.apache.spark.package.SPARK_VERSION.return_value = "4.1.1"
+    assert driver_releases(jvm).delta == "unknown"
+    assert not driver_releases(jvm).is_tested()

@@ -165,19 +165,15 @@ def _check_releases(context: SparkContext) -> None:
     """Log the releases of this driver; refuse untested ones, unless the user allows them."""
     releases = driver_releases(context._jvm)  # noqa: SLF001
     log.info("%s", releases)
-    if releases.is_tested():
+    problem = releases.problem()
+    if problem is None:
         return
-    spark, delta = releases.nearest_tested()
-    sentence = (
-        f"Spark {releases.spark} with Delta {releases.delta} is not tested "
-        f"(the nearest tested pair: Spark {spark} with Delta {delta})"
-    )
     conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)
     if str(conf.get(ALLOW_UNTESTED, "false")).strip().lower() != "true":
         raise UnsupportedSessionError(
-            f"{sentence}: use that pair, or set {ALLOW_UNTESTED}=true to go on at your own risk"
+            f"{problem}: use that pair, or set {ALLOW_UNTESTED}=true to go on at your own risk"
         )
-    log.warning("%s; %s=true accepts it", sentence, ALLOW_UNTESTED)
+    log.warning("%s; %s=true accepts it", problem, ALLOW_UNTESTED)
 
 
 def _check_log_store(context: SparkContext) -> None:

@@ -6,18 +6,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError, Py4JJavaError
 
-#: The tested Delta releases of each Spark line, the newest first. ``sluice/jars`` has a lock file for each pair.
-TESTED = {"4.2": ("4.4.0",), "4.1": ("4.4.0", "4.3.1", "4.2.0"), "4.0": ("4.4.0", "4.0.1", "4.0.0")}
+#: The tested Delta releases of each Spark line, the newest first, each with the lowest Spark release that it accepts.
+#: ``sluice/jars`` has a lock file for each pair.
+TESTED = {
+    "4.2": {"4.4.0": "4.2.0"},
+    "4.1": {"4.4.0": "4.1.0", "4.3.1": "4.1.0", "4.2.0": "4.1.0"},
+    "4.0": {"4.4.0": "4.0.1", "4.0.1": "4.0.0", "4.0.0": "4.0.0"},
+}
 #: Spark setting: ``true`` lets :func:`writer_jobs.attach` accept other releases.
 ALLOW_UNTESTED = "spark.sluice.allowUntested"
 #: Hadoop's class of the options with which S3A creates a file on condition that it is absent (3.4.2 and later).
 CONDITIONAL_CREATE = "org.apache.hadoop.fs.Options$CreateFileOptionKeys"
+_UNKNOWN = "unknown"
+# A vendor's build has a suffix, such as 4.0.1-amzn-0. So has a pre-release, such as 4.2.0-preview3.
+_RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Releases:
 
     Attributes:
         spark: Version of Spark.
-        delta: Version of Delta Lake.
+        delta: Version of Delta Lake; ``unknown`` if Delta does not report it.
         hadoop: Version of Hadoop.
         java: Version of Java.
         creates_conditionally: Whether this Hadoop has :data:`CONDITIONAL_CREATE`.
@@ -47,21 +56,63 @@ class Releases:
         )
 
     def is_tested(self) -> bool:
-        """Return whether this Delta was tested with this line of Spark. Builds of vendors have other versions."""
-        line = ".".join(self.spark.split(".")[:2])
-        return self.delta in TESTED.get(line, ())
+        """Return whether this Delta was tested with this line of Spark.
+
+        Pre-releases, builds of vendors, and a Spark older than Delta accepts are not tested.
+        """
+        lowest = TESTED.get(_spark_line(self.spark), {}).get(self.delta)
+        return lowest is not None and bool(_RELEASE.fullmatch(self.spark)) and _rank(self.spark) >= _rank(lowest)
+
+    def problem(self) -> str | None:
+        """Return why these releases are not tested, and the nearest tested pair; None if they are tested."""
+        if self.is_tested():
+            return None
+        line, delta = self.nearest_tested()
+        lowest = TESTED[line][delta]
+        spark = line if lowest == f"{line}.0" else f"{line}, at least {lowest},"
+        reasons = [
+            f"the release of {name} is not known"
+            if release == _UNKNOWN
+            else f"{name} {release} is a pre-release or a vendor's build"
+            for name, release in (("Spark", self.spark), ("Delta", self.delta))
+            if not _RELEASE.fullmatch(release)
+        ]
+        because = f", because {' and '.join(reasons)}" if reasons else ""
+        return (
+            f"Spark {self.spark} with Delta {self.delta} is not tested{because} "
+            f"(the nearest tested pair: Spark {spark} with Delta {delta})"
+        )
 
     def nearest_tested(self) -> tuple[str, str]:
         """Return the tested Spark line and Delta release that are nearest to these."""
-        lines = sorted(TESTED, key=_numbers)
-        line = max((line for line in lines if _numbers(line) <= _numbers(self.spark)), default=lines[0], key=_numbers)
-        deltas = sorted(TESTED[line], key=_numbers)
-        older = [delta for delta in deltas if _numbers(delta) <= _numbers(self.delta)]
-        return line, (older or deltas[:1])[-1]
+        return nearest_tested(self.spark, self.delta)
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
+def nearest_tested(spark: str, delta: str) -> tuple[str, str]:
+    """Return the tested Spark line and Delta release that are nearest to two releases."""
+    line = _spark_line(spark)
+    if line not in TESTED:
+        line = _nearest(spark, TESTED)
+    return line, _nearest(delta, TESTED[line])
+
+
+def _spark_line(release: str) -> str:
+    """Return the line of a Spark release, such as 4.1 for 4.1.1-amzn-0."""
+    return ".".join(release.split(".")[:2])
+
+
+def _nearest(release: str, candidates: Collection[str]) -> str:
+    """Return the nearest candidate; the older one if two are as near, the newest one if the release is unknown."""
+    if not re.match(r"\d", release):
+        return max(candidates, key=_rank)
+    return min(candidates, key=lambda candidate: (abs(_rank(candidate) - _rank(release)), _rank(candidate)))
+
+
+def _rank(release: str) -> int:
+    """Return a number that orders releases and measures their distance. A suffix does not count."""
+    numbers = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", release)
+    major, minor, patch = (int(number or 0) for number in numbers.groups()) if numbers else (0, 0, 0)
+    return (major * 1000 + minor) * 1000 + patch
 
 
 def driver_releases(jvm: Any) -> Releases:
@@ -69,9 +120,10 @@ def driver_releases(jvm: Any) -> Releases:
     hadoop = jvm
     for name in CONDITIONAL_CREATE.split("."):
         hadoop = getattr(hadoop, name)
+    delta = jvm.io.delta.package.VERSION
     return Releases(
         spark=str(jvm.org.apache.spark.package.SPARK_VERSION()),
-        delta=str(jvm.io.delta.package.VERSION()),
+        delta=_UNKNOWN if isinstance(delta, JavaPackage) else str(delta()),
         hadoop=str(jvm.org.apache.hadoop.util.VersionInfo.getVersion()),
         java=str(jvm.java.lang.System.getProperty("java.version")),
         # py4j returns a package for a class that it does not find.
@@ -91,9 +143,9 @@ def snapshot_at(delta_log: Any, version: int, none: Any) -> Any:
     try:
         # False: do not refuse a version beyond the table's retention. Delta 4.0 has no such argument.
         return delta_log.getSnapshotAt(version, none, none, False)  # noqa: FBT003
-    except Py4JJavaError:
-        raise
-    except Py4JError:
+    except Py4JError as error:
+        if not _lacks_method(error, "getSnapshotAt"):
+            raise
         return delta_log.getSnapshotAt(version, none, none)
 
 
@@ -101,9 +153,15 @@ def has_checkpoint(delta_log: Any, version: int) -> bool:
     """Return whether Delta's log has a complete checkpoint of a version."""
     try:
         return bool(delta_log.checkpointExistsAtVersion(version))
-    except Py4JJavaError:
-        raise
-    except Py4JError:
+    except Py4JError as error:
+        if not _lacks_method(error, "checkpointExistsAtVersion"):
+            raise
         # Delta 4.0.
         checkpoint = delta_log.findLastCompleteCheckpointBefore(version + 1)
         return bool(checkpoint.isDefined() and checkpoint.get().version() == version)
+
+
+def _lacks_method(error: Py4JError, method: str) -> bool:
+    """Return whether py4j found no such method. A lost connection is also a Py4JError, and must not be retried."""
+    # The text of an exception that Java threw may be anything, and requires a call.
+    return not isinstance(error, Py4JJavaError) and bool(re.search(rf"Method {method}\(.*does not exist", str(error)))
