@@ -40,7 +40,7 @@ $(READY): requirements.txt pyproject.toml $(wildcard sluice/jars/*.lock)
 
 # The log store is compiled against the jars with which it runs.
 $(LOG_STORE): $(shell find log_store -name '*.java') scripts/build_log_store.sh $(READY)
-	@scripts/build_log_store.sh $@ "$$(echo $(VENV)/lib/python3.*/site-packages/pyspark/jars/*.jar $(VENV)/share/sluice/jars/*.jar | tr ' ' :)"
+	@jars=$$($(PY) -c "from sluice.local.jars import compile_class_path as path; print(path())") && scripts/build_log_store.sh $@ "$$jars"
 
 # If Java cannot create an archive, an empty file takes its place, and JVMs start without it.
 $(ARCHIVES): $(VENV)/share/sluice/%.jsa: scripts/archive_classes.py $(READY) | $(LOG_STORE)
