@@ -99,14 +99,18 @@ PLATFORMS = Path(__file__).parents[2] / "docs" / "platforms.md"
 
 
 def with_own_delta(folder: Path, jars: list[Path]) -> list[str]:
-    """Prepare the files of the section on a cluster with Delta of docs/platforms.md; return its arguments."""
-    text = PLATFORMS.read_text()
+    """Prepare the files of the section on a cluster with Delta of docs/platforms.md; return its arguments.
+
+    The class path of the cluster is in the file ``conf/spark-defaults.conf``.
+    """
+    text = PLATFORMS.read_text(encoding="utf-8")
     (settings,) = re.findall(r"```properties\n(.*?)```", text, re.DOTALL)
     (command,) = re.findall(r"## A cluster with Delta\n.*?```sh\n(.*?)```", text, re.DOTALL)
-    of_the_cluster = os.pathsep.join(str(path) for path in jars if path != LOG_STORE_JAR)
-    for process in ("driver", "executor"):
-        settings += f"spark.{process}.extraClassPath {of_the_cluster}\n"
-    (folder / "sluice.conf").write_text(settings)
+    (folder / "sluice.conf").write_text(settings, encoding="utf-8")
+    class_path = os.pathsep.join(str(path) for path in jars if path != LOG_STORE_JAR)
+    defaults = [f"spark.{process}.extraClassPath {class_path}\n" for process in ("driver", "executor")]
+    (folder / "conf").mkdir()
+    (folder / "conf" / "spark-defaults.conf").write_text("".join(defaults), encoding="utf-8")
     shutil.copy(LOG_STORE_JAR, folder)
     build_zip(folder / "sluice.zip")
     program, *arguments = shlex.split(command.replace("\\\n", " "))
@@ -151,7 +155,7 @@ def test_submit_arguments_bring_all_that_a_cluster_needs(
     process = subprocess.run(
         ["/bin/sh", "-c", command_line],
         cwd=tmp_path,
-        env=environment,
+        env={**environment, "SPARK_CONF_DIR": str(tmp_path / "conf")},
         capture_output=True,
         text=True,
         check=False,
