@@ -192,7 +192,7 @@ def test_a_missing_planned_file_is_an_error_or_is_skipped(stream: UpsertStream, 
     file.rename(moved_file)
     outcome = stream.run(*ONE_FILE)
     assert outcome.code == 2, outcome.error
-    assert f"{file} does not exist" in error_line(outcome)
+    assert f"{file} was deleted before micro-batch 0" in error_line(outcome)
     assert "put it back, or pass --skip-missing" in error_line(outcome)
     assert not stream.table.exists()
     moved_file.rename(file)
