@@ -600,7 +600,7 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
     (
         [message({"id": 1}, event("c", 1, after={"id": 1}, connector="vitess"))],
         {},
-        "connector vitess cannot be derived",
+        "vitess cannot be derived",
     ),
     ([message({"id": 1}, {"op": "d"})], {}, "source.connector is missing"),
     ([message(None, event("c", 1, after={"id": 1}))], {}, "no keys"),
