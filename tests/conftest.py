@@ -122,8 +122,7 @@ def scope_of(nodeid: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     if SPARK < (4, 2):
-        # PySpark's _load_from_socket leaves its socket to the garbage collector before 4.2.
-        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket.socket .*127.0.0.1:ResourceWarning")
+        close_sockets_of_pyspark()
     existing_files = {path.name for path in Path(__file__).parent.glob("*/test_*.py")}
     missing_files = sorted({*SLOWEST, *DRIVER_BY_FILE} - existing_files - {*SHARED_DRIVERS})
     if missing_files:
@@ -131,6 +130,26 @@ def pytest_configure(config: pytest.Config) -> None:
             f"tests/conftest.py names files that do not exist: {', '.join(missing_files)}; "
             "correct SHARED_DRIVERS and SLOWEST"
         )
+
+
+def close_sockets_of_pyspark() -> None:
+    """Have PySpark close each socket on which it receives rows.
+
+    Before 4.2, ``collect()``, ``toPandas()`` and others leave that to the garbage collector, and Python reports an
+    unclosed socket.
+    """
+    from pyspark import util
+
+    connect = util.local_connect_and_auth
+
+    @functools.wraps(connect)
+    def connect_and_close(*arguments: Any) -> tuple[Any, Any]:
+        file, connection = connect(*arguments)
+        # The file keeps the connection open until the file is closed.
+        connection.close()
+        return file, connection
+
+    util.local_connect_and_auth = connect_and_close
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
