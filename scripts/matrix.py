@@ -86,6 +86,19 @@ CORE = (
     "tests/faults/test_spark_drivers.py::test_a_cut_off_holder_is_refused_after_a_takeover",
     "tests/faults/test_spark_drivers.py::test_negative_control_without_the_guard_a_cut_off_holder_commits",
 )
+#: Core tests that are not run with some pairs.
+EXCLUDED = {
+    # Hadoop 3.4.1 has no conditional create, and no setting that turns it off.
+    "tests/faults/test_machinery.py::test_s3a_without_conditional_puts_commits_nothing": (
+        "4.0/4.4.0", "4.0/4.0.1", "4.0/4.0.0",
+    ),
+    # Delta 4.0 reads versions beyond the retention, so their changes are counted.
+    "tests/integration/test_snapshot_job.py::test_changes_before_the_log_s_retention_are_not_counted": (
+        "4.0/4.0.1", "4.0/4.0.0",
+    ),
+    # REORG fails with Delta 4.0.0 on Spark 4.0.1 and later.
+    "tests/integration/test_maintenance.py::test_deleted_rows_are_purged": ("4.0/4.0.0",),
+}  # fmt: skip
 #: One test of each promise that depends on the calls that differ between the releases.
 QUICK = (
     "tests/integration/test_conditional_put.py::test_a_store_that_ignores_the_condition_gets_no_commit",
@@ -274,19 +287,21 @@ def core_tests(pair: Pair, tests: Sequence[str], workers: int, *, quick: bool) -
         workers,
         "--no-loadscope-reorder",
     )
-    counts = outcomes(pair.run("tests", pair.bin / "python", *command, *tests))
+    excluded = [] if quick else [test for test, pairs in EXCLUDED.items() if pair.name in pairs]
+    selection = [*tests, *(word for test in excluded for word in ("--deselect", test))]
+    counts = outcomes(pair.run("tests", pair.bin / "python", *command, *selection))
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     if quick and (set(counts) != {"passed"} or counts["passed"] < len(tests)):
         log = pair.folder / "tests.log"
         raise StepError(f"{pair.name}: each test of CI must pass, but pytest reports {summary or 'no test'}; see {log}")
-    pair.results["tests"] = summary
+    pair.results["tests"] = f"{summary}, {len(excluded)} excluded" if excluded else summary
 
 
 def outcomes(text: str) -> dict[str, int]:
-    """Return the number of tests of each outcome from the last line of pytest's output, without warnings."""
+    """Return the number of tests of each outcome from the last line of pytest's output."""
     summaries = re.findall(r"^(?:=+ )?(\d+ [a-z]+(?:, \d+ [a-z]+)*) in [\d.]+s", text, re.MULTILINE)
     counts = re.findall(r"(\d+) ([a-z]+)", summaries[-1] if summaries else "")
-    return {outcome: int(count) for count, outcome in counts if not outcome.startswith("warning")}
+    return {outcome: int(count) for count, outcome in counts if not outcome.startswith(("warning", "deselected"))}
 
 
 def table(pairs: Sequence[Pair], *, quick: bool = False) -> str:

@@ -84,7 +84,7 @@ def test_the_table_shows_failed_steps_and_steps_that_did_not_run() -> None:
     ("output", "counts"),
     [
         ("12 passed, 2 skipped, 1 warning in 31.20s\n", {"passed": 12, "skipped": 2}),
-        ("=== 12 passed, 3 xfailed in 131.20s (0:02:11) ===\n", {"passed": 12, "xfailed": 3}),
+        ("=== 12 passed, 3 xfailed, 4 deselected in 131.20s (0:02:11) ===\n", {"passed": 12, "xfailed": 3}),
         ("no tests ran in 0.01s\n", {}),
     ],
 )
@@ -102,6 +102,21 @@ def test_ci_accepts_no_skipped_test(pair: Any, monkeypatch: pytest.MonkeyPatch, 
 def test_skipped_core_tests_are_counted(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run_tests(pair, monkeypatch, "5 passed, 1 skipped in 3.00s", ("a", "b"), quick=False)
     assert pair.results == {"tests": "5 passed, 1 skipped"}
+
+
+def test_excluded_tests_are_deselected_and_counted(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+    monkeypatch.setattr(matrix.Pair, "run", lambda *arguments, **_: commands.append(arguments) or "5 passed in 3.00s")
+    monkeypatch.setattr(matrix, "EXCLUDED", {"a::b": ("4.1/4.2.0",), "a::c": ("4.0/4.0.0",)})
+    matrix.core_tests(pair, ("a",), 1, quick=False)
+    assert commands[0][-3:] == ("a", "--deselect", "a::b")
+    assert pair.results == {"tests": "5 passed, 1 excluded"}
+
+
+@pytest.mark.parametrize(("test", "pairs"), matrix.EXCLUDED.items())
+def test_excluded_tests_are_core_tests_of_known_pairs(test: str, pairs: tuple[str, ...]) -> None:
+    assert {test, test.partition("::")[0]} & {*matrix.CORE}
+    assert {*pairs} <= {f"{line}/{delta}" for line, deltas in TESTED.items() for delta in deltas}
 
 
 def test_any_error_of_a_step_is_an_error_of_its_pair_only(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +148,7 @@ def test_a_server_and_its_children_are_stopped_after_an_error(pair: Any) -> None
     assert (server.returncode, pair.processes) == (-15, set())
 
 
-@pytest.mark.parametrize("test", [*matrix.CORE, *matrix.QUICK])
+@pytest.mark.parametrize("test", [*matrix.CORE, *matrix.QUICK, *matrix.EXCLUDED])
 def test_each_test_of_a_pair_exists(test: str) -> None:
     file, _, name = test.partition("::")
     functions = {
@@ -147,7 +162,7 @@ def test_the_page_has_a_row_for_each_tested_pair() -> None:
     if PLACEHOLDER in text:
         pytest.skip("docs/compatibility.md does not have the table yet")
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    (rows,) = (rows for rows in map(rows_of_table, tables) if rows[0][:2] == ["Spark", "Delta Lake"])
+    rows = next(rows for rows in map(rows_of_table, tables) if rows[0][:2] == ["Spark", "Delta Lake"])
     pairs = [(matrix.PYSPARK[line], delta) for line, deltas in TESTED.items() for delta in deltas]
     assert sorted((row[0], row[1]) for row in rows[2:]) == sorted(pairs)
     assert not [cell for row in rows for cell in row if cell in ("**failed**", "not run")]
