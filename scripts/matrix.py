@@ -88,10 +88,6 @@ CORE = (
 )
 #: Core tests that are not run with some pairs.
 EXCLUDED = {
-    # Hadoop 3.4.1 has no conditional create, and no setting that turns it off.
-    "tests/faults/test_machinery.py::test_s3a_without_conditional_puts_commits_nothing": (
-        "4.0/4.4.0", "4.0/4.0.1", "4.0/4.0.0",
-    ),
     # Delta 4.0 reads versions beyond the retention, so their changes are counted.
     "tests/integration/test_snapshot_job.py::test_changes_before_the_log_s_retention_are_not_counted": (
         "4.0/4.0.1", "4.0/4.0.0",

@@ -90,7 +90,7 @@ class Put:
     txn: str
     status: int
     digest: str
-    operation: str
+    operation: str = ""
 
 
 class FaultGate:
