@@ -1,4 +1,6 @@
-"""The errors that this project raises.
+"""The base class of this project's errors, and the errors of the lock.
+
+``writer_jobs.errors`` and ``sluice.errors`` define further subclasses.
 
 ::
 

@@ -44,7 +44,10 @@ def plan_faults(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
 
 
 def _choose_kind(fault: FaultClass, kinds: list[PairKind], seeded_random: random.Random) -> PairKind | None:
-    """Choose a pair that contains a class: first the effects, then the partner; None for a single fault."""
+    """Return a random kind of pair that contains the class; None if the class strikes alone.
+
+    It chooses the combination of effects first, so that each combination is equally likely.
+    """
     candidates = [kind for kind in kinds if fault in (kind.first, kind.second)]
     if not candidates or seeded_random.random() < _ALONE_SHARE:
         return None

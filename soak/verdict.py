@@ -44,7 +44,7 @@ def _acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
-    """I2: no row or transaction is in a table twice, and none that was refused or that no writer attempted."""
+    """I2: no row or transaction is in a table twice, and no refused or unattempted transaction is in a table."""
     for table, state in evidence.tables.items():
         versions_by_txn = _versions_by_txn(state)
         for txn, versions in versions_by_txn.items():

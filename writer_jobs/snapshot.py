@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 if __package__ in (None, ""):
-    # Run as a script: import the packages next to this folder, and no module of it by its bare name.
+    # Run as a script: the packages next to this folder can be imported; the modules in this folder cannot hide others.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:

@@ -4,7 +4,8 @@ The thread that writes is bound to the ticket. Its commit waits in the log store
 thread of the same process acquires the lock and grants the ticket. Then the commit is put. The lock can be released as
 soon as the log store reports the outcome of the put.
 
-Only a commit that was prepared without the protection of the lock may wait in this way, see :func:`staging_obstacle`.
+Such a commit is prepared without the lock. :func:`staging_obstacle` returns why a commit needs the lock from the
+beginning of its write, if it does.
 This module does not depend on Spark.
 """
 

@@ -240,7 +240,8 @@ def test_empty_members_wait_until_a_majority_may_vote(tmp_path: Path) -> None:
         members.start(*TRIO, server_list=TRIO)
         assert_no_leader(members, TRIO)
         restart_as_voter(members, 1)
-        # Rounds get longer, so the rounds of the member that has just started are the shortest.
+        # The rounds of an election get longer. Only the member that has just started still has short rounds, so the
+        # test waits for its rounds only.
         assert_no_leader(members, [1])
         restart_as_voter(members, 2)
         members.wait_until_in_sync()

@@ -41,7 +41,7 @@ class PartlyLockedTable:
         return len(DeltaTable(str(self.path)).file_uris())
 
     def waiting_pids(self) -> list[int]:
-        """Return the process ids in the queue of the table."""
+        """Return the process ids of the requests that wait for the table or a partition of it."""
         entries = self.inspector.table(TableResource.of(str(self.path))).waiters
         return [entry.data["pid"] for entry in entries]
 

@@ -148,7 +148,7 @@ def test_rival_puts_of_one_version_have_one_winner(s3: FaultyS3) -> None:
 
 
 def test_the_next_s3_of_a_process_is_empty(s3: FaultyS3) -> None:
-    del s3  # A new server in this process removes the objects of this one.
+    del s3  # This server already runs in the process. Each new server removes the objects of all earlier ones.
     with FaultyS3() as first_server:
         first_server.create_bucket("lake")
         assert call(first_server, "PUT", path_of("left", 0), commit("a"))[0] == 200

@@ -52,7 +52,8 @@ class DeadLetterLimit:
         Args:
             table: Canonical URI, for the error message.
             dead_letters: Number of dead letters of the batch.
-            messages: Number of messages of the batch, including the dead letters.
+            messages: Number of the table's events or cells in the batch, plus the dead letters. Messages that are
+                skipped or filtered out do not count.
             reason: The most frequent reason of the dead letters.
 
         Raises:

@@ -102,14 +102,15 @@ class OverwriteArguments(FileJobArguments):
             )
 
     def partition_columns(self, table: str, state: TableState | None, schema: StructType) -> tuple[str, ...]:
-        """Return the partition columns of a table that gets the files' columns: the user's, or else the table's.
+        """Return the partition columns for a write that creates the table or replaces its schema by that of the files.
 
-        Delta makes the table unpartitioned if a write with ``overwriteSchema`` names no partition columns. The names
-        are spelled as in the schema of the files.
+        They are those of ``--partition-by``, or else those of the existing table. Delta makes the table unpartitioned
+        if a write with ``overwriteSchema`` names no partition columns. The names are spelled as in the schema of the
+        files.
 
         Raises:
-            SourceError: The files lack a partition column of the user.
-            ArgumentsError: The files lack a partition column of the table, and the user gave no partition columns.
+            SourceError: The files lack a column of ``--partition-by``.
+            ArgumentsError: The files lack a partition column of the table, and ``--partition-by`` is not given.
 
         """
         table_columns = state.partition_columns if state is not None else ()

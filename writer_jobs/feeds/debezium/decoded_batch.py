@@ -25,7 +25,7 @@ class DecodedBatch:
         changes: The columns of the source rows, plus :data:`ORDER` and :data:`DELETES`.
         keys: Columns that together identify a row; empty if there are no changes.
         count: Number of changes; 0 if there is nothing to apply.
-        event_count: Number of events with a row. An update that changes a key is one event and two changes.
+        event_count: Number of decoded events. An update that changes a key is one event and two changes.
         dead_letters: Messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
         dead_count: Number of rows of :attr:`dead_letters`.
         dead_reason: The most frequent reason; None without dead letters.
