@@ -78,10 +78,10 @@ def _versions_never_change(evidence: Evidence) -> Iterator[Violation]:
     for (key, version), puts in stored.items():
         if len(puts) > 1:
             writers = ", then ".join(f"{put.writer or 'unknown writer'} ({put.txn})" for put in puts)
-            changed = "its content changed" if len({put.digest for put in puts}) > 1 else "with the same content"
+            contents = "different contents" if len({put.digest for put in puts}) > 1 else "the same content"
             table = next((name for name in evidence.tables if f"/{name.rpartition('/')[2]}/_delta_log" in key), "")
             txns = {put.txn for put in puts}
-            sentence = f"version {version} was stored {len(puts)} times, {changed}: by {writers}"
+            sentence = f"version {version} of {table or key} was stored {len(puts)} times with {contents}: by {writers}"
             yield Violation("I3", sentence, related_events(evidence, table, txns, version))
     for table, state in evidence.tables.items():
         before_gaps = [version for version, successor in pairwise(state.versions) if successor != version + 1]
@@ -118,7 +118,7 @@ def _nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
         # The first read of each hold.
         reads = {event["token"]: event for event in reversed(_events(evidence, "read", table))}
         for version, token, txn in _tokens(evidence, table, state):
-            missed = [read for reader, read in reads.items() if reader > token and read["version"] < version]
+            missed = [read for read_token, read in reads.items() if read_token > token and read["version"] < version]
             if missed:
                 earliest = min(missed, key=lambda read: read["monotonic"])
                 sentence = (

@@ -223,7 +223,7 @@ def test_negative_control_without_a_new_epoch_tokens_fall(ensemble: LostEnsemble
 
 
 @pytest.mark.full
-def test_members_without_data_wait_for_a_member_with_data(ensemble: LostEnsemble) -> None:
+def test_lost_members_follow_the_survivor_once_one_may_vote(ensemble: LostEnsemble) -> None:
     ensemble.members.start(*ensemble.lost_members, server_list=TRIO)
     assert_no_leader(ensemble.members, ensemble.lost_members)
     ensemble.members.start(ensemble.survivor, server_list=TRIO)

@@ -233,7 +233,7 @@ def test_a_benchmark_prints_its_figures(script: str, smoke: Smoke, tmp_path: Pat
         2 * "| gate | 1 |\n",
     ],
 )
-def test_negative_control_a_table_without_its_figures_fails(rows: str) -> None:
+def test_negative_control_wrong_rows_or_figures_fail(rows: str) -> None:
     header, expected = "| mode | commits |\n|------|---------|\n", (("gate",),)
     check_tables(header + "| gate | 1 |\n", expected)
     with pytest.raises(AssertionError):

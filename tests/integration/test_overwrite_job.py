@@ -222,5 +222,5 @@ def test_a_predicate_with_an_unknown_column_takes_no_lock(table: OverwrittenTabl
 def test_the_help_describes_partitioning_and_lock(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert "The table keeps its partition columns, or gets those of --partition-by" in output
+    assert "With --overwrite-schema the table keeps its partition columns, or gets those of --partition-by" in output
     assert "--hold commit is refused with --replace-where" in output

@@ -173,7 +173,7 @@ def test_i2_checks_the_commits_of_engines_that_record_attempts() -> None:
 def test_i3_detects_a_version_that_is_stored_twice_or_missing() -> None:
     evidence = sound_evidence()
     changed_content = replace(evidence, puts=[*evidence.puts, put(1, "changed", "t9")])
-    assert "stored 2 times, its content changed" in sentence_of(changed_content, "I3")
+    assert "of s3a://lake/soak-0 was stored 2 times with different contents" in sentence_of(changed_content, "I3")
     same_content = replace(evidence, puts=[*evidence.puts, put(1, "d1", "t1")])
     assert "with the same content" in violations_of(same_content, "I3")[0].sentence
     assert "gaps" in violations_of(evidence_with_table(versions=[0, 2], history_versions=[0, 2]), "I3")[0].sentence

@@ -53,8 +53,9 @@ examples:
 rules:
   Files are read as append.py reads them: for an existing table with its types, with columns matched by name, and
   without silently dropping anything. With --overwrite-schema the table gets the columns and types of the files instead.
-  The table keeps its partition columns, or gets those of --partition-by. If the files lack a partition column of the
-  table, and there is no --partition-by, the job fails before it writes anything.
+  With --overwrite-schema the table keeps its partition columns, or gets those of --partition-by. If the files lack one
+  of these columns, the job fails before it writes anything. Without --overwrite-schema, a --partition-by that differs
+  from the table's partition columns is refused.
   A row that does not match --replace-where fails the job.
   If the files have no rows, the job deletes all rows that it would replace. With --dynamic it changes nothing.
   With --dynamic a partition without new rows does not change. A table without partitions is replaced as a whole.

@@ -82,8 +82,8 @@ def apply_events(
         raise ChangesError(table=writer.table, reason=str(error)) from error
     with batch:
         if max_dead_letters is not None:
-            message_count = batch.event_count + batch.dead_count
-            max_dead_letters.check(writer.table, batch.dead_count, message_count, batch.dead_reason)
+            counted_messages = batch.event_count + batch.dead_count
+            max_dead_letters.check(writer.table, batch.dead_count, counted_messages, batch.dead_reason)
         result = ChangesResult(table=writer.table)
         if batch.count:
             result = apply_changes(
