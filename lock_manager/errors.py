@@ -5,7 +5,7 @@
 ::
 
     SluiceError
-    ├── ResourceError (ValueError)                 a table's name that is not a usable URI or path
+    ├── ResourceError (ValueError)                 a table's name or a partition that cannot be locked
     ├── SettingsError (ValueError)                 a setting outside its range, a malformed host list
     ├── EnsembleUnavailableError (ConnectionError) no answer from ZooKeeper in time
     ├── EnsembleRefusedError (PermissionError)     ZooKeeper refused the request, or is not trusted
@@ -21,7 +21,7 @@
         ├── LockCancelledError (RuntimeError)      a waiting acquire was cancelled
         ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
         ├── UnguardedError (RuntimeError)          a lock on partitions without a commit guard
-        ├── LockNotHeldError (RuntimeError)        released or used, but not held
+        ├── LockNotHeldError (RuntimeError)        released without a hold, or a commit that no hold covers
         ├── AdoptionMismatchError (RuntimeError)   held, but another lock counts for the table
         │   ├── EnsembleMismatchError              acquired in another ensemble than the table's
         │   └── TableNameMismatchError             acquired on another name than the table's
@@ -53,7 +53,7 @@ def _restore(cls: type[SluiceError], args: tuple[Any, ...], state: dict[str, Any
 
 
 class ResourceError(SluiceError, ValueError):
-    """A table's name is not a URI or path that can be locked."""
+    """A table's name is not a usable URI or path, or its partitions cannot be locked as requested."""
 
 
 class PinError(SluiceError, ValueError):
@@ -224,7 +224,7 @@ class UnguardedError(LockError, RuntimeError):
 
 
 class LockNotHeldError(LockError, RuntimeError):
-    """A lock was released or used but is not held."""
+    """A lock that is not held was released or used, or a commit is not covered by the locks of its thread."""
 
 
 class AdoptionMismatchError(LockError, RuntimeError):

@@ -90,7 +90,7 @@ class TableScope:
         return {"partitions": names, "partition_count": len(self.partitions)}
 
     def covers(self, other: TableScope) -> bool:
-        """Return whether this scope includes all of ``other``."""
+        """Return whether this scope includes all of ``other``; a shared scope never includes an exclusive one."""
         if self.table != other.table or (self.shared and not other.shared):
             return False
         return self.partitions is None or (other.partitions is not None and self.contains(other.partitions))

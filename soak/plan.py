@@ -1,4 +1,4 @@
-"""The plan of faults: the seed chooses the faults, alone or in pairs, and the writer and point of each."""
+"""The plan of faults: the seed chooses single faults and pairs, their points, and the first fault's writer."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SUPERVISOR = Path(__file__).with_name("_supervise_group.py")
 _GRACE_SECONDS = 5.0
 
 Events = SimpleQueue[dict[str, Any]]
-"""Events of the writers: lines of the history with ``worker`` and ``incarnation``; the last event is ``ended``."""
+"""Events of all writers: lines of the history with ``worker`` and ``incarnation``; each process ends with ``ended``."""
 
 
 class WriterProcess:

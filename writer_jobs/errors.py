@@ -16,14 +16,14 @@
     ├── RunError (ValueError)                      a run id that was used for other sources, or by another load
     ├── CheckpointError (ValueError)               a stream's checkpoint that cannot be used for its query
     ├── PinError                                   (lock_manager.errors)
-    ├── WriteFailedError (RuntimeError)            a write failed; the table is unchanged
+    ├── WriteFailedError (RuntimeError)            a write failed; the table is unchanged, unless noted below
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
     │   │   └── NothingAppliedError                no message of a load or a stream could be applied
     │   ├── WriteConflictError                     another writer was faster, and the write must not be repeated
     │   ├── HeldTooLongError (TimeoutError)        not done in the time that the lock may be held
-    │   ├── StreamError                            a stream failed outside of its batches
-    │   ├── MaintenanceError                       the store failed during the maintenance of a table
+    │   ├── StreamError                            a stream failed outside of its batches; earlier batches stay
+    │   ├── MaintenanceError                       the store failed during maintenance; earlier commits stay
     │   └── CommitUnknownError                     the write may have been committed
     └── LockLostError                              (lock_manager.errors)
         └── UnprovenCommitError                    committed, but the lock could not be confirmed afterwards
@@ -85,6 +85,9 @@ class CheckpointError(SluiceError, ValueError):
 
 class WriteFailedError(SluiceError, RuntimeError):
     """A write failed, and nothing of it is in the table.
+
+    Three subclasses differ: after :class:`CommitUnknownError` the write may be in the table, and after
+    :class:`StreamError` and :class:`MaintenanceError` earlier commits of the stream or the maintenance are.
 
     Attributes:
         table: Canonical URI.

@@ -116,7 +116,7 @@ class CommitGuard:
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
         if not is_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
-            # A commit that waits for its lock is not counted: it waits on, or its write runs again with the lock.
+            # Emit no event for a commit that waits for its lock, or whose write runs again with the lock.
             emit(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:

@@ -55,7 +55,7 @@ def spark_keys(table: MaintainedTable) -> list[int]:
 
 
 def create_old_log(table: MaintainedTable, make_checkpoint: Callable[[DeltaTableLog], object]) -> None:
-    """Create a table of 15 versions with a checkpoint of version 10. The first 13 versions are older than a day."""
+    """Create a table of 15 versions with a checkpoint of version 10. The first 13 versions are older than two weeks."""
     table.create(
         {"a": 1},
         delta__enableExpiredLogCleanup="false",
@@ -141,7 +141,7 @@ def test_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> 
     assert any(path.parent != table.path for path in vectors)
     age_all_files(table.path)
     folder = table.measure().health.folder
-    # Change data belongs to no version. It is no orphan in any folder.
+    # Change data counts as removed when it is written, so it expires. It is no orphan in any folder.
     change_files = list(table.path.rglob("cdc-*.parquet"))
     assert any(path.parent != table.path / "_change_data" for path in change_files)
     assert (folder.orphans.files, folder.uncommitted.files) == (0, 0)

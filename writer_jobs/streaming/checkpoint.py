@@ -107,7 +107,7 @@ class StreamProgress:
         return self._read_of_query(self._finished_file(txn[1]), txn[0]) is not None
 
     def start(self, txn: tuple[str, int], limits: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the limits (JSON values) of a batch's first start, and store ``limits`` if this is the first."""
+        """Return the limits (JSON values) stored when the batch first started; store ``limits`` if there are none."""
         query, batch = txn
         if (stored_limits := self._read_of_query(self._started_file(batch), query)) is not None:
             return stored_limits
