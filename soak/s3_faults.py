@@ -36,7 +36,7 @@ _ERRORS = {
     503: ("503 Slow Down", "SlowDown"),
 }
 #: Suffix of the folder whose tables only the two-threads step (``steps.py``) uses. Faults do not strike PUTs into them.
-STEP_TABLES_SUFFIX = "-threads"
+TWO_THREADS_SUFFIX = "-threads"
 #: Name of the writer without the lock, whose commits the gate puts. Its transaction ids begin with this name.
 RIVAL = "rival-without-the-lock"
 
@@ -137,7 +137,7 @@ class FaultGate:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = io.BytesIO(body)
         version = int(match["version"])
-        fault = None if f"{STEP_TABLES_SUFFIX}/" in match["key"] else self._next_fault(name)
+        fault = None if f"{TWO_THREADS_SUFFIX}/" in match["key"] else self._next_fault(name)
         if fault is not None and not fault.arrived.is_set():
             self._on_arrival(name, version, fault)
             fault.arrived.set()

@@ -21,7 +21,7 @@ from soak.controls import Protection
 from soak.cycle import Cycle
 from soak.errors import JvmGoneError
 from soak.operations import COLUMNS, make_rows
-from soak.s3_faults import STEP_TABLES_SUFFIX
+from soak.s3_faults import TWO_THREADS_SUFFIX
 from soak.spark_worker import SparkWorker
 from soak.steps import ACQUIRED, UNKNOWN, StepContext
 from soak.two_threads import TwoThreads
@@ -213,7 +213,7 @@ class SparkCycle(Cycle[SparkWorker]):
 
     def _commit_in_two_threads(self, manager: LockManager) -> dict[str, Any]:
         worker, number = self._worker, next(self._worker.step_numbers)
-        table = f"{self._table}{STEP_TABLES_SUFFIX}/{worker.options.name}/{worker.options.incarnation}-{number}"
+        table = f"{self._table}{TWO_THREADS_SUFFIX}/{worker.options.name}/{worker.options.incarnation}-{number}"
         return TwoThreads(worker, manager, table).run()
 
     def _read_in_new_block(self) -> int:

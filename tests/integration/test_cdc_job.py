@@ -184,7 +184,7 @@ def test_an_input_without_applied_changes_exits_with_8(
     assert (outcome.code, "--max-dead-letters" in error_line(outcome)) == (2, True)
 
 
-def test_local_files_are_checked_before_spark_starts(mapping: Path, tmp_path: Path, spark: SparkSession) -> None:
+def test_missing_local_sources_and_mappings_are_refused(mapping: Path, tmp_path: Path, spark: SparkSession) -> None:
     folder, empty = json_lines(tmp_path / "full" / "1.json", [{}]).parent, tmp_path / "empty"
     empty.mkdir()
     files = HadoopFiles.of(spark)

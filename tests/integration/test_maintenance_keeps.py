@@ -126,7 +126,7 @@ def test_orphans_are_removed_and_unread_changes_are_kept(table: MaintainedTable,
 
 
 @pytest.mark.full
-def test_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> None:
+def test_needed_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> None:
     table.create(
         {"a": 1},
         rows=5,
@@ -158,7 +158,7 @@ def test_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> 
 
 
 @pytest.mark.full
-def test_the_listing_has_the_files_that_delta_s_vacuum_lists(
+def test_the_listing_leaves_out_hidden_files_and_folders(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any, tmp_path: Path
 ) -> None:
     listed_paths = {
@@ -477,7 +477,7 @@ def test_a_partition_that_fails_does_not_stop_the_others(table: MaintainedTable)
     assert report.after.total.total.files == 4
 
 
-def test_identity_columns_are_compacted_before_the_lock(
+def test_compaction_with_identity_column_writes_before_the_lock(
     table: MaintainedTable, eventually: Callable[..., None], rows_of: Callable[..., list[tuple[Any, ...]]]
 ) -> None:
     table.copy_of(

@@ -133,7 +133,7 @@ def key_pair(password: str | None = None) -> tuple[str, str]:
     )
 
 
-def test_a_key_must_open_and_fit_its_certificate(tmp_path, monkeypatch):
+def test_a_key_must_decrypt_and_match_its_certificate(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     certificate, key = key_pair(SECRET)
     assert Security(tls_certificate=certificate, tls_key=key, tls_key_password=SECRET).tls

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from soak.s3_faults import RIVAL, STEP_TABLES_SUFFIX, FaultyS3, S3Fault
+from soak.s3_faults import RIVAL, TWO_THREADS_SUFFIX, FaultyS3, S3Fault
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -74,9 +74,9 @@ def test_a_put_with_an_error_is_stored_or_not(s3: FaultyS3, status: int, stored:
     assert call(s3, "PUT", path, commit("a"))[0] == (412 if stored else 200)
 
 
-def test_faults_do_not_strike_the_tables_of_steps(s3: FaultyS3) -> None:
+def test_faults_do_not_strike_tables_of_the_two_threads_step(s3: FaultyS3) -> None:
     s3.gate.arm("writer-1", S3Fault(status=403))
-    assert call(s3, "PUT", path_of(f"spared{STEP_TABLES_SUFFIX}/writer-1/0-0", 0), commit("a"))[0] == 200
+    assert call(s3, "PUT", path_of(f"spared{TWO_THREADS_SUFFIX}/writer-1/0-0", 0), commit("a"))[0] == 200
     assert call(s3, "PUT", path_of("spared", 0), commit("b"))[0] == 403
 
 
