@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
+from kazoo.exceptions import NoNodeError, SessionExpiredError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NoChrootError
@@ -40,7 +40,7 @@ def nearest_node(session: Session, deadline: Deadline) -> str:
             if session.wait(session.client.exists_async(path), deadline) is not None:
                 return path
         path = parent_of(path)
-    with suppress(KazooException):
+    with suppress(NoNodeError):
         session.wait(session.client.get_async("/"), deadline)
         return "/"
     raise NoChrootError
