@@ -64,6 +64,7 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
     scheme = _SCHEME_ALIASES.get(scheme, scheme)
     if not host:
         raise ResourceError(f"{name!r} has no bucket or host: write {scheme}://BUCKET/path")
+    # For a scheme without a default port, drop the colon of an empty port (``host:``).
     host = host.removesuffix(_DEFAULT_PORTS.get(scheme, ":"))
     if scheme == "abfs" and (azure := _AZURE_ENDPOINT.fullmatch(host)) is not None:
         host = f"{azure['account']}.dfs.{azure['cloud']}"
@@ -92,7 +93,7 @@ def _validated(name: str) -> str:
 
 def _canonical_file(path: str) -> str:
     # Normalize as Hadoop does ("a/link/.." is "a"), then resolve links as the file system does.
-    return "file:" + os.path.realpath(_normal_path(str(os.path.join(os.getcwd(), path)), path) or "/")  # noqa: PTH109, PTH118 (a Path would drop './..' by other rules)
+    return "file:" + os.path.realpath(_normal_path(str(os.path.join(os.getcwd(), path)), path) or "/")  # noqa: PTH109, PTH118 (text, which _normal_path normalizes)
 
 
 def _normal_path(path: str, name: str) -> str:

@@ -39,6 +39,7 @@ _LOSS_POINT = "checked"
 # version is already filled.
 _SECOND_POINTS = ("read", "data", "checked", PUT)
 _NEXT_POINT = "acquired"
+# The event `ended` reports the end of a writer's process, not of a transaction.
 _TRANSACTION_OUTCOMES = OUTCOMES - {"ended"}
 
 _EFFECTS: Mapping[str, tuple[str, ...]] = {

@@ -1,8 +1,11 @@
 """A writer of ``benchmarks/peers``, which appends 100 rows at a time to a table, as fast as it can.
 
-It is a separate program, because Iceberg runs in another virtual environment, which contains only PySpark. Each line on
-standard input is ``{"table": name, "appends": n}``, ``{"count": name}`` or ``{"end": 1}``. The first line on
-standard output is ``{"started": pid}``; then comes the answer to each line except ``end``.
+It is a separate program, because Iceberg runs in another virtual environment, which contains only PySpark. Its
+argument is a JSON object: ``kind`` (a key of ``KINDS``), ``number`` (of the writer), ``folder`` (of the tables),
+``conf`` (Spark's settings), and for Sluice ``zookeeper`` (hosts) and ``hold`` (``lock_during`` of each append).
+
+Each line on standard input is ``{"table": name, "appends": n}``, ``{"count": name}`` or ``{"end": 1}``. The first line
+on standard output is ``{"started": pid}``; then comes the answer to each line except ``end``.
 """
 
 from __future__ import annotations

@@ -135,8 +135,9 @@ def client_secret(pair: KeyPair, members: Authority, acl: str) -> pulumi.Output[
 def store_secret(
     name: str, prefix: str, description: str, content: pulumi.Input[str], opts: pulumi.ResourceOptions
 ) -> tuple[aws.secretsmanager.Secret, aws.secretsmanager.SecretVersion]:
-    """Create a secret in Secrets Manager and its value. AWS appends a suffix to ``prefix``, the start of its name.
+    """Create a secret in Secrets Manager and its value.
 
+    The secret's name in AWS is ``prefix`` and a suffix that AWS appends; ``name`` is Pulumi's name.
     A deleted secret can be restored for a week.
     """
     secret = aws.secretsmanager.Secret(

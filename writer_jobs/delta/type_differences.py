@@ -20,7 +20,7 @@ _WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FRACTIONS = (T.FloatType, T.DoubleType)
 #: Digits before the decimal point of the smallest decimal to which Delta widens a type of whole numbers.
 DIGITS: dict[type[T.DataType], int] = {T.ByteType: 10, T.ShortType: 10, T.IntegerType: 10, T.LongType: 20}
-# By the type of a column: types whose values a cast to it keeps, or refuses with an error (a number out of range).
+# For each type of a column: the types from which a cast keeps each value. The cast of a number out of range fails.
 _EXACT_IN: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
     T.StringType: (T.StringType, T.BooleanType, *_WHOLE, *_FRACTIONS, T.DecimalType, T.DateType, T.TimestampNTZType),
     T.FloatType: (T.ByteType, T.ShortType),
@@ -76,7 +76,7 @@ class TypeDifference:
 
     @property
     def is_appended(self) -> bool:
-        """Whether Delta appends the field of the rows without a cast.
+        """Whether an append to the table's field accepts the type of the rows without a cast.
 
         Source: Delta's ``SchemaMergingUtils.mergeDataTypes``. Parquet stores byte, short and int as one type.
         """
@@ -123,11 +123,12 @@ def missing_fields(table: T.DataType, rows: T.DataType) -> Iterator[str]:
 
 
 def is_wider(wide: T.DataType, narrow: T.DataType) -> bool:
-    """Return whether Delta can widen a column from ``narrow`` to ``wide``, which holds every value of ``narrow``.
+    """Return whether a column may be widened from ``narrow`` to ``wide``, which holds every value of ``narrow``.
 
     Source: Delta's protocol, "Type Widening": byte, short, int and long, in that order; float to double; a decimal to
     one with at least as many digits before and after the decimal point; byte, short and int to a decimal with at least
-    10 digits before the point, long to one with at least 20.
+    10 digits before the point, long to one with at least 20. The protocol's changes of byte, short and int to double,
+    and of date to a timestamp without a time zone, are not used.
     """
     if isinstance(wide, _WHOLE) and isinstance(narrow, _WHOLE):
         return _WHOLE.index(type(wide)) > _WHOLE.index(type(narrow))

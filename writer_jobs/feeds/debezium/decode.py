@@ -62,10 +62,12 @@ def decode(
     - A column that earlier events had, and that an event's schema lacks, is null in the event's row, so the row does
       not depend on the other events of the batch. Columns that no event ever had are omitted.
     - Types come from the messages' schemas. Without schemas, they come from the table, and for columns that the table
-      lacks from the values. Without schemas the JSON type counts: a string is not a number, except a string with a
-      decimal point for a decimal column; a number is not a boolean. Messages of one batch may have different schemas:
-      the batch has the columns of all schemas, and types that hold the values of all. Types without a common type are
-      refused, because then the source has changed, and no single message is wrong.
+      lacks from the values. Without schemas, a message is a dead letter if the JSON type of a value does not match the
+      column: a string for a number, or a number for a boolean. Two kinds of strings are exceptions: a text with a
+      decimal point for a decimal column, and ``NaN``, ``Infinity`` or ``-Infinity`` for a float or double column.
+      Messages of one batch may have different schemas: the batch has the columns of all schemas, and types that hold
+      the values of all. Types without a common type are refused, because then the source has changed, and no single
+      message is wrong.
     - A message that has a placeholder for a value that Debezium did not receive (PostgreSQL's TOAST, Oracle's LOBs)
       becomes a dead letter: the placeholder must not replace the stored value, and a row can be written only as a
       whole.
@@ -240,12 +242,12 @@ class _Batch:
         return F.when(has_key_before, F.struct(*(value.alias(name) for name, value in values.items())))
 
     def _replaced_key(self) -> Column:
-        """Return the key before an update that changed it, whose row is deleted; else null."""
+        """Return the key before an update that changed the key, else null. The row with this key is deleted."""
         if not self._keys_can_change:
             return F.lit(None).cast("struct<_: int>")
         keys = self._columns.keys
         key_differences = [F.col("key_before").getField(name) != F.col("row").getField(name) for name in keys]
-        # The table has no row with a key that Delta stores as a different value.
+        # The table has no row with an old key that Delta cannot store unchanged, so there is no row to delete.
         partitions = {name: data_type for name, data_type in self._partitions.items() if name in keys}
         is_storable = unstorable_row_reason(self._columns.schema, partitions, "key_before.").isNull()
         return F.when(reduce(or_, key_differences) & is_storable, F.col("key_before"))
