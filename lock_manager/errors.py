@@ -141,7 +141,9 @@ class NoChrootError(SluiceError, RuntimeError):
     """The chroot of the connection string does not exist."""
 
     def __init__(self) -> None:
-        super().__init__("the chroot of the connection string does not exist: create it")
+        super().__init__(
+            "the chroot of the connection string does not exist: create it, or correct the path after the hosts"
+        )
 
 
 class MetricsError(SluiceError, RuntimeError):

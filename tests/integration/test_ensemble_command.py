@@ -295,7 +295,9 @@ def test_read_only_lock_roots_and_missing_chroots_are_reported(
     ((fault,), _) = ready(standalone.hosts, "--expect", "1")
     assert "NoAuthError" in fault
     faults, _ = ready(f"{standalone.hosts}/nowhere", "--expect", "1")
-    assert faults == ["the chroot of the connection string does not exist: create it"]
+    assert faults == [
+        "the chroot of the connection string does not exist: create it, or correct the path after the hosts"
+    ]
 
 
 def test_ctrl_c_ends_the_wait(standalone: EmbeddedZooKeeper, heed_ctrl_c: None) -> None:

@@ -282,7 +282,9 @@ def test_a_compaction_that_loses_a_race_is_repeated_last(
 
 
 @pytest.mark.full
-def test_a_lost_commit_of_several_partitions_is_split(table: MaintainedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_several_partitions_is_split_after_a_race(
+    table: MaintainedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.create({"a": 2, None: 2, "c": 2})
     options = {"partitions_per_commit": 8, "parallel": 1}
     with monkeypatch.context() as patch:
@@ -387,7 +389,7 @@ def test_a_rewrite_that_holds_the_lock_too_long_is_cancelled(
 
 
 @pytest.mark.full
-def test_auto_compaction_of_the_session_does_not_hold_the_lock(
+def test_a_compaction_uses_the_gate_despite_auto_compaction(
     table: MaintainedTable, eventually: Callable[..., None]
 ) -> None:
     table.create({"a": 3})

@@ -174,4 +174,4 @@ def _misfit_reason(failure: BaseException, operation: Operation, state: TableSta
         return error_reason(failure)
     # Delta shows both whole schemas, over many lines, or one column of several.
     differences = type_differences(state.schema, operation.schema())
-    return mismatch(field for field in differences if not field.is_appended) or error_reason(failure)
+    return mismatch(field for field in differences if not field.is_accepted_by_append) or error_reason(failure)

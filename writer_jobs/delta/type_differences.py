@@ -75,7 +75,7 @@ class TypeDifference:
         return self.table is not None and not holds(self.table, self.rows)
 
     @property
-    def is_appended(self) -> bool:
+    def is_accepted_by_append(self) -> bool:
         """Whether an append to the table's field accepts the type of the rows without a cast.
 
         Source: Delta's ``SchemaMergingUtils.mergeDataTypes``. Parquet stores byte, short and int as one type.

@@ -218,8 +218,9 @@ class _Batch:
         truncate_origins = [summary["truncate"] for summary in summaries if summary["truncate"]]
         if truncate_origins:
             raise FeedError(
-                f"the source's table was truncated ({min(truncate_origins)}), which changes no row by its key: empty "
-                "the table and continue after that message, or let the connector skip truncates (skipped.operations=t)"
+                f"the source's table was truncated ({min(truncate_origins)}), and a truncate event names no row "
+                "to delete: empty the target table and continue after that message, or let the connector skip "
+                "truncates (skipped.operations=t)"
             )
 
     def _refuse_unknown_order(self) -> None:
