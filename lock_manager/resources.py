@@ -64,8 +64,8 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
     scheme = _SCHEME_ALIASES.get(scheme, scheme)
     if not host:
         raise ResourceError(f"{name!r} has no bucket or host: write {scheme}://BUCKET/path")
-    # For a scheme without a default port, drop the colon of an empty port (``host:``).
-    host = host.removesuffix(_DEFAULT_PORTS.get(scheme, ":"))
+    # An empty port (``host:``) is the default port.
+    host = host.removesuffix(_DEFAULT_PORTS.get(scheme, "")).removesuffix(":")
     if scheme == "abfs" and (azure := _AZURE_ENDPOINT.fullmatch(host)) is not None:
         host = f"{azure['account']}.dfs.{azure['cloud']}"
     return f"{scheme}://{host}{_normal_path(path, name)}"

@@ -95,8 +95,10 @@ class Verification:
     @property
     def is_adopted_elsewhere(self) -> bool:
         """Whether the adopted name differs from ``table``: one of them is an alias, or the table was copied."""
+        if self.adopted_name is None:
+            return False
         try:
-            return self.adopted_name not in (None, canonical_table_uri(self.table))
+            return self.adopted_name != canonical_table_uri(self.table)
         except ResourceError:
             return True
 

@@ -26,6 +26,7 @@ from lock_manager.zookeeper.znodes import table_node
         ("s3a://lake/a%20b", "s3://lake/a%20b"),
         ("s3a://lake/a b#c?d=ü", "s3://lake/a b#c?d=ü"),
         ("hdfs://NN:8020/t", "hdfs://nn/t"),
+        ("hdfs://nn:/t", "hdfs://nn/t"),
         ("hdfs://nn:9000/t", "hdfs://nn:9000/t"),
         ("abfss://Data@Account.dfs.core.windows.net/t/", "abfs://data@account.dfs.core.windows.net/t"),
         ("abfs://data@onelake.dfs.fabric.microsoft.com/t", "abfs://data@onelake.dfs.fabric.microsoft.com/t"),
