@@ -290,9 +290,9 @@ def test_a_checkpoint_of_another_query_is_refused(stream: UpsertStream, tmp_path
     file.unlink()
     assert stream.run(*ONE_FILE).code == 0
     for options, source, table, message in [
-        (("--keys", "id,name", *OPTIONS[2:]), stream.landing, stream.table, "keys id, not id,name"),
-        (OPTIONS, second_folder, stream.table, f"source file:{stream.landing}, not file:{second_folder}"),
-        (OPTIONS, stream.landing, second_table, f"table file:{stream.table}, not file:{second_table}"),
+        (("--keys", "id,name", *OPTIONS[2:]), stream.landing, stream.table, "keys is 'id', not 'id,name'"),
+        (OPTIONS, second_folder, stream.table, f"source is 'file:{stream.landing}', not 'file:{second_folder}'"),
+        (OPTIONS, stream.landing, second_table, f"table is 'file:{stream.table}', not 'file:{second_table}'"),
     ]:
         outcome = stream.run(*ONE_FILE, "--format", "csv", "--table", table, options=options, source=source)
         assert (outcome.code, message in error_line(outcome)) == (2, True), outcome.error
