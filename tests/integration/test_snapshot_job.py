@@ -147,7 +147,7 @@ def test_a_copy_does_not_replace_another_table(lake: Lake, tmp_path: Path) -> No
     for table in (first, second, copies / "first"):
         write_deltalake(table, pa.table({"id": [0, 1, 2]}))
     pin_arguments = ("--table", first, "--pin", "x", "--expires", "1 day")
-    for folder, message in ((copies, "is not a copy of pin x"), (first, "would be in file:")):
+    for folder, message in ((copies, "is not a copy of pin x"), (first, "or contain it: name another folder")):
         job = lake.snapshot(*pin_arguments, "--copy-to", folder)
         assert job.code == 2
         assert message in job.error
