@@ -153,4 +153,4 @@ def test_a_copy_does_not_replace_another_table(lake: Lake, tmp_path: Path) -> No
         assert message in job.error
     job = lake.snapshot("--table", first, "--table", second, "--pin", "x")
     assert job.code == 2
-    assert "is of" in job.error
+    assert "pin x keeps a version of" in job.error
