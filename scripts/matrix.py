@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from lock_manager.testing.embedded import free_ports
 
 ROOT = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")
@@ -239,9 +240,7 @@ def append(pair: Pair) -> None:
     folder = pair.folder / "user"
     folder.mkdir()
     pair.run("append", pair.bin / "sluice", "sample", "landing", folder=folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     hosts = f"127.0.0.1:{port}"
     ensemble = (pair.bin / "sluice", "zookeeper", "--port", port)
     with pair.start(pair.folder / "zookeeper.log", *ensemble, folder=folder):

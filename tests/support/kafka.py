@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lock_manager.testing.embedded import find_java
+from lock_manager.testing.embedded import find_java, free_ports
 from sluice.local.jars import download_jars, jars_folder, read_lock
 from tests.support.waiting import eventually
 
@@ -61,12 +61,9 @@ class Kafka:
 @contextmanager
 def kafka_server(folder: Path) -> Iterator[Kafka]:
     """Run a server on free ports of the loopback interface, with its data in a folder."""
-    with socket.socket() as broker, socket.socket() as controller:
-        for listener in (broker, controller):
-            listener.bind(("127.0.0.1", 0))
-        ports = {"broker": broker.getsockname()[1], "controller": controller.getsockname()[1]}
+    broker, controller = free_ports(2)
     settings = folder / "server.properties"
-    settings.write_text(_SETTINGS.format(**ports, data=folder / "data"))
+    settings.write_text(_SETTINGS.format(broker=broker, controller=controller, data=folder / "data"))
     class_path = os.pathsep.join(map(str, kafka_jars("kafka.lock")))
     java = [find_java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", class_path]
     identity = uuid.uuid4().hex[:22]
@@ -78,11 +75,11 @@ def kafka_server(folder: Path) -> Iterator[Kafka]:
 
     def answers() -> bool:
         with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", ports["broker"])) == 0
+            return client.connect_ex(("127.0.0.1", broker)) == 0
 
     try:
         eventually(answers, within=WAIT, label="the Kafka server")
-        yield Kafka(f"127.0.0.1:{ports['broker']}", class_path)
+        yield Kafka(f"127.0.0.1:{broker}", class_path)
     finally:
         server.kill()
         server.wait()
