@@ -88,16 +88,12 @@ def submit_args(
     """
     from shlex import join  # noqa: PLC0415
 
-    from sluice.submit.distribution import submit_arguments  # noqa: PLC0415
+    from sluice.submit.distribution import job_script, submit_arguments  # noqa: PLC0415
 
-    print(join([*submit_arguments(archive, guard=guard), *([] if job is None else [job_script(job)])]))
-
-
-def job_script(job: Job) -> str:
-    """Return the path of a job's script in the installed package."""
-    import writer_jobs  # noqa: PLC0415 (PySpark takes 0.4 s)
-
-    return str(Path(writer_jobs.__file__).with_name(f"{job}.py"))
+    arguments = submit_arguments(archive, guard=guard)
+    if job is not None:
+        arguments.append(str(job_script(job)))
+    print(join(arguments))
 
 
 def sample(

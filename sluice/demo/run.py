@@ -25,7 +25,7 @@ from sluice.audit.verify import verify_table
 from sluice.console import print_problems
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
-from sluice.demo.processes import PACKAGES, Events, WriterProcess, end_processes, spark_submit, submit_command
+from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
 from sluice.demo.progress import Board, show_board
 from sluice.demo.records import Phase, Writer
 from sluice.demo.report import print_comparison, print_outcome, print_stderr_tail, write_report
@@ -33,6 +33,7 @@ from sluice.demo.services import Store, clear_output, download_tables, open_serv
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
 from sluice.local.jars import jar_paths
+from sluice.submit.distribution import job_script
 
 _COMPARISON = "comparison.png"
 # Delta's default log stores of these schemes.
@@ -204,7 +205,7 @@ def _command(number: int, table: str, file: Path, commits: int, hosts: str | Non
     if hosts is None:
         return submit_command(Path(__file__).with_name("rival_append.py"), arguments, conf=conf | _STOCK_LOG_STORES)
     arguments += ["--zookeeper", hosts, "--lock-timeout", "600"]
-    return submit_command(PACKAGES / "writer_jobs" / "append.py", arguments, conf=conf)
+    return submit_command(job_script("append"), arguments, conf=conf)
 
 
 def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], None]) -> None:

@@ -90,6 +90,16 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
     ]  # fmt: skip
 
 
+def job_script(job: str) -> Path:
+    """Return the path of a job's script, such as ``append``, in the installed package.
+
+    Raises:
+        DistributionError: See :func:`build_zip`.
+
+    """
+    return _folder_of("writer_jobs") / f"{job}.py"
+
+
 def _contents() -> Iterator[tuple[str, Path]]:
     """Yield the name of every entry of the zip, and its file."""
     packages = [*_PACKAGES, *(package for package in _OPTIONAL_PACKAGES if importlib.util.find_spec(package))]
