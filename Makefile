@@ -81,7 +81,7 @@ test-s3: $(LOG_STORE) ## The tests on S3 against your own S3 (SLUICE_TEST_S3_END
 	"set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME (docs/compatibility.md)" >&2; exit 1; }
 	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
 
-matrix: $(LOG_STORE) ## Test each pair of Spark and Delta in an environment of its own; 10 minutes each (ARGS="4.1/4.2.0")
+matrix: $(LOG_STORE) ## Test each pair of Spark and Delta in an environment of its own; 7 minutes each (ARGS="4.1/4.2.0")
 	@$(PY) scripts/matrix.py $(ARGS)
 
 soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers if Docker answers (an hour; ARGS="-k violation")

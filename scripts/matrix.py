@@ -1,6 +1,6 @@
 """Test each supported pair of Spark and Delta Lake, and print the table of docs/compatibility.md.
 
-    python scripts/matrix.py                      # all pairs: about 12 minutes each on two processors
+    python scripts/matrix.py                      # all pairs: about 7 minutes each on two processors
     python scripts/matrix.py 4.1/4.2.0 --quick    # one pair, the tests of CI
     python scripts/matrix.py 4.2/4.4.0 --python 3.13   # another Python; JAVA_HOME chooses another Java
 
@@ -115,7 +115,7 @@ class StepError(Exception):
 
 @dataclass
 class Pair:
-    """A Spark line and a Delta release with the environment in which they are tested."""
+    """A Spark line, a Delta release, and their test environment."""
 
     spark: str
     delta: str
@@ -271,17 +271,8 @@ def demo(pair: Pair) -> None:
 def core_tests(pair: Pair, tests: Sequence[str], workers: int, *, quick: bool) -> None:
     """Run tests of this clone in the environment of the pair; with ``quick``, none may be skipped."""
     command = (
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not soak",
-        "-n",
-        workers,
-        "--no-loadscope-reorder",
-    )
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not soak", "-n", workers, "--no-loadscope-reorder",
+    )  # fmt: skip
     excluded = [] if quick else [test for test, pairs in EXCLUDED.items() if pair.name in pairs]
     selection = [*tests, *(word for test in excluded for word in ("--deselect", test))]
     counts = outcomes(pair.run("tests", pair.bin / "python", *command, *selection))

@@ -187,7 +187,7 @@ def pinned_jar_paths() -> list[Path]:
 
 
 def compile_class_path() -> str:
-    """Return the class path with which ``scripts/build_log_store.sh`` compiles the log store.
+    """Return the class path for ``scripts/build_log_store.sh``, which compiles the log store.
 
     It has the jars of one Delta release, also if the folder of the jars has those of several.
 

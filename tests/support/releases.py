@@ -1,4 +1,4 @@
-"""The releases with which the tests run, and marks for what older ones lack."""
+"""The installed releases of PySpark and Delta, and marks that skip a test if an older Delta lacks its feature."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from lock_manager.errors import LocalServerError
 from sluice.errors import JarsError
 from sluice.local import jars
 from sluice.local.jars import chosen_releases, compile_class_path, locked_jars, pinned_releases
-from writer_jobs.delta.releases import TESTED, Releases, driver_releases, has_checkpoint, snapshot_at
+from writer_jobs.delta.releases import TESTED, Releases, driver_releases, has_checkpoint, nearest_tested, snapshot_at
 
 PAIRS = [(spark, delta) for spark, deltas in TESTED.items() for delta in deltas]
 
@@ -146,7 +146,7 @@ def test_the_class_path_has_the_jars_of_one_delta(
 def test_untested_releases_have_a_nearest_tested_pair(spark: str, delta: str, nearest: tuple[str, str]) -> None:
     untested_releases = releases(spark, delta)
     assert not untested_releases.is_tested()
-    assert untested_releases.nearest_tested() == nearest
+    assert nearest_tested(spark, delta) == nearest
 
 
 SUFFIX = "is a pre-release or a vendor's build (the nearest tested pair: Spark"
@@ -172,7 +172,7 @@ def test_tested_releases_are_their_own_nearest(spark: str, delta: str) -> None:
         tested_releases = releases(patch, delta)
         assert tested_releases.is_tested()
         assert tested_releases.problem() is None
-        assert tested_releases.nearest_tested() == (spark, delta)
+        assert nearest_tested(patch, delta) == (spark, delta)
 
 
 class Connection:

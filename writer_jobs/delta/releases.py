@@ -22,7 +22,7 @@ TESTED = {
 }
 #: Spark setting: ``true`` lets :func:`writer_jobs.attach` accept other releases.
 ALLOW_UNTESTED = "spark.sluice.allowUntested"
-#: Hadoop's class of the options with which S3A creates a file on condition that it is absent (3.4.2 and later).
+#: Hadoop's options for creating a file only if it is absent. Hadoop has this class since 3.4.2.
 CONDITIONAL_CREATE = "org.apache.hadoop.fs.Options$CreateFileOptionKeys"
 _UNKNOWN = "unknown"
 # A vendor's build has a suffix, such as 4.0.1-amzn-0. So has a pre-release, such as 4.2.0-preview3.
@@ -67,7 +67,7 @@ class Releases:
         """Return why these releases are not tested, and the nearest tested pair; None if they are tested."""
         if self.is_tested():
             return None
-        line, delta = self.nearest_tested()
+        line, delta = nearest_tested(self.spark, self.delta)
         lowest = TESTED[line][delta]
         spark = line if lowest == f"{line}.0" else f"{line}, at least {lowest},"
         reasons = [
@@ -82,10 +82,6 @@ class Releases:
             f"Spark {self.spark} with Delta {self.delta} is not tested{because} "
             f"(the nearest tested pair: Spark {spark} with Delta {delta})"
         )
-
-    def nearest_tested(self) -> tuple[str, str]:
-        """Return the tested Spark line and Delta release that are nearest to these."""
-        return nearest_tested(self.spark, self.delta)
 
 
 def nearest_tested(spark: str, delta: str) -> tuple[str, str]:
