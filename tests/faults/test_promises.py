@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lock_manager.testing.embedded import find_spark_jars
+from sluice.local.jars import locked_jars
 from soak.evidence import Evidence
 from soak.fault_context import PUT
 from soak.faults import CLASSES
@@ -227,7 +227,7 @@ def test_a_later_block_fills_the_version_of_a_late_put(soak: Soak, writer: str) 
 def test_a_writer_puts_versions_in_its_own_way(soak: Soak, writer: str) -> None:
     require_embedded_s3("the requests of a writer are recorded")
     assert soak.context.gate is not None
-    hadoop = next(find_spark_jars().glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
+    (hadoop,) = (jar.version for jar in locked_jars() if jar.artifact == "hadoop-aws")
     by_hadoop = writer == WRITER and tuple(map(int, hadoop.split("."))) >= (3, 4, 2)
     operations = {put.operation for put in soak.context.gate.puts if put.writer == writer}
     assert operations == {"op_createfile" if by_hadoop else "sluice_put"}

@@ -107,17 +107,22 @@ final class DeltaApi {
 
   /** Returns whether a committed transaction makes a checkpoint due. */
   static boolean needsCheckpoint(Object transaction) {
-    Method method = ByName.find(transaction.getClass(), "maintenanceOperation");
-    return (boolean) (method == null
+    Object operation = maintenanceOperation(transaction);
+    return (boolean) (operation == null
         ? ByName.call(transaction, "needsCheckpoint")
-        : ByName.call(ByName.invoke(transaction, method), "shouldCheckpoint"));
+        : ByName.call(operation, "shouldCheckpoint"));
   }
 
   /** Returns whether a committed transaction must write its checkpoint itself (adaptive metadata). */
   static boolean triggersCheckpoint(Object transaction) {
+    Object operation = maintenanceOperation(transaction);
+    return operation != null && ((Option<?>) ByName.call(operation, "amtTriggerModeOpt")).isDefined();
+  }
+
+  /** Returns the maintenance that a committed transaction makes due; null before Delta 4.4, which has no such method. */
+  private static Object maintenanceOperation(Object transaction) {
     Method method = ByName.find(transaction.getClass(), "maintenanceOperation");
-    return method != null
-        && ((Option<?>) ByName.call(ByName.invoke(transaction, method), "amtTriggerModeOpt")).isDefined();
+    return method == null ? null : ByName.invoke(transaction, method);
   }
 
   /** Returns the identifier under which Spark registers a builtin function. */
