@@ -1,7 +1,7 @@
-"""Test each supported pair of Spark and Delta Lake, and print the table of docs/compatibility.md.
+"""Test each supported pair of Spark and Delta Lake, and print a table of the results for docs/compatibility.md.
 
     python scripts/matrix.py                      # all pairs: about 7 minutes each on two processors
-    python scripts/matrix.py 4.1/4.2.0 --quick    # one pair, the tests of CI
+    python scripts/matrix.py 4.1/4.2.0 --quick    # one pair, only the demo and the tests of CI
     python scripts/matrix.py 4.2/4.4.0 --python 3.13   # another Python; JAVA_HOME chooses another Java
 
 For each pair it creates a virtual environment below build/matrix, installs the wheel with that PySpark and Delta,
@@ -45,7 +45,7 @@ RESULTS = {
     "hadoop": "install", "java": "install", "python": "install", "append": "append", "tests": "tests", "demo": "demo",
 }  # fmt: skip
 #: Requirements that depend on the pair.
-_OF_THE_PAIR = ("pyspark", "py4j", "delta-spark", "importlib-metadata")
+_PAIR_REQUIREMENTS = ("pyspark", "py4j", "delta-spark", "importlib-metadata")
 
 #: The log store, the guard, the gate, the writer and its jobs, faults of S3, and the calls that differ between releases
 #: (``writer_jobs/delta/releases.py``, ``DeltaApi.java``).
@@ -142,9 +142,9 @@ class Pair:
     def environment(self) -> dict[str, str]:
         """Return the variables of its processes, without those that select another Spark or Python."""
         removed = re.compile(r"SPARK_.*|HADOOP_CONF_DIR|PYSPARK_.*|PYTHONPATH|SLUICE_(JARS|DELTA)|VIRTUAL_ENV")
-        kept = {name: value for name, value in os.environ.items() if not removed.fullmatch(name)}
+        variables = {name: value for name, value in os.environ.items() if not removed.fullmatch(name)}
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
-        return {**kept, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", "VIRTUAL_ENV": str(self.folder / "venv")}
+        return {**variables, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", "VIRTUAL_ENV": str(self.folder / "venv")}
 
     @contextmanager
     def start(self, log: Path, *command: object, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
@@ -218,10 +218,10 @@ def install(pair: Pair, wheel: Path) -> None:
     """Create the environment: the pinned requirements, this pair's PySpark and Delta, the wheel and the jars."""
     shutil.rmtree(pair.folder, ignore_errors=True)
     pair.folder.mkdir(parents=True)
-    pinned = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    pinned = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     requirements = pair.folder / "requirements.txt"
-    others = [line for line in pinned if line.partition("==")[0] not in _OF_THE_PAIR]
-    requirements.write_text("\n".join(others) + "\n", encoding="utf-8")
+    independent = "".join(line for line in pinned if line.partition("==")[0] not in _PAIR_REQUIREMENTS)
+    requirements.write_text(independent, encoding="utf-8")
     pair.run("install", UV, "venv", "--quiet", "--python", pair.python, pair.folder / "venv")
     spark, delta = f"pyspark=={PYSPARK[pair.spark]}", f"delta-spark=={pair.delta}"
     pair.run("install", UV, "pip", "install", "--quiet", "-r", requirements, spark, delta, f"{wheel}[spark,cli]")
@@ -291,17 +291,14 @@ def outcomes(text: str) -> dict[str, int]:
 
 
 def table(pairs: Sequence[Pair], *, quick: bool = False) -> str:
-    """Return the Markdown table of docs/compatibility.md."""
+    """Return the results as a Markdown table, for docs/compatibility.md."""
     tests = "tests of CI" if quick else "core tests"
     columns = ("Spark", "Delta Lake", "Hadoop", "Java", "Python", "append", tests, "demo, two writers", "seconds")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for pair in pairs:
         # The last step is the one that failed, if one failed.
         last = next(reversed(pair.seconds), "")
-        results = []
-        for name, step in RESULTS.items():
-            missing = "**failed**" if step == last else "not run"
-            results.append(pair.results.get(name, missing))
+        results = [pair.results.get(key, "**failed**" if step == last else "not run") for key, step in RESULTS.items()]
         cells = [PYSPARK[pair.spark], pair.delta, *results, f"{sum(pair.seconds.values()):.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -313,7 +310,7 @@ def durations(pair: Pair) -> str:
 
 
 def examine(pair: Pair, wheel: Path, workers: int, *, quick: bool) -> str | None:
-    """Run all steps of a pair; return the error of the step that failed."""
+    """Run the steps of a pair, with ``quick`` without the append; return the error of the step that failed."""
     steps: dict[str, Callable[[], None]] = {
         "install": lambda: install(pair, wheel),
         "append": lambda: append(pair),
@@ -337,16 +334,16 @@ def main() -> None:
     """Test the pairs of the command line."""
     from writer_jobs.delta.releases import TESTED  # noqa: PLC0415 (after --help)
 
-    known = [f"{spark}/{delta}" for spark in TESTED for delta in TESTED[spark]]
+    tested = [f"{spark}/{delta}" for spark in TESTED for delta in TESTED[spark]]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", nargs="*", metavar="SPARK/DELTA", help=f"pairs to test (default: {' '.join(known)})")
-    parser.add_argument("--quick", action="store_true", help="run the tests of CI only, with two pairs at a time")
+    parser.add_argument("pairs", nargs="*", metavar="SPARK/DELTA", help=f"pairs to test (default: {' '.join(tested)})")
+    parser.add_argument("--quick", action="store_true", help="run only the demo and tests of CI, two pairs at a time")
     parser.add_argument("--python", default=sys.executable, help="interpreter, such as 3.13 (default: this one)")
     parser.add_argument("--workers", type=int, default=3, help="processes of pytest (default: %(default)s)")
     options = parser.parse_args()
-    if unknown := sorted(set(options.pairs) - set(known)):
-        parser.error(f"{unknown[0]}: choose among {' '.join(known)}")
-    names = [name.partition("/") for name in options.pairs or known]
+    if unknown := sorted(set(options.pairs) - set(tested)):
+        parser.error(f"{unknown[0]}: choose among {' '.join(tested)}")
+    names = [name.partition("/") for name in options.pairs or tested]
     pairs = [Pair(spark, delta, options.python) for spark, _, delta in names]
     BUILD.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(BUILD / "wheel", ignore_errors=True)
