@@ -6,14 +6,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lock_manager import (
-    Adoption,
-    LockSettings,
-    ResourceError,
-    SettingsError,
-    ZookeeperLockManager,
-    canonical_table_uri,
-)
+from lock_manager import Adoption, LockSettings, ResourceError, SettingsError, ZookeeperLockManager, canonical_table_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,12 +33,7 @@ class AdoptResult:
 
 
 def adopt_table(
-    spark: SparkSession,
-    table: str,
-    settings: LockSettings,
-    *,
-    move: bool = False,
-    old_hosts: str | None = None,
+    spark: SparkSession, table: str, settings: LockSettings, *, move: bool = False, old_hosts: str | None = None
 ) -> AdoptResult:
     """Record in the table's properties, under its lock, that only this ensemble's lock on this name is accepted.
 

@@ -31,11 +31,7 @@ ensemble = Commands(name="ensemble", no_args_is_help=True, help="Check the ZooKe
 
 
 @ensemble.command()
-def status(
-    *,
-    zookeeper: ZooKeeperOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def status(*, zookeeper: ZooKeeperOption = None, as_json: JsonOption = False) -> None:
     """Show the state of each server in the connection string.
 
     Sends the four-letter words srvr and mntr to all servers in parallel, with a

@@ -48,20 +48,13 @@ def spark_submit() -> Path:
     raise SparkSubmitError("PySpark was not found: pip install '.[spark]' in a clone of Sluice, or set SPARK_HOME")
 
 
-def submit_command(
-    job: Path, arguments: Sequence[str], *, conf: Mapping[str, str], memory: str = "1g", cores: int = 1
-) -> list[str]:
+def submit_command(job: Path, arguments: Sequence[str], *, conf: Mapping[str, str]) -> list[str]:
     """Return the command that runs a job in a local driver with the pinned jars. ``conf`` overrides the defaults."""
-    settings = {
-        **LOCAL_DRIVER,
-        "spark.sql.shuffle.partitions": "1",
-        "spark.driver.extraJavaOptions": QUICK_JVM,
-        **conf,
-    }
+    settings = {**LOCAL_DRIVER, "spark.sql.shuffle.partitions": "1", "spark.driver.extraJavaOptions": QUICK_JVM, **conf}
     return [
         str(spark_submit()),
-        "--master", f"local[{cores}]",
-        "--driver-memory", memory,
+        "--master", "local[1]",
+        "--driver-memory", "1g",
         "--jars", ",".join(map(str, jar_paths())),
         *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
         str(job),
@@ -104,7 +97,7 @@ class WriterProcess:
 
     @property
     def stderr_tail(self) -> list[str]:
-        """The last lines of its standard error."""
+        """The last 12 lines of its standard error."""
         return self.errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-12:]
 
     def signal(self, number: int) -> bool:

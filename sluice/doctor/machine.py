@@ -47,11 +47,7 @@ def _spark_finding() -> Finding:
     check = "spark"
     if importlib.util.find_spec("pyspark") is None:
         return note(check, "no Spark driver can run here: PySpark is not installed")
-    from writer_jobs.delta.releases import (  # noqa: PLC0415 (PySpark takes 0.4 s)
-        ALLOW_UNTESTED,
-        CONDITIONAL_CREATE,
-        Releases,
-    )
+    from writer_jobs.delta.releases import ALLOW_UNTESTED, CONDITIONAL_CREATE, Releases  # noqa: PLC0415 (needs PySpark)
 
     try:
         folder, java = find_spark_jars(), find_java()

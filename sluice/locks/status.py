@@ -18,6 +18,7 @@ from rich.text import Text
 from lock_manager.coordinator import Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
+from sluice.audit.checks import count_text
 from sluice.console import make_table, table_console
 
 _COLUMNS = ("", "scope", "token", "since (UTC)", "for", "host", "pid", "application", "job")
@@ -150,10 +151,8 @@ def _render(status: Status) -> Group:
     elif not status.tables:
         parts.append(Text("no table was ever locked below this lock root"))
     elif len(busy_tables) < len(status.tables):
-        idle_count = len(status.tables) - len(busy_tables)
-        parts.append(
-            Text(f"{idle_count} {'table' if idle_count == 1 else 'tables'} without holders and waiters", style="dim")
-        )
+        idle_tables = count_text(len(status.tables) - len(busy_tables), "table")
+        parts.append(Text(f"{idle_tables} without holders and waiters", style="dim"))
     return Group(*parts)
 
 

@@ -70,15 +70,11 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
         DistributionError: See :func:`build_zip`.
 
     """
-    from writer_jobs.delta.session import (  # noqa: PLC0415 (PySpark takes 0.4 s)
-        GUARD_MODE,
-        KERNEL_LOG_STORE_SETTINGS,
-        LOG_STORE,
-        LOG_STORE_SETTING,
-    )
+    from writer_jobs.delta import session  # noqa: PLC0415 (PySpark takes 0.4 s)
 
     jars = [str(path.absolute()) for path in jar_paths()]
-    log_stores = [("--conf", f"{key}={LOG_STORE}") for key in (LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS)]
+    log_store_settings = (session.LOG_STORE_SETTING, *session.KERNEL_LOG_STORE_SETTINGS)
+    log_stores = [("--conf", f"{setting}={session.LOG_STORE}") for setting in log_store_settings]
     archive = build_zip(jars_folder().parent / "sluice-py-files.zip") if zip_path is None else Path(zip_path).absolute()
     return [
         "--jars", ",".join(jars),
@@ -86,7 +82,7 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
         "--conf", "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
         "--conf", "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
         *itertools.chain.from_iterable(log_stores),
-        *(("--conf", f"{GUARD_MODE}={guard}") if guard else ()),
+        *(("--conf", f"{session.GUARD_MODE}={guard}") if guard else ()),
     ]  # fmt: skip
 
 
