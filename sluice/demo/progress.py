@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from sluice.audit.checks import count_text
 from sluice.demo.records import Phase, Writer
 
 _PLAIN_SECONDS = 10.0
@@ -72,7 +73,7 @@ class Board:
         if writer.is_running:
             text += f"  {max(0.0, time.time() - writer.since):.1f} s"
         if writer.retried_at:
-            text += f"  ({len(writer.retried_at)} conflicts)"
+            text += f"  ({count_text(len(writer.retried_at), 'conflict')})"
         return Text(text, style=style)
 
     def _summary(self) -> str:

@@ -263,11 +263,12 @@ def test_the_board_in_a_terminal_shows_every_writer() -> None:
     output = io.StringIO()
     writers = loading_writers(locked=True)
     writers[0].apply({"event": "holding", "acquired_at": 1.0}, 1.0)
+    writers[1].retried_at.append(1.5)
     writers[1].end(4, 2.0)
     console = Console(file=output, width=100, force_terminal=True)
     with show_board(Board("loading", writers, [4, 3], 1000), console) as refresh:
         refresh()
-    for words in ("COMMITTING", "FAILED", "3/4", "3/3", "300", "6 of 7 commits, 600 of 1,000 rows"):
+    for words in ("COMMITTING", "FAILED  (1 conflict)", "3/4", "3/3", "300", "6 of 7 commits, 600 of 1,000 rows"):
         assert words in output.getvalue()
 
 
