@@ -1,4 +1,4 @@
-"""Checks the ensemble: the state of each server, and all servers through a session like a writer's."""
+"""Checks the ensemble: the state of each server, and the quorum through a session like a writer's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.ensemble.members import NO_ANSWER_TO_SRVR, Server, ask_servers, dotted
 
 #: Seconds for a session with all its requests.
-CONNECT_SECONDS = 10.0
+SESSION_SECONDS = 10.0
 # Tolerated difference of clocks, as the default of `sluice verify --clock-skew`.
 _SKEW_SECONDS = 1.0
 _REQUESTS = 20
@@ -81,7 +81,7 @@ def _mode_findings(serving_servers: Sequence[Server], server_count: int) -> list
 
 
 def _session_findings(settings: LockSettings) -> list[Finding]:
-    session, deadline = Session(settings), Deadline(CONNECT_SECONDS)
+    session, deadline = Session(settings), Deadline(SESSION_SECONDS)
 
     def run_checks() -> list[Finding]:
         return [
@@ -139,7 +139,7 @@ def _acl_finding(session: Session, deadline: Deadline) -> Finding:
 
 
 def _scratch_findings(session: Session, deadline: Deadline) -> list[Finding]:
-    """Create, write, check and delete a scratch node, as a lock does. Measure the latency and the ensemble's clock."""
+    """Create, write and delete a scratch node. Measure the latency of a write and the leader's clock."""
     try:
         base = nearest_node(session, deadline)
     except NoChrootError as error:

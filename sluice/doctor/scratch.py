@@ -117,7 +117,7 @@ class _S3Object:
         try:
             return operation(**self._object)
         except s3_errors() as error:
-            raise ScratchObjectError(f"{error}") from error
+            raise ScratchObjectError(str(error)) from error
 
 
 class _LocalObject:

@@ -113,7 +113,7 @@ def test_a_stopped_server_and_a_missing_quorum_are_reported(
     assert findings["session"][0] == "ok", "no session, although two of three servers are a quorum"
     second.kill()
     eventually(lambda: ask(third).problem)
-    monkeypatch.setattr("sluice.doctor.ensemble.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("sluice.doctor.ensemble.SESSION_SECONDS", 1.0)
     code, findings = doctor(ensemble.hosts)
     assert code == 1
     assert "sees no quorum" in findings[f"server {third.address}"][1]
