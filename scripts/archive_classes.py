@@ -47,7 +47,7 @@ class AllowAllGuard:
 
 @contextmanager
 def new_archive(name: str) -> Iterator[Path]:
-    """Yield a temporary path for an archive, and rename it when it is complete, so that no JVM reads a partial file."""
+    """Delete an archive. Yield a path for a new one, and rename it when complete: no JVM reads a partial file."""
     archive = archive_path(name)
     part = archive.with_name(f".{archive.name}.{os.getpid()}.part")
     archive.unlink(missing_ok=True)

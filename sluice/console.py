@@ -31,7 +31,7 @@ def plain_console(**options: Any) -> Console:
 
 
 def table_console(console: Console) -> Console:
-    """Return a console that is wide enough for a table if standard output is a pipe."""
+    """Return the console if it is a terminal, otherwise one with the same output that is wide enough for a table."""
     return console if console.is_terminal else plain_console(file=console.file, width=200)
 
 

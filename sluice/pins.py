@@ -34,6 +34,7 @@ def change_pins(
     ``add`` and ``remove`` are names of pins. ``expires`` is a time, or a duration from now.
 
     Raises:
+        BadParameter: ``expires`` is malformed.
         PinError: See :func:`writer_jobs.take_pin` and :func:`writer_jobs.remove_pin`.
         SluiceError: There is no table, the lock was not acquired, or the jars are missing.
 

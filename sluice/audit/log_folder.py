@@ -168,7 +168,7 @@ def s3_client(options: Mapping[str, str]) -> Any:
 
 
 def s3_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of boto3. Call it in an ``except`` clause, so that they are imported only after an error."""
+    """Return the base classes of boto3's errors. Call it in an ``except`` clause: it imports them, which is slow."""
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (the import takes 0.4 s)
 
     return BotoCoreError, ClientError

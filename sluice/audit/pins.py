@@ -31,7 +31,7 @@ class PinStatus:
 
     Attributes:
         has_expired: Whether the pin has expired. An expired pin is not checked.
-        problem: One sentence; None if the pinned version can be read.
+        problem: One sentence; None if the pinned version can be read, and no retention of the table endangers it.
 
     """
 
@@ -105,7 +105,7 @@ def _pin_problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: Del
 def _retention_problem(pin: Pin, newest: DeltaTable | None) -> str | None:
     """Return a problem if a retention of the table is shorter than the pin lasts.
 
-    Then Delta's own VACUUM or log clean-up breaks the pin. A retention that is not a simple interval is ignored.
+    Then Delta's own VACUUM or log clean-up can break the pin. A retention that is not a simple interval is ignored.
     """
     properties = {} if newest is None else newest.metadata().configuration
     for name, default in _RETENTIONS.items():

@@ -43,7 +43,7 @@ class Verification:
 
     Attributes:
         table: Location of the table.
-        version: The newest version, which is the one that was checked.
+        version: The newest version.
         first_version: The oldest version whose file exists (log clean-up removes old ones).
         commits: Number of version files.
         rows_found: Number of rows, counted by reading a column of every data file; None if the table cannot be read.

@@ -37,7 +37,7 @@ def dist(
     *,
     output: Annotated[Path, typer.Option(help="The zip to write.")] = Path("build/sluice-py.zip"),
 ) -> None:
-    """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs, kazoo and pure-sasl.
+    """Build the zip for --py-files: lock_manager, writer_jobs, kazoo, pure-sasl and Delta's Python module.
 
     [bold]sluice dist --output sluice.zip[/]
     [bold]spark-submit $(sluice submit-args --zip sluice.zip) …/append.py --zookeeper …[/]

@@ -102,7 +102,10 @@ SparkConfOption = Annotated[
 ]
 #: The option ``--lock-timeout`` of commands that take a table's lock.
 LockTimeoutOption = Annotated[
-    float | None, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait for the lock.  [dim]default: 300[/]")
+    float | None,
+    typer.Option(
+        min=0.0, metavar="SECONDS", help="Time to wait for the lock.  [dim]default: $SLUICE_TIMEOUT_SECONDS or 300[/]"
+    ),
 ]
 #: The option ``--zookeeper`` of commands that use an ensemble.
 ZooKeeperOption = Annotated[

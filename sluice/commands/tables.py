@@ -68,7 +68,8 @@ def verify(
     [bold]sluice verify s3://lake/flights --storage-option AWS_ENDPOINT_URL=http://127.0.0.1:9000[/]
 
     Exit codes: 0 sound, 1 a check failed, 2 there is no such table or column,
-    or deltalake would read another folder (%20 and the like in its path).
+    the store cannot be read, or deltalake would read another folder (%20 and
+    the like in its path).
     """
     from lock_manager.column_names import split_column_names  # noqa: PLC0415
     from sluice.audit.verify import verify_table  # noqa: PLC0415

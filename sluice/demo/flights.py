@@ -57,7 +57,7 @@ class Contents:
 
 
 def find_flights() -> Path:
-    """Return the path of the installed data set, a zipped CSV file. Its package would load it with pandas on import.
+    """Return the path of the installed data set, a zipped CSV file. Importing its package would load it with pandas.
 
     Raises:
         FlightsError: The data set is not installed.

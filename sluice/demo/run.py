@@ -283,5 +283,5 @@ def _facts(demo: _Demo, load: Load) -> dict[str, Any]:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # a checkout that is not installed
+    except PackageNotFoundError:  # a checkout that is not installed, or PySpark in $SPARK_HOME
         return None

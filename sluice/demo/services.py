@@ -22,7 +22,7 @@ _BUCKET = "lake"
 
 
 def clear_output(folder: Path) -> Path:
-    """Create the output folder, or delete the logs and tables of an earlier demo in it. Return its absolute path.
+    """Create the output folder, or delete an earlier demo's logs, sources and tables in it. Return its absolute path.
 
     The report and the pictures of an earlier demo stay until they are overwritten, so a demo that fails keeps them.
 

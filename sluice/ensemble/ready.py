@@ -20,7 +20,7 @@ from lock_manager.zookeeper.session import Session
 from sluice.audit.checks import count_text
 from sluice.ensemble.members import NO_ANSWER_TO_SRVR, Server, ask_servers
 
-# Time for a session with one server, with all its requests.
+# Seconds for a session with all its requests.
 _SESSION_SECONDS = 10.0
 _CONTENT = b"ready?"
 

@@ -140,7 +140,7 @@ def locked_jars() -> list[Jar]:
 
 
 def read_lock(text: str) -> list[Jar]:
-    """Return the jars of a lock file: ``group:artifact:version sha256`` in each line that is no comment."""
+    """Return the jars of a lock file: ``group:artifact:version sha256`` in each line except comments and empty ones."""
     jars = []
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -189,7 +189,7 @@ def pinned_jar_paths() -> list[Path]:
 def compile_class_path() -> str:
     """Return the class path for ``scripts/build_log_store.sh``, which compiles the log store.
 
-    It has the jars of one Delta release, also if the folder of the jars has those of several.
+    It contains the jars of one Delta release, even if their folder contains those of several.
 
     Raises:
         JarsError: See :func:`jar_paths`.
@@ -199,7 +199,7 @@ def compile_class_path() -> str:
 
 
 def resolve_jars(folder: Path | None = None) -> list[Path]:
-    """Download the pinned jars that ``folder`` lacks, and check their SHA-256.
+    """Download the pinned jars that ``folder``, by default :func:`jars_folder`, lacks, and check their SHA-256.
 
     Returns:
         The paths of the pinned jars and of the guarded log store.

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from sluice.errors import LocalS3Error
 
 _REGION = "us-east-1"
+_START_SECONDS = 30
 #: Host names of this machine. No proxy may be used for them.
 THIS_MACHINE = ("127.0.0.1", "localhost")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
@@ -97,11 +98,11 @@ class LocalS3:
             "spark.hadoop.fs.s3a.connection.ssl.enabled": "false",
         }
 
-    def start(self, timeout_seconds: float = 30.0) -> Self:
-        """Start the server and wait until it serves.
+    def start(self) -> Self:
+        """Start the server and wait until it serves, at most 30 s.
 
         Raises:
-            LocalS3Error: Moto is missing, or the server did not start in time.
+            LocalS3Error: The server runs already, moto is missing, or the server did not start in time.
 
         """
         if self._process is not None:
@@ -117,7 +118,7 @@ class LocalS3:
                 start_new_session=True,
             )
             try:
-                self._port = self._read_port(timeout_seconds, log)
+                self._port = self._read_port(log)
             except BaseException:
                 self.stop()
                 raise
@@ -163,13 +164,13 @@ class LocalS3:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _read_port(self, timeout_seconds: float, log: IO[bytes]) -> int:
+    def _read_port(self, log: IO[bytes]) -> int:
         assert self._process is not None  # noqa: S101 (start() sets it)
         assert self._process.stdout is not None  # noqa: S101 (it is a pipe)
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(timeout_seconds):
-                raise LocalS3Error(f"the embedded S3 did not start within {timeout_seconds:g} s")
+            if not selector.select(_START_SECONDS):
+                raise LocalS3Error(f"the embedded S3 did not start within {_START_SECONDS} s")
         line = self._process.stdout.readline()
         if line:
             return int(line)

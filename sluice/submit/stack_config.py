@@ -89,7 +89,7 @@ class StackConfig:
 def write_config(stack: StackConfig, folder: Path, *, force: bool) -> tuple[Path, Path]:
     """Write both files, and return their paths. If one cannot be written, neither is changed.
 
-    The folder is created if it does not exist. ``force`` permits to replace existing files.
+    The folder is created if it does not exist. ``force`` permits replacing existing files.
 
     Raises:
         BadInputError: A file exists, and ``force`` is false.
