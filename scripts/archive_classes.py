@@ -16,6 +16,7 @@ from py4j.java_gateway import JavaGateway
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.class_archives import SPARK, STORE, ZOOKEEPER, archive_path, write_archive_options
 from lock_manager.testing.embedded import EmbeddedZooKeeper
+from sluice.demo.services import set_environment
 from sluice.local.jars import jar_paths
 from sluice.local.s3 import LocalS3
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, PLAIN_JVM
@@ -91,15 +92,11 @@ def run_spark(archive: Path, folder: Path, s3: LocalS3) -> None:
 
 def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
     """Run the operations of a soak's writer in a JVM without Spark."""
-    options = " ".join(write_archive_options(archive))
-    os.environ["JDK_JAVA_OPTIONS"] = options
-    try:
+    with set_environment({"JDK_JAVA_OPTIONS": " ".join(write_archive_options(archive))}):
         jvm = StoreJvm(
             hadoop=hadoop_settings("archive", s3), guard=AllowAllGuard(), mode="required", conditional=True,
             stderr_path=folder / "jvm.log",
         )  # fmt: skip
-    finally:
-        del os.environ["JDK_JAVA_OPTIONS"]
     table = "s3a://lake/store"
     jvm.warm_up(table)
     jvm.write_data_file(table, "1.parquet", [2**40])
@@ -113,11 +110,8 @@ def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:
     with EmbeddedZooKeeper(servers=3) as ensemble:
         server = ensemble.servers[0]
         server.stop()
-        os.environ["JDK_JAVA_OPTIONS"] = " ".join(write_archive_options(archive))
-        try:
+        with set_environment({"JDK_JAVA_OPTIONS": " ".join(write_archive_options(archive))}):
             server.start()
-        finally:
-            del os.environ["JDK_JAVA_OPTIONS"]
         server.wait_until_serving(time.monotonic() + 60)
         with ZookeeperLockManager(server.address) as manager, manager.acquire("s3://lake/archive") as hold:
             hold.check()

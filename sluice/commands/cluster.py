@@ -33,10 +33,7 @@ def jars(
     console.print(f"{len(paths)} jars in {paths[0].parent}", soft_wrap=True)
 
 
-def dist(
-    *,
-    output: Annotated[Path, typer.Option(help="The zip to write.")] = Path("build/sluice-py.zip"),
-) -> None:
+def dist(*, output: Annotated[Path, typer.Option(help="The zip to write.")] = Path("build/sluice-py.zip")) -> None:
     """Build the zip for --py-files: lock_manager, writer_jobs, kazoo, pure-sasl and Delta's Python module.
 
     [bold]sluice dist --output sluice.zip[/]

@@ -50,8 +50,8 @@ class Phase(StrEnum):
 
     STARTING = "starting"  # before the first commit
     BEGUN = "begun"  # a commit has begun, and its lock is not held yet
-    HOLDING = "holding"  # the lock
-    WRITING = "writing"  # without the lock
+    HOLDING = "holding"  # the lock is held
+    WRITING = "writing"  # a write without the lock has begun
     BETWEEN = "between"  # after a commit, before the next one
     DONE = "done"
     FAILED = "failed"

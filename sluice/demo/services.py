@@ -78,18 +78,18 @@ def open_store(kind: str, folder: Path, user_s3: ChosenS3 | None = None) -> Iter
         yield Store(f"file:{folder / 'tables'}", str(folder / "tables"))
         return
     if user_s3 is not None:
-        with _set_environment(user_s3.environment), user_s3:
+        with set_environment(user_s3.environment), user_s3:
             description = f"s3a://{user_s3.root} on {user_s3.endpoint or 'AWS'}"
             yield Store(f"s3a://{user_s3.root}", description, user_s3.environment, user_s3.spark_conf, user_s3.root)
         return
-    with LocalS3(log=folder / "logs" / "s3.log") as s3, _set_environment(no_proxy_variables()):
+    with LocalS3(log=folder / "logs" / "s3.log") as s3, set_environment(no_proxy_variables()):
         s3.create_bucket(_BUCKET)
         description = f"s3a://{_BUCKET} on {s3.endpoint}"
         yield Store(f"s3a://{_BUCKET}", description, s3.environment, s3.spark_conf, _BUCKET)
 
 
 @contextmanager
-def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
+def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for a block: boto3 and ``deltalake`` read proxies and credentials from there."""
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

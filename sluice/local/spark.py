@@ -34,10 +34,7 @@ PLAIN_JVM = (
 QUICK_JVM = " ".join([PLAIN_JVM, *map(shlex.quote, archive_options(SPARK))])
 
 #: Settings for a few rows. Generated code costs more to compile than it saves.
-FEW_ROWS: Mapping[str, str] = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+FEW_ROWS: Mapping[str, str] = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 #: Settings of a driver that listens on 127.0.0.1 only, without a UI.
 LOCAL_DRIVER: Mapping[str, str] = {

@@ -17,10 +17,9 @@ from pathlib import Path
 from sluice.errors import DistributionError
 from sluice.local.jars import jar_paths, jars_folder
 
-_PACKAGES = ("lock_manager", "writer_jobs", "kazoo")
-_OPTIONAL_PACKAGES = ("puresasl", "delta")
-# Distributions whose licence must be in the zip, by package.
-_DISTRIBUTIONS = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
+# Packages in the zip, each with the distribution whose licence must be in the zip, too; None for this project's own.
+_PACKAGES = {"lock_manager": None, "writer_jobs": None, "kazoo": "kazoo"}
+_OPTIONAL_PACKAGES = {"puresasl": "pure-sasl", "delta": "delta-spark"}
 # "connect" is Delta for Spark Connect: it needs gRPC, and cannot write with the lock.
 _EXCLUDED = frozenset({"__pycache__", "tests", "testing", "connect"})
 _SUFFIXES = frozenset({".py", ".typed"})
@@ -98,14 +97,15 @@ def job_script(job: str) -> Path:
 
 def _contents() -> Iterator[tuple[str, Path]]:
     """Yield the name of every entry of the zip, and its file."""
-    packages = [*_PACKAGES, *(package for package in _OPTIONAL_PACKAGES if importlib.util.find_spec(package))]
-    for package in packages:
+    for package, distribution in (_PACKAGES | _OPTIONAL_PACKAGES).items():
+        if package in _OPTIONAL_PACKAGES and importlib.util.find_spec(package) is None:
+            continue
         folder = _folder_of(package)
         for file in folder.rglob("*"):
             relative = file.relative_to(folder)
             if file.suffix in _SUFFIXES and file.is_file() and _EXCLUDED.isdisjoint(relative.parts):
                 yield f"{package}/{relative.as_posix()}", file
-        for licence in importlib.metadata.files(_DISTRIBUTIONS[package]) or () if package in _DISTRIBUTIONS else ():
+        for licence in (distribution and importlib.metadata.files(distribution)) or ():
             if licence.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")):
                 yield f"{package}/{licence.name}", Path(str(licence.locate()))
 

@@ -94,13 +94,13 @@ def test_the_error_for_a_missing_jar_names_the_command(jars: list[Path]) -> None
 
 
 def test_an_optional_package_that_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distribution, "_OPTIONAL_PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(distribution, "_OPTIONAL_PACKAGES", {"no_such_package": "none"})
     with zipfile.ZipFile(build_zip(tmp_path / "jobs.zip")) as archive:
         assert {name.split("/")[0] for name in archive.namelist()} == {"lock_manager", "writer_jobs", "kazoo"}
 
 
 def test_the_error_for_a_missing_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distribution, "_PACKAGES", ("lock_manager", "no_such_package"))
+    monkeypatch.setattr(distribution, "_PACKAGES", {"lock_manager": None, "no_such_package": None})
     with pytest.raises(DistributionError, match="no_such_package"):
         build_zip(tmp_path / "jobs.zip")
     assert list(tmp_path.iterdir()) == []
