@@ -22,7 +22,7 @@ _FIRST, _SECOND = b"first", b"second"
 _RIVALS, _ROUNDS = 8, 8
 # Seconds after which no further round of rivals starts.
 _SECONDS = 2.0
-# Seconds for which a rival waits for the others before it sends its request.
+# Seconds that a rival waits for the others before it sends its request.
 _BARRIER_SECONDS = 5.0
 _ADVICE = "Use a store that honours If-None-Match (AWS S3 does, MinIO and Ceph in recent releases)"
 
