@@ -16,12 +16,11 @@ from threading import Event
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from soak.s3_faults import FaultyS3, S3Fault
-from tests.support.at_the_gate import contenders
 from tests.support.driver_process import LAKE, WAIT, Driver
+from tests.support.lock_znodes import LockZnodes, connected_client
 from tests.support.s3_table import copy, count_stored_puts, read, rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
@@ -161,13 +160,8 @@ def test_a_writer_paused_at_the_gate_blocks_no_writer(
     second.begin("append_on_signal", table=table, first=20, end=21)
     assert second.answer() == {"done": "holding"}
     first.begin("append_at_the_gate", table=table, first=10, end=12)
-    client = KazooClient(first.hosts)
-    client.start()
-    try:
-        eventually(lambda: len(contenders(client, table)) == 2, within=WAIT)
-    finally:
-        client.stop()
-        client.close()
+    with connected_client(first.hosts) as client:
+        eventually(lambda: len(LockZnodes(client, table).contenders()) == 2, within=WAIT)
     first.signal(signal.SIGSTOP, paused)
     if paused == "jvm":
         # The driver's Python process would get the lock and keep it.

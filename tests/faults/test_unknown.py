@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from soak.s3_faults import FaultyS3, S3Fault
-from tests.support.at_the_gate import contenders
 from tests.support.driver_process import IMPATIENT, WAIT, Driver
+from tests.support.lock_znodes import LockZnodes, connected_client
 from tests.support.s3_table import copy, count_stored_puts, rows
 from tests.support.sessions import end_session
 
@@ -310,12 +309,9 @@ def lose(driver: Driver, ensemble: EmbeddedZooKeeper) -> Callable[[str, str], No
             number, password = session
             end_session(ensemble.hosts, (number, bytes.fromhex(password)))
             return
-        client = KazooClient(ensemble.hosts)
-        client.start()
-        (contender,) = contenders(client, table)
-        client.delete(contender)
-        client.stop()
-        client.close()
+        with connected_client(ensemble.hosts) as client:
+            (contender,) = LockZnodes(client, table).contenders()
+            client.delete(contender)
 
     session = driver.do("session")
     return remove

@@ -35,6 +35,7 @@ from sluice.ensemble.members import Server, ask_server
 from sluice.local import jars
 from tests.support.gateway import Gateway, serve_gateway
 from tests.support.lake import S3, lake, require_embedded_s3
+from tests.support.lock_znodes import connected_client
 from writer_jobs.delta.session import GUARD_MODE, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 Findings = dict[str, tuple[str, str]]
@@ -55,11 +56,8 @@ def ensemble() -> Iterator[EmbeddedZooKeeper]:
 
 @pytest.fixture
 def client(ensemble: EmbeddedZooKeeper) -> Iterator[KazooClient]:
-    client = KazooClient(ensemble.servers[0].address)
-    client.start()
-    yield client
-    client.stop()
-    client.close()
+    with connected_client(ensemble.servers[0].address) as client:
+        yield client
 
 
 @pytest.fixture
@@ -463,7 +461,7 @@ def test_the_releases_are_named_and_untested_ones_are_a_fault(monkeypatch: pytes
 
 
 class SparkHome:
-    """A folder of Spark, with jars that have nothing but a name."""
+    """A folder of Spark with empty jars. The doctor reads only their names."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jars = folder / "jars"

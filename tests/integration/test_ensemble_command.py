@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 from kazoo.security import make_acl
 from typer.testing import CliRunner
 
@@ -29,9 +28,10 @@ from sluice.commands.app import app
 from sluice.ensemble.members import Server, ask_server, ask_servers
 from sluice.ensemble.ready import epoch_faults, server_faults
 from tests.support.authority import Authority
+from tests.support.lock_znodes import connected_client
 
 MOST_COMMAND_SECONDS = 30.0
-"""Upper bound for one command with a suspended server: its requests, its session and the session's end time out."""
+"""Upper bound for `status` and `ready` with a suspended server: requests, the session and its end time out."""
 
 WAIT_SECONDS = 60.0
 
@@ -172,13 +172,9 @@ def test_a_ready_ensemble_keeps_no_scratch_node(ensemble: EmbeddedZooKeeper) -> 
     leader = server_in_mode("leader", ensemble)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"ready: 3 of 3 serve, leader {leader.address}, epoch ")
-    client = KazooClient(leader.address)
-    client.start()
-    paths = [path for path in ("/", "/locks", "/locks/delta_tables") if client.exists(path)]
-    scratch_nodes = [name for path in paths for name in client.get_children(path) if "scratch" in name]
-    client.stop()
-    client.close()
-    assert scratch_nodes == []
+    with connected_client(leader.address) as client:
+        paths = [path for path in ("/", "/locks", "/locks/delta_tables") if client.exists(path)]
+        assert [name for path in paths for name in client.get_children(path) if "scratch" in name] == []
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------
@@ -286,11 +282,8 @@ def test_a_member_of_another_ensemble_is_reported(
 def test_read_only_lock_roots_and_missing_chroots_are_reported(
     standalone: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = KazooClient(standalone.hosts)
-    client.start()
-    client.create("/readonly", b"", acl=[make_acl("world", "anyone", read=True)])
-    client.stop()
-    client.close()
+    with connected_client(standalone.hosts) as client:
+        client.create("/readonly", b"", acl=[make_acl("world", "anyone", read=True)])
     monkeypatch.setenv("SLUICE_LOCK_ROOT", "/readonly")
     ((fault,), _) = ready(standalone.hosts, "--expect", "1")
     assert "NoAuthError" in fault

@@ -28,8 +28,9 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager import HeldLock, LockCancelledError, LockLostError, LockTimeoutError, ZookeeperLockManager
 from lock_manager.guard.ticket import Ticket
 from lock_manager.guard.write_attempt import WriteAttempt
-from tests.support.at_the_gate import AttemptClock, TableAtTheGate, contenders, remove_contenders
+from tests.support.at_the_gate import AttemptClock, TableAtTheGate, remove_contenders
 from tests.support.checksums import checksum_file, pop_files, read_as
+from tests.support.lock_znodes import LockZnodes
 from tests.support.rivals import RivalManager
 from tests.support.spark_settings import spark_settings
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, locked
@@ -227,14 +228,16 @@ def test_a_lock_lost_before_the_put_commits_nothing(table: Table, ensemble_clien
 def test_a_lock_lost_after_the_put_changes_nothing(
     table: Table, ensemble_client: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = HeldLock.record_commit
+    record, lost_holds = HeldLock.record_commit, list[str]()
 
     def lose_and_record(hold: HeldLock, *commit: Any) -> None:
-        ensemble_client.delete(contenders(ensemble_client, table.writer.table)[0])
+        remove_contenders(ensemble_client, table.writer.table, hold)
+        lost_holds.append(hold.hold_id)
         record(hold, *commit)
 
     monkeypatch.setattr(HeldLock, "record_commit", lose_and_record)
-    assert table.append(1).version == 1
+    result = table.append(1)
+    assert (result.version, lost_holds) == (1, [result.hold_id])
     assert table.ids() == [0, 1]
 
 
@@ -424,7 +427,7 @@ def test_threads_of_one_driver_have_one_contender_each(table: Table, ensemble_cl
         with table.rival.acquire(table.writer.table):
             appends = [pool.submit(table.append, number) for number in range(1, 4)]
             table.eventually(lambda: table.queue_length() == 4, label="a contender of each append")
-            nodes = contenders(ensemble_client, table.writer.table)
+            nodes = LockZnodes(ensemble_client, table.writer.table).contenders()
             owners = {ensemble_client.get(node)[1].ephemeralOwner for node in nodes}
             assert len(owners) == 2, "expected one session of the rival and one of the driver"
         results = sorted((append.result() for append in appends), key=lambda result: result.version or 0)

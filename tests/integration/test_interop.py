@@ -17,18 +17,11 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.recipe.lock import Lock
 
-from lock_manager import (
-    LockTimeoutError,
-    PartitionColumn,
-    PartitionSchema,
-    TableResource,
-    ZookeeperLockManager,
-    guard_registry,
-)
+from lock_manager import LockTimeoutError, TableResource, ZookeeperLockManager
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from lock_manager.zookeeper.znodes import table_node
+from tests.support.lock_znodes import LOCK_ROOT, connected_client
 
-ROOT = "/locks/delta_tables"
 REPOSITORY = Path(__file__).parents[2]
 CLIENT_SOURCE = REPOSITORY / "tests/support/CuratorMutex.java"
 JAVA_BLOCK = re.compile(r"^```java\n(.*?class (\w+).*?)^```$", re.MULTILINE | re.DOTALL)
@@ -45,7 +38,7 @@ class Queue:
 
     def __post_init__(self) -> None:
         self.table = f"s3://lake/{uuid.uuid4().hex}"
-        self.node = table_node(ROOT, TableResource.of(self.table))
+        self.node = table_node(LOCK_ROOT, TableResource.of(self.table))
 
     def acquire(self, **options: Any) -> Any:
         return self.manager.acquire(self.table, **options)
@@ -83,19 +76,8 @@ class Queue:
 
 @pytest.fixture
 def queue(zookeeper: Any, manager: ZookeeperLockManager, eventually: Callable[..., None]) -> Iterator[Queue]:
-    client = KazooClient(zookeeper.hosts)
-    client.start()
-    yield Queue(manager, client, eventually)
-    client.stop()
-    client.close()
-
-
-@pytest.fixture
-def partition_schema() -> Iterator[None]:
-    """Allow locks on partitions without a guard."""
-    guard_registry.declare_guard_installed(lambda _: PartitionSchema((PartitionColumn("year", "integer"),)))
-    yield
-    guard_registry.declare_guard_installed(None)
+    with connected_client(zookeeper.hosts) as client:
+        yield Queue(manager, client, eventually)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +117,7 @@ def test_kazoo_s_contenders_and_ours_are_served_in_order(queue: Queue, recipe: s
     assert served_names == names
 
 
-@pytest.mark.usefixtures("partition_schema")
+@pytest.mark.usefixtures("guard_declared")
 def test_kazoo_s_locks_treat_a_partition_lock_as_a_reader(queue: Queue) -> None:
     with queue.acquire(**PARTITIONS):
         assert not queue.is_free_for_kazoo("WriteLock")
@@ -147,7 +129,7 @@ def test_kazoo_s_locks_treat_a_partition_lock_as_a_reader(queue: Queue) -> None:
         assert not queue.is_free(**PARTITIONS)
 
 
-@pytest.mark.usefixtures("partition_schema")
+@pytest.mark.usefixtures("guard_declared")
 @pytest.mark.parametrize("options", [{"shared": True}, PARTITIONS], ids=["shared", "partitions"])
 def test_kazoo_s_lock_ignores_shared_holds_without_a_pattern(queue: Queue, options: dict[str, Any]) -> None:
     """docs/concepts.md names this limit."""
@@ -222,7 +204,7 @@ def start_curator(
 def test_curator_s_mutex_and_our_lock_do_not_see_each_other(
     queue: Queue, start_curator: Callable[..., AbstractContextManager[Curator]]
 ) -> None:
-    """Curator sorts all children by the text after ``lock-``, so its contenders come before older ones."""
+    """Curator sorts all children by the text after ``lock-``, so its contenders precede older ones of others."""
     with start_curator(driver=False) as curator:
         with queue.acquire():
             assert curator.acquires()
@@ -233,7 +215,7 @@ def test_curator_s_mutex_and_our_lock_do_not_see_each_other(
         curator.release()
 
 
-@pytest.mark.usefixtures("partition_schema")
+@pytest.mark.usefixtures("guard_declared")
 def test_curator_s_mutex_with_the_docs_driver_joins_the_queue(
     queue: Queue, start_curator: Callable[..., AbstractContextManager[Curator]]
 ) -> None:

@@ -17,8 +17,8 @@ from deltalake import DeltaTable, QueryBuilder
 from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
-from lock_manager import HeldLock, Hold, TableResource, ZookeeperLockManager
-from lock_manager.zookeeper.znodes import table_node
+from lock_manager import HeldLock, Hold, ZookeeperLockManager
+from tests.support.lock_znodes import LockZnodes
 from writer_jobs import CommitResult, LockedDeltaWriter, locked
 
 
@@ -93,16 +93,9 @@ class TableAtTheGate:
             running.exception(120)
 
 
-def contenders(client: KazooClient, table: str) -> list[str]:
-    """Return the paths of the contenders in the queue of a whole table."""
-    node = table_node("/locks/delta_tables", TableResource.of(table))
-    children = client.get_children(node) if client.exists(node) else []
-    return [f"{node}/{name}" for name in children if "lock__" in name]
-
-
 def remove_contenders(client: KazooClient, table: str, hold: HeldLock | None = None) -> None:
     """Delete all contenders in a table's queue, or only the contender of a hold."""
-    for node in contenders(client, table):
+    for node in LockZnodes(client, table).contenders():
         if hold is None or hold.hold_id in node:
             client.delete(node)
 

@@ -23,7 +23,7 @@ import writer_jobs.commit.guarded
 from lock_manager import ZookeeperLockManager
 from lock_manager.guard import commit_guard as guard
 from sluice.local.jars import jar_paths
-from tests.support.at_the_gate import contenders
+from tests.support.lock_znodes import LockZnodes
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job
 from writer_jobs.commit.driver_guard import GUARD
@@ -162,8 +162,7 @@ class Driver:
                     release.wait(60)
                     GUARD.remove(block)
 
-            client = self.manager._session.client
-            client.delete(*contenders(client, table))
+            LockZnodes(self.manager._session.client, table).delete_contenders()
             thread = threading.Thread(target=acquire)
             thread.start()
             self.reacquired = acquired.wait(60)
