@@ -209,7 +209,7 @@ def test_a_move_holds_the_lock_of_the_old_ensemble(table: Table, ensemble: Ensem
     ensemble.adopt(table)
     settings = LockSettings(zk_hosts=second_ensemble.hosts, timeout_seconds=0)
     with RivalManager(ensemble.hosts, 60) as rival, rival.acquire(table.path):
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="1 ahead"):
             adopt_table(table.spark, table.path, settings, move=True, old_hosts=ensemble.hosts)
         assert len(table.version_files()) == 2
         # Without the old hosts the move does not wait for the holder.
@@ -237,7 +237,7 @@ def test_a_commit_under_two_ensembles_has_an_intent_in_each(
 def test_the_adoption_is_read_again_after_a_late_put(
     table: Table, ensemble: Ensemble, unguarded_sql: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The PUT of a disconnected writer, which moves the table, arrives just before its version is filled."""
+    """The PUT of a disconnected writer moves the table, just before the holder fills the version of this PUT."""
     ensemble.znodes(table).leave_intent(1)
     make_empty_commit = DeltaTableLog.make_empty_commit
 

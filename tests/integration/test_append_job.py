@@ -91,7 +91,7 @@ def test_output_report_and_metrics_contain_each_commit(
 @pytest.mark.full
 def test_each_row_is_in_exactly_one_commit(job: AppendDriver) -> None:
     """Equal rows share a commit, and each commit writes one file for each partition."""
-    # With two distinct rows one of three commits is empty. The sources need several tasks.
+    # With two distinct rows, at least one of three commits is empty. Several tasks read the four sources.
     rows = [(0, f"p{number % 2}", None) for number in range(8)]
     sources = [job.csv(f"{number}.csv", HEADER, rows) for number in range(4)]
     outcome = job.run("--source", *sources, "--commits", "3", "--partition-by", "name")
@@ -303,7 +303,7 @@ def test_a_lost_lock_is_exit_code_4(job: AppendDriver, ensemble_client: KazooCli
     ended = threading.Event()
 
     def remove() -> None:
-        """Delete each contender, also those that join the queue again, until the job detects it as a holder."""
+        """Delete every contender until the job ends. A waiter joins the queue again; a holder reports the loss."""
         while not ended.is_set():
             with suppress(NoNodeError):
                 remove_contenders(ensemble_client, job.uri)
@@ -346,5 +346,5 @@ def test_each_spelling_of_a_location_has_the_same_lock(
     job: AppendDriver, make_rival: Callable[..., RivalManager]
 ) -> None:
     with make_rival().acquire(canonical_table_uri(job.table)):
-        failed = job.run("--table", f"file://{job.table}/../table//", "--source", job.source, "--lock-timeout", "0")
-    assert failed.code == 3
+        location = f"file://{job.table}/../table//"
+        job.refuse(3, "1 ahead", "--table", location, "--source", job.source, "--lock-timeout", "0")

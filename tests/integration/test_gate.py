@@ -399,7 +399,7 @@ def test_a_commit_with_files_that_vacuum_may_delete_is_refused(
                 table.sql("VACUUM {t}")
             assert staged not in table.files()
         else:
-            # VACUUM deletes it in the protected case.
+            # As VACUUM does in the protected case.
             (table.path / staged).unlink()
     running.result()
     if protected:
@@ -572,7 +572,10 @@ def test_partitions_are_locked_for_the_commit_alone(
     copy_of: Callable[..., Path],
     manager: ZookeeperLockManager,
     make_rival: Callable[..., RivalManager],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A write that holds the lock throughout would call this.
+    monkeypatch.setattr(LockedOperation, "_write_to", None)
     path = copy_of("CREATE TABLE {t} (id LONG, p LONG) USING delta PARTITIONED BY (p)")
     writer = LockedDeltaWriter(spark, manager, str(path))
     rows = spark.range(4).coalesce(1).withColumn("p", F.col("id") % 2)
