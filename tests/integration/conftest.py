@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -25,6 +25,7 @@ from tests.support.append_rows import HEADER, ROWS
 from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager
+from tests.support.spark_settings import spark_settings
 from tests.support.submitted_job import SubmittedJob
 
 if TYPE_CHECKING:
@@ -77,18 +78,11 @@ def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def without_guard(spark: SparkSession) -> Callable[..., AbstractContextManager[None]]:
-    """Switch the commit guard off in a block, as in a program without the guard: ``with without_guard():``."""
+    """Change the guard's mode in a block: ``with without_guard():`` for ``off``, ``with without_guard("observe"):``."""
+    from writer_jobs.delta.session import GUARD_MODE
 
-    @contextmanager
-    def guard_off(mode: str = "off") -> Iterator[None]:
-        conf = spark.sparkContext._jsc.sc().conf()
-        conf.set("spark.sluice.guard", mode)
-        try:
-            yield
-        finally:
-            conf.set("spark.sluice.guard", "required")
-
-    return guard_off
+    conf = spark.sparkContext._jsc.sc().conf()
+    return lambda mode="off": spark_settings(conf, {GUARD_MODE: mode})
 
 
 @pytest.fixture(scope="session")
@@ -150,7 +144,7 @@ def unguarded_sql(
 
 @pytest.fixture
 def heed_ctrl_c() -> Iterator[None]:
-    """Let child processes receive SIGINT, which a shell ignores for processes in the background."""
+    """Let child processes receive SIGINT. Processes that a shell starts in the background ignore it."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)

@@ -82,7 +82,7 @@ def test_a_store_that_honours_the_condition_loses_no_commit(spark: SparkSession,
 def test_a_driver_proves_a_store_once_with_two_requests(spark: SparkSession, append_row: Append) -> None:
     """One request is enough if another driver has proved the store."""
     with careless_table(spark) as (s3, table):
-        assert append_row(table, "--commits", "1").code == 0
+        assert append_row(table).code == 0
         assert s3.front.puts[SCRATCH] == 2
         assert append_row(table).code == 0
         assert append_row(f"{table}-2").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import LockOrderError, ZookeeperLockManager
+from tests.support.at_the_gate import commit_info
 from writer_jobs import LockedDeltaWriter, locked, locking
 
 pytestmark = pytest.mark.spark
@@ -39,8 +39,8 @@ def append(rows: DataFrame, table: str) -> None:
 
 def hold_ids(table: str) -> list[str]:
     """Return the hold id of each commit."""
-    files = sorted(Path(table).glob("_delta_log/*.json"))
-    return [json.loads(path.read_text().splitlines()[0])["commitInfo"]["sluice"]["hold"] for path in files]
+    versions = sorted(int(path.stem) for path in Path(table).glob("_delta_log/*.json"))
+    return [commit_info(table, version)["sluice"]["hold"] for version in versions]
 
 
 def test_a_writer_inside_locked_commits_under_the_same_hold(

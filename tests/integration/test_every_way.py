@@ -25,7 +25,7 @@ from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 pytestmark = pytest.mark.spark
 
-# They call a constructor of Spark that Spark 4.0.1 changed.
+# Operations that call a constructor of Spark that Spark 4.0.1 changed.
 READ_FOOTERS = ("REORG", "CONVERT TO DELTA")
 SPARK_4_0_1 = needs_delta((4, 0, 1), "call of this constructor of Spark 4.0.1")
 KERNEL_WRITES = needs_delta((4, 4), "writes through Delta Kernel")
@@ -38,9 +38,7 @@ Operation = Callable[[SparkSession, str], object]
 
 def sql(statement: str) -> Operation:
     """Run a statement; ``{t}`` is the table, ``{new}`` a table next to it."""
-    return lambda spark, table: spark.sql(
-        statement.format(t=f"delta.`{table}`", path=table, new=f"delta.`{table}-new`")
-    )
+    return lambda spark, table: spark.sql(statement.format(t=f"delta.`{table}`", new=f"delta.`{table}-new`"))
 
 
 def rows(spark: SparkSession) -> Any:

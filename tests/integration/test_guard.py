@@ -22,9 +22,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard.guard_server import GuardServer
+from tests.support.at_the_gate import commit_info
 from tests.support.lake import S3
 from tests.support.lock_znodes import DEAD_HOLD, LockZnodes
 from tests.support.new_thread import in_new_thread
+from tests.support.spark_settings import spark_settings
 from writer_jobs import (
     GuardMissingError,
     LockedDeltaWriter,
@@ -71,8 +73,7 @@ class Table:
 
     def stamp(self, version: int) -> dict[str, Any]:
         """Return the stamp of a commit."""
-        line = (Path(self.path) / "_delta_log" / f"{version:020d}.json").read_text().splitlines()[0]
-        stamp: dict[str, Any] = json.loads(line)["commitInfo"]["sluice"]
+        stamp: dict[str, Any] = commit_info(self.path, version)["sluice"]
         return stamp
 
     def exists(self) -> bool:
@@ -482,13 +483,9 @@ def test_a_guard_that_answers_too_late_refuses_the_commit(new_table: Table, monk
 
 
 def test_a_commit_without_commit_info_is_stamped(new_table: Table) -> None:
-    conf = new_table.spark.conf
-    conf.set("spark.databricks.delta.commitInfo.enabled", "false")
-    try:
-        with new_table.locked() as hold:
-            new_table.append(0, 3)
-    finally:
-        conf.unset("spark.databricks.delta.commitInfo.enabled")
+    without_commit_info = spark_settings(new_table.spark.conf, {"spark.databricks.delta.commitInfo.enabled": "false"})
+    with without_commit_info, new_table.locked() as hold:
+        new_table.append(0, 3)
     assert new_table.stamp(0)["hold"] == hold.hold_id
     assert new_table.ids() == [0, 1, 2]
 
