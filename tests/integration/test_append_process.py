@@ -38,7 +38,7 @@ class JobUnderSubmit:
         return self.submit(APPEND, "--table", self.table, "--source", source, "--report", self.report, *arguments)
 
     def start_behind_lock(self, source: Path) -> tuple[SubmittedJob, int]:
-        """Start the job while this thread holds the lock; return it and the id of its Python process."""
+        """Start the job while this thread holds the lock; return the job and the id of its Python process."""
         job = self.start(source)
         self.eventually(lambda: self.queue_length() == 2, within=240, label="the job in the queue")
         return job, self.manager.queue(f"file:{self.table}")[1].data["pid"]

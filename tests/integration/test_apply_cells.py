@@ -152,6 +152,7 @@ def test_two_values_of_one_timestamp_need_a_sequence(feed: Feed) -> None:
     for timestamp, values in ((2, ("two", "three")), (1, ("two",))):
         with pytest.raises(ChangesError, match="id=a"):
             feed.apply([Cell("a", "d", "x", timestamp, "Put", value) for value in values])
+    # HBase's code of a Put is 4, of a DeleteColumn 12.
     ordered = feed.spark.createDataFrame(
         [("a", "d", "x", 3, "4", "four", 8), ("a", "d", "x", 3, "put", "three", 7), ("b", "d", "x", 3, "12", None, 7)],
         f"{SCHEMA}, sequence long",

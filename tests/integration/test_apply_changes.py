@@ -332,11 +332,12 @@ def test_files_are_skipped_by_ranges_of_numbers_and_timestamps(feed: Feed, key: 
     init = ChangeBatch.__init__
     updates = rows.where("at IN (2, 4)").withColumn("at", F.lit(9))
     with pytest.MonkeyPatch.context() as patch:
-        # The batch has one range of keys for each change, so Delta does not read the file between them.
+        # The batch has one range of keys for each change, so Delta does not read the removed file between them.
         patch.setattr(
             ChangeBatch, "__init__", lambda *args, **options: init(*args, **{**options, "range_column": "key"})
         )
         assert apply_changes(feed.writer, updates, keys=["key"], sequence_by="at").updated == 2
+    # The control: with one range from the smallest to the largest key, Delta reads the file between them.
     with pytest.raises(WriteFailedError):
         apply_changes(feed.writer, updates.withColumn("at", F.lit(10)), keys=["key"], sequence_by="at")
 
@@ -450,7 +451,7 @@ def test_maintenance_keeps_tombstones_of_a_killed_batch(feed: Feed, maintain: Ca
     options: dict[str, Any] = {"keys": ["key", "value"], "apply_as_deletes": "at % 2 = 1"}
     tombstones = f"{feed.table}_tombstones"
     feed.apply([("a", 2, "x"), ("b", 2, "x"), ("b", 1, "gone")], partition_by=["key"], **options)
-    # The killed batch has tombstones in two partitions. Each later batch locks one partition and deletes them there.
+    # The killed batch has tombstones in two partitions. A later batch deletes those of the partition that it locks.
     feed.apply_killed([("a", 5, "x"), ("b", 7, "x")], **options)
     feed.apply([("a", 5, "y"), ("a", 4, "z")], **options)
     assert feed.columns("key", "__SEQUENCE", suffix="_tombstones") == [("a", 5), ("b", 1), ("b", 7)]

@@ -83,7 +83,7 @@ class Model:
 
 
 def arrivals(number: int, batches: int, versions: int) -> list[list[Row]]:
-    """Return batches of rows of half a year in the order of their event times; some are late or repeated."""
+    """Return batches of rows of half a year. Most rows are in the batch of their event time; some are late or twice."""
     chance = random.Random(SEED)
     arrived: list[list[Row]] = [[] for _ in range(batches)]
     last = batches - 1
@@ -187,7 +187,7 @@ def test_late_rows_rewrite_only_files_with_older_versions(stream: Stream, monkey
     assert (result.updated, result.inserted) == (3, 0)
     assert len(files.keys() - stream.files().keys()) == 2
     assert by_week[3] <= stream.files().keys()
-    # The control: without the ranges of the event time, all files between are read.
+    # The control: without ranges of the event time, Delta reads the removed files, too.
     monkeypatch.setattr("writer_jobs.merge.key_bounds.KeyBounds.refine", lambda *_: None)
     with pytest.raises(WriteFailedError):
         stream.apply([(key, at, month, 3, value) for key, at, month, _, value in late], sequence_by="version")

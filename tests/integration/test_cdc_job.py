@@ -76,6 +76,7 @@ def test_cells_of_files_and_of_a_stream_equal_the_hbase_rows(
     report = json.loads(report_file.read_text())
     (commit,) = report["commits"]
     assert (report["decoder"], commit["dead_letters"], commit["changes"]) == ("hbase", 1, len(json_batch))
+    # The cells' timestamps are a few milliseconds after 1970.
     assert commit["lag_s"] > 1e9
     assert visible_values(table) == values_in_hbase(json_batch)
     version = outcome.lines[-1]["version"]

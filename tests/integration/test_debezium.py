@@ -233,7 +233,7 @@ def test_histories_of_messages_in_any_order_equal_the_source(feed: Feed, number:
 
 @pytest.mark.full
 def test_messages_that_broke_other_sinks_are_applied(feed: Feed) -> None:
-    """Replay issues of other sinks in a table whose partition column is no key. Keys are the numbers of the issues.
+    """Replay messages from issues of other sinks. The partition column is no key. Keys are the numbers of the issues.
 
     debezium-server-iceberg 661 and 403, iceberg-kafka-connect 318, flink-cdc 4360.
     """

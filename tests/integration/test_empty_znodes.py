@@ -156,7 +156,7 @@ def test_used_partitions_stay_and_idle_ones_are_removed(
         patch.setattr(EmptyZnodes, "remove_due", use_and_remove)
         manager.acquire(table, partitions=[part(2012, 1), part(2013, 1)]).release()
         creation = partitions.creation(used)
-        # Both are due at almost the same moment, so a round checks one of them or both.
+        # Both znodes are due at almost the same moment, so a round checks one of them or both.
         eventually(lambda: partitions.client.exists(idle) is None and len(creations) > 6)
         assert partitions.creation(used) == creation
     assert set(creations) == {creation}

@@ -119,7 +119,7 @@ def test_rows_of_a_topic_are_inserted_once_across_kills(
     )  # fmt: skip
     kafka.publish("departures", rows(0, 30))
     job.kill_at("holding")
-    # The last rows are there twice.
+    # The topic has the rows 20 to 29 and 40 to 44 twice.
     kafka.publish("departures", [*rows(20, 45), *rows(40, 45)])
     job.kill_at("commit")
     job.finish()
