@@ -83,7 +83,7 @@ def test_another_program_cannot_ask_the_guard(
         f"{request}\n",
         f"{'0' * 64}\n{request}\n",  # the guard's protocol, with a wrong key
     )
-    # The ports of the guard and of Spark's callback server.
+    # These include the ports of the guard and of Spark's callback server.
     ports = listening_ports()
     assert len(ports) >= 2
     with ThreadPoolExecutor(len(ports) * len(texts)) as pool:
