@@ -166,7 +166,7 @@ class Access(pulumi.ComponentResource):
     Attributes:
         secret_arns: Secrets for ``SLUICE_ZK_SECRET``, by role.
         policy_arns: Policies by role.
-        writer_group_id: Security group for Spark clusters, with access to ZooKeeper; None without a network.
+        writer_group_id: Security group for Spark clusters, with access to ZooKeeper; None without a VPC.
         instance_profile: Instance profile for drivers and executors of Spark clusters that append.
 
     """

@@ -22,7 +22,7 @@ from components.settings import Settings
 _HOURS_PER_DAY = 24
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
-#: ``pulumi up`` renews a certificate that expires within these days.
+#: ``pulumi up --refresh`` renews a certificate that expires within these days.
 RENEWAL_DAYS = 90
 
 #: Common names of clients. ACLs of ZooKeeper contain them as ``x509:CN=…``.

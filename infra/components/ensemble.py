@@ -37,7 +37,7 @@ class EnsembleArgs:
     Attributes:
         subnet_ids: Private subnets, one in each zone. Members are assigned to them in turn.
         aws_egress: Access of the machines to AWS services.
-        artifacts: Bucket with ZooKeeper and the node scripts.
+        artifacts: Bucket with ZooKeeper and the node files.
         member_authority: Certificate authority of the members.
         client_authority: Certificate authority of the clients.
 

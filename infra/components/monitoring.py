@@ -25,7 +25,7 @@ class Alarm:
         threshold: Threshold in the unit of the metric.
         description: Cause and remedy.
         statistic: CloudWatch statistic of the metric in a period.
-        minutes: Minutes for which the comparison must hold.
+        periods: Number of consecutive periods for which the comparison must hold.
         path: Mount point, for metrics of a disk.
         period: Length of a period in seconds.
 
@@ -37,7 +37,7 @@ class Alarm:
     threshold: float
     description: str
     statistic: str = "Maximum"
-    minutes: int = 5
+    periods: int = 5
     path: str | None = None
     period: int = _MINUTE
 
@@ -51,7 +51,7 @@ def ensemble_alarms(nodes: int) -> list[Alarm]:
             "<",
             nodes // 2,
             "No leader has a majority: no lock can be acquired. See docs/runbooks.md.",
-            minutes=3,
+            periods=3,
         ),
         Alarm(
             "member-missing",
@@ -59,7 +59,7 @@ def ensemble_alarms(nodes: int) -> list[Alarm]:
             "<",
             nodes - 1,
             "A member is not in sync: the next loss may stop all locks. Run sluice ensemble status to find the member.",
-            minutes=10,
+            periods=10,
         ),
     ]
 
@@ -67,7 +67,7 @@ def ensemble_alarms(nodes: int) -> list[Alarm]:
 def node_alarms() -> list[Alarm]:
     """Return the alarms of each member."""
     return [
-        Alarm("silent", "uptime", "<", 1, "This member is down, or its metrics do not arrive.", minutes=10),
+        Alarm("silent", "uptime", "<", 1, "This member is down, or its metrics do not arrive.", periods=10),
         Alarm("latency", "avg_latency", ">", 100, "Requests take over 100 ms: check the log volume.", "Average", 10),
         Alarm("queue", "outstanding_requests", ">", 100, "Requests queue up: the member is overloaded.", "Average"),
         Alarm("files", "open_file_descriptor_count", ">", 45_000, "Over 45,000 of 65,536 file descriptors are open."),
@@ -95,8 +95,8 @@ def node_alarms() -> list[Alarm]:
             "Run pulumi up --refresh, which renews certificates, and restart the members one by one (docs/deploy.md). "
             "A new node reports its certificate within half a day.",
             "Minimum",
+            periods=1,
             period=_HALF_A_DAY,
-            minutes=_HALF_A_DAY // _MINUTE,
         ),
     ]
 
@@ -132,7 +132,7 @@ class Monitoring(pulumi.ComponentResource):
             comparison_operator="LessThanThreshold" if alarm.comparison == "<" else "GreaterThanThreshold",
             threshold=alarm.threshold,
             period=alarm.period,
-            evaluation_periods=max(1, alarm.minutes * _MINUTE // alarm.period),
+            evaluation_periods=alarm.periods,
             treat_missing_data="breaching",
             alarm_actions=list(self._settings.alarm_topic_arns),
             ok_actions=list(self._settings.alarm_topic_arns),

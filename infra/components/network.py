@@ -1,4 +1,4 @@
-"""The private network of the ensemble: no ingress from outside, and egress only to AWS services."""
+"""The private network of the ensemble: no ingress from outside; egress only to AWS services or, with NAT, by HTTPS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ipaddress
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pulumi
 import pulumi_aws as aws
@@ -57,7 +56,7 @@ class AwsEgress:
 
     Attributes:
         endpoint_group_id: Security group of the interface endpoints; None for NAT or an existing network.
-        s3_prefix_list_id: Prefix list of S3 for security group rules, with a gateway endpoint.
+        s3_prefix_list_id: Prefix list of S3, for rules to the gateway endpoint; None for an existing network.
         resources: Routes and endpoints that must exist before a machine starts.
 
     """
@@ -67,9 +66,7 @@ class AwsEgress:
     resources: Sequence[pulumi.Resource] = ()
 
     def allow(self, name: str, group_id: pulumi.Input[str], opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
-        """Create rules that allow a security group HTTPS to AWS services.
-
-        The targets are the endpoints if the network has them, and all addresses otherwise.
+        """Create rules that allow a security group HTTPS to the interface endpoints, else to all addresses.
 
         ``name`` is the prefix of the rules' names.
         """
@@ -80,9 +77,9 @@ class AwsEgress:
             targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}
             if self.s3_prefix_list_id is not None:
                 targets["s3"] = {"prefix_list_id": self.s3_prefix_list_id}
-        create_rule = partial(tcp_rule, aws.vpc.SecurityGroupEgressRule)
+        rule_type = aws.vpc.SecurityGroupEgressRule
         return [
-            create_rule(f"{name}-{target_name}", group_id, "HTTPS to AWS services", HTTPS, opts, **target)
+            tcp_rule(rule_type, f"{name}-{target_name}", group_id, "HTTPS to AWS services", HTTPS, opts, **target)
             for target_name, target in targets.items()
         ]
 
@@ -144,13 +141,16 @@ class Network(pulumi.ComponentResource):
             for number, subnet in enumerate(subnets, start=1)
         ]
         self._create_flow_logs(vpc)
+        gateway_policy_text = pulumi.Output.all(
+            account.id, account.region, account.partition, artifacts_arn, lake_arn
+        ).apply(lambda values: json.dumps(gateway_policy(*values, reachable_buckets=settings.reachable_buckets)))
         gateway = aws.ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=vpc.id,
             vpc_endpoint_type="Gateway",
             service_name=pulumi.Output.format("com.amazonaws.{}.s3", account.region),
             route_table_ids=[private_table.id],
-            policy=self._gateway_policy(artifacts_arn, lake_arn),
+            policy=gateway_policy_text,
             opts=self._child_options,
         )
         self._connectivity.append(gateway)
@@ -204,13 +204,6 @@ class Network(pulumi.ComponentResource):
             iam_role_arn=role.arn,
             log_destination=group.arn,
             opts=self._child_options,
-        )
-
-    def _gateway_policy(self, artifacts_arn: pulumi.Input[str], lake_arn: pulumi.Input[str]) -> pulumi.Output[str]:
-        """Return the gateway endpoint's policy: only the lake, reachable buckets, artifacts and Amazon Linux."""
-        account = self._account
-        return pulumi.Output.all(account.id, account.region, account.partition, artifacts_arn, lake_arn).apply(
-            lambda values: json.dumps(gateway_policy(*values, reachable_buckets=self._settings.reachable_buckets))
         )
 
     def _create_endpoints(self, vpc: aws.ec2.Vpc, subnets: Sequence[aws.ec2.Subnet]) -> pulumi.Output[str]:
@@ -347,6 +340,6 @@ def _flow_log_trust(account_id: str) -> str:
 def _three_zones(zones: Sequence[str]) -> list[str]:
     if len(zones) < ZONES:
         raise pulumi.RunError(
-            f"this region has {len(zones)} zones: choose a region with {ZONES}, so that the ensemble survives a loss"
+            f"this region has {len(zones)} zones: choose a region with {ZONES}, because one may be lost"
         )
     return sorted(zones)[:ZONES]

@@ -56,7 +56,7 @@ MUTATIONS = [
              "map_public_ip_on_launch=True", "subnets-give-no-public-addresses"),
     Mutation("log accepted flows only", C + "network.py", 'traffic_type="ALL"', 'traffic_type="ACCEPT"', "flow-logs"),
     Mutation("give the S3 endpoint no policy", C + "network.py",
-             "policy=self._gateway_policy(artifacts_arn, lake_arn),", "", "endpoints-are-limited"),
+             "            policy=gateway_policy_text,\n", "", "endpoints-are-limited"),
     Mutation("let other accounts use the endpoints", C + "network.py", '{"aws:PrincipalAccount": account_id}',
              '{"aws:RequestedRegion": "eu-central-1"}', "endpoints-are-limited"),
     Mutation("allow public policies", C + "lake.py", "block_public_policy=True", "block_public_policy=False",

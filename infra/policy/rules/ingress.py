@@ -15,12 +15,13 @@ LEGACY_RULE = "aws:ec2/securityGroupRule:SecurityGroupRule"
 EGRESS_RULE = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 TYPES = (GROUP, DEFAULT_GROUP, INGRESS_RULE, LEGACY_RULE)
 
+# The largest private IPv4 block is 10.0.0.0/8.
 _SHORTEST_PREFIX = 8
 
 
 @dataclass(frozen=True)
 class Permission:
-    """A range of ports that a security group opens, and the sources outside of security groups.
+    """A range of ports that a security group opens, and the sources other than security groups.
 
     Attributes:
         blocks: CIDR blocks of sources.

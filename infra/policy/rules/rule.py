@@ -1,10 +1,9 @@
 """The definition of a rule: a policy of Pulumi, and the Security Hub controls that it checks.
 
-A resource rule checks the inputs of one resource before Pulumi creates it. A stack rule checks all resources after the
-program has run: in a preview, and again after all resources exist. A preview does not know some values, and a
-check ends where it needs one. ``up`` repeats each check with all values: a resource rule before the request to AWS, a
-stack rule after all resources exist. In a preview, Pulumi's property dependencies contain the references between
-resources.
+A resource rule checks the inputs of one resource, and a stack rule checks all resources of the stack. Both run in a
+preview, which does not know some values: a check ends where it needs one. ``up`` repeats each check with all values: a
+resource rule before the request to AWS, a stack rule after all resources exist. In a preview, Pulumi's property
+dependencies contain the references between resources.
 """
 
 from __future__ import annotations

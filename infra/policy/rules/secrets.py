@@ -1,4 +1,4 @@
-"""Keys and secrets: only Secrets Manager stores keys, deleted KMS keys are recoverable, parameters are the stack's."""
+"""Only Secrets Manager stores keys, deleted secrets and KMS keys are recoverable, and parameters have fixed names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The exceptions that the stack's configuration permits.
+"""The values of the stack's configuration on which rules depend.
 
 Pulumi passes the stack's configuration to a policy pack. The rules read exceptions only from there, because the program
-under test could change a tag, and an option of the pack would repeat the configuration. Without a configured value the
-strict rule applies.
+under test could change a tag, and an option of the pack would repeat the configuration. Without a configured value
+there is no exception.
 """
 
 from __future__ import annotations

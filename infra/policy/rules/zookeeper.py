@@ -30,7 +30,7 @@ _ACLS = re.compile(r"^SLUICE_(?:LOCK_ROOT|PARENT)_ACL=(.*)$", re.MULTILINE)
 
 @resource_rule(PARAMETER)
 def members_require_tls(args: ResourceValidationArgs) -> Iterator[str]:
-    """Members accept only TLS connections with a certificate, and write an audit log."""
+    """Members accept only TLS connections with a certificate, write an audit log, and purge old snapshots."""
     if not str(args.props.get("name")).endswith(_CONFIG):
         return
     settings = _settings(args.props["value"])
