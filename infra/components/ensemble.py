@@ -145,8 +145,6 @@ class Ensemble(pulumi.ComponentResource):
             name,
             name=f"/{settings.name}/zookeeper/node-{member_id}/zoo.cfg",
             type="String",
-            # Allows the 4 to 8 KB that a zoo.cfg with seven members needs.
-            tier="Intelligent-Tiering",
             value=self._addresses.apply(lambda addresses: zoo_cfg(member_id, addresses)),
             description="Read by the node at each start of ZooKeeper",
             opts=self._child_options,
