@@ -121,8 +121,8 @@ def soak(
     may fail by itself. Files are removed a minute after they were replaced. The
     files of a pinned version and of a slow reader must remain, and planted
     orphans must be removed. Then stock Delta without a lock does the same, for
-    comparison. Only --minutes (10), --seed, --zookeeper, --output and --json
-    apply.
+    comparison. Only --minutes (10), --seed, --zookeeper, --output, --json and
+    --verbose apply.
 
     [bold]python -m soak --jobs mixed --minutes 10[/]
 

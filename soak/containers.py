@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lock_manager.testing.embedded import ask_server, free_ports, likely_cause, server_configuration
@@ -34,7 +33,6 @@ OWN_IMAGE = f"sluice-zookeeper:{VERSION}"
 LABEL = "io.deltasluice.run"
 _REAPER = Path(__file__).with_name("_container_reaper.py")
 _CLIENT_PORT = 2181
-_ENSEMBLE = 3
 _STOP_SECONDS = 5
 _REMOVE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -50,7 +48,7 @@ def best_image() -> str | None:
         Name of the image; None if the engine has neither and cannot pull the public one.
 
     Raises:
-        ContainerError: No engine answers.
+        ContainerError: See :func:`docker_engine`.
 
     """
     with docker_engine() as engine:
@@ -201,7 +199,8 @@ class ContainerZooKeeper:
         """Start the servers and wait until all serve.
 
         Raises:
-            ContainerError: No engine answers, there is no image, or a server does not serve in time.
+            ContainerError: The servers are already running, no engine answers, there is no image, or a server does not
+                serve in time.
 
         """
         if self.servers:
@@ -239,9 +238,7 @@ class ContainerZooKeeper:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _create(self, engine: DockerClient, run: str) -> None:

@@ -19,7 +19,7 @@ class Cycle(Generic[WorkerT]):
     Args:
         worker: State of the writer process.
         table: URI.
-        second: Whether it runs in the worker's second thread, which stops at no points and takes no steps.
+        second: Whether the cycle runs in the worker's second thread, where it stops at no points and takes no steps.
 
     """
 
@@ -43,7 +43,7 @@ class Cycle(Generic[WorkerT]):
         self._record("waiting")
 
     def _record_hold(self, hold: Hold) -> None:
-        """Record a hold, and its loss when that happens. The token is a field of all later events."""
+        """Record a hold, and later its loss. The token is a field of all later events."""
         self._hold = hold
         self._fields["token"] = hold.token
         self._record("holding", waited=hold.waited_seconds, unfinished=len(hold.intents.unfinished))

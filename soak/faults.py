@@ -1,7 +1,7 @@
 """The classes of faults that a soak injects into its writers, ZooKeeper and S3.
 
-A fault is a generator that receives every event of the run, and None while there is no event. It acts after an event.
-So it strikes at a point of a writer's work, and waits for conditions instead of a fixed time.
+A fault is a generator that receives every event of the run, and None while there is no event. So it can strike at a
+point of a writer's work, and end when the outcome is known.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _ALL = (
                zookeeper_fault("zookeeper-leader-kill"), "zookeeper"),
     FaultClass("zookeeper-leader-pause", "the leader is paused", ("read", "data"),
                zookeeper_fault("zookeeper-leader-pause", "pause", "resume"), "zookeeper"),
-    FaultClass("zookeeper-leader-cut", "the leader's container is disconnected until there is another leader",
+    FaultClass("zookeeper-leader-cut", "the leader's container is disconnected for 2.5 to 3.5 session timeouts",
                ("read", "data"), zookeeper_fault("zookeeper-leader-cut", "cut", "mend", (2.5, 3.5)), "container"),
     FaultClass("zookeeper-quorum", "two of three servers are killed and started again", ("read", "data"),
                zookeeper_fault("zookeeper-quorum"), "zookeeper"),

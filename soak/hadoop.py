@@ -27,8 +27,8 @@ _SHORT_TIMEOUTS = {
 def hadoop_settings(writer: str, s3: LocalS3 | None, link: Link | None = None) -> dict[str, str]:
     """Return the settings of a writer.
 
-    Writers with an even number put versions with S3A's client of the AWS SDK, as with a Hadoop without conditional
-    create.
+    Writers with an even number put versions with S3A's client of the AWS SDK, as the log store does with a Hadoop that
+    has no conditional create.
 
     Args:
         writer: Name of the writer, such as ``writer-1``, which S3 gets as the prefix of the user agent.
@@ -42,8 +42,8 @@ def hadoop_settings(writer: str, s3: LocalS3 | None, link: Link | None = None) -
             settings["fs.s3a.endpoint"] = f"http://{link.hosts}"
     else:
         settings = s3a_settings(os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
-    way = {"fs.s3a.sluice.put": "client"} if re.search(r"[02468]$", writer) else {}
-    return {**settings, "fs.s3a.user.agent.prefix": writer, **_SHORT_TIMEOUTS, **way}
+    put_setting = {"fs.s3a.sluice.put": "client"} if re.search(r"[02468]$", writer) else {}
+    return {**settings, "fs.s3a.user.agent.prefix": writer, **_SHORT_TIMEOUTS, **put_setting}
 
 
 def allow_short_timeouts(jvm: Any) -> None:

@@ -1,9 +1,9 @@
 """A JVM without Spark that runs the guarded log store, and the calls into it that a writer of the soak needs.
 
-Only one Python thread may call it at a time. Py4J serves each connection in a separate Java thread, and the log store
-finds the block by the Java thread, so there must be only one connection. Therefore Py4J's memory management is off: it
-would open connections when Python collects garbage. Instead, :meth:`StoreJvm.versions` releases the Java objects of
-earlier calls.
+Only one Python thread may call the JVM at a time. Py4J serves each connection in a separate Java thread, and the log
+store finds the block by the Java thread, so there must be only one connection. Therefore Py4J's memory management is
+off: it would open connections when Python collects garbage. Instead, :meth:`StoreJvm.versions` releases the Java
+objects of earlier calls.
 """
 
 from __future__ import annotations

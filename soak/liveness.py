@@ -55,8 +55,8 @@ def waiters_follow_dead_holders(evidence: Evidence) -> Iterator[Violation]:
 def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
     """Yield each end of a holder that had waiters, with the ``holding`` event of the next holder, or None.
 
-    An end is skipped if a fault is recorded for another writer before the takeover, or if the history ends before the
-    bound of I7.
+    An end is skipped if a fault is recorded for another writer before the takeover, or if the history ends within the
+    bound of I7 and before a takeover.
     """
     bound = _longest_takeover(evidence)
     history = evidence.history

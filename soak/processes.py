@@ -99,7 +99,7 @@ class WriterProcess:
             self.s3_link.close()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101 (stdin=PIPE)
+        assert self._process.stdout is not None  # noqa: S101 (stdout=PIPE)
         origin = {"worker": self.name, "incarnation": self.options.incarnation}
         for line in self._process.stdout:
             # A writer may be killed in the middle of a line.

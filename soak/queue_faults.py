@@ -42,7 +42,8 @@ def expire_queued(context: FaultContext, writer: str, point: str) -> Incident:
 def cancel_queued(context: FaultContext, writer: str, point: str) -> Incident:
     """Cancel the wait of a writer, record its contenders that remain in the queue, and let it request the lock again.
 
-    The writer stops before the new request and keeps its session. So a contender in the queue is of the cancelled wait.
+    The writer stops before the new request and keeps its session. So its contender in the queue, if there is one, is
+    left from the cancelled wait.
     """
     queued = yield from _queue_behind_holder(context, writer, point)
     if queued is None:

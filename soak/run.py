@@ -131,7 +131,7 @@ class Soak:
         """Commit and inject faults until the goal is reached, then finish.
 
         Args:
-            show: Called with the progress after each event, and while there is none.
+            show: Called with the progress after each event, and every 50 ms while there is no event.
 
         """
         end = time.monotonic() + 60 * (self.options.minutes or 0)
@@ -152,7 +152,8 @@ class Soak:
                     self.progress.current_fault = ""
                 continue
             acknowledged = self.progress.counts["acknowledged"]
-            if time.monotonic() > end if self.options.minutes else acknowledged >= (self.options.commits or 0):
+            is_over = time.monotonic() > end if self.options.minutes else acknowledged >= (self.options.commits or 0)
+            if is_over:
                 break
             if time.monotonic() - last_progress > stall_seconds:
                 self._record("stalled", seconds=stall_seconds)
@@ -333,7 +334,7 @@ class Soak:
             writer.end()
 
     def _record_queues(self) -> None:
-        """Record the contenders in the queues, after those of killed writers have expired or had time to."""
+        """Record the contenders in the queues, after the sessions of killed writers have expired."""
         deadline = time.monotonic() + self.context.session_seconds + _EXPIRY_SECONDS
         for table in self.tables:
             while (contenders := self._queues.contenders(table)) and time.monotonic() < deadline:

@@ -54,7 +54,7 @@ class S3Fault:
         times: Number of PUTs that the fault strikes.
         arrived: Set when the first PUT has arrived.
         release: Set by the caller to pass a held PUT on to the store.
-        ended: Set when a PUT has ended.
+        ended: Set when the first PUT has ended.
 
     """
 

@@ -104,7 +104,7 @@ class SparkCycle(Cycle[SparkWorker]):
         self._record("attempting", version=attempt.version, txn=attempt.txn, **facts)
 
     def on_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Handle the outcome of a put that waited at the gate."""
+        """Do nothing, because no put of this cycle waits at the gate."""
 
     def _facts(self) -> dict[str, Any]:
         """Return the fields that describe the operation in the history."""
@@ -248,7 +248,7 @@ class SparkCycle(Cycle[SparkWorker]):
         return str(json.loads(line or "{}").get("commitInfo", {}).get("txnId"))
 
     def _record_taken(self, txn: str) -> None:
-        """Record that the last version was taken if the transaction is attempted again, which Delta does only then."""
+        """Record that the last version was taken if its transaction is attempted again, which only a lost race causes."""
         for attempt in self._attempts[-1:]:
             if attempt.txn == txn:
                 self._record("taken", version=attempt.version, txn=txn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 _HOST = "127.0.0.1"
@@ -74,9 +73,7 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _accept(self, listener: socket.socket, target: tuple[str, int]) -> None:

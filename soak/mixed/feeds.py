@@ -38,7 +38,7 @@ COLUMNS = ("feed", "month", "id", "position", "at", "carrier", "delay")
 _MONTHS = 3
 _REPEATED_SHARE, _LATE_SHARE, _DELETED_SHARE, _UPDATED_SHARE = 0.05, 0.05, 0.1, 0.5
 
-_TYPES = pa.schema(
+_SCHEMA = pa.schema(
     {
         "feed": pa.string(),
         "month": pa.int32(),
@@ -181,4 +181,4 @@ def _to_arrow(messages: list[Message]) -> pa.Table:
     for message in messages:
         row = dict(zip(COLUMNS, message.row, strict=True))
         rows.append({**row, "at": datetime.fromisoformat(message.row[4]), "__SEQUENCE": None})
-    return pa.Table.from_pylist(rows, schema=_TYPES)
+    return pa.Table.from_pylist(rows, schema=_SCHEMA)
