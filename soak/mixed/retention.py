@@ -19,7 +19,7 @@ _DELETE, _PREIMAGE = "delete", "update_preimage"
 
 
 @dataclass(frozen=True)
-class RetentionCheck:
+class RetentionErrors:
     """The errors of maintenance in a mixed soak.
 
     Attributes:

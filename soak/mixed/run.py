@@ -19,7 +19,7 @@ from lock_manager.errors import LocalServerError
 from sluice.demo.processes import Events, WriterProcess, end_processes
 from soak.mixed.feeds import APPEND, CDC, COLUMNS, FEEDS, Feed, Row
 from soak.mixed.jobs import AVAILABLE_NOW, MAINTAIN, READER, Workspace, prepare_job, reader_job
-from soak.mixed.retention import RetentionCheck, apply_change_feed, plant_orphans, read_changes
+from soak.mixed.retention import RetentionErrors, apply_change_feed, plant_orphans, read_changes
 
 Command = Callable[..., list[str]]
 """A function that returns the command of a job: :func:`.jobs.locked_job`, or :func:`.jobs.stock_job` as control."""
@@ -92,7 +92,7 @@ class Outcome:
     versions: int
     lag: tuple[tuple[float, float], ...]
     drained: bool
-    retention: RetentionCheck | None = None
+    retention: RetentionErrors | None = None
 
 
 class MixedRun:
@@ -188,13 +188,13 @@ class MixedRun:
             raise LocalServerError(f"a job of the soak ended with exit code {event['code']}: {_error_line(process)}")
         return events
 
-    def _check_retention(self) -> RetentionCheck | None:
+    def _retention_errors(self) -> RetentionErrors | None:
         if self._is_control:
             return None
         self._run_helper(reader_job(self._workspace, trigger=AVAILABLE_NOW))
         table = self._workspace.table
         reader_rows = apply_change_feed(self._first_rows, read_changes(self._workspace.changes))
-        return RetentionCheck(
+        return RetentionErrors(
             pinned=_count_differences(read_rows(table, self._workspace.pinned), self._first_rows),
             read=_count_differences(reader_rows, read_rows(table)),
             orphans=sum(path.exists() for path in self._orphans),
@@ -316,7 +316,7 @@ class MixedRun:
             versions=DeltaTable(str(self._workspace.table)).version(),
             lag=tuple(self._lag),
             drained=drained,
-            retention=self._check_retention(),
+            retention=self._retention_errors(),
         )
 
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from soak.mixed.command import is_good, summary
 from soak.mixed.feeds import APPEND, CDC, FEEDS, STREAM, UPSERT, Feed
-from soak.mixed.retention import RetentionCheck, apply_change_feed
+from soak.mixed.retention import RetentionErrors, apply_change_feed
 from soak.mixed.run import Job, Outcome, _subtract
 
 COMPLETE_RUN: dict[str, Any] = {"missing": 0, "surplus": 0, "rows": 9, "versions": 3, "drained": True}
@@ -79,10 +79,10 @@ def test_wrong_rows_and_failures_are_not_good(changes: Any, expected: bool) -> N
 
 
 def test_errors_of_maintenance_are_not_good() -> None:
-    outcome = Outcome(jobs=(Job("append"),), lag=(), retention=RetentionCheck(0, 0, 0), **COMPLETE_RUN)
+    outcome = Outcome(jobs=(Job("append"),), lag=(), retention=RetentionErrors(0, 0, 0), **COMPLETE_RUN)
     assert is_good(outcome)
     for errors in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
-        assert not is_good(replace(outcome, retention=RetentionCheck(*errors)))
+        assert not is_good(replace(outcome, retention=RetentionErrors(*errors)))
 
 
 def test_a_change_feed_is_applied_in_order() -> None:
