@@ -248,7 +248,7 @@ class SparkCycle(Cycle[SparkWorker]):
         return str(json.loads(line or "{}").get("commitInfo", {}).get("txnId"))
 
     def _record_taken(self, txn: str) -> None:
-        """Record that the last version was taken if its transaction is attempted again, which only a lost race causes."""
+        """Record that the last version was taken if its transaction is attempted again: Delta does so only then."""
         for attempt in self._attempts[-1:]:
             if attempt.txn == txn:
                 self._record("taken", version=attempt.version, txn=txn)
