@@ -100,6 +100,7 @@ LABELS_BESIDE_APPENDER = (
     "maintain.py --compact, a partition changes all the time",
     'optimize(lock_during="write")',
 )
+CONTENTION_MODES = ("gate", "whole write", "optimistic", "stock")
 #: Longer runs, which take a minute of processor time.
 LONGER_RUNS = {
     "changes.py": Smoke(
@@ -108,7 +109,7 @@ LONGER_RUNS = {
     ),
     "contention.py": Smoke(
         "--writers 1 2 --work 0 cpu --seconds 0 --flights 100",
-        (("limit", *("gate", "whole write", "optimistic", "stock") * 4),),
+        (("limit", *(*CONTENTION_MODES, *CONTENTION_MODES[::-1]) * 2),),
     ),
     "maintenance.py": Smoke(
         "--files 4 --partitions 2 --quiet 2",
@@ -246,6 +247,15 @@ def test_the_figures_of_contention_are_plotted(tmp_path: Path) -> None:
     picture = tmp_path / "contention.png"
     output_of(sys.executable, BENCHMARKS / "contention_plot.py", tmp_path / "contention.json", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_order_of_the_modes_of_contention_alternates() -> None:
+    program = (
+        "from contention import MODES, planned_cells\n"
+        "print(','.join(mode for _, _, mode in planned_cells(['0'], [1, 2, 4], MODES)))"
+    )
+    modes = output_of(sys.executable, "-c", program, PYTHONPATH=str(BENCHMARKS)).strip().split(",")
+    assert modes == [*CONTENTION_MODES, *CONTENTION_MODES[::-1], *CONTENTION_MODES]
 
 
 def test_waits_before_and_during_a_compaction_are_separated() -> None:
