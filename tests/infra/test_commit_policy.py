@@ -55,7 +55,7 @@ class TestAVersionFile:
         assert not is_allowed(s3_put(ETL, version, conditional=False), bucket_statements(exempt=[RESTORE]))
 
     @pytest.mark.parametrize("action", ["DeleteObject", "DeleteObjectVersion"])
-    def test_is_deleted_by_maintenance_only(self, version: str, action: str) -> None:
+    def test_is_deleted_by_maintenance_and_exempt_principals_only(self, version: str, action: str) -> None:
         assert not is_allowed(s3(ETL, action, version), bucket_statements())
         assert is_allowed(s3(MAINTENANCE, action, version), bucket_statements())
         assert is_allowed(s3(RESTORE, action, version), bucket_statements(exempt=[RESTORE]))
@@ -97,12 +97,12 @@ LAKE = PolicyResources(
 )
 LAKE_VERSION = f"{BUCKET}/silver/flights/{VERSION}"
 DATA_FILE = f"{BUCKET}/silver/flights/part-0.parquet"
-NODES = [f"arn:aws:ec2:eu-central-1:123456789012:instance/i-{number}" for number in (1, 2)]
+NODE, OTHER_MACHINE = (f"arn:aws:ec2:eu-central-1:123456789012:instance/i-{number}" for number in (1, 2))
 POLICIES = {
     "appender": appender_policy(LAKE),
     "appender of a bucket": appender_policy(PolicyResources(BUCKET)),
     "maintenance": maintenance_policy(LAKE),
-    "operator": operator_policy(LAKE, instance_arns=NODES[:1]),
+    "operator": operator_policy(LAKE, instance_arns=[NODE]),
     "node": node_policy(
         secret="arn:aws:secretsmanager:eu-central-1:123456789012:secret:s-AbCdEf",  # noqa: S106 (an ARN)
         parameter="arn:aws:ssm:eu-central-1:123456789012:parameter/p",
@@ -163,6 +163,7 @@ class TestMaintenance:
 
     def test_deletes_version_files_and_commits_with_a_condition_only(self) -> None:
         assert is_allowed(s3(MAINTENANCE, "DeleteObject", LAKE_VERSION), self.statements)
+        assert is_allowed(s3_put(MAINTENANCE, LAKE_VERSION, conditional=True), self.statements)
         assert not is_allowed(s3_put(MAINTENANCE, LAKE_VERSION, conditional=False), self.statements)
         assert not is_allowed(s3(MAINTENANCE, "DeleteObjectVersion", LAKE_VERSION), self.statements)
 
@@ -173,12 +174,14 @@ class TestAnOperator:
     def test_reads_logs_but_no_rows_and_writes_nothing(self) -> None:
         assert is_allowed(s3(ETL, "GetObject", LAKE_VERSION), self.statements)
         assert not is_allowed(s3(ETL, "GetObject", DATA_FILE), self.statements)
-        for conditional in (True, False):
-            assert not is_allowed(s3_put(ETL, LAKE_VERSION, conditional=conditional), self.statements)
+        for key in (LAKE_VERSION, DATA_FILE):
+            assert not is_allowed(s3(ETL, "DeleteObject", key), self.statements)
+            for conditional in (True, False):
+                assert not is_allowed(s3_put(ETL, key, conditional=conditional), self.statements)
 
     def test_connects_to_the_nodes_only(self) -> None:
-        assert is_allowed(Request(ETL, "ssm:StartSession", NODES[0]), self.statements)
-        assert not is_allowed(Request(ETL, "ssm:StartSession", NODES[1]), self.statements)
+        assert is_allowed(Request(ETL, "ssm:StartSession", NODE), self.statements)
+        assert not is_allowed(Request(ETL, "ssm:StartSession", OTHER_MACHINE), self.statements)
 
 
 # Parliament runs in its own process: it leaves files open, and its imports warn.

@@ -173,7 +173,7 @@ class TestANewNode:
 
     def test_refuses_scripts_of_another_version(self, node: Node) -> None:
         (node.root / "aws/sluice-configure").write_text("#!/bin/bash\necho other\n")
-        node.failed_bootstrap()
+        assert "did NOT match" in node.failed_bootstrap()
 
     def test_configures_its_services_and_its_identity(self, node: Node) -> None:
         node.bootstrap()

@@ -78,12 +78,13 @@ def test_a_node_that_does_not_come_back_ends_the_script(commands: Path) -> None:
     code, calls = roll_nodes(commands, "replace", NOT_READY_AT="2")
     assert code != 0
     assert [call for call in calls if "config set" in call] == ["pulumi config set replaceNode 1"]
+    assert calls[-1] == "sluice ensemble ready --expect 3 --wait 900"
 
 
 def test_an_incomplete_ensemble_is_not_changed(commands: Path) -> None:
     code, calls = roll_nodes(commands, "replace", NOT_READY_AT="1")
     assert code == 1
-    assert not [call for call in calls if "up" in call.split()]
+    assert calls == ["pulumi stack output zookeeper_members", "sluice ensemble ready --expect 3 --wait 60"]
 
 
 def test_a_restart_keeps_the_machine(commands: Path) -> None:
