@@ -23,7 +23,7 @@ class Link:
         replies: While this event is cleared, the servers' replies are held back; when it is set, they pass.
         discards_replies: While true, the servers' replies are discarded.
         reply_discarded: Set when the reply to a request was discarded. Replies to heartbeats do not count.
-        refused: While true, new connections are closed at once.
+        refuses_connections: While true, new connections are closed at once.
 
     """
 
@@ -33,7 +33,7 @@ class Link:
         self.replies.set()
         self.discards_replies = False
         self.reply_discarded = threading.Event()
-        self.refused = False
+        self.refuses_connections = False
         self._open = threading.Event()
         self._open.set()
         self._closed = False
@@ -82,7 +82,7 @@ class Link:
                 client, _ = listener.accept()
             except OSError:
                 return
-            if self.refused:
+            if self.refuses_connections:
                 client.close()
                 continue
             try:

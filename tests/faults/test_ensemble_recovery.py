@@ -52,7 +52,7 @@ class CutOffWriter:
         cut_off(self._link)
 
     def reconnect(self) -> None:
-        self._link.refused = False
+        self._link.refuses_connections = False
 
     def close(self) -> None:
         self._manager.close()
@@ -73,7 +73,7 @@ class CutOffKazooClient:
         cut_off(self._link)
 
     def reconnect(self) -> None:
-        self._link.refused = False
+        self._link.refuses_connections = False
 
     def still_holds(self) -> bool:
         """Return whether the old session and its contender exist; call it after :meth:`reconnect`."""
@@ -87,7 +87,7 @@ class CutOffKazooClient:
 
 
 def cut_off(link: Link) -> None:
-    link.refused = True
+    link.refuses_connections = True
     link.drop()
 
 

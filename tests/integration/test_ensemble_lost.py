@@ -79,12 +79,12 @@ def test_a_rebuilt_ensemble_still_owns_its_tables(
         ):
             # The PUT of this intent never arrives.
             hold.intend(2, txn="lost", attempt="lost")
-            link.refused = True
+            link.refuses_connections = True
             link.drop()
             members.stop(survivor)
             members.lose(*lost_members)
             recover(members, survivor, lost_members)
-            link.refused = False
+            link.refuses_connections = False
             table.write(3, 4)
         assert len(versions(Path(table.path))) == 2
         with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager:

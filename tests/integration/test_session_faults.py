@@ -183,11 +183,11 @@ def test_a_silent_server_is_soon_tried_again(proxy, caplog, eventually):
 
 def test_a_suspended_hold_is_not_valid(manager, proxy, eventually):
     hold = manager.acquire(TABLE)
-    proxy.refused = True
+    proxy.refuses_connections = True
     proxy.drop()
     eventually(lambda: manager.state is SessionState.SUSPENDED)
     assert not hold.is_valid()
-    proxy.refused = False
+    proxy.refuses_connections = False
     eventually(lambda: manager.state is SessionState.CONNECTED)
     hold.check()
     hold.release()
@@ -290,7 +290,7 @@ def test_a_close_in_an_outage_is_bounded(proxy, znodes, eventually):
 
 def test_cancel_ends_an_acquire_without_a_connection(manager, proxy, eventually):
     manager.acquire(TABLE).release()
-    proxy.refused = True
+    proxy.refuses_connections = True
     proxy.drop()
     eventually(lambda: manager.state is SessionState.SUSPENDED)
     waiting_request = in_new_thread(manager.acquire, TABLE, timeout_seconds=600)
@@ -302,7 +302,7 @@ def test_two_interrupts_in_an_outage_leave_no_contender(proxy, znodes, eventuall
     """The second interrupt comes while the first one's cleanup waits for the network."""
     program = start_program(TWICE_INTERRUPTED_PROGRAM, proxy.hosts, TABLE)
     assert program.stdout.readline().strip() == "connected"
-    proxy.refused = True
+    proxy.refuses_connections = True
     proxy.drop()
     program.stdin.write("go\n")
     program.stdin.flush()
@@ -311,7 +311,7 @@ def test_two_interrupts_in_an_outage_leave_no_contender(proxy, znodes, eventuall
     assert program.stdout.readline().strip() == "first"
     program.send_signal(signal.SIGINT)
     assert program.stdout.readline().strip() == "interrupted"
-    proxy.refused = False
+    proxy.refuses_connections = False
     # The program reconnects under the same session or another one, and no longer requests the lock.
     output, _ = program.communicate("done\n", timeout=60)
     assert output.strip() == "CONNECTED []"
