@@ -68,9 +68,9 @@ class WorkerOptions:
     hadoop: dict[str, str]
     without: str | None
     rows: int
-    seed: int = 1
-    engine: str = "store"
-    lock_during: str = "commit"
+    seed: int
+    engine: str
+    lock_during: str
     log: str
 
     def argument(self) -> str:

@@ -37,10 +37,10 @@ class MixedOptions:
 
     """
 
-    minutes: float = 10.0
-    seed: int = 1
-    zookeeper: str | None = None
-    output: Path = Path("build/soak-mixed")
+    minutes: float
+    seed: int
+    zookeeper: str | None
+    output: Path
 
 
 def run_mixed(options: MixedOptions, *, as_json: bool) -> bool:

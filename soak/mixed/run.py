@@ -135,6 +135,7 @@ class MixedRun:
 
         Raises:
             LocalServerError: A helper job failed.
+            queue.Empty: A helper job printed no event for 240 s.
             RuntimeError: The append job could not create the table.
 
         """
