@@ -25,7 +25,7 @@ class Alarm:
         threshold: Threshold in the unit of the metric.
         description: Cause and remedy.
         statistic: CloudWatch statistic of the metric in a period.
-        periods: Number of consecutive periods for which the comparison must hold.
+        periods: Consecutive periods in which the comparison must hold.
         path: Mount point, for metrics of a disk.
         period: Length of a period in seconds.
 

@@ -70,10 +70,8 @@ class AwsEgress:
 
         ``name`` is the prefix of the rules' names.
         """
-        targets: dict[str, dict[str, pulumi.Input[str]]] = {}
-        if self.endpoint_group_id is None:
-            targets["aws"] = {"cidr_ipv4": ANYWHERE}
-        else:
+        targets: dict[str, dict[str, pulumi.Input[str]]] = {"aws": {"cidr_ipv4": ANYWHERE}}
+        if self.endpoint_group_id is not None:
             targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}
             if self.s3_prefix_list_id is not None:
                 targets["s3"] = {"prefix_list_id": self.s3_prefix_list_id}

@@ -1,4 +1,4 @@
-"""The values of the stack's configuration on which rules depend.
+"""Values of the stack's configuration that change what rules require.
 
 Pulumi passes the stack's configuration to a policy pack. The rules read exceptions only from there, because the program
 under test could change a tag, and an option of the pack would repeat the configuration. Without a configured value
