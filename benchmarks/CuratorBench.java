@@ -1,5 +1,5 @@
-// Curator's InterProcessMutex for benchmarks/lock.py. Each input line is a number of rounds. Each output line has their
-// durations in nanoseconds.
+// Curator's InterProcessMutex for benchmarks/lock.py. Prints "ready". Each input line is a number of cycles of acquire
+// and release. Each output line has the durations of these cycles, in nanoseconds.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import org.apache.curator.framework.CuratorFramework;

@@ -12,7 +12,7 @@ from writer_jobs import build_session
 
 
 def bench_session(name: str, conf: Mapping[str, str]) -> SparkSession:
-    """Start a driver with two cores, 1 GB of memory, and additional settings."""
+    """Start a driver with two cores and 1 GB of memory. The settings of ``conf`` take precedence."""
     return build_session(
         name,
         jars=jar_paths(),

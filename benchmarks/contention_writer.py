@@ -1,9 +1,9 @@
 """A writer of ``contention.py`` and ``operations.py``: a Spark driver that runs the cells of its orders.
 
 Standard input has lines of JSON. A cell has two lines: first ``table``, ``mode``, ``work_s``, ``number``, and for other
-operations than append ``operation`` and ``part``; then ``until`` or ``commits``, which end the cell. ``{"end": 1}``
-ends the writer. Each line on standard output is an answer. It has the duration of each write, and the processor time of
-this driver with its JVM.
+operations than append ``operation`` and ``part``; then ``until`` (Unix time) and ``commits``; the cell ends when
+both are reached. ``{"end": 1}`` ends the writer. The answers on standard output are ``started``, and for
+each cell ``ready`` and its figures: the duration of each write, and the processor time of this driver with its JVM.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ KEYS = 10
 INCREMENT = {"n": "t.n + s.n"}
 STOCK = "io.delta.storage.S3SingleDriverLogStore"
 MAX_TRIES = 20
+#: Value of ``work_s`` for sums over the flights instead of a wait.
 CPU = -1
 
 

@@ -38,6 +38,7 @@ from sluice.local.s3 import LocalS3
 from soak.errors import VersionTakenError
 from soak.jvm import StoreJvm
 
+#: Share of perfect scaling that two writers with finer locks must reach.
 GOAL = 0.8
 KINDS = ("one table lock", "partitions", "tables")
 SCHEMA = PartitionSchema((PartitionColumn("writer", "integer"),))

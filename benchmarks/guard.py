@@ -19,8 +19,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +51,6 @@ def commit_lines(files: int) -> list[str]:
     }  # fmt: skip
     lines = [{"commitInfo": info}, *({"add": add} for _ in range(files))]
     return [json.dumps(line, separators=(",", ":")) for line in lines]
-
-
-@contextmanager
-def store(mode: str, hadoop: dict[str, str], guard: CommitGuard, errors: Path) -> Iterator[StoreJvm]:
-    jvm = StoreJvm(hadoop=hadoop, guard=guard, mode=mode, conditional=True, stderr_path=errors)
-    try:
-        yield jvm
-    finally:
-        jvm.close()
 
 
 def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: HeldLock, options: Any) -> dict[str, Any]:
@@ -126,7 +116,11 @@ def main() -> None:
         s3.create_bucket("bench")
         os.environ.update(s3.environment)
         hadoop = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
-        jvms = {mode: stack.enter_context(store(mode, hadoop, guard, folder / f"{mode}.log")) for mode in MODES}
+        jvms = {}
+        for mode in MODES:
+            log = folder / f"{mode}.log"
+            jvms[mode] = StoreJvm(hadoop=hadoop, guard=guard, mode=mode, conditional=True, stderr_path=log)
+            stack.callback(jvms[mode].close)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         rows = []
         for table in (f"file:{folder}/table", "s3a://bench/table"):

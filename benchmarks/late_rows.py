@@ -103,7 +103,7 @@ def main() -> None:
             F.lit(999).alias("arr_delay"),
             F.when(is_new, 1).otherwise(2).alias("version"),
         ).write.parquet(late)
-        number = spark.read.parquet(late).count()
+        late_count = spark.read.parquet(late).count()
         files, overlapping_files = count_overlapping_files(base)
 
         def run_apply_rows(table: str) -> dict[str, str]:
@@ -127,10 +127,10 @@ def main() -> None:
                 "apply_rows": run_apply_rows,
             },
         )
-    results = [figures_of(name, runs, number) for name, runs in runs_by_name.items()]
+    results = [figures_of(name, runs, late_count) for name, runs in runs_by_name.items()]
     print_table(results)
     print(
-        f"{number:,} late rows for a table of {table_rows:,} rows in {files} files; {overlapping_files} files can "
+        f"{late_count:,} late rows for a table of {table_rows:,} rows in {files} files; {overlapping_files} files can "
         "contain them"
     )
     print(f"apply_rows is {results[0]['seconds'] / results[1]['seconds']:.2f} times as fast as a plain MERGE")

@@ -27,13 +27,14 @@ from typing import Any
 from deltalake import DeltaTable
 from figures import percentile, print_table, save
 from pyspark.sql import SparkSession
+from turns import unguarded
 
 from lock_manager import LockInspector, ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER
 from writer_jobs import LockedDeltaWriter, build_session
-from writer_jobs.delta.session import GUARD_MODE, session_with
+from writer_jobs.delta.session import session_with
 from writer_jobs.maintenance.executor import UnitExecutor
 from writer_jobs.maintenance.maintainer import TableMaintainer
 from writer_jobs.maintenance.measure import measure
@@ -84,7 +85,7 @@ def second_driver(
         try:
             while not ready.exists():
                 if process.poll() is not None:
-                    raise SystemExit(f"the appender ended with code {process.returncode}")
+                    raise SystemExit(f"the second driver ({operation}) ended with code {process.returncode}")
                 time.sleep(0.1)
             yield end
         finally:
@@ -171,15 +172,13 @@ def measure_and_save(
         ended = time.time()
         rate = options.files / (work_seconds or ended - began)
         rates.append(
-            {"compaction": name, "seconds": ended - began, "of it work": work_seconds, "files/s of work": rate}
+            {"compaction": name, "seconds": ended - began, "seconds of work": work_seconds, "files/s of work": rate}
         )
         return began, ended
 
     def plain_optimize() -> None:
-        conf = spark.sparkContext._jsc.sc().conf()
-        conf.set(GUARD_MODE, "off")
-        session_with(spark, SIZES).sql(f"OPTIMIZE delta.`{plain}`").collect()
-        conf.set(GUARD_MODE, "required")
+        with unguarded(spark):
+            session_with(spark, SIZES).sql(f"OPTIMIZE delta.`{plain}`").collect()
 
     def maintenance(table: str, **limits: Any) -> Callable[[], float]:
         """Return a function that compacts a table and returns the seconds from its measurement to the last commit."""

@@ -25,6 +25,7 @@ from typing import Any
 from bench_session import bench_session
 from figures import percentile, print_table, save
 from pyspark.sql import SparkSession
+from turns import unguarded
 
 import writer_jobs.commit.driver_guard
 from lock_manager import HeldLock, ZookeeperLockManager
@@ -32,7 +33,6 @@ from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
 from writer_jobs import CommitResult, LockedDeltaWriter
-from writer_jobs.delta.session import GUARD_MODE
 
 RESAMPLES = 2000
 TABLE = "s3a://bench/alone"
@@ -75,7 +75,6 @@ def phase_seconds(
 def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuard, options: Any) -> dict[str, Any]:
     pairs, warm_up = options.pairs, options.warm_up
     writer = LockedDeltaWriter(spark, manager, TABLE)
-    conf = spark.sparkContext._jsc.sc().conf()
     released: list[float] = []
     release = HeldLock.release
 
@@ -99,12 +98,10 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
 
     def plain() -> float:
         rows = spark.range(3).coalesce(1)
-        conf.set(GUARD_MODE, "off")
-        began = time.time()
-        rows.write.format("delta").mode("append").save(TABLE)
-        ended = time.time()
-        conf.set(GUARD_MODE, "required")
-        return ended - began
+        with unguarded(spark):
+            began = time.time()
+            rows.write.format("delta").mode("append").save(TABLE)
+            return time.time() - began
 
     appends: dict[str, Callable[[], float]] = {"gate": gate, "plain": plain}
     durations: dict[str, list[float]] = {name: [] for name in appends}
@@ -124,8 +121,8 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
     return {
         "pairs": pairs,
         "ratio_p50": statistics.median(gate_times) / statistics.median(plain_times),
-        "ratio_low": percentile(sorted(ratios), 0.025),
-        "ratio_high": percentile(sorted(ratios), 0.975),
+        "ratio_low": percentile(ratios, 0.025),
+        "ratio_high": percentile(ratios, 0.975),
         **{
             f"{name}_p50_s": statistics.median(values)
             for name, values in (("gate", gate_times), ("plain", plain_times))

@@ -22,6 +22,7 @@ from typing import Any
 from bench_session import bench_session
 from figures import print_table
 from pyspark.sql import SparkSession
+from turns import unguarded
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
@@ -29,7 +30,6 @@ from sluice.local._s3_server import WsgiApplication
 from soak.s3_faults import FaultyS3
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.commit.options import LockDuring
-from writer_jobs.delta.session import GUARD_MODE
 
 TABLE = "s3a://lake/counted"
 #: A checkpoint is due at each tenth version.
@@ -45,7 +45,7 @@ class Request:
 
     Attributes:
         at: Time of arrival, in seconds since the epoch.
-        operation: An element of :data:`OPERATIONS`.
+        operation: An element of :data:`OPERATIONS`, or another HTTP method.
 
     """
 
@@ -68,7 +68,7 @@ class CountingMiddleware:
 
 
 class CountedS3(FaultyS3):
-    """The S3 server of the tests, without faults and with counts."""
+    """The S3 server of the soak, without faults and with counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,14 +82,10 @@ def count_operations(requests: list[Request], begin: float, end: float) -> Count
 
 def measure(spark: SparkSession, manager: ZookeeperLockManager, s3: CountedS3, rounds: int) -> list[dict[str, Any]]:
     writer = LockedDeltaWriter(spark, manager, TABLE)
-    conf = spark.sparkContext._jsc.sc().conf()
 
     def plain() -> None:
-        conf.set(GUARD_MODE, "off")
-        try:
+        with unguarded(spark):
             spark.range(3).coalesce(1).write.format("delta").mode("append").save(TABLE)
-        finally:
-            conf.set(GUARD_MODE, "required")
 
     def locked(lock_during: LockDuring) -> CommitResult:
         return writer.append(spark.range(3).coalesce(1), lock_during=lock_during)

@@ -1,4 +1,4 @@
-"""Runs contestants in turns, each on a copy of the same table."""
+"""Run contestants in turns, each on a copy of the same table."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from sluice.local.spark import LOCAL_DRIVER
+from writer_jobs.delta.session import GUARD_MODE
 
 SETTINGS = {
     "spark.master": "local[2]",
@@ -28,11 +29,11 @@ SETTINGS = {
 def unguarded(spark: SparkSession) -> Iterator[None]:
     """Allow this driver to commit without a lock, as stock Delta does."""
     conf: Any = spark.sparkContext._jsc.sc().conf()
-    conf.set("spark.sluice.guard", "off")
+    conf.set(GUARD_MODE, "off")
     try:
         yield
     finally:
-        conf.set("spark.sluice.guard", "required")
+        conf.set(GUARD_MODE, "required")
 
 
 def metrics_of(spark: SparkSession, table: str) -> dict[str, str]:
