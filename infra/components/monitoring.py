@@ -25,7 +25,7 @@ class Alarm:
         threshold: Threshold in the unit of the metric.
         description: Cause and remedy.
         statistic: CloudWatch statistic of the metric in a period.
-        periods: Consecutive periods in which the comparison must hold.
+        periods: Number of consecutive periods that meet the comparison before the alarm is raised.
         path: Mount point, for metrics of a disk.
         period: Length of a period in seconds.
 
