@@ -36,11 +36,8 @@ _DECIMAL_PRECISION = 80
 _INTEGER = re.compile(r"[+-]?\d+")
 # Characters that Hive escapes in a path component, or that ZooKeeper rejects or interprets.
 _ESCAPED_CHARACTERS = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff\"#%'*/:=?\\\x7f{}\[\]^]"
+    r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff\"#%'*/:=?\\{}\[\]^]"
 )
-
-Value = str | None
-"""A normalized value; None is null."""
 
 
 @dataclass(frozen=True, order=True)
@@ -50,7 +47,7 @@ class Partition:
     With fewer values than the table has partition columns, it contains all partitions below.
 
     Attributes:
-        values: Pairs of a column's physical name, which a rename does not change, and its normalized value.
+        values: Pairs of a column's physical name, which a rename does not change, and its normalized value or None.
 
     """
 
@@ -176,7 +173,7 @@ class PartitionSchema:
             raise ResourceError(f"a file has the partition values {dict(partition_values)}, which do not fit the table")
         return self.partition({column.name: partition_values.get(column.physical_name) for column in self.columns})
 
-    def _normalize(self, column: PartitionColumn, value: object) -> Value:
+    def _normalize(self, column: PartitionColumn, value: object) -> str | None:
         if value is None or value in ("", HIVE_NULL):
             return None
         try:

@@ -25,7 +25,7 @@ class LockSettings:
 
     Attributes:
         zk_hosts: ``host:port,host:port[/chroot]``. The port defaults to 2181.
-        timeout_seconds: Default deadline of an ``acquire``, connecting included. 0: acquire only if the lock is free.
+        timeout_seconds: Default time limit of an ``acquire``, connecting included. 0: acquire only if the lock is free.
         session_timeout_seconds: Session timeout that the client requests; the server may grant less or more. A dead
             holder's lock is free after the granted timeout.
         max_hold_seconds: Time after which a hold is given up and the commit guard refuses its commits. It limits jobs
@@ -117,16 +117,17 @@ class LockSettings:
                 f"{base_url!r} is not a ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]"
             )
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        unknown = sorted(set(query) - _plain_fields() | ({"zk_hosts"} & set(query)))
-        if unknown:
-            names = ", ".join(sorted(_plain_fields() - {"zk_hosts"}))
-            raise SettingsError(f"{base_url!r}: unknown setting {unknown[0]!r}; the URL may set {names}")
+        names = _plain_fields() - {"zk_hosts"}
+        if unknown := sorted(query.keys() - names):
+            raise SettingsError(
+                f"{base_url!r}: unknown setting {unknown[0]!r}; the URL may set {', '.join(sorted(names))}"
+            )
         path = "" if parts.path == "/" else parts.path
         return cls(**{"zk_hosts": parts.netloc + path, **_parse_numbers(query, source=repr(base_url)), **overrides})
 
 
 def _plain_fields() -> set[str]:
-    """Return the names of the fields that one text can set."""
+    """Return the names of the fields that can be set by one text: all but ``security``."""
     return {setting.name for setting in fields(LockSettings)} - {"security"}
 
 
@@ -139,7 +140,7 @@ def _refuse_credentials(hosts: str) -> None:
 
 
 def _parse_numbers(texts: Mapping[str, str], source: str) -> dict[str, Any]:
-    """Return the settings with those in seconds as numbers; ``source`` names their origin for messages."""
+    """Return the settings, with numbers for those in seconds; ``source`` names their origin for messages."""
     values: dict[str, Any] = dict(texts)
     for name in ("timeout_seconds", "session_timeout_seconds", "max_hold_seconds"):
         if name in texts:

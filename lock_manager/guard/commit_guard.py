@@ -160,9 +160,8 @@ class CommitGuard:
             for covering in blocks_by_hold.values():
                 covering.allowed_puts[attempt] = AllowedPut(version, write_id)
         try:
-            if block.name.endswith(PARTITIONS_SUFFIX):
-                # A missing footprint counts as touching the whole table.
-                block.check_footprint(request.get("footprint", {}))
+            # A missing footprint counts as touching the whole table.
+            block.check_footprint(request.get("footprint", {}))
             # While a table is moved, two ensembles grant its lock: a commit needs a hold and an intent in each of them.
             for covering in blocks_by_hold.values():
                 covering.hold.intend(version, txn=request.get("txn"), attempt=attempt, table=covering.table)
@@ -203,7 +202,7 @@ class CommitGuard:
                     f"{commit} was not committed: its write holds only {granted.hold.resource}", resource=uri
                 )
             return [granted]
-        names = [name.rstrip(PARTITIONS_SUFFIX) for name in (request.get("blocks") or "").split(",") if name]
+        names = [name.removesuffix(PARTITIONS_SUFFIX) for name in (request.get("blocks") or "").split(",") if name]
         if not names:
             raise LockNotHeldError(
                 f"{commit} was not committed: the thread is bound to no lock; write inside "

@@ -12,7 +12,7 @@ from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, ResourceError, SluiceError
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION, Intent, version_to_fill
-from lock_manager.partitions import PartitionSchema, format_partitions
+from lock_manager.partitions import PartitionSchema, format_partitions, smallest_cover
 from lock_manager.table_records.commit_stamp import stamp_of
 
 #: Suffix of the name of a ticket or block that locks only partitions. It makes the log store send the footprint of each
@@ -129,7 +129,7 @@ class GuardedBlock:
         attempt.refuse_if_old(self.table, retention_seconds)
 
     def check_footprint(self, footprint: Mapping[str, Any]) -> None:
-        """Raise unless a commit touches only the locked partitions. ``CommitBody.java`` describes the footprint.
+        """Raise if partitions are locked and a commit touches others. ``CommitBody.java`` describes the footprint.
 
         Raises:
             LockNotHeldError: The commit touches other partitions or the whole table.
@@ -151,15 +151,11 @@ class GuardedBlock:
                 resource=table,
             )
         try:
-            partitions = set(map(self.schema.partition_of_file, footprint["partitions"]))
+            partitions = smallest_cover(map(self.schema.partition_of_file, footprint["partitions"]))
         except ResourceError as error:
             message = f"a commit to {table} was refused: {error}; only {scope} is held"
             raise LockNotHeldError(message, resource=table) from error
-        unlocked_partitions = sorted(
-            (partition for partition in partitions if not scope.contains([partition])),
-            key=lambda partition: partition.sort_key,
-        )
-        if unlocked_partitions:
+        if unlocked_partitions := [partition for partition in partitions if not scope.contains([partition])]:
             names = format_partitions(unlocked_partitions)
             raise LockNotHeldError(f"the commit to {table} touches {names}, but only {scope} is held", resource=table)
 

@@ -5,8 +5,7 @@ thread of the same process acquires the lock and grants the ticket. Then the com
 soon as the log store reports the outcome of the put.
 
 Such a commit is prepared without the lock. :func:`staging_obstacle` returns why a commit needs the lock from the
-beginning of its write, if it does.
-This module does not depend on Spark.
+beginning of its write, if it does. This module does not depend on Spark.
 """
 
 from __future__ import annotations

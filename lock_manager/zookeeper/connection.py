@@ -31,7 +31,7 @@ def connect_with_tls(
     The rest of the time becomes the timeout of the socket.
 
     Raises:
-        OSError: No server responded in time; ``ssl.SSLError`` if one side does not trust the other.
+        OSError: The server refused or did not respond in time; ``ssl.SSLError`` if one side does not trust the other.
 
     """
     deadline = Deadline(seconds)
@@ -156,4 +156,4 @@ def describe_error(error: BaseException) -> str:
 
 def members_of(hosts: str) -> list[tuple[str, int]]:
     """Return the servers of a connection string without duplicates and without the chroot."""
-    return list(dict.fromkeys((host, port) for host, port in collect_hosts(hosts)[0]))
+    return list(dict.fromkeys(collect_hosts(hosts)[0]))

@@ -61,6 +61,9 @@ _TRY_SECONDS = 15.0
 _EXPLAIN_SECONDS = 1.0
 """Time beyond the deadline in which a timed-out acquire reads the contenders ahead for its message, in seconds."""
 
+_FAIR_RESPONSE_SECONDS = 1.0
+"""Time after which a missing response means an unavailable ensemble, and not a short deadline, in seconds."""
+
 REPORT_SECONDS = 10.0
 """Interval at which a waiting contender logs the contenders ahead, in seconds."""
 
@@ -71,7 +74,7 @@ _Listing = tuple[dict[int, Any], dict[str, Any]]
 class Acquisition:
     """One attempt to reach the head of every queue of a request.
 
-    Call :meth:`run`, and :meth:`abandon` if anything fails afterwards. Connecting and waiting raise LockCancelledError
+    Call :meth:`run`, and :meth:`abandon` if it or a later step fails. Connecting and waiting raise LockCancelledError
     if the acquire was cancelled, and EnsembleUnavailableError if the ensemble did not respond before the deadline.
 
     The attempt joins the queues in the request's order. A request never waits in one queue while it has an entry in a
@@ -242,9 +245,10 @@ class Acquisition:
         return queues, {table: client.get_children_async(znodes.intents_node(path)) for table, path in tables.items()}
 
     def _wait_for_listing(self, listing: _Listing) -> tuple[dict[int, list[znodes.Contender]], dict[str, list[str]]]:
-        queues = {index: znodes.parse_queue(self._wait(result)) for index, result in listing[0].items()}
+        queue_results, intent_results = listing
+        queues = {index: znodes.parse_queue(self._wait(result)) for index, result in queue_results.items()}
         intents = {}
-        for table, result in listing[1].items():
+        for table, result in intent_results.items():
             try:
                 intents[table] = self._wait(result)
             except NoNodeError:
@@ -402,8 +406,7 @@ class Acquisition:
             raise LockCancelledError(resource=self.request.resource)
 
     def _no_response_error(self) -> LockTimeoutError | EnsembleUnavailableError:
-        if self._session.state is SessionState.CONNECTED and time.monotonic() - self._sent_at < _EXPLAIN_SECONDS:
-            # The ensemble had too little time to respond.
+        if self._session.state is SessionState.CONNECTED and time.monotonic() - self._sent_at < _FAIR_RESPONSE_SECONDS:
             return self._timeout_error(None, None)
         hosts = self._session.settings.zk_hosts
         return EnsembleUnavailableError(hosts, self._response_deadline.elapsed(), "join the queue")

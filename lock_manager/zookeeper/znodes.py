@@ -9,7 +9,7 @@
         <hold id>-part__rlock__<sequence> a contender that writes partitions below
         <hold id>-look__rlock__<sequence> a contender that reads partitions below
         intents
-          <hold id>                       the intent of the hold
+          <hold id>[-<number>]            the intent of the hold
         partitions
           year=2013                       the queue of a partition
             partitions
@@ -150,19 +150,14 @@ class Contender:
     mode: Mode
 
     @property
-    def shared(self) -> bool:
-        """Whether the mode is not EXCLUSIVE; contenders of some other modes may then hold at the same time."""
-        return self.mode is not Mode.EXCLUSIVE
-
-    @property
     def hold_id(self) -> str:
         """Id of the hold or request; for another program's contender, the part of its name before the mark."""
         return self.name.rpartition(self.mode.value)[0]
 
     def conflicts_with(self, contender: Contender) -> bool:
         """Return whether the two contenders cannot hold at the same time."""
-        is_shared = self.shared and contender.shared
-        return not is_shared or {self.mode, contender.mode} == {Mode.SHARED, Mode.PARTIAL}
+        modes = {self.mode, contender.mode}
+        return Mode.EXCLUSIVE in modes or modes == {Mode.SHARED, Mode.PARTIAL}
 
 
 def new_contender_path(queue: str, hold_id: str, mode: Mode) -> str:
