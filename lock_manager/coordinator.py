@@ -3,8 +3,7 @@
 The only coordinator today is ZooKeeper (:mod:`lock_manager.zookeeper`). The commit guard, the writer, the jobs and the
 commands ``adopt``, ``status`` and ``break`` use these protocols. That code names ZooKeeper's classes only where it
 creates a manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and use it directly.
-``tests/unit/test_imports.py`` lists every module of ``sluice`` and ``writer_jobs`` that may import
-:mod:`lock_manager.zookeeper`.
+``tests/unit/test_imports.py`` lists the modules outside this package that may import :mod:`lock_manager.zookeeper`.
 
 ``tests/contract`` tests the contract of each coordinator: its LockManager, its Hold and its Intents. It does not cover
 the Inspector.
@@ -50,7 +49,7 @@ class Cancellation:
         self._callback()
 
     def on_request(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at each later :meth:`request`."""
+        """Let each later :meth:`request` call ``callback`` instead of an earlier one."""
         self._callback = callback
 
 
@@ -289,7 +288,7 @@ class Inspector(Protocol):
         """Return the UUID of the coordinator; None if no table was ever locked there."""
 
     def tables(self) -> list[TableLocks]:
-        """Return every table that was ever locked, by URI."""
+        """Return every table that was ever locked, sorted by URI."""
 
     def table(self, resource: TableResource) -> TableLocks:
         """Return one table; it has no entries if it was never locked."""

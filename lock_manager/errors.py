@@ -10,7 +10,7 @@
     ├── EnsembleUnavailableError (ConnectionError) no answer from ZooKeeper in time
     ├── EnsembleRefusedError (PermissionError)     ZooKeeper refused the request, or is not trusted
     ├── EnsembleFormatError (RuntimeError)         the lock root was written by an unknown release
-    ├── LocalServerError (RuntimeError)            the embedded ZooKeeper could not be started
+    ├── LocalServerError (RuntimeError)            an embedded ZooKeeper did not start, or does not run
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
     ├── NoChrootError (RuntimeError)               the chroot of the connection string does not exist
     ├── MetricsError (RuntimeError)                metrics cannot be served
@@ -130,7 +130,7 @@ class EnsembleFormatError(SluiceError, RuntimeError):
 
 
 class LocalServerError(SluiceError, RuntimeError):
-    """The embedded ZooKeeper could not be started."""
+    """An embedded ZooKeeper did not start, or does not run."""
 
 
 class ClosedError(SluiceError, RuntimeError):
@@ -180,10 +180,10 @@ def describe_queue(count: int, holder: dict[str, Any] | None) -> str:
 
 
 class LockTimeoutError(LockError, TimeoutError):
-    """The lock was not acquired before the deadline; the attempt left no entry in the queue.
+    """The lock was not acquired before the deadline. The entry in the queue is deleted.
 
     Attributes:
-        timeout_seconds: Deadline of the acquire.
+        timeout_seconds: Time limit of the acquire, in seconds.
         ahead: Number of contenders still ahead; None if the queue could not be read.
         holder: Data of the first contender (``host``, ``pid``, ``job`` and so on); None if it could not be read.
 

@@ -1,4 +1,4 @@
-"""Whether the commit guard checks this process's commits. Without it, partitions cannot be locked one by one.
+"""Whether the commit guard can refuse this process's commits. Without it, partitions cannot be locked one by one.
 
 Holders of different partitions commit to one log. The guard keeps each of them within its partitions.
 """
@@ -15,7 +15,7 @@ SchemaOf = Callable[[str], PartitionSchema]
 """Looks up the partition columns of the table at a location."""
 
 _schema_lookups: list[SchemaOf] = []
-"""The lookup of the installed commit guard; empty without a commit guard."""
+"""The lookup of the installed commit guard; empty if no guard refuses commits."""
 
 
 def declare_guard_installed(schema_of: SchemaOf | None) -> None:
@@ -27,7 +27,7 @@ def declare_guard_installed(schema_of: SchemaOf | None) -> None:
 
 
 def guard_is_installed() -> bool:
-    """Return whether the commit guard checks every commit of this process."""
+    """Return whether the commit guard refuses each commit of this process that no hold covers."""
     return bool(_schema_lookups)
 
 

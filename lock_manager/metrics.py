@@ -279,6 +279,7 @@ def _sum_samples(stored: Metric, current: Metric, written: Metric | None) -> lis
         {sample.labels.get("le") for sample in metric.samples} for metric in (stored, current)
     )
     if stored.type != current.type or (current.samples and stored_bounds != current_bounds):
+        # A release with another type or other buckets begins again.
         return current.samples
     written_values = {_key(sample): sample.value for sample in (() if written is None else written.samples)}
     sums = {_key(sample): sample for sample in stored.samples}

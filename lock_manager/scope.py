@@ -53,7 +53,7 @@ class TableScope:
         Raises:
             ValueError: ``partitions`` is empty.
             ResourceError: The location is not usable, or a partition does not fit the table.
-            UnguardedError: Values by column were given in a process without the commit guard.
+            UnguardedError, SluiceError: ``partitions`` has values by column; see :func:`.guard_registry.schema_of`.
 
         """
         table = TableResource.of(resource)

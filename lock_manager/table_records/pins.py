@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
+from lock_manager.resources import canonical_table_uri
 
 #: Name of the folder with a table's pins, below its location. Spark's readers and VACUUM skip it.
 PINS_FOLDER = "_sluice_pins"

@@ -31,7 +31,7 @@ class AclSurvey:
 
     Attributes:
         tables: Number of tables below the lock root.
-        tables_checked: Number of tables whose ACL was requested. ACLs that cannot be read are left out.
+        tables_checked: Number of tables whose ACL was requested. An ACL that cannot be read does not count as open.
         partitions_checked: Number of partitions whose ACL was requested.
         open_node: A znode below which every client may delete; None if the survey found none.
         open_table: Canonical URI in the data of ``open_node``; None if it contains none.

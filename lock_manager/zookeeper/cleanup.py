@@ -18,7 +18,7 @@ from lock_manager.zookeeper.znodes import child_node, is_contender_of
 log = logging.getLogger(__name__)
 
 ABANDON_SECONDS = 2.0
-"""How long a failed acquire waits for the deletion of its contenders, in seconds. Later Cleanup deletes them alone."""
+"""Time that a failed acquire waits for the deletion of its contenders, and time limit of each attempt, in seconds."""
 
 _RETRY_SECONDS = 1.0
 """Time until a request without a response is repeated, in seconds, unless the connection's state changes before."""

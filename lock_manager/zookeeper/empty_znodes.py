@@ -2,12 +2,11 @@
 
 This is safe. ZooKeeper deletes only a znode without children, and an acquire that finds its queue missing creates it
 again before it joins it (``Acquisition._make_queues``). So two contenders of one queue are always children of the same
-znode. Each new znode starts its sequence numbers again, but fencing tokens are czxids, which always rise. A znode is
-removed only if it was empty and unchanged in two checks, :data:`IDLE_SECONDS` apart. This spares most acquires the
-additional round trips.
+znode. Each new znode starts its sequence numbers again, but fencing tokens are czxids, which always rise.
 
-Each manager removes the znodes that it has used, also when it is closed. Every :data:`_SEARCH_SECONDS` it searches the
-tables whose partitions it locks for the empty znodes of killed managers.
+Each manager removes the znodes that it has used, at once when it is closed. Before that, it removes a znode only if it
+was empty and unchanged in two checks, :data:`IDLE_SECONDS` apart. This spares most acquires the additional round trips.
+Every :data:`_SEARCH_SECONDS` it searches the tables whose partitions it locks for the empty znodes of killed managers.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class EmptyZnodes:
                 self._schedule_if_new(node, None)
 
     def remove_all(self) -> None:
-        """Remove at once the empty znodes that this manager has used, within the limits of a close."""
+        """Remove at once the empty znodes that this manager used last, up to the limit of ten rounds."""
         with self._lock:
             nodes, self._idle = list(self._idle)[-_MAX_AT_ONCE * 10 :], {}
         if not nodes or self._session.state is not SessionState.CONNECTED:

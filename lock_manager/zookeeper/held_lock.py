@@ -153,9 +153,10 @@ class HeldLock:
         """Return, without a request, whether the ensemble cannot have granted the lock to another client yet.
 
         Assumes that no operator removes the contender (``sluice break``), which only the next request detects.
-        Conservative: False as soon as the connection is suspended, and as soon as 0.4 of the *granted* session timeout
-        has passed since the sending of the last quorum request that got a response; see ``session.VALID_FRACTION``. The
-        clock is the monotonic one, which may stand still on a suspended machine. Call :meth:`check` where that matters.
+        Conservative: False as soon as the connection is suspended, ``max_hold_seconds`` are over, or 0.4 of the
+        *granted* session timeout has passed since the sending of the last quorum request that got a response; see
+        ``session.VALID_FRACTION``. The clock is the monotonic one, which may stand still on a suspended machine. Call
+        :meth:`check` where that matters.
         """
         return self._hold_state.is_valid()
 

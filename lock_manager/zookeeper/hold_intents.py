@@ -71,7 +71,7 @@ class HoldIntents:
         self._state = _IntentState.NONE
         self._write_lock = threading.Lock()
         self._highest_version = -1
-        # Guards the next two attributes. It is never held across a request.
+        # Guards the next attribute. It is never held across a request.
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
         self._read_versions: dict[str, int] = {}

@@ -189,7 +189,7 @@ class HoldState:
         return is_first_end
 
     def lose(self, reason: str, *, at_end: bool = False) -> None:
-        """Record the loss, unless the hold was lost before. Later only a loss that the end itself detects counts."""
+        """Record the first loss. After the end, record only a loss that the end itself detected (``at_end``)."""
         with self._end_lock:
             # KeepAlive may have sent a check just before a release, and finds the contenders deleted.
             if self.lost is not None or (self.ended_at is not None and not at_end):

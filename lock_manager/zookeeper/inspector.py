@@ -56,7 +56,7 @@ class LockInspector:
         return self._run(lambda deadline: lock_root.read_ensemble_id(self._session, deadline))
 
     def tables(self) -> list[TableLocks]:
-        """Return every table that was ever locked, by URI.
+        """Return every table that was ever locked, sorted by URI.
 
         This takes two requests for each table, and more for tables with contenders.
         """

@@ -124,13 +124,13 @@ class ZookeeperLockManager:
         self._isolation.run(lambda: self._session.ensure_ready(Deadline(timeout_seconds)))
 
     def check_reachable(self, timeout_seconds: float) -> None:
-        """Check that a server accepts a TCP connection. This starts no session.
+        """Raise if it is certain that no server accepts a TCP connection. This starts no session.
 
         Args:
-            timeout_seconds: Seconds to try all servers.
+            timeout_seconds: Time limit of each connection; refused connections are repeated for as long.
 
         Raises:
-            EnsembleUnavailableError: No server accepts a connection in time.
+            EnsembleUnavailableError: Each server refuses the connection or has an unknown host name.
 
         """
         hosts = self.settings.zk_hosts
@@ -201,6 +201,7 @@ class ZookeeperLockManager:
             The hold, which is also a context manager.
 
         Raises:
+            ValueError: ``partitions`` is empty, or ``timeout_seconds`` is outside its range (SettingsError).
             ResourceError: The location is not usable, or a partition does not fit the table's partition columns.
             UnguardedError: Partitions were requested in a process without the commit guard.
             LockTimeoutError: Other contenders were still ahead at the deadline.
@@ -236,7 +237,8 @@ class ZookeeperLockManager:
 
         """
         table_scopes = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]
-        scope = {scope.table.uri: scope for scope in sorted(table_scopes, key=lambda scope: scope.table)}
+        table_scopes.sort(key=lambda table_scope: table_scope.table)
+        scope = {table_scope.table.uri: table_scope for table_scope in table_scopes}
         if not scope or len(scope) != len(scopes):
             raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
@@ -307,7 +309,7 @@ class ZookeeperLockManager:
         Raises:
             LockNotHeldError: There is no lock, or several threads have one.
             LockLostError: The lock was lost before; see :meth:`HeldLock.release`.
-            ResourceError: The location is not usable.
+            ResourceError, ClosedError: See :meth:`queue`.
 
         """
         table = TableResource.of(resource)
@@ -350,9 +352,8 @@ class ZookeeperLockManager:
         """Return the holders and waiters of ``resource`` and of its partitions, in queue order.
 
         Raises:
-            EnsembleUnavailableError: The ensemble did not respond in time.
             ResourceError: The location is not usable.
-            ClosedError: The manager was closed, or belongs to the parent of a fork.
+            EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError, ClosedError: See :meth:`connect`.
 
         """
         table = TableResource.of(resource)

@@ -17,7 +17,7 @@ from lock_manager.zookeeper.session import SESSION_GONE, UNANSWERED, Session
 _T = TypeVar("_T")
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
-# ZooKeeper's errors for the operations that a transaction did not execute because another operation failed.
+"""ZooKeeper's errors for the operations that a transaction did not execute because another operation failed."""
 
 
 @dataclass(frozen=True)
