@@ -22,7 +22,7 @@ from lock_manager.intents import UNREADABLE, Intent
 from lock_manager.zookeeper.responses import retry_unanswered
 from lock_manager.zookeeper.session import UNANSWERED, Session
 from lock_manager.zookeeper.signals import SignalIsolation
-from lock_manager.zookeeper.znodes import child_node, intent_node
+from lock_manager.zookeeper.znodes import child_node, hold_of_intent, intent_node
 
 log = logging.getLogger(__name__)
 
@@ -180,4 +180,4 @@ class HoldIntents:
         except NoNodeError:
             return None
         except ValueError:
-            return Intent(hold_id=name, version=UNREADABLE, txn=None, attempt="", token=-1)
+            return Intent(hold_id=hold_of_intent(name), version=UNREADABLE, txn=None, attempt="", token=-1)

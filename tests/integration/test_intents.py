@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, ZookeeperLockManager
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_block import AllowedPut, GuardedBlock
+from lock_manager.intents import UNREADABLE
 from soak.stalls import stalled_listing
 from soak.tcp_proxy import Link
 from tests.support.lock_znodes import LockZnodes
@@ -60,6 +61,14 @@ def test_the_next_holder_reads_and_clears_an_unfinished_intent(manager, table, z
     assert znodes.intents() == {}
     with manager.acquire(table) as last_hold:
         assert last_hold.intents.unfinished == ()
+
+
+def test_an_unreadable_intent_has_the_id_of_its_hold(manager, table, znodes):
+    hold_id = uuid.uuid4().hex
+    znodes.client.create(f"{znodes.intents_path}/{hold_id}-1", b"not an intent", makepath=True)
+    with manager.acquire(table) as hold:
+        (intent,) = hold.intents.read()
+    assert (intent.hold_id, intent.version) == (hold_id, UNREADABLE)
 
 
 def test_a_waiter_finds_an_intent_stored_while_it_waits(make_manager, manager, table, eventually):
