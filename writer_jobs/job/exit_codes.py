@@ -83,7 +83,7 @@ EXIT_CODES = (
         "yes",
         "committed, at least in part, but the lock was lost or not confirmed: the message names the versions",
     ),
-    ExitCode(_NOTHING_APPLIED, "no", "nothing of a non-empty input was applied (cdc.py, and messages in stream.py)"),
+    ExitCode(_NOTHING_APPLIED, "no", "nothing of a non-empty input was applied (cdc.py, stream.py)"),
     ExitCode(_INTERRUPTED, "yes", "stopped by Ctrl-C: a commit that had begun was completed or cancelled"),
     ExitCode(_TERMINATED, "yes", "stopped by SIGTERM: a commit that had begun was completed or cancelled"),
 )

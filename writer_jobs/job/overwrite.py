@@ -65,8 +65,8 @@ locks:
   there are more than 64 of them, the whole table is locked. The lock is held for the whole write, or with --hold commit
   for the commit only. With --hold commit the job repeats the write if another writer meanwhile adds rows that it would
   replace. --hold commit is refused with --replace-where, because the job looks up the partitions of the replaced rows
-  in the table, and does so again under the lock. It has no effect with --overwrite-schema, or if the table does not
-  exist.
+  in the table, and does so again under the lock. --hold commit has no effect if --overwrite-schema replaces the schema
+  of an existing table.
 
 runs:
   With --run-id ID a load that is in the table is not repeated, also if other writers have committed since. The id
