@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import Hold
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import ArgumentsError, SourceError, WriteConflictError
 from writer_jobs.job.append.load import refuse_other_partitioning
@@ -220,7 +219,7 @@ def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructTyp
     """
     try:
         spark.createDataFrame([], schema).where(predicate)
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise ArgumentsError(f"--replace-where {predicate!r} is not valid: {error_reason(error)}") from error
 
 

@@ -16,13 +16,12 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
 from lock_manager import Hold, LockCancelledError
 from writer_jobs.commit.result import CommitResult
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason
 from writer_jobs.errors import StreamError
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -106,14 +105,14 @@ class BatchQuery:
         stream = frame.writeStream.foreachBatch(self._run_batch).option("checkpointLocation", checkpoint)
         try:
             query = stream.trigger(**schedule).start()
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             self._query.set_exception(error)
             raise StreamError(table=self._writer.table, reason=error_reason(error)) from error
         self._query.set_result(query)
         query_error = None
         try:
             query.awaitTermination()
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             query_error = error
         if self._failure is not None:
             # Spark's error has only the text of this exception.
@@ -138,7 +137,7 @@ class BatchQuery:
                 self._give_up()
         # No batch starts from here on, because _stopping is set.
         self._batch_lock.release()
-        with suppress(*JVM_ERRORS, PySparkException):  # the query did not start, or the JVM is gone
+        with suppress(*SPARK_ERRORS):  # the query did not start, or the JVM is gone
             query, deadline = self._query.result(), time.monotonic() + _RECORD_SECONDS
             while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)

@@ -16,11 +16,10 @@ from contextlib import ExitStack, closing
 from functools import reduce
 from operator import or_
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
@@ -101,7 +100,7 @@ def decode(
                 result = batch.result(materialized)
                 on_failure.pop_all()
             return result
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise FeedError(f"the messages cannot be decoded: {error_reason(error)}") from error
 
 
@@ -266,7 +265,7 @@ class _Batch:
         try:
             ordered_messages = messages.withColumns(envelope).withColumn(ORDER, F.expr(self._sequence_by))
             data_type = ordered_messages.schema[ORDER].dataType
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             raise FeedError(f"sequence_by {self._sequence_by!r} cannot be used: {error_reason(error)}") from error
         if (reason := text_sequence_error(self._sequence_by, data_type)) is not None:
             raise FeedError(reason)

@@ -12,7 +12,7 @@ from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import EXACT_DIGITS, exact_cast
 from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, contains_type, from_text, misfit_sentence
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
@@ -49,7 +49,7 @@ class JsonMessages:
         self._arguments = arguments
         try:
             self._schema = T.StructType.fromDDL(schema)
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             raise SourceError(f"--value-schema {schema!r} is not valid: {error_reason(error)}") from error
         if contains_type(self._schema, (T.CharType, T.VarcharType)):
             raise SourceError(f"--value-schema {schema!r} is not supported: write string for char(n) and varchar(n)")

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.errors import SourceError
 from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.inputs.sources import LINES, SourceReader
@@ -48,7 +48,7 @@ def messages_of_topic(
     reader = (spark.readStream if stream else spark.read).format("kafka").option("startingOffsets", "earliest")
     try:
         records = reader.options(**{**options, "kafka.bootstrap.servers": servers, "subscribe": topic}).load()
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         reason = error_reason(error)
         if "kafka" in reason and "find" in reason:
             reason = (

@@ -11,13 +11,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from writer_jobs.delta.hadoop_files import escape_glob
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason, has_condition
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason, has_condition
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import merged_schema, mismatch, type_differences, type_to_read
@@ -173,7 +172,7 @@ class SourceReader:
             yield
         except LinesError as error:
             raise WriteFailedError(table=self._table, reason=str(error)) from error
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             reason = error_reason(error)
             if has_condition(error, "MALFORMED_RECORD"):
                 raise WriteFailedError(table=self._table, reason=reason) from error
@@ -219,7 +218,7 @@ class SourceReader:
         )
         try:
             row = texts.agg(*change_flags).collect()[0]
-        except (*JVM_ERRORS, PySparkException) as error:
+        except SPARK_ERRORS as error:
             raise WriteFailedError(table=self._table, reason=error_reason(error)) from error
         return _with_strings(schema, {name for name, is_changed in row.asDict().items() if is_changed})
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold, SluiceError
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.errors import SourceError
 from writer_jobs.job.inputs.file_stream import FileBatches
@@ -72,7 +71,7 @@ def _table_source(
     try:
         location = locate_table(spark, table)
         frame = spark.readStream.format("delta").options(**{**arguments.options, **limit}).load(location)
-    except (*JVM_ERRORS, PySparkException) as error:
+    except SPARK_ERRORS as error:
         raise SourceError(f"source table {table} cannot be read: {error_reason(error)}") from error
     except SluiceError as error:
         raise SourceError(f"source table {table}: {error}") from error
