@@ -172,7 +172,7 @@ class JobParser(argparse.ArgumentParser):
         )
 
     def add_table(self, *, several: bool = False, required: bool = True) -> None:
-        """Add the options for the ensemble and the table, or for several tables."""
+        """Add the options for the ensemble, the table or several tables, and the time to wait for the lock."""
         add = self.add_argument
         add(
             "--zookeeper", metavar="HOSTS",
@@ -185,16 +185,13 @@ class JobParser(argparse.ArgumentParser):
             )  # fmt: skip
         else:
             add("--table", required=True, type=nonblank, metavar="URI|NAME", help="location or CATALOG.SCHEMA.TABLE")
-
-    def add_lock_timeout(self) -> None:
-        """Add the option for the time to wait for the lock."""
-        self.add_argument(
+        add(
             "--lock-timeout", type=float, metavar="S",
             help=f"seconds to wait for each lock (default {LockSettings.timeout_seconds:g}); 0: do not wait",
         )  # fmt: skip
 
     def add_report(self) -> None:
-        """Add the options for the report and the metrics."""
+        """Add the options for the report, the metrics, and diagnostics on standard error."""
         add = self.add_argument
         add("--report", type=nonblank, metavar="URI", help="JSON file that gets the outcome, also if the job fails")
         add(
@@ -202,10 +199,7 @@ class JobParser(argparse.ArgumentParser):
             help="Prometheus metrics: PORT or HOST:PORT to serve on (default HOST: 127.0.0.1), or FILE.prom to write; "
             "needs prometheus-client on the driver",
         )  # fmt: skip
-
-    def add_verbose(self) -> None:
-        """Add the option for diagnostics on standard error."""
-        self.add_argument("--verbose", action="store_true", help="Spark's log and stack traces on standard error")
+        add("--verbose", action="store_true", help="Spark's log and stack traces on standard error")
 
     def error(self, message: str) -> NoReturn:
         """Raise an ArgumentsError instead of ending the process."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import APPLIED, JobParser, in_identity, number, positive_integer
+from writer_jobs.job.arguments import APPLIED, JobParser, in_identity, number
 from writer_jobs.job.inputs.file_arguments import FileJobArguments, add_new_table, add_report_and_reader_options
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream
 from writer_jobs.merge.apply import RETENTION
@@ -54,35 +54,24 @@ class ChangesJobArguments(FileJobArguments):
             raise ArgumentsError("with --trigger, give one --source: a folder, or a glob in quotes")
 
 
-def add_scd_type(parser: JobParser) -> None:
-    """Add the options for the SCD type and a new table."""
-    parser.add_argument(
-        "--scd-type", dest="stored_as_scd_type", default=1, type=int, choices=(1, 2),
-        help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT "
-        "(inclusive) to __END_AT (exclusive)",
-    )  # fmt: skip
-    add_new_table(parser)
-
-
 def add_changes(parser: JobParser, retained_changes: str) -> None:
-    """Add the remaining options of a job that applies changes.
+    """Add the options of a job that applies changes, except its source and its own options.
 
     ``retained_changes`` is a noun, for the help: the changes that the job stores for ``--tombstone-days``.
     """
     days = number(float, 0, _MOST_DAYS, f"a number of days from 0 to {_MOST_DAYS}")
     add = parser.add_argument
     add(
+        "--scd-type", dest="stored_as_scd_type", default=1, type=int, choices=(1, 2),
+        help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT "
+        "(inclusive) to __END_AT (exclusive)",
+    )  # fmt: skip
+    add_new_table(parser)
+    add(
         "--tombstone-days", dest="tombstone_retention", default=RETENTION, metavar="DAYS",
         type=lambda argument: timedelta(days=days(argument)),
         help=f"days to store {retained_changes} ({_RETENTION_DAYS:g}); no change may arrive later than that",
     )  # fmt: skip
-    parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; the load is applied once")
     add_stream(parser)
-    add(
-        "--max-files-per-batch",
-        type=positive_integer,
-        metavar="N",
-        help="largest number of files in a micro-batch of a stream",
-    )
     add_report_and_reader_options(parser)

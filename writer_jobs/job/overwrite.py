@@ -145,7 +145,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> OverwriteArguments:
         help="hold the lock for the whole write (the default), or for the commit only (docs/gate.md); commit is "
         "refused with --replace-where",
     )  # fmt: skip
-    parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start it again")
     add_report_and_reader_options(parser)
     return build_arguments(OverwriteArguments, parser.parse_args(argv))

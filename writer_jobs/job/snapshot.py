@@ -129,9 +129,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> SnapshotArguments:
         "--views", type=nonblank, metavar="DATABASE",
         help="create a view of the pinned rows of each table in this database",
     )  # fmt: skip
-    parser.add_lock_timeout()
     parser.add_report()
-    parser.add_verbose()
     options = parser.parse_args(argv)
     options.table = options.tables[0]
     return build_arguments(SnapshotArguments, options)

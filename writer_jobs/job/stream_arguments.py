@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import JobParser, nonblank
+from writer_jobs.job.arguments import JobParser, nonblank, positive_integer
 from writer_jobs.streaming.query import AVAILABLE_NOW
 
 _INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
@@ -27,7 +27,7 @@ streams:
 
 @dataclass(frozen=True)
 class StreamArguments:
-    """The options of a stream; each field is an option of :func:`add_stream`."""
+    """The options of a stream, except ``--max-files-per-batch``."""
 
     trigger: str
     checkpoint: str
@@ -42,6 +42,7 @@ def add_stream(parser: JobParser) -> None:
         help=f'run as a stream: {AVAILABLE_NOW}, or an interval such as "10 seconds"',
     )  # fmt: skip
     add("--checkpoint", type=nonblank, metavar="URI", help="folder for the stream's progress, used by no other stream")
+    add("--max-files-per-batch", type=positive_integer, metavar="N", help="largest number of files in a micro-batch")
     add(
         "--skip-missing", action="store_true",
         help="skip source files that were deleted before the stream read them, and count them (missing_files); by "
@@ -50,7 +51,7 @@ def add_stream(parser: JobParser) -> None:
 
 
 def take_stream(options: argparse.Namespace) -> StreamArguments | None:
-    """Remove the stream's options from a namespace and return them; None if the job is not a stream.
+    """Remove the options of :class:`StreamArguments` from a namespace and return them; None for no stream.
 
     Raises:
         ArgumentsError: ``--trigger`` or ``--checkpoint`` is missing, or ``--skip-missing`` has no effect.

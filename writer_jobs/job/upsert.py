@@ -12,7 +12,7 @@ from lock_manager import Hold
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, nonblank
-from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, add_scd_type, text_in_identity
+from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, text_in_identity
 from writer_jobs.job.inputs.file_arguments import add_source
 from writer_jobs.job.inputs.file_stream import FileBatches
 from writer_jobs.job.inputs.source_files import SourceFiles, find_sources
@@ -155,7 +155,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         "--except-columns", dest="except_column_list", type=column_names, metavar="COLS",
         help="columns that the table does not get",
     )  # fmt: skip
-    add_scd_type(parser)
     add(
         "--schema-evolution", action="store_true",
         help="add columns that the table lacks, and widen its types where the changes need it; types of keys do not "

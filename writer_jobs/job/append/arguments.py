@@ -103,7 +103,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
         help="hold the lock for the commit only, so that other writers work meanwhile (the default, where possible; "
         "see docs/gate.md), or for the whole write",
     )  # fmt: skip
-    parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start it again")
     add_report_and_reader_options(parser)
     return build_arguments(AppendArguments, parser.parse_args(argv))

@@ -11,7 +11,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, in_identity, nonblank
-from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, add_scd_type, text_in_identity
+from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, text_in_identity
 from writer_jobs.job.inputs.file_arguments import add_source, add_topic, is_local, refuse_incomplete_topic
 from writer_jobs.job.stream_arguments import HELP as STREAMS_HELP
 from writer_jobs.job.stream_arguments import take_stream
@@ -152,7 +152,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
         help="largest number, or percentage, of dead letters in a batch; a batch with more is refused, and none of it "
         "is written",
     )  # fmt: skip
-    add_scd_type(parser)
     add_changes(parser, "cells or deletes")
     options = parser.parse_args(argv)
     options.source_tables = tuple(dict.fromkeys(options.source_tables))

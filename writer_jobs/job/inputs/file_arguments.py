@@ -136,7 +136,7 @@ def add_new_table(parser: JobParser, more_help: str = "") -> None:
 
 
 def add_report_and_reader_options(parser: JobParser) -> None:
-    """Add the last options of a job that reads files: the report, Spark's reader, and diagnostics."""
+    """Add the last options of a job that reads files: the report and diagnostics, and Spark's reader."""
     parser.add_report()
     add = parser.add_argument
     add(
@@ -145,4 +145,3 @@ def add_report_and_reader_options(parser: JobParser) -> None:
         "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
     )  # fmt: skip
     add("--null-value", metavar="TEXT", help="text that means null in CSV files; short for --option nullValue=TEXT")
-    parser.add_verbose()

@@ -183,10 +183,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         help="if a compaction of a partition has failed twice because of writers, repeat it under the partition's "
         f"lock, for S seconds at most ({HOLD_AT_MOST_SECONDS:g}; 0: never)",
     )  # fmt: skip
-    parser.add_lock_timeout()
     parser.add_report()
     add("--page", type=nonblank, metavar="URI", help="HTML file for the health of the tables, with pictures")
-    parser.add_verbose()
     options = parser.parse_args(argv)
     options.actions = frozenset([*options.actions, *([Action.ZORDER] if options.zorder_by else [])])
     options.tables = tuple(dict.fromkeys(options.tables))

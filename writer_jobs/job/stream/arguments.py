@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, nonblank, positive_integer
+from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, nonblank
 from writer_jobs.job.inputs.file_arguments import (
     FileJobArguments,
     add_new_table,
@@ -178,9 +178,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     )  # fmt: skip
     add_new_table(parser)
     add("--schema-evolution", action="store_true", help="add columns that the table lacks, and widen its types")
-    parser.add_lock_timeout()
     add_stream(parser)
-    add("--max-files-per-batch", type=positive_integer, metavar="N", help="largest number of files in a micro-batch")
     add_report_and_reader_options(parser)
     parser.set_defaults(run_id=None)
     options = parser.parse_args(argv)
