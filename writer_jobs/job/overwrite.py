@@ -200,7 +200,6 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
             txn=txn,
             lock="partitions" if replaces_partitions else "table",
             lock_during=arguments.hold,
-            lock_timeout_seconds=arguments.lock_timeout,
             metadata=metadata,
             before_write=check_partition_columns,
         )

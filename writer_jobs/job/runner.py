@@ -46,6 +46,7 @@ class JobContext(Generic[_Arguments]):
 
     Attributes:
         program: Name of the job's file.
+        manager: Lock manager whose default timeout is ``--lock-timeout``.
         stop: SIGTERM and Ctrl-C. Work that must not be interrupted runs within ``stop.deferred``.
         report: Adds fields to the report, if there is one.
         metrics: Exporter of the metrics; None for no metrics.

@@ -147,14 +147,7 @@ def _snapshot(context: JobContext[SnapshotArguments]) -> None:
     # The counts come last, because they also read older versions, which may no longer exist.
     for pinned_table in pin.tables:
         if arguments.copy_to is not None:
-            target, commit = copy_pinned(
-                context.spark,
-                pin,
-                pinned_table,
-                arguments.copy_to,
-                manager=context.manager,
-                lock_timeout_seconds=arguments.lock_timeout,
-            )
+            target, commit = copy_pinned(context.spark, pin, pinned_table, arguments.copy_to, manager=context.manager)
             output.event("copied", table=pinned_table.table, to=target, rows=commit.rows)
         if arguments.views is not None:
             output.event(
@@ -186,7 +179,6 @@ def _pin(context: JobContext[SnapshotArguments]) -> tuple[Pin, bool]:
         at=arguments.at,
         expires_at=arguments.expires,
         manager=context.manager,
-        lock_timeout_seconds=arguments.lock_timeout,
         streams_left_out=arguments.streams_left_out,
         without_watermarks=arguments.without_watermarks,
     )

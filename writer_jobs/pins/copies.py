@@ -32,13 +32,7 @@ def refuse_equal_names(pin: Pin) -> None:
 
 
 def copy_pinned(
-    spark: SparkSession,
-    pin: Pin,
-    pinned_table: PinnedTable,
-    folder: str,
-    *,
-    manager: LockManager,
-    lock_timeout_seconds: float | None = None,
+    spark: SparkSession, pin: Pin, pinned_table: PinnedTable, folder: str, *, manager: LockManager
 ) -> tuple[str, CommitResult]:
     """Copy the pinned rows of a table once, into a table with its :func:`copy_name` in a folder.
 
@@ -67,7 +61,6 @@ def copy_pinned(
         pinned_rows(spark, pin, pinned_table.location),
         partition_by=partition_columns if head.version < 0 else (),
         txn=transaction,
-        lock_timeout_seconds=lock_timeout_seconds,
         metadata={"pin": pin.name},
     )
     return writer.table, result
