@@ -26,13 +26,15 @@ from tests.support.append_driver import AppendDriver
 from tests.support.append_rows import EMPTY, HEADER, ROWS
 from tests.support.at_the_gate import commit_info, remove_contenders
 from tests.support.spark_settings import spark_settings
-from writer_jobs import LockedDeltaWriter, locked
+from writer_jobs import locked
 from writer_jobs.append import main
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import RunError, StorageError
 from writer_jobs.job.append.arguments import parse_arguments
 from writer_jobs.job.append.load import AppendLoad
 from writer_jobs.job.output import JobOutput
+from writer_jobs.job.runner import JobContext
+from writer_jobs.job.stop_signals import StopSignals
 
 pytestmark = pytest.mark.spark
 
@@ -501,9 +503,18 @@ def test_a_zombie_replaces_no_record_of_its_successor(
     run = ("--source", job.source, "--run-id", "r")
 
     def load_of(output: JobOutput, commits: int) -> AppendLoad:
-        writer = LockedDeltaWriter(spark, make_manager(), str(job.table))
-        words = map(str, ("--table", writer.table, *run, "--commits", commits))
-        return AppendLoad(spark, writer, parse_arguments([*words]), output, lambda _: nullcontext())
+        words = map(str, ("--table", job.table, *run, "--commits", commits))
+        return AppendLoad(
+            JobContext(
+                program="append.py",
+                arguments=parse_arguments([*words]),
+                spark=spark,
+                manager=make_manager(),
+                output=output,
+                stop=StopSignals(),
+                report=lambda **_: None,
+            )
+        )
 
     output = WatchedOutput(1)
     zombie, successor = load_of(output, 1), load_of(WatchedOutput(2, killed_before=2), 2)

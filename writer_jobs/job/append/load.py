@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from lock_manager import Hold
@@ -22,9 +22,7 @@ from writer_jobs.job.append.runs import Run, RunRecords, begun_run, check_same_b
 from writer_jobs.job.append.split import SplitRows
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import SourceReader
-from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runner import Job, JobContext, storage_errors_as_failed_writes
-from writer_jobs.writer import LockedDeltaWriter
 
 
 class _PlanOutdatedError(Exception):
@@ -54,29 +52,19 @@ class _Plan:
 class AppendLoad:
     """A load of source files into one table.
 
-    ``uninterrupted`` takes a function that cancels an append, and returns a context that lets the append finish.
-
     Raises:
         SourceError: The source files do not exist, or their format is not clear.
 
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        writer: LockedDeltaWriter,
-        arguments: AppendArguments,
-        output: JobOutput,
-        uninterrupted: Callable[[Callable[[], None]], AbstractContextManager[None]],
-    ) -> None:
-        self._spark = spark
-        self._writer = writer
-        self._arguments = arguments
-        self._output = output
-        self._uninterrupted = uninterrupted
-        self._files = HadoopFiles.of(spark)
-        self._sources = find_sources(self._files, arguments.sources)
-        self._reader = SourceReader(spark, self._sources, arguments.format, arguments.options, writer.table)
+    def __init__(self, context: JobContext[AppendArguments]) -> None:
+        self._spark, self._writer, self._arguments = context.spark, context.writer, context.arguments
+        self._output, self._stop = context.output, context.stop
+        self._files = HadoopFiles.of(context.spark)
+        self._sources = find_sources(self._files, self._arguments.sources)
+        self._reader = SourceReader(
+            self._spark, self._sources, self._arguments.format, self._arguments.options, self._writer.table
+        )
         self._last_reported = 0
 
     def run(self) -> None:
@@ -99,7 +87,7 @@ class AppendLoad:
     def _plan(self) -> _Plan:
         arguments, log = self._arguments, self._writer.log
         state = log.state()
-        refuse_other_partitioning(self._writer.table, state, self._arguments.partition_by)
+        refuse_other_partitioning(self._writer.table, state, arguments.partition_by)
         run_id = arguments.run_id
         if run_id is None:
             return _Plan(state, 0, None, self._schema(state))
@@ -180,7 +168,7 @@ class AppendLoad:
 
         run = plan.run
         begins_run = is_first and run is not None and plan.committed_count == 0
-        with self._uninterrupted(self._writer.cancel):
+        with self._stop.deferred(self._writer.cancel):
             self._output.begun(commit, time.time())
             result = self._writer.append(
                 df,
@@ -207,11 +195,11 @@ class AppendLoad:
 
         Raises:
             _PlanOutdatedError: The plan does not fit the table any more.
+            TableError: Another writer created the table with other partition columns.
 
         """
         state = self._writer.log.state() if plan.state is None else plan.state
         if state is not None and plan.state is None:
-            # Another writer created the table after this job planned to create it.
             refuse_other_partitioning(self._writer.table, state, self._arguments.partition_by)
             if not _has_same_columns(plan.schema, state.schema):
                 raise _PlanOutdatedError
@@ -249,7 +237,7 @@ def _has_same_columns(planned_schema: StructType, actual_schema: StructType) -> 
 
 
 def _append(context: JobContext[AppendArguments]) -> None:
-    load = AppendLoad(context.spark, context.writer, context.arguments, context.output, context.stop.deferred)
+    load = AppendLoad(context)
     with storage_errors_as_failed_writes(context.writer.table):
         load.run()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold, SluiceError
@@ -28,7 +28,6 @@ from writer_jobs.late_rows.options import RowOptions
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.late_rows.stream import RowBatch, RowStream
 from writer_jobs.streaming.checkpoint import claim_checkpoint
-from writer_jobs.writer import LockedDeltaWriter
 
 
 @dataclass(frozen=True)
@@ -47,30 +46,27 @@ class RowSource:
     open_batch: Callable[[DataFrame, int], AbstractContextManager[RowBatch]]
 
 
-def _row_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
-    if arguments.source_table is not None:
-        return _table_source(spark, writer, arguments, arguments.source_table)
-    if arguments.kafka is not None:
-        return _topic_source(spark, writer, arguments)
-    return _file_source(spark, writer, arguments)
+def _row_source(context: JobContext[StreamJobArguments]) -> RowSource:
+    if context.arguments.source_table is not None:
+        return _table_source(context, context.arguments.source_table)
+    return _file_source(context) if context.arguments.kafka is None else _topic_source(context)
 
 
-def _topic_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
+def _topic_source(context: JobContext[StreamJobArguments]) -> RowSource:
+    arguments = context.arguments
     servers, topic, schema = arguments.kafka or "", arguments.topic or "", arguments.value_schema or ""
-    json_messages = JsonMessages(writer, arguments, schema)
-    frame = messages_of_topic(spark, servers, topic, arguments.options, stream=True).rows
+    json_messages = JsonMessages(context.writer, arguments, schema)
+    frame = messages_of_topic(context.spark, servers, topic, arguments.options, stream=True).rows
     return RowSource({"topic": topic}, frame, lambda batch, _: json_messages.rows(batch))
 
 
-def _table_source(
-    spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, table: str
-) -> RowSource:
+def _table_source(context: JobContext[StreamJobArguments], table: str) -> RowSource:
     """Return the source of the rows that are appended to a Delta table. A dead letter has the JSON of its row."""
-    max_files = arguments.max_files_per_batch
+    arguments, max_files = context.arguments, context.arguments.max_files_per_batch
     limit = {} if max_files is None else {"maxFilesPerTrigger": str(max_files)}
     try:
-        location = locate_table(spark, table)
-        frame = spark.readStream.format("delta").options(**{**arguments.options, **limit}).load(location)
+        location = locate_table(context.spark, table)
+        frame = context.spark.readStream.format("delta").options(**{**arguments.options, **limit}).load(location)
     except SPARK_ERRORS as error:
         raise SourceError(f"source table {table} cannot be read: {error_reason(error)}") from error
     except SluiceError as error:
@@ -83,16 +79,16 @@ def _table_source(
             F.lit(location).alias("origin"),
             F.struct("*").alias(ROW),
         )
-        return nullcontext(separate_dead_letters(messages, writer, arguments))
+        return nullcontext(separate_dead_letters(messages, context.writer, arguments))
 
     return RowSource({"source-table": location}, frame, open_batch)
 
 
-def _file_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
+def _file_source(context: JobContext[StreamJobArguments]) -> RowSource:
     """Return the source of the rows in files; see :class:`FileBatches`."""
-    batches = FileBatches(spark, arguments.sources[0], arguments.stream)
-    schema = arguments.value_schema
-    json_messages = None if schema is None else JsonMessages(writer, arguments, schema)
+    arguments, schema = context.arguments, context.arguments.value_schema
+    batches = FileBatches(context.spark, arguments.sources[0], arguments.stream)
+    json_messages = None if schema is None else JsonMessages(context.writer, arguments, schema)
 
     @contextmanager
     def open_batch(_: DataFrame, number: int) -> Iterator[RowBatch]:
@@ -100,33 +96,32 @@ def _file_source(spark: SparkSession, writer: LockedDeltaWriter, arguments: Stre
         if sources is None:
             yield RowBatch(None, missing_files=missing_count)
         elif json_messages is None:
-            yield RowBatch(_file_rows(spark, writer, arguments, sources), missing_files=missing_count)
+            yield RowBatch(_file_rows(context, sources), missing_files=missing_count)
         else:
-            with json_messages.rows(_file_messages(spark, writer, arguments, sources)) as rows_of_messages:
+            with json_messages.rows(_file_messages(context, sources)) as rows_of_messages:
                 yield replace(rows_of_messages, missing_files=missing_count)
 
     return RowSource({"source": batches.path}, batches.frame(arguments.max_files_per_batch), open_batch)
 
 
-def _file_rows(
-    spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, sources: SourceFiles
-) -> DataFrame:
-    reader = SourceReader(spark, sources, arguments.format, arguments.options, writer.table)
+def _file_rows(context: JobContext[StreamJobArguments], sources: SourceFiles) -> DataFrame:
+    arguments, writer = context.arguments, context.writer
+    reader = SourceReader(context.spark, sources, arguments.format, arguments.options, writer.table)
     rows = reader.read_changes(writer.log.state(), evolves=arguments.schema_evolution)
     return with_event_timestamps(rows, arguments.event_time)
 
 
-def _file_messages(
-    spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, sources: SourceFiles
-) -> DataFrame:
+def _file_messages(context: JobContext[StreamJobArguments], sources: SourceFiles) -> DataFrame:
     """Return the messages in files with the columns of Spark's source for Kafka.
 
     Raises:
         SourceError: The files have other columns.
 
     """
-    if (file_format := arguments.format or sources.format) == "parquet":
-        messages = messages_of_files(spark, sources, file_format, arguments.options, writer.table)
+    if (file_format := context.arguments.format or sources.format) == "parquet":
+        messages = messages_of_files(
+            context.spark, sources, file_format, context.arguments.options, context.writer.table
+        )
         if not messages.are_rows:
             return messages.rows
     raise SourceError(
@@ -136,9 +131,9 @@ def _file_messages(
 
 
 def _stream(context: JobContext[StreamJobArguments]) -> None:
-    arguments, spark, writer = context.arguments, context.spark, context.writer
-    checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
-    source, totals = _row_source(spark, writer, arguments), AppliedTotals(writer)
+    arguments, writer = context.arguments, context.writer
+    checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(context.spark)
+    source, totals = _row_source(context), AppliedTotals(writer)
     stream = RowStream(writer, files, checkpoint, cast("RowOptions", arguments.apply_options))
     claim_checkpoint(files, checkpoint, {**stream.query_identity, **source.identity})
 
