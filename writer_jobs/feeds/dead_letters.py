@@ -38,7 +38,7 @@ class DeadLetterLimit:
         """Parse ``N`` or ``N%``.
 
         Raises:
-            ValueError: The text is neither.
+            ValueError: The text is neither, or the percentage is above 100.
 
         """
         match = _LIMIT.fullmatch(text)

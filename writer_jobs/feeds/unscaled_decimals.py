@@ -26,7 +26,7 @@ def long_decimal(unscaled_value: Column, scale: int) -> Column:
     """Return the decimal of a two's complement of at most 64 bits; null for a longer one."""
     unit = F.lit(Decimal(1).scaleb(-scale)).cast(DecimalType(scale + 1, scale))
     fits = F.length(unscaled_value).between(1, _LONG_BYTES)
-    # With more digits Spark would round the product, which has at most 38.
+    # If the factors had more digits, Spark would round the product to at most 38 digits.
     return F.when(fits, integer_text(unscaled_value).try_cast(DecimalType(LONG_DIGITS, 0)) * unit)
 
 

@@ -102,7 +102,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> SnapshotArguments:
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG)
     parser.add_table(several=True)
     add = parser.add_argument
-    add("--pin", required=True, type=nonblank, metavar="NAME", help="name of the pin: letters, digits, dots, dashes")
+    add("--pin", required=True, type=nonblank, metavar="NAME", help="name of the pin: letters, digits, dots, - and _")
     add("--at", type=timestamp, metavar="TIME", help="rows up to this event time, such as 2013-02-01T00:00:00Z")
     add(
         "--event-time", dest="event_times", action="append", default=[], type=nonblank, metavar="COL",

@@ -39,7 +39,7 @@ class StopSignals:
     between any two instructions of the main thread: an exception from it could be raised after a commit and before the
     program notes the commit.
 
-    In another thread than the main one, where Python cannot handle signals, the context does nothing.
+    Outside the main thread Python cannot handle signals, and the context does nothing.
     """
 
     def __init__(self) -> None:

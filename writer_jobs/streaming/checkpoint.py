@@ -27,8 +27,8 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
     ``table`` (its canonical URI), source, keys and so on.
 
     Raises:
-        CheckpointError: It belongs to another query, or is in a folder that VACUUM cleans up.
-        StorageError: It cannot be read or written.
+        CheckpointError: The checkpoint belongs to another query or program, or is in a folder that VACUUM cleans up.
+        StorageError: The checkpoint cannot be read or written.
 
     """
     if (table := _table_around(checkpoint, query["table"])) is not None:

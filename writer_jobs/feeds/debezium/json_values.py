@@ -39,7 +39,7 @@ class Decoder:
         encoding: Encoding of the values in JSON; a key of ``_DECODERS``.
         scale: The scale of an unscaled decimal.
         parts: Decoders of nested fields by their names in JSON, in the order of the type's fields; or the decoder of
-            elements.
+            an array's elements or a map's values.
 
     """
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.feeds.message_values import variant_path
 
-_INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32
+_INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32  # characters of a part of the position
 _NO_LSN = "00000000:00000000:0000"
 
 #: Fields of ``source``, with their types.

@@ -135,7 +135,7 @@ class RowColumns:
     Attributes:
         groups: The groups of messages by schema.
         keys: Key columns in the messages' spelling.
-        types: Types of the columns by name.
+        types: Types of the columns by name; :attr:`schema` has the same columns and types.
 
     Raises:
         FeedError: The messages have no keys, or keys with different columns; column names differ by case only; no type

@@ -42,8 +42,8 @@ _LONGEST_ID = 128
 _HASH_ITERATIONS = 100_000
 
 
-def check_run_id(run_id: str) -> str:
-    """Return a valid run id unchanged.
+def check_run_id(run_id: str) -> None:
+    """Make sure that a run id is valid.
 
     Raises:
         RunError: The id is blank, longer than 128 characters, or has a character that is not printable.
@@ -51,7 +51,6 @@ def check_run_id(run_id: str) -> str:
     """
     if not run_id.strip() or len(run_id) > _LONGEST_ID or not run_id.isprintable():
         raise RunError(f"run id {run_id!r} must have 1 to {_LONGEST_ID} printable characters")
-    return run_id
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,10 @@ class Run:
     def changed_inputs(self, basis: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
         """Return the names of the inputs and options that differ from the record, without their values."""
         recorded_basis = {name: value for name, value in self.basis.items() if name != _OPTIONS}
-        changed_names = [
-            name for name in sorted({*recorded_basis, *basis}) if recorded_basis.get(name) != basis.get(name)
-        ]
-        recorded_hashes = self.basis[_OPTIONS]["hashes"]
-        hashes = _hash_options(options, self.basis[_OPTIONS]["salt"])["hashes"]
-        names = [name for name in sorted({*recorded_hashes, *hashes}) if recorded_hashes.get(name) != hashes.get(name)]
-        return changed_names + [f"reader option {name}" for name in names]
+        recorded_options = self.basis[_OPTIONS]
+        hashes = _hash_options(options, recorded_options["salt"])["hashes"]
+        changed_options = _differing_names(recorded_options["hashes"], hashes)
+        return [*_differing_names(recorded_basis, basis), *(f"reader option {name}" for name in changed_options)]
 
 
 class RunRecords:
@@ -101,7 +97,6 @@ class RunRecords:
 
     Every method raises :class:`StorageError` if a record cannot be read or written, and :class:`RunError` if an unknown
     release wrote a record. An incomplete record, whose writer was killed, is skipped.
-
     """
 
     def __init__(self, files: HadoopFiles, table_location: str, run_id: str) -> None:
@@ -241,6 +236,10 @@ def check_same_basis(run: Run, basis: Mapping[str, Any], options: Mapping[str, s
         )
 
 
+def _differing_names(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    return [name for name in sorted({*recorded, *current}) if recorded.get(name) != current.get(name)]
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -251,5 +250,5 @@ def _hash_options(options: Mapping[str, str], salt: str) -> dict[str, Any]:
     def hashed(name: str, value: str) -> str:
         return hashlib.pbkdf2_hmac("sha256", value.encode(), f"{salt} {name}".encode(), _HASH_ITERATIONS).hex()
 
-    lower_case = sorted((name.lower(), value) for name, value in options.items())
-    return {"salt": salt, "hashes": {name: hashed(name, value) for name, value in lower_case}}
+    sorted_options = sorted((name.lower(), value) for name, value in options.items())
+    return {"salt": salt, "hashes": {name: hashed(name, value) for name, value in sorted_options}}

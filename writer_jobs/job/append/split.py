@@ -22,7 +22,7 @@ class SplitRows:
     Spark's cache, sorted by part within its partitions, so reading a part does not read the others.
 
     Args:
-        df: The rows, with columns in the order of their schema.
+        df: The rows. The order of the columns determines the hash.
         parts: Number of parts.
         colocated_columns: Columns whose equal values are put into one Spark partition for each part. A table with
             these partition columns then gets one file for each of its partitions and part, and not one for each task.

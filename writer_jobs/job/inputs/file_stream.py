@@ -20,7 +20,7 @@ from writer_jobs.errors import CheckpointError, SourceError
 from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.stream_arguments import StreamArguments
 
-# By default Spark silently skips files that are a week older than the newest one.
+# By default Spark silently skips files that are more than a week older than the newest one.
 _ANY_AGE = {"maxFileAge": "36500d"}
 # Format version of both checkpoint logs; the default of Spark 4.2.
 _VERSION, _VERSION_SETTING = "v1", "spark.sql.streaming.offsetLog.formatVersion"
@@ -59,7 +59,7 @@ class FileBatches:
     def files(self, batch: int) -> tuple[SourceFiles | None, int]:
         """Return the files of a micro-batch of :meth:`frame`, and the number of deleted files that are skipped.
 
-        Files that are empty are left out; None if no other file exists.
+        Empty files are left out; None if no file is left.
 
         Raises:
             SourceError: A file was deleted before it was read, and deleted files are not skipped.

@@ -70,7 +70,8 @@ def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
     that begin with ``_`` or ``.`` are skipped.
 
     Raises:
-        SourceError: A source does not exist, is a folder of other folders, or one of several folders with columns.
+        SourceError: A source does not exist, cannot be listed, is a file that Spark skips, is a folder of other
+            folders, or is one of several folders with columns; or the sources have no files.
 
     """
     files_by_path: dict[str, FileStatus] = {}

@@ -91,16 +91,18 @@ class SourceReader:
     def schema(self, target: TableState | None) -> StructType:
         """Return the names and types to read the files with.
 
-        For a new table Spark infers them. For an existing table they are the files' names with the table's types.
-        Parquet files keep their types, which Delta compares and casts.
+        For a new table Spark infers them. For an existing table they are the files' names with the table's types. Of
+        Parquet files only types that are narrower than the table's are replaced; Delta compares and casts the others.
 
         Raises:
-            SourceError: The files cannot be read as this format, or have no columns for a new table.
-            SchemaMismatchError: The files have columns that the table lacks, or CSV files lack columns of the table.
+            SourceError: The files cannot be read as this format, have a column whose types have no common type, or have
+                no columns for a new table.
+            SchemaMismatchError: The files have columns that the table lacks, or CSV files lack columns of the table, or
+                CSV files without a header have another number of columns.
             WriteFailedError: A record is malformed.
 
         """
-        schema = self._inferred_schema(target, types=self.format == "csv" and target is None)
+        schema = self._inferred_schema(target, infer_types=self.format == "csv" and target is None)
         if target is None:
             if not schema.fields:
                 raise SourceError("the source files have no columns to create a table with")
@@ -120,11 +122,12 @@ class SourceReader:
         the table's type. Spark infers the types of other columns and nested fields.
 
         Raises:
-            SourceError: The files cannot be read as this format, or have no columns.
+            SourceError: The files cannot be read as this format, have a column whose types have no common type, or have
+                no columns.
             WriteFailedError: A record, or a line, is malformed.
 
         """
-        schema = self._inferred_schema(target, types=self.format == "csv")
+        schema = self._inferred_schema(target, infer_types=self.format == "csv")
         if not schema.fields:
             raise SourceError("the source files have no columns")
         types = {} if target is None else self._table_types(target)
@@ -146,10 +149,11 @@ class SourceReader:
 
         return StructType([field_to_read(field) for field in schema])
 
-    def _inferred_schema(self, target: TableState | None, *, types: bool) -> StructType:
-        infer = types and "inferschema" not in self._effective_options
+    def _inferred_schema(self, target: TableState | None, *, infer_types: bool) -> StructType:
         with self._convert_errors():
-            reader = self._reader().options(**({"inferSchema": "true"} if infer else {}))
+            reader = self._reader()
+            if infer_types and "inferschema" not in self._effective_options:
+                reader = reader.option("inferSchema", "true")
             schemas = self._schemas(reader, self._paths)
         try:
             return merged_schema(None if target is None else target.schema, schemas, self._fold)
@@ -188,7 +192,7 @@ class SourceReader:
             WriteFailedError: Lines are malformed.
 
         """
-        # With a schema, the Parquet reader ignores columns that the schema lacks. The schema was just inferred.
+        # With a schema, the Parquet reader ignores columns that the schema lacks. This one has all columns of the files
         rows = self._reader().schema(self._values.schema_to_read(schema)).load(self._paths)
         return self._values.cast(rows, schema)
 

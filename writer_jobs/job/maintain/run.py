@@ -1,4 +1,4 @@
-"""The function of ``maintain.py``."""
+"""The work of ``maintain.py``: maintain tables one after another, and publish the results."""
 
 from __future__ import annotations
 
