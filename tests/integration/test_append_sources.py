@@ -59,6 +59,13 @@ def test_folders_of_partition_values_become_columns(job: AppendDriver, tmp_path:
     assert job.rows("id", "year", "code")[-1] == (4, 2015, "09")
 
 
+def test_files_beside_folders_of_partition_values_are_refused(job: AppendDriver, tmp_path: Path) -> None:
+    job.csv("parts/a.csv", "id", [(1,)])
+    job.csv("parts/year=2014/a.csv", "id", [(2,)])
+    job.refuse(2, "parts has files beside column=value folders", "--source", tmp_path / "parts")
+    assert job.version_count() == 0
+
+
 def test_missing_json_fields_are_null(job: AppendDriver, tmp_path: Path) -> None:
     columns = "id int, at timestamp_ntz, tags array<string>, size double, inner struct<a: int, b: int>"
     job.create_table(f"create table {{t}} ({columns}) using delta")

@@ -58,13 +58,16 @@ class SourceReader:
         table: Canonical URI of the table, for errors.
 
     Raises:
-        SourceError: An option would change values, or the names have no format.
+        SourceError: An option would change values, the names have no format, or files are beside ``column=value``
+            folders.
 
     """
 
     def __init__(
         self, spark: SparkSession, sources: SourceFiles, file_format: str | None, options: Mapping[str, str], table: str
     ) -> None:
+        if sources.base is not None and any(file.path.rpartition("/")[0] == sources.base for file in sources.files):
+            raise SourceError(f"{sources.base} has files beside column=value folders, which Spark skips: move these")
         #: Format of the files.
         self.format = file_format = file_format or sources.format
         self._user_options = {name.lower(): value for name, value in options.items()}
