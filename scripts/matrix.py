@@ -74,7 +74,7 @@ CORE = (
     "tests/integration/test_pins.py::test_vacuum_keeps_pinned_files_and_removes_unpinned_ones",
     "tests/integration/test_snapshot_job.py::test_changes_before_the_log_s_retention_are_not_counted",
     "tests/integration/test_maintenance.py::test_growth_is_the_average_of_the_last_week",
-    # Removal of old versions: LogCleanUp.
+    # Removal of old versions: DeltaApi.cleanUpExpiredLogs.
     "tests/integration/test_maintenance_keeps.py::test_the_expired_log_is_removed_up_to_a_checkpoint",
     "tests/integration/test_maintenance_keeps.py::test_the_log_keeps_the_versions_of_a_pin_and_a_stream",
     # Deletion vectors and compaction.

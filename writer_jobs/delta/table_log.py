@@ -172,7 +172,7 @@ class DeltaTableLog:
         """
         snapshot = self.snapshot()
         with self._storage_errors(f"the log of {self.location} cannot be cleaned up"):
-            log_store(self._spark, "LogCleanUp").run(snapshot.loaded, int(retention_seconds * 1000))
+            log_store(self._spark, "DeltaApi").cleanUpExpiredLogs(snapshot.loaded, int(retention_seconds * 1000))
 
     def head(self, app_id: str | None = None) -> Head:
         """List the log once, and return the number of the newest version.

@@ -19,7 +19,7 @@ public final class Attempts {
     TAKEN,
     /** Nothing was stored, and nothing will be. */
     REJECTED,
-    /** The store gave no answer, and the version was free afterwards. */
+    /** The put may be stored, now or later. */
     UNKNOWN
   }
 

@@ -2,7 +2,7 @@ package io.deltasluice.storage;
 
 import java.io.IOException;
 
-/** A put got no response, and its version is still free. The put may still arrive at the store. */
+/** A put may be stored, now or later: the store gave no definite response, and its version is free or unreadable. */
 public final class CommitUnknownException extends IOException {
   private static final long serialVersionUID = 1L;
 

@@ -33,8 +33,6 @@ final class ConditionalPutProof {
   /** Attempts for each put, if the store gives no usable response. */
   private static final int ATTEMPTS = 4;
 
-  private static final long PAUSE_MILLIS = 200;
-
   /** Proven stores. Failures are not cached, because a store may be repaired while the driver runs. */
   private static final Set<String> PROVEN = ConcurrentHashMap.newKeySet();
 
@@ -89,17 +87,10 @@ final class ConditionalPutProof {
               + "honours If-None-Match: " + e.getMessage(), e);
         }
       }
-      pause(attempt, store);
-    }
-  }
-
-  private static void pause(int attempt, String store) throws InterruptedIOException {
-    try {
-      Thread.sleep(PAUSE_MILLIS * attempt);
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt();
-      throw new InterruptedIOException("interrupted before " + store + " was proven to honour If-None-Match: nothing is "
-          + "committed");
+      if (!GuardedLogStore.pause(attempt)) {
+        throw new InterruptedIOException("interrupted before " + store + " was proven to honour If-None-Match: nothing "
+            + "is committed");
+      }
     }
   }
 }

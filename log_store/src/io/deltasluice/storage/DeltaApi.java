@@ -24,7 +24,7 @@ import scala.util.Left;
  *
  * <p>It calls them by name, so one jar works with all of these releases.
  */
-final class DeltaApi {
+public final class DeltaApi {
   private static final String METRICS_HOOK = "org.apache.spark.sql.delta.hooks.metrics.UpdateMetricsHook";
   private static final String ICEBERG_CONVERTER = "org.apache.spark.sql.delta.hooks.IcebergConverterHook$";
   private static final String ADAPTIVE_METADATA = "org.apache.spark.sql.delta.AdaptiveMetadataTableFeature$";
@@ -33,11 +33,18 @@ final class DeltaApi {
 
   private DeltaApi() {}
 
-  /** Removes versions from a log that are older than the retention, see {@link LogCleanUp#run}. */
-  static void cleanUpExpiredLogs(DeltaLog log, Snapshot snapshot, long retentionMillis) {
+  /**
+   * Removes old versions that no reader of a newer version needs.
+   *
+   * @param retentionMillis milliseconds to keep a version. Delta removes versions that are older than the last midnight
+   *     (UTC) before now minus this time, so it keeps a version up to one day longer.
+   */
+  public static void cleanUpExpiredLogs(Snapshot snapshot, long retentionMillis) {
+    DeltaLog log = snapshot.deltaLog();
     Some<Object> retention = new Some<>(retentionMillis);
     if (ByName.find(log.getClass(), "cleanUpExpiredLogs$default$4") != null) {
-      ByName.call(log, "cleanUpExpiredLogs", snapshot, Option.empty(), retention, ByName.call(log, "cleanUpExpiredLogs$default$4"));
+      ByName.call(log, "cleanUpExpiredLogs", snapshot, Option.empty(), retention,
+          ByName.call(log, "cleanUpExpiredLogs$default$4"));
     } else {
       ByName.call(log, "cleanUpExpiredLogs", snapshot, retention, ByName.call(log, "cleanUpExpiredLogs$default$3"));
     }

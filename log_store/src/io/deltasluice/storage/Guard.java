@@ -24,7 +24,7 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Option;
 
-/** Asks Python at every commit whether its hold is still valid. */
+/** Asks a Python process at every commit whether the hold of the commit is still valid. */
 public final class Guard {
   /**
    * Local property of Spark's threads: ids of the blocks to which the thread is bound, separated by commas, the
@@ -35,7 +35,7 @@ public final class Guard {
   /** Local property of Spark's threads: id of the thread's operation attempt. */
   public static final String WRITE = "spark.sluice.write";
 
-  /** Local property of Spark's threads: name of the guard of these blocks' holds. */
+  /** Local property of Spark's threads: name of the guard that decides on the thread's commits. */
   public static final String NAME = "spark.sluice.guard.name";
 
   /**
@@ -43,9 +43,6 @@ public final class Guard {
    * with {@code *} if the lock is on partitions.
    */
   public static final String TICKET = "spark.sluice.ticket";
-
-  /** Prefix of the table properties that are sent to Python. */
-  private static final String PROPERTY_PREFIX = "sluice.";
 
   private static final char PARTITIONS_MARK = '*';
 
@@ -86,7 +83,8 @@ public final class Guard {
   public static void install(String name, int port, String questionKey, String answerKey, long timeoutMillis)
       throws IOException {
     PythonGuard guard = new PythonGuard(port, questionKey, answerKey, timeoutMillis);
-    guard.connect();
+    // An empty request only tests the connection.
+    guard.send("");
     GUARDS.put(name, guard);
   }
 
@@ -141,12 +139,13 @@ public final class Guard {
    */
   static ObjectNode describe(CommitBody body, ReadVersion read) {
     ObjectNode staged = body.stagedProperties();
-    staged.set("read", read == null ? null : read.toJson(PROPERTY_PREFIX));
+    staged.set("read", read == null ? null : read.toJson());
     return staged;
   }
 
   /**
-   * Requests the lock of a ticket, and returns whether it is held. Python waits for some time before it returns false.
+   * Reports that the commit of a ticket waits, and returns whether the ticket has its lock by now. Python waits for
+   * some time before it returns false.
    *
    * @param staged see {@link #describe}
    * @throws CommitRefusedException this commit cannot get the lock
@@ -209,7 +208,7 @@ public final class Guard {
     request.put("blocks", blocks);
     String ticket = ticket();
     request.put("ticket", ticket);
-    String write = writeId();
+    String write = localProperty(WRITE);
     if (write != null) {
       request.put("write", write);
       request.put("retention_ms", ReadVersion.retentionMillis(file));
@@ -237,12 +236,12 @@ public final class Guard {
     String boundGuard = localProperty(NAME);
     for (Map.Entry<String, PythonGuard> entry : guards(boundGuard)) {
       PythonGuard guard = entry.getValue();
-      Future<String> call = CALLS.submit(() -> guard.check(request));
+      Future<String> call = CALLS.submit(() -> guard.send(request));
       String problem;
       try {
-        return CommitBody.JSON.readTree(call.get(guard.timeoutMillis(), TimeUnit.MILLISECONDS));
+        return CommitBody.JSON.readTree(call.get(guard.timeoutMillis, TimeUnit.MILLISECONDS));
       } catch (TimeoutException e) {
-        problem = "did not answer for " + guard.timeoutMillis() / 1000 + " s";
+        problem = "did not answer for " + guard.timeoutMillis / 1000 + " s";
       } catch (ExecutionException e) {
         if (e.getCause() instanceof ConnectException) {
           // The Python process has ended, and its holds are lost.
@@ -287,10 +286,6 @@ public final class Guard {
     return context == null ? BLOCKS_WITHOUT_SPARK.get() : context.getLocalProperty(BLOCKS);
   }
 
-  private static String writeId() {
-    return localProperty(WRITE);
-  }
-
   private static String localProperty(String name) {
     SparkContext context = context();
     return context == null ? null : context.getLocalProperty(name);
@@ -301,7 +296,7 @@ public final class Guard {
    * Delta's hooks, does not belong to the attempt.
    */
   static void endAttempt() {
-    if (writeId() != null) {
+    if (localProperty(WRITE) != null) {
       context().setLocalProperty(WRITE, null);
     }
   }

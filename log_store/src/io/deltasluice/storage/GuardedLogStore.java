@@ -36,9 +36,10 @@ import org.slf4j.LoggerFactory;
 public class GuardedLogStore extends LogStore {
   private static final Logger LOG = LoggerFactory.getLogger(GuardedLogStore.class);
 
-  /** Maximum number of puts of a version, if the store does not respond and the version is still free. */
+  /** Maximum number of puts of a version, if the outcome is not known and the version may still be free. */
   private static final int MAX_PUTS = 4;
 
+  /** Pause before the second put, in milliseconds. Before the third put it is twice as long, and so on. */
   private static final long PAUSE_MILLIS = 200;
 
   /** Time after which a version is checked again before its put, in nanoseconds. */
@@ -264,7 +265,7 @@ public class GuardedLogStore extends LogStore {
   }
 
   /** Waits before the next put. Returns false if the thread was interrupted and must not put again. */
-  private static boolean pause(int putCount) {
+  static boolean pause(int putCount) {
     try {
       Thread.sleep(PAUSE_MILLIS * putCount);
       return true;

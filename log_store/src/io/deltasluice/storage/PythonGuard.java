@@ -17,7 +17,9 @@ final class PythonGuard {
   private final InetSocketAddress address;
   private final String questionKey;
   private final String answerKey;
-  private final long timeoutMillis;
+
+  /** Milliseconds to wait for an answer. */
+  final long timeoutMillis;
 
   /**
    * @param port port on 127.0.0.1
@@ -30,16 +32,6 @@ final class PythonGuard {
     this.questionKey = questionKey;
     this.answerKey = answerKey;
     this.timeoutMillis = timeoutMillis;
-  }
-
-  /** Returns the milliseconds to wait for an answer. */
-  long timeoutMillis() {
-    return timeoutMillis;
-  }
-
-  /** Makes sure that the Python process can be reached. */
-  void connect() throws IOException {
-    check("");
   }
 
   /**
@@ -69,7 +61,7 @@ final class PythonGuard {
    * @throws java.net.ConnectException the process has ended
    * @throws IOException there is no answer, or another process listens on the port
    */
-  String check(String request) throws IOException {
+  String send(String request) throws IOException {
     // An interrupt closes a channel, but not a socket.
     try (SocketChannel channel = SocketChannel.open(address)) {
       OutputStream out = channel.socket().getOutputStream();

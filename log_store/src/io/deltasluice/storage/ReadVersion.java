@@ -25,6 +25,9 @@ final class ReadVersion {
   /** Value of {@link #version} if there was no table. */
   private static final long NO_TABLE = -1;
 
+  /** Prefix of the table properties that are sent to Python. */
+  private static final String PROPERTY_PREFIX = "sluice.";
+
   private final long version;
   private final Snapshot snapshot;
 
@@ -73,17 +76,17 @@ final class ReadVersion {
   }
 
   /**
-   * Returns a JSON object with {@code version} (-1: no table) and {@code properties}, the table's properties whose
-   * names start with the prefix.
+   * Returns a JSON object with {@code version} (-1: no table) and {@code properties} (Sluice's properties of the table).
    */
-  ObjectNode toJson(String prefix) {
+  ObjectNode toJson() {
     ObjectNode json = CommitBody.JSON.createObjectNode();
     json.put("version", version);
     ObjectNode properties = json.putObject("properties");
     // Without a table, Delta's snapshot has the session's default properties for new tables.
     if (version != NO_TABLE) {
       Map<String, String> configuration = snapshot.metadata().configuration();
-      configuration.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
+      configuration.foreach(
+          pair -> pair._1().startsWith(PROPERTY_PREFIX) ? properties.put(pair._1(), pair._2()) : null);
     }
     return json;
   }

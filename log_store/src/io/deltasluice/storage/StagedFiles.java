@@ -53,7 +53,7 @@ public final class StagedFiles {
     return deleted;
   }
 
-  /** Unregisters and returns the data files of a write. Call it before the put, which may put them into a commit. */
+  /** Unregisters and returns the data files of a write. Call it before the put, because the put may commit them. */
   static StagedFiles take(String ticket) {
     return BY_TICKET.remove(ticket);
   }
