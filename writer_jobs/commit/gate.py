@@ -113,8 +113,8 @@ class StagedWrite:
                 note = job_note(context.spark, context.manager)
                 with guarded_commit(
                     context.spark, hold, context.log, note, ticket, schema=target.schema, before_commit=before_write
-                ) as bound:
-                    self._grant(bound, thread)
+                ) as block:
+                    self._grant(block, thread)
         except SluiceError as error:
             if self._hold is None:
                 self.waited_seconds = time.monotonic() - requested_at
@@ -123,24 +123,24 @@ class StagedWrite:
             # The commit passed while the hold stood. The next holder comes after it, even if the hold is lost now.
             log.warning("the commit to %s is stored, but its lock failed afterwards: %s", context.table, error)
 
-    def _grant(self, bound: GuardedBlock, thread: WriteThread) -> None:
+    def _grant(self, block: GuardedBlock, thread: WriteThread) -> None:
         """Grant the ticket, and wait for the outcome of the put."""
         ticket, operation = self._ticket, self._execution.operation
         # Delta has no userMetadata for an operation other than df.write.
-        with bound.executing(ticket.attempt, stamps_note=not operation.takes_metadata):
+        with block.executing(ticket.attempt, stamps_note=not operation.takes_metadata):
             try:
-                ticket.grant(bound)
+                ticket.grant(block)
             finally:
                 # Also after an interrupt: the lock is not released while the write may commit.
                 thread.wait(lambda: ticket.committed is not None)
             if ticket.committed is not None:
-                bound.hold.record_commit(ticket.committed["version"], self._context.table)
+                block.hold.record_commit(ticket.committed["version"], self._context.table)
             else:
-                self._find_commit(thread.failure, bound)
+                self._find_commit(thread.failure, block)
 
-    def _find_commit(self, failure: BaseException | None, bound: GuardedBlock) -> None:
+    def _find_commit(self, failure: BaseException | None, block: GuardedBlock) -> None:
         """Find out, under the lock, whether a write that ended without an outcome of its put is in the table."""
-        outcome = Outcome(self._execution, bound.hold, bound)
+        outcome = Outcome(self._execution, block.hold, block)
         is_refused = failure is not None and (isinstance(failure, NotStagedError) or is_conflict(failure))
         if failure is not None and is_refused and not outcome.may_be_stored(failure):
             raise self._error_of(failure)
@@ -150,7 +150,7 @@ class StagedWrite:
         commit = outcome.find_commit(version, failure, partial(failed_write, self._execution))
         if commit is not None and commit.version != NO_VERSION:
             self._ticket.committed = {"version": commit.version, "metrics": commit.metrics}
-            bound.hold.record_commit(commit.version, self._context.table)
+            block.hold.record_commit(commit.version, self._context.table)
 
     def _conclude(self, thread: WriteThread, problem: BaseException | None) -> CommitResult:
         """Return the result of a write that has ended, or raise its error.

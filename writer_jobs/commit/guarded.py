@@ -39,13 +39,13 @@ class GuardedTable:
     """A table whose lock is held, and whose commits in this thread are bound to the hold.
 
     Attributes:
-        hold: The block under the hold; None if the guard is off in this session, or if it only observes and the table's
+        block: The block under the hold; None if the guard is off in this session, or only observes and the table's
             adoption names another lock.
         snapshot: The table, loaded under the lock after unfinished intents were settled; None if the guard is off.
 
     """
 
-    hold: GuardedBlock | None
+    block: GuardedBlock | None
     snapshot: Snapshot | None
 
 
@@ -79,7 +79,7 @@ def guarded(
         yield GuardedTable(None, None)
         return
     driver_guard.attach_once(spark)
-    bound = GuardedBlock(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
+    block = GuardedBlock(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
 
     def load() -> tuple[Snapshot, Adoption | None]:
         snapshot = table_log.snapshot()
@@ -89,24 +89,24 @@ def guarded(
         except AdoptionMismatchError as error:
             if mode != driver_guard.OBSERVE:
                 raise
-            bound.refusal = error
+            block.refusal = error
         refuse_other_partitioning(snapshot, schema)
         return snapshot, adoption
 
     # Checked before any intent is settled: if the hold does not count for this table, another writer may be at work.
     # The log store derives missing checksums for a thread that is bound to a block; without them Delta computes the
     # state.
-    with _bound_thread(spark, bound):
+    with _bound_thread(spark, block):
         snapshot, adoption = load()
-    with _open_block(spark, bound):
-        if bound.refusal is None and _settle_unfinished_intents(spark, table_log, bound):
+    with _open_block(spark, block):
+        if block.refusal is None and _settle_unfinished_intents(spark, table_log, block):
             # An intent that is settled now may be the commit that moved the table or changed its partition columns.
             snapshot, adoption = load()
-        if bound.refusal is not None:
+        if block.refusal is not None:
             yield GuardedTable(None, snapshot)
             return
-        with _commits_recorded(spark, bound), _adoption_restored(spark, table_log, bound, adoption):
-            yield GuardedTable(bound, snapshot)
+        with _commits_recorded(spark, block), _adoption_restored(spark, table_log, block, adoption):
+            yield GuardedTable(block, snapshot)
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def guarded_commit(
         AdoptionMismatchError, TableError: See :func:`guarded`.
 
     """
-    bound = GuardedBlock(hold, metadata, table=ticket.table, schema=schema)
+    block = GuardedBlock(hold, metadata, table=ticket.table, schema=schema)
     staged_commit = ticket.staged
     adoption = Adoption.of(staged_commit.properties) if staged_commit is not None else None
     if adoption is not None:
@@ -155,99 +155,99 @@ def guarded_commit(
 
     def load_adoption() -> Adoption | None:
         # In a thread of the block, as in :func:`guarded`.
-        with _bound_thread(spark, bound):
+        with _bound_thread(spark, block):
             snapshot = table_log.snapshot()
         refuse_other_partitioning(snapshot, schema)
         return refuse_other_ensemble(hold, snapshot)
 
     # The staged commit itself fails with Delta's conflict if the table was moved to another ensemble since it was
     # staged. Other commits of this block do not.
-    if before_commit is not None or hold.intents_of(bound.table).unfinished:
+    if before_commit is not None or hold.intents_of(block.table).unfinished:
         adoption = load_adoption()
-        if _settle_unfinished_intents(spark, table_log, bound):
+        if _settle_unfinished_intents(spark, table_log, block):
             adoption = load_adoption()
-    driver_guard.GUARD.add(bound)
+    driver_guard.GUARD.add(block)
     try:
         if before_commit is not None:
             with (
-                _bound_thread(spark, bound),
-                _commits_recorded(spark, bound),
-                _adoption_restored(spark, table_log, bound, adoption),
+                _bound_thread(spark, block),
+                _commits_recorded(spark, block),
+                _adoption_restored(spark, table_log, block, adoption),
             ):
                 before_commit(hold)
             # The log store forgets the attempts of a hold as soon as the staged commit is stored.
-            _settle(spark, bound)
-        yield bound
+            _settle(spark, block)
+        yield block
     finally:
-        driver_guard.GUARD.remove(bound)
-        if ticket.committed is None or hold.intents_of(bound.table).open:
+        driver_guard.GUARD.remove(block)
+        if ticket.committed is None or hold.intents_of(block.table).open:
             with _errors_logged(hold):
-                _settle(spark, bound)
+                _settle(spark, block)
 
 
 @contextmanager
-def _open_block(spark: SparkSession, bound: GuardedBlock) -> Iterator[None]:
+def _open_block(spark: SparkSession, block: GuardedBlock) -> Iterator[None]:
     """Make the guard allow this thread's commits in a block, and settle the block's puts at its end."""
-    driver_guard.GUARD.add(bound)
+    driver_guard.GUARD.add(block)
     try:
-        with _bound_thread(spark, bound):
+        with _bound_thread(spark, block):
             yield
     finally:
-        driver_guard.GUARD.remove(bound)
-        with _errors_logged(bound.hold):
-            _settle(spark, bound)
+        driver_guard.GUARD.remove(block)
+        with _errors_logged(block.hold):
+            _settle(spark, block)
 
 
 @contextmanager
-def _bound_thread(spark: SparkSession, bound: GuardedBlock) -> Iterator[None]:
+def _bound_thread(spark: SparkSession, block: GuardedBlock) -> Iterator[None]:
     """Bind this thread to a block that the guard knows."""
     context = spark.sparkContext
     outer_blocks = context.getLocalProperty(_BLOCKS_PROPERTY)
     try:
-        context.setLocalProperty(_BLOCKS_PROPERTY, ",".join(filter(None, [outer_blocks, bound.name])))
+        context.setLocalProperty(_BLOCKS_PROPERTY, ",".join(filter(None, [outer_blocks, block.name])))
         driver_guard.guard_this_thread(context)
         track_transactions(spark)
         yield
     finally:
-        with _errors_logged(bound.hold):
+        with _errors_logged(block.hold):
             context.setLocalProperty(_BLOCKS_PROPERTY, outer_blocks)
 
 
 @contextmanager
 def _adoption_restored(
-    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedBlock, adoption: Adoption | None
+    spark: SparkSession, table_log: DeltaTableLog, block: GuardedBlock, adoption: Adoption | None
 ) -> Iterator[None]:
     """Restore the table's adoption at the end of a block, also after an error."""
     try:
         yield
     except BaseException as error:
         try:
-            _restore_adoption(spark, table_log, bound, adoption)
+            _restore_adoption(spark, table_log, block, adoption)
         except Exception as problem:  # noqa: BLE001 (the body's error matters more than any error here)
             error.add_note(f"the block changed the table's adoption ({adoption}), run `sluice adopt` again: {problem}")
         raise
-    _restore_adoption(spark, table_log, bound, adoption)
+    _restore_adoption(spark, table_log, block, adoption)
 
 
 def _restore_adoption(
-    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedBlock, adoption: Adoption | None
+    spark: SparkSession, table_log: DeltaTableLog, block: GuardedBlock, adoption: Adoption | None
 ) -> None:
-    if bound.has_new_metadata:
-        restore_adoption(spark, table_log, bound.hold, adoption)
+    if block.has_new_metadata:
+        restore_adoption(spark, table_log, block.hold, adoption)
 
 
 @contextmanager
-def _commits_recorded(spark: SparkSession, bound: GuardedBlock) -> Iterator[None]:
+def _commits_recorded(spark: SparkSession, block: GuardedBlock) -> Iterator[None]:
     """Record the commits of a block in its hold, and in an error that the block raises."""
-    hold, earlier_attempts = bound.hold, set(bound.allowed_puts)
+    hold, earlier_attempts = block.hold, set(block.allowed_puts)
     try:
         try:
             yield
         finally:
             with _errors_logged(hold):
-                for put in recorded_puts(spark, bound):
-                    if put["outcome"] == "committed" and put["attempt"] in bound.allowed_puts.keys() - earlier_attempts:
-                        hold.record_commit(put["version"], bound.table)
+                for put in recorded_puts(spark, block):
+                    if put["outcome"] == "committed" and put["attempt"] in block.allowed_puts.keys() - earlier_attempts:
+                        hold.record_commit(put["version"], block.table)
     except LockLostError as error:
         if type(error) is LockLostError and error.commits != hold.commits:
             # The check that found the loss did not know yet which versions had been committed before it.
@@ -270,15 +270,15 @@ def _errors_logged(hold: Hold) -> Iterator[None]:
         log.warning("the outcome of the commits to %s is not known: %s", hold.resource, error)
 
 
-def recorded_puts(spark: SparkSession, bound: GuardedBlock, write_id: str | None = None) -> list[dict[str, Any]]:
+def recorded_puts(spark: SparkSession, block: GuardedBlock, write_id: str | None = None) -> list[dict[str, Any]]:
     """Return the puts of a block, or of one operation attempt, with the outcomes that the log store recorded.
 
     These are objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is
     another transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
     ``pending``.
     """
-    attempt_names = bound.allowed_puts.keys() if write_id is None else bound.puts_of(write_id)
-    return [put for put in _puts_under(spark, bound.hold) if put["attempt"] in attempt_names] if attempt_names else []
+    attempt_names = block.allowed_puts.keys() if write_id is None else block.puts_of(write_id)
+    return [put for put in _puts_under(spark, block.hold) if put["attempt"] in attempt_names] if attempt_names else []
 
 
 def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
@@ -286,16 +286,16 @@ def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
     return puts
 
 
-def _settle(spark: SparkSession, bound: GuardedBlock) -> None:
+def _settle(spark: SparkSession, block: GuardedBlock) -> None:
     """Record which attempts under the hold have an outcome, and make the log store forget them when all have one.
 
     An attempt belongs to the hold and the table, not to this block. An attempt that an earlier block left open stays
     open.
     """
-    hold, other_blocks = bound.hold, driver_guard.GUARD.sibling_blocks(bound)
-    intents = hold.intents_of(bound.table)
-    if intents.open and not bound.settle(_puts_under(spark, hold)):
-        if all(block.table != bound.table for block in other_blocks):
+    hold, other_blocks = block.hold, driver_guard.GUARD.sibling_blocks(block)
+    intents = hold.intents_of(block.table)
+    if intents.open and not block.settle(_puts_under(spark, hold)):
+        if all(sibling.table != block.table for sibling in other_blocks):
             log.warning("the outcome of a commit to %s is not known: the next holder settles it", hold.resource)
         return
     # The log store knows attempts by their hold, which may be of several tables.
@@ -303,26 +303,26 @@ def _settle(spark: SparkSession, bound: GuardedBlock) -> None:
         log_store(spark, "Attempts").forget(hold.hold_id)
 
 
-def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedBlock) -> bool:
+def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, block: GuardedBlock) -> bool:
     """Make sure that no put of an earlier block can still succeed; return whether any intent is settled now.
 
     Such a put belongs to an earlier hold that left its intent unfinished, or belongs to this hold and got no answer.
     """
-    intents = bound.hold.intents_of(bound.table)
+    intents = block.hold.intents_of(block.table)
     busy_attempts = {
-        attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)
+        attempt for sibling in driver_guard.GUARD.sibling_blocks(block) for attempt in list(sibling.allowed_puts)
     }
-    unanswered_puts = bound.unanswered_intents(_puts_under(spark, bound.hold), busy_attempts) if intents.open else []
-    if (intents.unfinished or unanswered_puts) and bound.hold.scope[bound.table].shared:
+    unanswered_puts = block.unanswered_intents(_puts_under(spark, block.hold), busy_attempts) if intents.open else []
+    if (intents.unfinished or unanswered_puts) and block.hold.scope[block.table].shared:
         log.warning(
             "an earlier writer of %s left an unfinished intent: its commit may appear after this read",
-            bound.hold.resource,
+            block.hold.resource,
         )
         return False
 
     def make_empty_commit(free_version: int, hold_ids: Collection[str]) -> int:
         try:
-            with _open_block(spark, bound.for_empty_commit(hold_ids)):
+            with _open_block(spark, block.for_empty_commit(hold_ids)):
                 version = table_log.make_empty_commit()
         except (StorageError, CommitUnknownError) as error:
             version = table_log.head().version
@@ -334,11 +334,11 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bo
             # The late commit was faster, and conflicts with the empty commit.
         log.warning(
             "an earlier writer left version %d of %s unfinished: version %d settles it",
-            free_version, bound.hold.resource, version,
+            free_version, block.hold.resource, version,
         )  # fmt: skip
         return version
 
-    return bound.settle_unfinished(unanswered_puts, lambda: table_log.head().version, make_empty_commit)
+    return block.settle_unfinished(unanswered_puts, lambda: table_log.head().version, make_empty_commit)
 
 
 def refuse_other_partitioning(snapshot: Snapshot, schema: PartitionSchema | None) -> None:

@@ -32,7 +32,7 @@ class HeldWrite:
     """One write under a hold.
 
     Args:
-        bound: The block of the write under the hold; None if the commit guard does not guard this session.
+        block: The block of the write under the hold; None if the commit guard does not guard this session.
         at_most_seconds: Seconds that the hold may last before the write is cancelled; None: no limit. A commit whose
             put was sent by then is completed.
 
@@ -42,15 +42,15 @@ class HeldWrite:
         self,
         execution: Execution,
         hold: Hold,
-        bound: GuardedBlock | None,
+        block: GuardedBlock | None,
         at_most_seconds: float | None = None,
     ) -> None:
         self._context = execution.context
         self._execution = execution
         self._operation = execution.operation
         self._hold = hold
-        self._bound = bound
-        self._outcome = Outcome(execution, hold, bound)
+        self._block = block
+        self._outcome = Outcome(execution, hold, block)
         # The time starts with the acquisition of the lock.
         held_seconds = max(0.0, time.time() - hold.acquired_at)
         self._at_most_seconds = math.inf if at_most_seconds is None else at_most_seconds
@@ -95,7 +95,7 @@ class HeldWrite:
         """Raise if the commit could not be proven afterwards, or if no time is left."""
         if not self._deadline.remaining():
             raise self._held_too_long("no time was left to begin it")
-        if not self._operation.takes_metadata and (self._bound is None or guard_mode(self._context.spark) != REQUIRED):
+        if not self._operation.takes_metadata and (self._block is None or guard_mode(self._context.spark) != REQUIRED):
             raise GuardMissingError(
                 f"nothing was done to {self._context.table}: the commit of this operation can be found only by the id "
                 f"that the guard records in it, and {GUARD_MODE} is {guard_mode(self._context.spark)}: set it to "
@@ -110,7 +110,7 @@ class HeldWrite:
         """
         for attempt_number in range(1, _ATTEMPTS + 1):
             attempt, stamps_note = self._execution.new_attempt(), not self._operation.takes_metadata
-            with nullcontext() if self._bound is None else self._bound.executing(attempt, stamps_note=stamps_note):
+            with nullcontext() if self._block is None else self._block.executing(attempt, stamps_note=stamps_note):
                 thread = self._execution.start()
                 thread.wait(should_cancel=self._should_cancel)
             failure, interrupt = thread.failure, thread.interrupt
@@ -118,7 +118,7 @@ class HeldWrite:
             if is_last or failure is None or not is_conflict(failure) or self._outcome.may_be_stored(failure):
                 break
             log.warning("another writer has changed %s meanwhile: writing again", self._context.table)
-            if self._bound is not None:
+            if self._block is not None:
                 # The other writer's commit may have bound the table to another ensemble, whose lock counts from now on.
                 refuse_other_ensemble(self._hold, self._context.log.snapshot())
         if isinstance(failure, NotStagedError):

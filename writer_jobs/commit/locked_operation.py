@@ -133,7 +133,7 @@ class LockedOperation:
                 if not snapshot.has_same_partitioning(planned_snapshot):
                     execution.operation = self.operation_for(target, snapshot.state)
                 limit = self.options.get("held_at_most_seconds")
-                result = HeldWrite(execution, hold, table.hold, limit).run(snapshot)
+                result = HeldWrite(execution, hold, table.block, limit).run(snapshot)
         except SluiceError as error:
             if result is None:
                 raise

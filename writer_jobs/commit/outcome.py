@@ -34,14 +34,14 @@ _SCHEMA_CONDITIONS = (
 
 
 class Outcome:
-    """Finds the outcome of a write that ran under a hold; ``bound`` is None if the guard does not guard the session."""
+    """Finds the outcome of a write that ran under a hold; ``block`` is None if the guard does not guard the session."""
 
-    def __init__(self, execution: Execution, hold: Hold, bound: GuardedBlock | None) -> None:
+    def __init__(self, execution: Execution, hold: Hold, block: GuardedBlock | None) -> None:
         self._context = execution.context
         self._table = execution.context.table
         self._execution = execution
         self._hold = hold
-        self._bound = bound
+        self._block = block
 
     def find_commit(
         self,
@@ -130,13 +130,13 @@ class Outcome:
         return False
 
     def _has_no_put(self) -> bool:
-        return self._bound is not None and not self._bound.puts_of(self._execution.write_id)
+        return self._block is not None and not self._block.puts_of(self._execution.write_id)
 
     def _may_still_be_put(self, failure: BaseException) -> bool:
         """Return whether a failed write may be in the table later: only if a put of it was sent and got no answer."""
         if isinstance(failure, LOST_CONTACT):
             return True
-        if self._bound is None:
+        if self._block is None:
             # With the guard off, the log store may not be ours. Such a store raises a plain IOException if the outcome
             # is unknown.
             is_foreign_store = self._context.spark.sparkContext.getConf().get(LOG_STORE_SETTING, "") != LOG_STORE
@@ -151,7 +151,7 @@ class Outcome:
     def _puts(self) -> list[dict[str, Any]]:
         """Return the puts of the newest attempt, with the outcomes that the log store recorded."""
         return (
-            recorded_puts(self._context.spark, self._bound, self._execution.write_id) if self._bound is not None else []
+            recorded_puts(self._context.spark, self._block, self._execution.write_id) if self._block is not None else []
         )
 
 
