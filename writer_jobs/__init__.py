@@ -3,7 +3,8 @@
 ``append.py``, ``overwrite.py``, ``upsert.py``, ``cdc.py``, ``stream.py``, ``snapshot.py`` and ``maintain.py`` are jobs
 for ``spark-submit``. Programs do the same with :class:`LockedDeltaWriter`, :func:`apply_changes`, :func:`apply_cells`,
 :func:`apply_events`, :func:`apply_rows`, :func:`stream_into`, :func:`take_pin` and :func:`vacuum`. Every error is a
-:class:`~lock_manager.errors.SluiceError`; ``writer_jobs.errors`` shows the tree.
+:class:`~lock_manager.errors.SluiceError`, except ValueError and TypeError for an argument that is not valid;
+``writer_jobs.errors`` shows the tree.
 """
 
 from lock_manager.errors import PinError

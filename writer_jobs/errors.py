@@ -5,7 +5,7 @@
     SluiceError                                    (lock_manager.errors)
     ├── SettingsError                              (lock_manager.errors)
     │   └── ArgumentsError                         a job's command line is not valid
-    ├── UnsupportedSessionError (RuntimeError)     a session of Spark Connect, or without Delta
+    ├── UnsupportedSessionError (RuntimeError)     a session of Spark Connect, without Delta, or not tested
     │   └── GuardMissingError                      a session without the guarded log store
     ├── StorageError (OSError)                     a file system refused, or does not exist
     │   └── UnsafeStoreError                       a store that ignores If-None-Match; nothing committed
@@ -41,7 +41,7 @@ class ArgumentsError(SettingsError):
 
 
 class UnsupportedSessionError(SluiceError, RuntimeError):
-    """The session cannot write under a lock: it is of Spark Connect, or has no Delta."""
+    """The session is of Spark Connect, lacks Delta, or has releases or settings that Sluice does not support."""
 
 
 class GuardMissingError(UnsupportedSessionError):

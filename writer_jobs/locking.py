@@ -61,6 +61,7 @@ def locked(
     Raises:
         GuardMissingError, UnsupportedSessionError: See :func:`attach`.
         TableError: The location has files but no Delta table, or a catalog decides the table's commits.
+        StorageError: The location cannot be read, or the version of an unfinished intent cannot be filled.
         ResourceError: The table has no such partition column, or a value does not fit its type.
         SettingsError: No ensemble is configured.
         LockTimeoutError and so on: See :meth:`ZookeeperLockManager.acquire`.

@@ -76,7 +76,8 @@ class LockedDeltaWriter:
         UnsupportedSessionError: The session is of Spark Connect.
         GuardMissingError: The session has no guarded log store; see :func:`attach`. A subclass of
             UnsupportedSessionError.
-        TableError: The location has files but no Delta table, or a catalog decides the table's commits.
+        TableError: The location has files but no Delta table, the name is not in the catalog, or a catalog decides the
+            table's commits.
         StorageError: The location cannot be read.
 
     """
@@ -95,6 +96,14 @@ class LockedDeltaWriter:
         self._state_changed = threading.Condition()
         self._executions: list[Execution] = []
         self._side_writers: dict[str, LockedDeltaWriter] = {}
+        self._context = WriterContext(
+            spark=spark,
+            manager=manager,
+            log=self.log,
+            table=self.table,
+            is_cancelled=self._cancelled.is_set,
+            cancellable=self._cancellable,
+        )
 
     @property
     def manager(self) -> LockManager:
@@ -237,8 +246,7 @@ class LockedDeltaWriter:
         """
 
         def operation(where: str | None) -> Operation:
-            reads = (where,) if where else ()
-            return Operation(lambda location, _: delta_table(self._spark, location).delete(where), reads=reads)
+            return Operation(lambda location, _: delta_table(self._spark, location).delete(where), reads=(where,))
 
         return self._run_where(condition, operation, check_options("delete", write_options, lock_during="write"))
 
@@ -261,7 +269,7 @@ class LockedDeltaWriter:
         def operation(where: str | None) -> Operation:
             return Operation(
                 lambda location, _: delta_table(self._spark, location).update(where, dict(values)),
-                reads=(*values.values(), *((where,) if where else ())),
+                reads=(*values.values(), where),
             )
 
         return self._run_where(condition, operation, check_options("update", write_options, lock_during="write"))
@@ -348,11 +356,7 @@ class LockedDeltaWriter:
         return self._rewrite(optimize, where, options)
 
     def purge(
-        self,
-        where: str | None = None,
-        *,
-        target_size: int | None = None,
-        **rewrite_options: Unpack[RewriteOptions],
+        self, where: str | None = None, *, target_size: int | None = None, **rewrite_options: Unpack[RewriteOptions]
     ) -> CommitResult:
         """Remove deleted rows and dropped columns from data files, by rewriting the files that have any.
 
@@ -480,9 +484,8 @@ class LockedDeltaWriter:
             with self._state_changed:
                 for execution in self._executions:
                     execution.cancel_jobs()
-                if not self._state_changed.wait_for(lambda: not self._executions, CANCEL_AGAIN_SECONDS):
-                    continue
-            return
+                if self._state_changed.wait_for(lambda: not self._executions, CANCEL_AGAIN_SECONDS):
+                    return
 
     def _all_side_writers(self) -> list[LockedDeltaWriter]:
         with self._state_changed:
@@ -513,16 +516,7 @@ class LockedDeltaWriter:
         *,
         reads_table: bool = False,
     ) -> CommitResult:
-        # Created for each write: a test may have replaced the writer's log.
-        context = WriterContext(
-            spark=self._spark,
-            manager=self._manager,
-            log=self.log,
-            table=self.table,
-            is_cancelled=self._cancelled.is_set,
-            cancellable=self._cancellable,
-        )
-        return LockedOperation(context, operation_for, find_partitions, options, reads_table).run()
+        return LockedOperation(self._context, operation_for, find_partitions, options, reads_table).run()
 
     def _storable(self, df: DataFrame, state: TableState | None, partition_by: Sequence[str]) -> DataFrame:
         """Return the rows with a check: the write fails if Delta would store another partition value than a row has."""

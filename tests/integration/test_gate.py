@@ -35,11 +35,10 @@ from tests.support.rivals import RivalManager
 from tests.support.spark_settings import spark_settings
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, locked
 from writer_jobs.commit import gate_rules
-from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.locked_operation import LockedOperation
 from writer_jobs.commit.operation import Operation
-from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE
+from writer_jobs.delta.session import AUTO_COMPACT, COMMIT_LOCK, GUARD_MODE
 
 pytestmark = pytest.mark.spark
 

@@ -19,8 +19,8 @@ from tests.support.at_the_gate import TableAtTheGate
 from tests.support.spark_settings import spark_settings
 from writer_jobs import CommitResult
 from writer_jobs.commit import gate_rules
-from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.operation import Operation
+from writer_jobs.delta.session import AUTO_COMPACT
 
 pytestmark = pytest.mark.spark
 

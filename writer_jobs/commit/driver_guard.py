@@ -20,6 +20,7 @@ from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.releases import ALLOW_UNTESTED, driver_releases
 from writer_jobs.delta.session import (
+    AUTO_COMPACT,
     COMMIT_LOCK,
     GUARD_MODE,
     LOG_STORE,
@@ -34,15 +35,13 @@ log = logging.getLogger(__name__)
 
 #: Values of the setting :data:`~writer_jobs.delta.session.GUARD_MODE`, which describes them.
 OFF, OBSERVE, REQUIRED = "off", "observe", "required"
-#: Delta's setting that lets a write compact the table in a commit of its own.
-AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 _GUARD_PROPERTY = "spark.sluice.guard.name"
 # The guard asks an ensemble for 45 s at most; the other seconds are for a busy interpreter.
 _ANSWER_SECONDS = 60
 
 #: The commit guard of this driver.
 GUARD = CommitGuard()
-_attaching = threading.Lock()
+_attach_lock = threading.Lock()
 
 
 def attach(spark: SparkSession) -> None:
@@ -54,7 +53,8 @@ def attach(spark: SparkSession) -> None:
     In the main thread this call also makes Ctrl-C raise KeyboardInterrupt with Spark 4.0 and 4.1.
 
     Raises:
-        GuardMissingError: The session was not started with the guarded log store.
+        GuardMissingError: The session was started without the guarded log store or with PYSPARK_PIN_THREAD=false, Delta
+            Kernel has another log store, or the JVM cannot reach this process.
         UnsupportedSessionError: The session is of Spark Connect, has no Delta, or has releases that are not tested
             together (:data:`~writer_jobs.delta.releases.ALLOW_UNTESTED`).
 
@@ -74,7 +74,7 @@ def attach(spark: SparkSession) -> None:
     repair_interrupts()
     _check_log_store(context)
     _guard_kernel(context)
-    with _attaching:
+    with _attach_lock:
         gateway: Any = context._gateway  # noqa: SLF001
         if not _is_attached(context):
             _check_releases(context)
@@ -91,8 +91,7 @@ def attach(spark: SparkSession) -> None:
         spark.conf.set(COMMIT_LOCK, "false")
     auto_compact = spark.conf.get(AUTO_COMPACT, None)
     if auto_compact is None:
-        # Otherwise a table property can turn it on. Auto-compaction commits a second time inside the first commit, and
-        # hides its errors.
+        # Otherwise a table property can turn it on.
         spark.conf.set(AUTO_COMPACT, "false")
     elif auto_compact.strip().lower() != "false":
         log.warning(

@@ -18,11 +18,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
-from writer_jobs.commit.driver_guard import AUTO_COMPACT, REQUIRED
+from writer_jobs.commit.driver_guard import REQUIRED
 from writer_jobs.commit.operation import MERGE_SCHEMA, OVERWRITE_SCHEMA, Operation, Read, has_option
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.log_store import log_store
-from writer_jobs.delta.session import COMMIT_LOCK
+from writer_jobs.delta.session import AUTO_COMPACT, COMMIT_LOCK
 from writer_jobs.delta.table_log import DeltaTableLog
 
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)

@@ -62,7 +62,7 @@ def guarded(
     """Bind this thread's commits to a hold, after settling the unfinished intents of earlier holds.
 
     Args:
-        hold: Exclusive hold of the table.
+        hold: Hold of the table. The guard refuses every commit under a shared one.
         metadata: JSON values that every commit records in addition to the hold.
         schema: Partition columns of the table, if the hold locks partitions.
         any_ensemble: Whether to skip the check of the table's adoption against the hold; needed to move the table to
@@ -72,6 +72,7 @@ def guarded(
         AdoptionMismatchError: The table is adopted by another ensemble or under another name than the hold's;
             nothing was written.
         TableError: The table got other partition columns before the lock was acquired; nothing was written.
+        StorageError: The log cannot be read, or the version of an unfinished intent cannot be filled.
 
     """
     mode = driver_guard.guard_mode(spark)
@@ -144,7 +145,7 @@ def guarded_commit(
         before_commit: Called first, in this thread, whose statements the guard allows as in :func:`guarded`.
 
     Raises:
-        AdoptionMismatchError, TableError: See :func:`guarded`.
+        AdoptionMismatchError, TableError, StorageError: See :func:`guarded`.
 
     """
     block = GuardedBlock(hold, metadata, table=ticket.table, schema=schema)
@@ -274,8 +275,8 @@ def recorded_puts(spark: SparkSession, block: GuardedBlock, write_id: str | None
     """Return the puts of a block, or of one operation attempt, with the outcomes that the log store recorded.
 
     These are objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is
-    another transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
-    ``pending``.
+    another transaction's), ``rejected`` (nothing was stored or will be), ``unknown`` (it may be stored, now or later)
+    or ``pending``.
     """
     attempt_names = block.allowed_puts.keys() if write_id is None else block.puts_of(write_id)
     return [put for put in _puts_under(spark, block.hold) if put["attempt"] in attempt_names] if attempt_names else []

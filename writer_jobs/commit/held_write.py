@@ -39,11 +39,7 @@ class HeldWrite:
     """
 
     def __init__(
-        self,
-        execution: Execution,
-        hold: Hold,
-        block: GuardedBlock | None,
-        at_most_seconds: float | None = None,
+        self, execution: Execution, hold: Hold, block: GuardedBlock | None, at_most_seconds: float | None = None
     ) -> None:
         self._context = execution.context
         self._execution = execution

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 # SQL's name of each type that has another name in Delta's schema.
 _SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
 _WHOLE_NUMBER = re.compile(r"-?\d+")
-# How quotes and backslashes are read depends on the session. Spark substitutes ${…} before it parses.
+# Texts to write in hexadecimal. How Spark reads quotes and backslashes depends on the session, and it substitutes ${…}.
 _NEEDS_ESCAPE = re.compile(r"['\\$\x00-\x1f]")
 
 Lock = Literal["table", "partitions"] | Collection[Mapping[str, object]]
@@ -178,6 +178,5 @@ def _sql_literal(type_name: str, value: str) -> str:
     """Return a partition's value as an SQL literal; ``type_name`` is Delta's name of the column's type."""
     if type_name in _SQL_NAMES and _WHOLE_NUMBER.fullmatch(value):
         return value if type_name == "integer" else f"CAST({value} AS {_SQL_NAMES[type_name]})"
-    # Hexadecimal where a quote or a backslash would need to be escaped, which depends on the session.
     text = f"CAST(X'{value.encode().hex()}' AS STRING)" if _NEEDS_ESCAPE.search(value) else f"'{value}'"
     return text if type_name.startswith(("string", "varchar", "char")) else f"CAST({text} AS {type_name.upper()})"

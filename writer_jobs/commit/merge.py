@@ -41,13 +41,13 @@ class MergePlan:
         self.settings: dict[str, str] = {}
 
     @property
-    def reads(self) -> tuple[Read, ...]:
-        """Source, conditions and assigned values."""
-        reads: list[Read] = [self._source, self._condition]
+    def reads(self) -> list[Read | None]:
+        """Source, conditions and assigned values; None for a clause without a condition."""
+        reads: list[Read | None] = [self._source, self._condition]
         for _, arguments in self._clauses:
             for argument in arguments:
                 reads += argument.values() if isinstance(argument, Mapping) else [argument]
-        return tuple(read for read in reads if read is not None)
+        return reads
 
     def add(self, clause: str, *arguments: Any) -> None:
         """Add a clause by the name of the method of Delta's builder."""
@@ -105,9 +105,7 @@ class LockedMerge:
     """
 
     def __init__(
-        self,
-        plan: MergePlan,
-        execute: Callable[[MergePlan, tuple[str, int] | None, RewriteOptions], CommitResult],
+        self, plan: MergePlan, execute: Callable[[MergePlan, tuple[str, int] | None, RewriteOptions], CommitResult]
     ) -> None:
         self._plan = plan
         self._execute = execute
@@ -159,6 +157,7 @@ class LockedMerge:
             write_options: See :class:`~writer_jobs.WriteOptions`.
 
         Raises:
+            ValueError: See :meth:`MergePlan.refuse_clauses_on_all_rows`, with a lock on partitions.
             SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
@@ -190,7 +189,7 @@ def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
 
 
 def _column(jvm: Any, expression: Any, table: Any) -> str | None:
-    """Return the table's column that an expression consists of, apart from casts that keep values distinct; or None.
+    """Return the name of the table's column if an expression is a column, or casts of it that keep values distinct.
 
     Some implicit casts of Spark do not keep them distinct: two long integers may become one floating-point number, and
     two moments one text.

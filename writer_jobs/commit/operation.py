@@ -47,7 +47,7 @@ class Operation:
             setting of the whole session, which other threads share.
         keeps_rows: Whether the operation only puts rows of the table into other files.
         rows: Rows that the operation appends; None for any other operation.
-        reads: Plans, columns and SQL conditions of the caller. The gate examines them.
+        reads: Plans, columns and SQL conditions of the caller, or None. The gate examines them.
         options: Options of Delta's writer.
         session: Session of the rows, whose settings count when they are written; None if it is the writer's.
 
@@ -60,7 +60,7 @@ class Operation:
     takes_metadata: bool = False
     keeps_rows: bool = False
     rows: DataFrame | None = None
-    reads: Sequence[Read] = ()
+    reads: Sequence[Read | None] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     session: SparkSession | None = None
 

@@ -44,10 +44,7 @@ class Outcome:
         self._block = block
 
     def find_commit(
-        self,
-        version: int,
-        failure: BaseException | None,
-        error_of: Callable[[BaseException], WriteFailedError],
+        self, version: int, failure: BaseException | None, error_of: Callable[[BaseException], WriteFailedError]
     ) -> Commit | None:
         """Find the commit of the write in the log.
 

@@ -1,1 +1,1 @@
-"""Everything of this project that calls the JVM through py4j: Delta's internals, Hadoop's files, the JVM's errors."""
+"""Delta, Spark and Hadoop: table logs, snapshots, files, types and values, sessions, and the JVM's errors."""

@@ -55,8 +55,8 @@ def commit_adoption(spark: SparkSession, table_log: DeltaTableLog, adoption: Ado
     """Commit the adoption of a table, and return the newest version. The caller holds the table's lock.
 
     Raises:
-        TableError: Delta refused, or the table's log cannot be read.
-        StorageError: The store refused, or does not answer.
+        TableError: The properties could not be committed.
+        StorageError: They were committed, and the log cannot be read afterwards.
         SluiceError: The commit guard refused.
 
     """

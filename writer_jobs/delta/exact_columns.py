@@ -59,10 +59,10 @@ def from_text(
         return F.when(value.isNotNull(), F.struct(*fields))
     if isinstance(target, T.ArrayType):
         element_type = target.elementType
-        return F.transform(value, lambda item: from_text(item, element_type, text_types, cast, f"{path}[]"))
+        return F.transform(value, lambda element: from_text(element, element_type, text_types, cast, f"{path}[]"))
     if isinstance(target, T.MapType):
         value_type = target.valueType
-        return F.transform_values(value, lambda _, item: from_text(item, value_type, text_types, cast, f"{path}[]"))
+        return F.transform_values(value, lambda _, part: from_text(part, value_type, text_types, cast, f"{path}[]"))
     return cast(value, target, path)
 
 

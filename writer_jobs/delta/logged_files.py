@@ -51,7 +51,7 @@ class LoggedFiles:
 
     @property
     def oldest_version(self) -> tuple[int, int]:
-        """Oldest version in the log, and the time at which its file was written, in milliseconds since the epoch."""
+        """Oldest version in the log, and its file's time in milliseconds since the epoch; zeros if there is none."""
         return min(self.version_times.items(), default=(0, 0))
 
     @functools.cached_property

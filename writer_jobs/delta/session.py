@@ -49,6 +49,8 @@ GUARD_MODE = "spark.sluice.guard"
 #: Delta's lock on a table within one driver. With it a commit that waits for Sluice's lock would block all readers of
 #: the table in the driver. The conditional put protects commits instead.
 COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
+#: Delta's setting of auto-compaction, which commits a second time within the first commit, and hides its errors.
+AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 #: Default settings of a job.
 DEFAULTS: Mapping[str, str] = {
@@ -59,8 +61,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.hadoop.fs.s3n.impl": _S3A,
     # Delta's 50 tasks per snapshot cost more than the rest of a commit to a small table.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # Auto compaction would commit a second time within the first commit, and hide its errors.
-    "spark.databricks.delta.autoCompact.enabled": "false",
+    AUTO_COMPACT: "false",
     COMMIT_LOCK: "false",
     # An acknowledged append leaves a commit in the log, even if it has no rows.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
@@ -146,7 +147,7 @@ def repair_interrupts() -> None:
 
 
 def running_session() -> SparkSession | None:
-    """Return this process's session; unlike ``SparkSession.getActiveSession``, also one that another thread started."""
+    """Return this process's session, also one that another thread started; None if no session runs."""
     if SparkContext._active_spark_context is None:  # noqa: SLF001 (PySpark has no public way)
         return None
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
@@ -162,9 +163,7 @@ def session_with(spark: SparkSession, settings: Mapping[str, str]) -> SparkSessi
 
 
 def driver_conf(
-    *,
-    jars: Sequence[str | os.PathLike[str]] = (),
-    launch_conf: Mapping[str, str] | None = None,
+    *, jars: Sequence[str | os.PathLike[str]] = (), launch_conf: Mapping[str, str] | None = None
 ) -> SparkConf:
     """Connect to the driver's JVM, or start it, and return its settings with the defaults added.
 

@@ -18,13 +18,12 @@ from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.coordinator import Inspector
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.table_records.commit_stamp import MAINTENANCE
-from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.options import RewriteOptions
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason
 from writer_jobs.delta.listings import list_log
-from writer_jobs.delta.session import session_with
+from writer_jobs.delta.session import AUTO_COMPACT, session_with
 from writer_jobs.errors import GuardMissingError, HeldTooLongError, TableError, WriteConflictError, WriteFailedError
 from writer_jobs.maintenance.exclusive_run import belongs_to_this_process, exclusive_run, give_way
 from writer_jobs.maintenance.health import FileTotals
