@@ -193,11 +193,8 @@ class StagedWrite:
         """Return the error for the guard's refusal, Delta's conflict or another error before the commit was allowed."""
         if isinstance(failure, SluiceError):
             return failure
-        error: SluiceError
-        if is_conflict(failure):
-            error = NotStagedError(f"another writer has changed {self._context.table} meanwhile")
-        else:
-            error = failed_write(self._execution, failure)
+        conflict = NotStagedError(f"another writer has changed {self._context.table} meanwhile")
+        error: SluiceError = conflict if is_conflict(failure) else failed_write(self._execution, failure)
         error.__cause__ = failure
         return error
 

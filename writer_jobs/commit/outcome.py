@@ -147,9 +147,8 @@ class Outcome:
 
     def _puts(self) -> list[dict[str, Any]]:
         """Return the puts of the newest attempt, with the outcomes that the log store recorded."""
-        return (
-            recorded_puts(self._context.spark, self._block, self._execution.write_id) if self._block is not None else []
-        )
+        block = self._block
+        return [] if block is None else recorded_puts(self._context.spark, block, self._execution.write_id)
 
 
 def failed_write(execution: Execution, failure: BaseException) -> WriteFailedError:

@@ -62,7 +62,7 @@ def from_text(
         return F.transform(value, lambda element: from_text(element, element_type, text_types, cast, f"{path}[]"))
     if isinstance(target, T.MapType):
         value_type = target.valueType
-        return F.transform_values(value, lambda _, part: from_text(part, value_type, text_types, cast, f"{path}[]"))
+        return F.transform_values(value, lambda _, entry: from_text(entry, value_type, text_types, cast, f"{path}[]"))
     return cast(value, target, path)
 
 

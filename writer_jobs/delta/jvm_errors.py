@@ -81,9 +81,7 @@ def error_reason(error: BaseException) -> str:
         if layer.getClass().getSimpleName() == "UnknownStoreException":
             return "the bucket does not exist"
         message = _gist(layer.getMessage() or "")
-        if message and not any(
-            message in earlier_message or earlier_message in message for earlier_message in messages
-        ):
+        if message and not any(message in earlier or earlier in message for earlier in messages):
             messages.append(message)
     if not messages:
         return _gist(str(error)) or type(error).__name__

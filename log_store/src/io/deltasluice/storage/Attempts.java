@@ -56,7 +56,7 @@ public final class Attempts {
 
   private Attempts() {}
 
-  /** Begins an attempt under these holds; no holds are given if the guard is off or only observes. */
+  /** Begins an attempt under these holds; there are none if the guard is off, or would refuse but only observes. */
   static Attempt begin(List<String> holds, long version, String txn, String id) {
     Attempt attempt = new Attempt(version, txn, id);
     for (String hold : holds) {
