@@ -163,7 +163,7 @@ final class CommitBody {
 
     Contents(List<String> lines) {
       for (String line : lines) {
-        JsonNode tree = parseStrictly(line);
+        JsonNode tree = parse(line);
         if (tree.isObject() && tree.size() == 1) {
           Map.Entry<String, JsonNode> action = tree.properties().iterator().next();
           addAction(action.getKey(), action.getValue());
@@ -213,19 +213,11 @@ final class CommitBody {
   }
 
   /** Parses a line that must contain one JSON value only; returns a missing node if it does not. */
-  private static JsonNode parseStrictly(String line) {
+  private static JsonNode parse(String line) {
     try {
       return STRICT.readTree(line);
     } catch (JsonProcessingException e) {
       return MissingNode.getInstance();
-    }
-  }
-
-  private static JsonNode parse(String line) {
-    try {
-      return JSON.readTree(line);
-    } catch (JsonProcessingException e) {
-      return JSON.createObjectNode();
     }
   }
 
