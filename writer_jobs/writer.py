@@ -222,7 +222,8 @@ class LockedDeltaWriter:
             partitions = partitions_of_rows(df, state)
             if partitions is None or replace_where is None:
                 return partitions
-            return [*partitions, *(self._partitions_of(replace_where, state) or ())]
+            replaced_partitions = self._partitions_of(replace_where, state)
+            return None if replaced_partitions is None else [*partitions, *replaced_partitions]
 
         return self._run(
             operation,

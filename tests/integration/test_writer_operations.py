@@ -328,6 +328,19 @@ def test_partitions_of_a_generated_column_lock_the_table(new_table: Table) -> No
     assert new_table.exclusive_nodes() == [""]
 
 
+def test_replacing_a_partition_after_the_year_9999_locks_the_table(new_table: Table) -> None:
+    with spark_settings(new_table.spark.conf, {"spark.sql.session.timeZone": "UTC"}):
+        new_table.sql(
+            "CREATE TABLE {t} USING delta PARTITIONED BY (at) AS SELECT 1 AS id, TIMESTAMP'+10000-01-01 08:00:00' AS at"
+        )
+        rows = new_table.spark.sql("SELECT 2 AS id, TIMESTAMP'2026-01-01 08:00:00' AS at")
+        new_table.writer.overwrite(rows, replace_where="id > 0", lock="partitions")
+    assert new_table.exclusive_nodes() == [""]
+    # With a lock on the new row's partition only, the old row would stay.
+    stored_rows = new_table.spark.read.format("delta").load(str(new_table.path))
+    assert [row.id for row in stored_rows.select("id").collect()] == [2]
+
+
 def test_partitions_of_floating_point_values_lock_the_table(new_table: Table) -> None:
     new_table.sql("CREATE TABLE {t} USING delta PARTITIONED BY (half) AS SELECT 1 AS id, 0.5D AS half")
     delete = new_table.writer.delete
