@@ -37,7 +37,7 @@ class FirstRows(WholeRows):
         return without_matches(rows, table, self._spec.keys, F.expr("true"))
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of the rows into the table; ``within`` is the condition of the table's rows to match."""
+        """Return the merge of ``source`` into the table. All matching rows of the table satisfy ``within``."""
         values = {quoted(name): qualified(S, name) for name in self._columns}
         return (
             writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)

@@ -1,4 +1,4 @@
-"""The lock that admits one maintainer of a table at a time, and the wait until waiting writers have had their turn."""
+"""The lock that admits one maintainer of a table at a time, and the wait until no writer waits for the table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def exclusive_run(manager: LockManager, table: str, timeout_seconds: float | Non
         except BaseException as error:  # noqa: BLE001 (raised in the thread of the block)
             outcomes.put(error)
 
-    thread = threading.Thread(target=hold_lock, name="sluice-maintenance-turn", daemon=True)
+    thread = threading.Thread(target=hold_lock, name="sluice-maintenance-lock", daemon=True)
     thread.start()
     try:
         outcome = outcomes.get()

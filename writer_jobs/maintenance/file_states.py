@@ -40,15 +40,15 @@ class FileState(StrEnum):
 
     #: In the newest version.
     LIVE = "live"
-    #: Removed from the table by a commit, or change data of a version, for less than the retention. Also: older than a
-    #: log that is younger than the retention, because that log may have named the file.
+    #: Removed from the table, or written as change data, by a commit less than the retention ago. Also: older than the
+    #: log, if the log begins less than the retention ago: a version before it may have named the file.
     REMOVED = "removed"
-    #: Removed as above, for longer than the retention.
+    #: The same, with a commit or a beginning of the log longer ago.
     EXPIRED = "expired"
     #: Named by no version, and young: a running write may still commit it. Also: named only by a version after the
     #: newest one that was loaded.
     UNCOMMITTED = "uncommitted"
-    #: Named by no version, younger than the log, and older than any running write.
+    #: Named by no version, written after the log's oldest version, and older than any running write.
     ORPHAN = "orphan"
 
 
@@ -80,7 +80,7 @@ def classify_files(
     """
     now_ms = time.time() * _MS
     retention_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * _MS
-    # A write may commit a file for that long: the gate uses the table's own retention, not `retain`.
+    # A running write may commit a file up to this age: the gate uses the table's own retention, not `retain`.
     orphan_age_ms = max(retention_ms, snapshot.file_retention_seconds * _MS, MIN_ORPHAN_AGE.total_seconds() * _MS)
     version_files = DataFiles(spark, snapshot)
     logged_files = logged_files or LoggedFiles(spark, snapshot.location)

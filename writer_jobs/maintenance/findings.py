@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share, sum_totals
+from writer_jobs.maintenance.health import DAY_SECONDS, FileTotals, PartitionHealth, TableHealth, share, sum_totals
 from writer_jobs.maintenance.policy import Action, Policy
 
 #: The present names of codes, by the names that earlier releases wrote to reports and metrics.
@@ -19,12 +19,13 @@ RENAMED_CODES: Mapping[str, str] = {
     "much-kept": "long-retention",
 }
 _KIB = 1024
-_DAY = 86_400
 # Threshold for "more than nothing".
 _EPSILON = 1e-9
 # Partitions whose average size is below this share of the target file size are too small.
 _TINY_PARTITION = 1 / 8
 _MANY_PARTITIONS = 100
+# So many files that a listing includes cost about as much as one file that a reader opens.
+_LISTED_FILES_PER_OPENED_FILE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,7 @@ def _removable(health: TableHealth, files: FileTotals, reason: str, policy: Poli
     if not files.files or health.folder.problem is not None:
         return None
     message = f"{files.files:,} files of {size_text(files.size)} {reason}"
-    return _Evidence(message, _in_files(files.size, policy) + files.files / 100)
+    return _Evidence(message, _in_files(files.size, policy) + files.files / _LISTED_FILES_PER_OPENED_FILE)
 
 
 @_rule("old-checkpoint", Action.CHECKPOINT, "write a checkpoint")
@@ -219,9 +220,9 @@ def _long_log(health: TableHealth, _: Policy) -> _Evidence | None:
     log = health.log
     if log.expired_versions < log.checkpoint_interval:
         return None
-    message = f"{log.expired_versions:,} versions in the log are older than {log.retention_seconds / _DAY:.1f} days"
-    # A listing of the log includes these versions, but no reader opens them.
-    return _Evidence(message, log.expired_versions / 100)
+    days = log.retention_seconds / DAY_SECONDS
+    message = f"{log.expired_versions:,} versions in the log are older than {days:.1f} days"
+    return _Evidence(message, log.expired_versions / _LISTED_FILES_PER_OPENED_FILE)
 
 
 @_rule("writers-clean-log", None, "set delta.enableExpiredLogCleanup=false, so that only maintain.py cleans up the log")
@@ -242,7 +243,7 @@ def _long_retention(health: TableHealth, policy: Policy) -> _Evidence | None:
     removed, live = health.folder.removed, health.total.total.size
     if removed.size <= max(live, policy.target_file_size):
         return None
-    days = health.folder.retention_seconds / _DAY
+    days = health.folder.retention_seconds / DAY_SECONDS
     return _Evidence(
         f"removed files, which are kept for {days:.1f} days, have {size_text(removed.size)}: more than the newest "
         f"version, {size_text(live)}"

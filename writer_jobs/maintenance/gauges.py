@@ -71,7 +71,7 @@ class HealthGauges:
         )
         self._seconds = register(Counter, "sluice_maintenance_seconds", "Seconds of maintenance actions.", "action")
         self._saved = register(
-            Counter, "sluice_maintenance_saved_files", "Data files removed by maintenance, minus files added.", "action"
+            Counter, "sluice_maintenance_saved_files", "Files removed by maintenance, minus files added.", "action"
         )
 
     def update(self, health: TableHealth, findings: Sequence[Finding]) -> None:

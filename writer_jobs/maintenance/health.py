@@ -11,6 +11,7 @@ from typing import Any
 
 #: Upper bounds of the classes in a histogram of file sizes, in bytes; the last class has no upper bound.
 SIZE_BOUNDS = tuple(1 << power for power in (14, 16, 18, 20, 22, 24, 26, 27, 28, 30))
+DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class FolderHealth:
         removed: Files that a commit removed and that retention keeps for readers of older versions.
         expired: Files that a commit removed, or that are older than the log, and that nothing keeps. VACUUM deletes
             them.
-        kept_for_pins: Files that VACUUM would delete without the pins.
-        kept_for_streams: Files that VACUUM would delete without the streams that have not read them yet.
+        kept_for_pins: Removable files that a pin needs.
+        kept_for_streams: Removable files that a stream has not read yet and no pin needs.
         uncommitted: Young files that no version names. A running write may still commit them.
         orphans: Files that no version names and that are older than any running write.
         retention_seconds: Retention of removed files, in seconds.

@@ -10,11 +10,10 @@ from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
-from writer_jobs.maintenance.health import FileTotals, LogHealth
+from writer_jobs.maintenance.health import DAY_SECONDS, FileTotals, LogHealth
 
 _WEEK = timedelta(days=7)
 _HOUR = timedelta(hours=1)
-_DAY_SECONDS = timedelta(days=1).total_seconds()
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
 
 
@@ -23,16 +22,16 @@ class LogMeasurement:
 
     Args:
         snapshot: Newest version of the table.
-        logged: Log of the table, listed after the snapshot was loaded.
+        logged_files: Log of the table, listed after the snapshot was loaded.
         pointed_checkpoint: Version in Delta's pointer to the newest checkpoint; None if there is no pointer.
-        clean_up_retention_seconds: Seconds to keep versions for pins and streams; see :func:`.log_retention_seconds`.
+        clean_up_retention_seconds: Seconds for which clean-up keeps versions; see :func:`.log_retention_seconds`.
 
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
-        logged: LoggedFiles,
+        logged_files: LoggedFiles,
         pointed_checkpoint: int | None,
         clean_up_retention_seconds: float,
     ) -> None:
@@ -40,11 +39,12 @@ class LogMeasurement:
         self._pointed_checkpoint = pointed_checkpoint
         self._clean_up_retention_seconds = clean_up_retention_seconds
         self._now = datetime.now(UTC)
-        self._total = FileTotals(len(logged.log_files), sum(row["length"] for row in logged.log_files))
+        log_files = logged_files.log_files
+        self._total = FileTotals(len(log_files), sum(row["length"] for row in log_files))
         # Modification times, in seconds since the epoch, by version.
-        self._version_times = {version: modified_ms / 1000 for version, modified_ms in logged.version_times.items()}
+        self._version_times = {version: ms / 1000 for version, ms in logged_files.version_times.items()}
         self._checkpoint_times: dict[int, float] = {}
-        for row in logged.log_files:
+        for row in log_files:
             if (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
                 self._checkpoint_times[int(match[1])] = row["modified_ms"] / 1000
 
@@ -75,7 +75,7 @@ class LogMeasurement:
         # The cutoff of Delta's clean-up is the last midnight (UTC) before now minus the retention. With an
         # infinite retention nothing expires.
         cutoff = self._now.timestamp() - self._clean_up_retention_seconds
-        midnight = cutoff if math.isinf(cutoff) else cutoff // _DAY_SECONDS * _DAY_SECONDS
+        midnight = cutoff if math.isinf(cutoff) else cutoff // DAY_SECONDS * DAY_SECONDS
         young_versions = (version for version, time in self._version_times.items() if time > midnight)
         oldest_young = min(young_versions, default=self._snapshot.version)
         # Clean-up removes the versions before the newest checkpoint at or below both the oldest young version and the
@@ -86,12 +86,7 @@ class LogMeasurement:
         return sum(version < oldest_kept for version in self._version_times)
 
     def daily_rates(self, log: DeltaTableLog) -> tuple[float | None, float | None]:
-        """Return the growth in bytes and the number of commits, both per day of the last week; None: unknown.
-
-        Args:
-            log: Log of the table.
-
-        """
+        """Return the growth in bytes and the number of commits, both per day of the last week; None: unknown."""
         week_ago = (self._now - _WEEK).timestamp()
         first_logged = min(self._version_times, default=None)
         old_versions = (version for version, time in self._version_times.items() if time <= week_ago)
@@ -102,7 +97,7 @@ class LogMeasurement:
         seconds = min(self._now.timestamp() - self._version_times[start_version], _WEEK.total_seconds())
         if seconds < _HOUR.total_seconds():
             return None, None
-        days = seconds / _DAY_SECONDS
+        days = seconds / DAY_SECONDS
         commits = (self._snapshot.version - start_version) / days
         try:
             return (self._snapshot.size - log.snapshot_at(start_version).size) / days, commits

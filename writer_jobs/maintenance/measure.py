@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -125,7 +125,7 @@ def with_zorder(measurement: Measurement, columns: tuple[str, ...]) -> Measureme
     """Return a measurement as if the table's policy set a Z-order by these columns and no file had it yet.
 
     Raises:
-        TableError: The table lacks a column, or is clustered or partitioned by it.
+        TableError: The table lacks a column, is partitioned by it, or is clustered.
 
     """
     health = measurement.health
@@ -157,20 +157,17 @@ def _measure_folder(
     spark: SparkSession, snapshot: Snapshot, pins_and_streams: PinsAndStreams, logged_files: LoggedFiles
 ) -> FolderHealth:
     totals = totals_by_state(classify_files(spark, snapshot, pins_and_streams, logged_files=logged_files))
-    removable = (FileState.EXPIRED, FileState.ORPHAN)
+    any_reason = (None, *KeepReason)
 
-    def total(*states: FileState, kept_by: KeepReason | None) -> FileTotals:
-        return sum_totals(totals.get((state, kept_by), FileTotals()) for state in states)
-
-    def total_of_state(state: FileState) -> FileTotals:
-        return sum_totals(total(state, kept_by=kept_by) for kept_by in (None, *KeepReason))
+    def total(*states: FileState, kept_by: Collection[KeepReason | None] = (None,)) -> FileTotals:
+        return sum_totals(totals.get((state, reason), FileTotals()) for state in states for reason in kept_by)
 
     return FolderHealth(
-        removed=total_of_state(FileState.REMOVED),
-        expired=total(FileState.EXPIRED, kept_by=None),
-        kept_for_pins=total(*removable, kept_by=KeepReason.PIN),
-        kept_for_streams=total(*removable, kept_by=KeepReason.STREAM),
-        uncommitted=total_of_state(FileState.UNCOMMITTED),
-        orphans=total(FileState.ORPHAN, kept_by=None),
+        removed=total(FileState.REMOVED, kept_by=any_reason),
+        expired=total(FileState.EXPIRED),
+        kept_for_pins=total(FileState.EXPIRED, FileState.ORPHAN, kept_by=(KeepReason.PIN,)),
+        kept_for_streams=total(FileState.EXPIRED, FileState.ORPHAN, kept_by=(KeepReason.STREAM,)),
+        uncommitted=total(FileState.UNCOMMITTED, kept_by=any_reason),
+        orphans=total(FileState.ORPHAN),
         retention_seconds=seconds_without_pins(snapshot),
     )

@@ -8,11 +8,10 @@ from html import escape
 from types import MappingProxyType
 
 from writer_jobs.maintenance.findings import Finding, size_text
-from writer_jobs.maintenance.health import FileTotals, TableHealth, partition_name, share
+from writer_jobs.maintenance.health import DAY_SECONDS, FileTotals, TableHealth, partition_name, share
 from writer_jobs.maintenance.pictures import bars, histogram
 from writer_jobs.maintenance.result import MaintenanceReport
 
-_DAY = 86_400
 _HOUR = 3600
 _SHOWN_BARS = 20
 _SHOWN_PARTITIONS = 100
@@ -141,8 +140,8 @@ def _figures(health: TableHealth) -> str:
         "versions per day": unknown if health.commits_per_day is None else f"{health.commits_per_day:,.1f}",
         "log": f"{log.versions:,} versions, {size_text(log.total.size)}",
         "newest checkpoint": f"{checkpoint}; {log.since_checkpoint:,} versions since",
-        "versions to clean up": f"{log.expired_versions:,}, older than {log.retention_seconds / _DAY:.1f} days",
-        "retention of removed files": f"{folder.retention_seconds / _DAY:.1f} days",
+        "versions to clean up": f"{log.expired_versions:,}, older than {log.retention_seconds / DAY_SECONDS:.1f} days",
+        "retention of removed files": f"{folder.retention_seconds / DAY_SECONDS:.1f} days",
         "pins": ", ".join(health.pins) or "none",
     }
     if health.zorder_by:
@@ -234,7 +233,7 @@ def _partitions(health: TableHealth) -> str:
     titles = ("partition", "files", "size", "small", "deleted rows", "not in Z-order" if health.zorder_by else "")
     hidden_count = len(sorted_parts) - _SHOWN_PARTITIONS
     note = f"<p>{hidden_count:,} more partitions are in the JSON report.</p>" if hidden_count > 0 else ""
-    return f"<h3>Partitions with most small files</h3>{chart}{_table('partitions', titles, rows)}{note}"
+    return f"<h3>Partitions with the most small files</h3>{chart}{_table('partitions', titles, rows)}{note}"
 
 
 def _table(name: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
@@ -257,7 +256,7 @@ def _totals(total: FileTotals) -> str:
 
 
 def _span(seconds: float) -> str:
-    return f"{seconds / _DAY:.1f} days" if seconds >= _DAY else f"{max(0.0, seconds) / _HOUR:.1f} hours"
+    return f"{seconds / DAY_SECONDS:.1f} days" if seconds >= DAY_SECONDS else f"{max(0.0, seconds) / _HOUR:.1f} hours"
 
 
 def _moment(moment: datetime) -> str:

@@ -20,7 +20,6 @@ from writer_jobs.maintenance.policy import Policy
 
 #: Largest difference between the store's clock and the clock of a committing driver, in milliseconds.
 MAX_CLOCK_SKEW_MS = 60_000
-_TRUE, _FALSE = "true", "false"
 _ZORDERS = "partition_values map<string, string>, ordered_ms bigint"
 
 
@@ -29,11 +28,11 @@ def measure_partitions(
 ) -> tuple[PartitionHealth, ...]:
     """Return the health of each partition that has files. The policy's Z-order must be possible for the table."""
     files = data_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
-    is_unordered = F.expr(_FALSE)
+    is_unordered = F.expr("false")
     if policy.zorder_by:
         files = _with_zorder_times(spark, snapshot, policy, files)
         is_unordered = F.col("modificationTime") > F.col("ordered_ms")
-    is_unclustered = F.col("clusteringProvider").isNull() if is_clustered else F.expr(_FALSE)
+    is_unclustered = F.col("clusteringProvider").isNull() if is_clustered else F.expr("false")
     size = F.col("size")
     deleted_count = F.coalesce(F.col("deletionVector.cardinality"), F.lit(0))
     record_count = F.get_json_object("stats", "$.numRecords").cast("long")
@@ -43,9 +42,9 @@ def measure_partitions(
         for index, (low, high) in enumerate(zip(lower_bounds, [*SIZE_BOUNDS, None], strict=True))
     ]
     grouped = files.groupBy("values").agg(
-        *_totals("total", F.expr(_TRUE)),
+        *_totals("total", F.expr("true")),
         *_totals("small", size < policy.small_file_size),
-        F.count_if(record_count.isNull()).alias("files_without_rows"),
+        F.count_if(record_count.isNull()).alias("files_without_statistics"),
         F.coalesce(F.sum(record_count - deleted_count), F.lit(0)).alias("rows"),
         F.coalesce(F.sum(record_count), F.lit(0)).alias("stored_rows"),
         F.sum(deleted_count).alias("deleted_rows"),
@@ -71,7 +70,7 @@ def _partition_health(
         values={name: values.get(name) or None for name in partition_columns},
         total=_read_totals(row, "total"),
         small=_read_totals(row, "small"),
-        rows=None if row["files_without_rows"] else row["rows"],
+        rows=None if row["files_without_statistics"] else row["rows"],
         stored_rows=row["stored_rows"],
         deleted_rows=row["deleted_rows"],
         with_deleted_rows=_read_totals(row, "with_deleted_rows"),

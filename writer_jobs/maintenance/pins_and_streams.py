@@ -20,11 +20,10 @@ from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
 from writer_jobs.pins.pin_files import PinFiles
 from writer_jobs.pins.read import pinned_version
+from writer_jobs.pins.retention import RETENTION_MARGIN
 
 # A version stays in the log at least this long, even if the table's properties set a shorter time.
 _MIN_LOG_RETENTION = timedelta(days=1)
-# Clean-up of the log uses whole days and the modification times of files, and clocks differ.
-_MARGIN = timedelta(days=1)
 
 
 class KeepReason(StrEnum):
@@ -68,7 +67,7 @@ class PinsAndStreams:
 
 
 def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, pins_and_streams: PinsAndStreams) -> float:
-    """Return the retention of versions in the log, in seconds: the table's own one or longer.
+    """Return the retention of versions in the log, in seconds: the table's own, or a longer one.
 
     It is infinite if a stream may need any version. It is at least one day, because a delayed put of a version
     file must not find that version's name free again.
@@ -85,7 +84,7 @@ def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, pins_and_stre
             retentions.append(math.inf)
         elif stream.log_version <= snapshot.version:
             versions.append(stream_version(spark, snapshot.location, stream, stream.log_version))
-    now, margin = time.time(), _MARGIN.total_seconds()
+    now, margin = time.time(), RETENTION_MARGIN.total_seconds()
     return max([*retentions, *(now - version.committed_at.timestamp() + margin for version in versions)])
 
 

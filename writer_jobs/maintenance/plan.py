@@ -69,8 +69,8 @@ def plan(
     Args:
         actions: Actions to execute wherever they change anything; None: those that the findings name and the policy
             allows.
-        partitions_per_commit: Largest number of partitions that one commit compacts or purges. Their files to rewrite
-            are together no larger than one file of the target size.
+        partitions_per_commit: Largest number of partitions that one commit compacts or purges. Partitions share a
+            commit only if their files to rewrite are together no larger than one file of the target size.
 
     """
     thresholds, allowed_actions = policy, policy.auto
@@ -128,7 +128,7 @@ def _share_commits(
 ) -> list[WorkUnit]:
     """Merge units of small partitions with about the same worth, so that one commit rewrites several of them."""
     merged_units: list[WorkUnit] = []
-    # The unit of each action to which partitions are added now: its index in `merged`, and the bytes that it rewrites.
+    # For each action, the unit that gets further partitions: its index in `merged_units`, and the bytes to rewrite.
     open_units: dict[Action, tuple[int, int]] = {}
     for unit in units:
         if unit.action not in _REWRITTEN_FILES or not unit.partitions:

@@ -27,8 +27,8 @@ class UnitResult:
         held_seconds: Seconds between the acquisition and the release of the lock.
         removed: Files removed from the newest version, the table's folder or the log.
         added: Files that replace them.
-        kept_for_pins: Number of files that VACUUM would have removed without the pins.
-        kept_for_streams: Number of files that VACUUM would have removed without the streams that read the table.
+        kept_for_pins: Number of files that VACUUM kept because a pin needs them.
+        kept_for_streams: Number of other files that VACUUM kept because a stream that reads the table needs them.
         problem: Reason why the unit is left for the next run; None: it succeeded.
         failure: Error behind the problem; None if the unit succeeded or only lost a race, which needs no repair.
 
@@ -80,7 +80,7 @@ class MaintenanceReport:
     Attributes:
         before: Health before the first unit.
         findings: Findings before the first unit, by descending worth.
-        done: Results, in the order of their ends.
+        done: Results, in the order in which the units ended.
         left: Number of units that were not executed, because the budget was spent or the work ended early.
         after: Health after the last unit; None: no unit was executed.
         findings_after: Findings after the last unit.

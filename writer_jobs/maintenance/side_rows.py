@@ -21,12 +21,12 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import LOG_FOLDER
 from writer_jobs.errors import WriteConflictError
 from writer_jobs.feeds.hbase.cells import CELLS, without_expired
+from writer_jobs.maintenance.health import DAY_SECONDS
 from writer_jobs.maintenance.policy import Policy
 from writer_jobs.merge.batch_records import BatchRecords
 from writer_jobs.merge.change_spec import SEQ, SEQUENCE
 from writer_jobs.merge.side_table import APPLIED_AT, BATCH
 
-_DAY_SECONDS = 86_400
 _NEWEST_BATCH = "__sluice_newest_batch"
 
 
@@ -49,7 +49,7 @@ class SideTableRetention:
         has_cells = cell_fields <= names
         other_columns = internal_columns | cell_fields if has_cells else internal_columns
         keys = tuple(name for name in state.schema.names if name not in other_columns)
-        return cls(keys=keys, has_cells=has_cells, retention_seconds=policy.forget_after_days * _DAY_SECONDS)
+        return cls(keys=keys, has_cells=has_cells, retention_seconds=policy.forget_after_days * DAY_SECONDS)
 
     def drop_expired(self, rows: DataFrame) -> DataFrame:
         """Return the rows that a feed still needs, each once, in the table's columns."""

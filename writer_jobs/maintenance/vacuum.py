@@ -49,10 +49,10 @@ class VacuumResult:
         version: Newest version of the table.
         files: Number of removed files; in a dry run, of files that would be removed.
         size: Size of these files, in bytes.
-        orphans: Number of these files that no version in the log has ever named.
+        orphans: Number of these files that no version in the log names.
         orphans_size: Size of the orphans, in bytes.
-        kept_for_pins: Number of files that would have been removed without the pins.
-        kept_for_streams: Number of files that would have been removed without the streams that read the table.
+        kept_for_pins: Number of removable files that a pin needs.
+        kept_for_streams: Number of removable files that a stream needs and no pin.
         pins: Names of the pins that have not expired.
         dry_run: Whether the files were only counted.
 
@@ -85,8 +85,8 @@ def vacuum(
     A file is removed if it
 
     - was removed from the table by a commit longer than ``retain`` ago, or
-    - belongs to no version in the log, and was written longer ago than ``delta.deletedFileRetentionDuration`` (or
-      ``retain``, if that is longer): a running write may still commit a younger file,
+    - belongs to no version in the log, and was written longer ago than each of ``delta.deletedFileRetentionDuration``,
+      ``retain`` and one day: a running write may still commit a younger file,
 
     and no pin keeps it, and no stream that reads the table may still read it. This function chooses the files. Delta's
     own VACUUM removes them, after it has checked once more that the newest version does not have them.
@@ -109,8 +109,8 @@ def vacuum(
     Raises:
         ValueError: ``retain`` is negative.
         PinError: A pin cannot be read, or its version is gone; no file was removed.
-        TableError, StorageError: There is no such table, or it cannot be read; a stream's checkpoint cannot be read, or
-            the version that the stream reads next is gone.
+        TableError, StorageError: There is no such table, or it or its maintenance policy cannot be read; a stream's
+            checkpoint cannot be read, or the version that the stream reads next is gone.
         WriteFailedError: Some files could not be removed.
         LockTimeoutError and other errors of :func:`remove_pin`: Expired pins could not be removed.
 

@@ -46,7 +46,7 @@ class BatchApplier:
         write_options: Options of the commits.
 
     Raises:
-        ChangesError: The order of the changes is not known.
+        ChangesError, SchemaMismatchError: See :class:`ChangeBatch` and :meth:`TableShape.fit`.
 
     """
 

@@ -1,13 +1,14 @@
 """Records of batches in progress: a file for each, from before its first commit until after its last.
 
-A batch with deletes makes two commits: the tombstones, then the table. If its process is killed between the two, the
-tombstones of the batch are stored but its changes are not, and its record stays in ``<location>/_sluice/changes``. The
-next batch reads the record under the lock, before its own first commit. If the table does not have the killed batch,
-the next batch deletes its tombstones. So a batch is applied as a whole, or not at all.
+A batch with tombstones or cells makes two commits: to the side table, then to the table. If its process is killed
+between the two, the side table has its rows, the table lacks its changes, and its record stays in
+``<location>/_sluice/changes``. The next batch reads the record under the lock, before its own first commit. If the
+table does not have the killed batch, the next batch deletes the side table's rows of it. So a batch is applied as a
+whole, or not at all.
 
 A batch ends when its locks are released. So the holder of a lock on anything that the batch had locked knows that the
-batch has ended. A holder of only some of the batch's partitions deletes the tombstones in these. The record is removed
-when the batch has no tombstones left.
+batch has ended. A holder of only some of the batch's partitions deletes the side table's rows in these. The record is
+removed when the side table has no more rows of the batch.
 """
 
 from __future__ import annotations

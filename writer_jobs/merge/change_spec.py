@@ -27,7 +27,6 @@ SEQ = "__sluice_sequence"
 DELETED = "__sluice_deleted"
 """Column of prepared changes: whether the change deletes its row."""
 
-
 START = "__START_AT"
 """Table column of SCD type 2: the sequence from which a row was valid (inclusive)."""
 

@@ -39,6 +39,7 @@ _REPLACEMENT_CHARACTER = "\ufffd"
 # Before 1900 the calendars of Spark and of Java's literals differ; after 9999 Python has no dates.
 _FIRST, _LAST = datetime(1900, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 _DAY = timedelta(days=1)
+# Equal parts into which a column's bounds are split, and the largest number of ranges in a condition.
 _BUCKETS, _MAX_RANGES = 256, 32
 _BUCKET = "__sluice_bucket"
 

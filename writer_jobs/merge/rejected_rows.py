@@ -30,7 +30,7 @@ def append_rejected_rows(
     applied before, too: each of the two tables has a transaction of its own.
 
     Args:
-        suffix: Suffix of the rejected rows' table, such as ``_late``. The ``txnAppId`` there ends with ``/late``.
+        suffix: Suffix of the rejected rows' table, such as ``_late``. The ``txnAppId`` of ``txn`` gets ``/late`` there.
         rows: At least one row; the same rows each time they are read.
         notes: Additional columns, by name, such as the reason and the time.
         txn: Transaction of the batch; rows of one transaction are appended once, however often it is repeated.

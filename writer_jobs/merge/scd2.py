@@ -44,7 +44,7 @@ class RowHistory(ScdRows):
         return [StructField(START, sequence), StructField(END, sequence)]
 
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
-        """Return the rows, with the columns of the table, that are not in it or whose end differs from the table's.
+        """Return the rows, with all columns of the table, that the table lacks or has with another end.
 
         A column that the changes lack has the value of the previous row.
         """
@@ -116,9 +116,9 @@ class RowHistory(ScdRows):
         by_sequence = Window.partitionBy(*keys).orderBy(SEQ)
         end = F.lead(SEQ).over(by_sequence)
         # A delete resets the missing values to null.
-        source = F.when(F.col(DELETED) | F.col(_IS_STORED), F.struct(DELETED, _MISSING_VALUES))
+        missing_values = F.when(F.col(DELETED) | F.col(_IS_STORED), F.struct(DELETED, _MISSING_VALUES))
         up_to_here = by_sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-        inherited_values = F.last(source, ignorenulls=True).over(up_to_here)[_MISSING_VALUES]
+        inherited_values = F.last(missing_values, ignorenulls=True).over(up_to_here)[_MISSING_VALUES]
         rows = changes.withColumn(END, end).withColumn(_MISSING_VALUES, inherited_values).where(~F.col(DELETED))
         return rows.where(~F.col(_IS_STORED) | ~F.col(END).eqNullSafe(F.col(_STORED_END))).select(
             *keys,

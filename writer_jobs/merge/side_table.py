@@ -54,7 +54,7 @@ TOMBSTONES = SideTableLayout(TOMBSTONES_SUFFIX)
 
 
 class SideTable:
-    """The side table of the table at a location with these keys."""
+    """The side table of the table that has this location and these keys."""
 
     def __init__(
         self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], layout: SideTableLayout

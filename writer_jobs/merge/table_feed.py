@@ -159,7 +159,7 @@ class FeedBinding:
             return None
         try:
             return TableFeed.parsed(text)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise self._misfit(f"the table property sluice.feed cannot be read ({error})") from error
 
     def _differences(self, stored_feed: TableFeed) -> Iterator[str]:
@@ -221,7 +221,7 @@ def has_name(table: str, name: str) -> bool:
 
 def feed_of(state: TableState | None) -> TableFeed | None:
     """Return the feed of a table; None if it is bound to none, or the property cannot be read."""
-    with suppress(TypeError, ValueError):
+    with suppress(ValueError):
         if state is not None and state.feed is not None:
             return TableFeed.parsed(state.feed)
     return None

@@ -67,8 +67,8 @@ class TableModel(RowModel):
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
         """Return the source of the merge of the folded changes ``rows``.
 
-        ``side_rows`` has the keys, the fields and ``SEQ`` of the side table's rows of earlier batches; None: there are
-        none.
+        ``read_table`` returns the table's rows within the bounds of the batch. ``side_rows`` has the keys, the fields
+        and ``SEQ`` of the side table's rows of earlier batches; None: there are none.
         """
 
 

@@ -36,9 +36,7 @@ def copy_pinned(
 ) -> tuple[str, CommitResult]:
     """Copy the pinned rows of a table once, into a table with its :func:`copy_name` in a folder.
 
-    Return the canonical URI of the copy, and the result of the write.
-
-    The copy has the partition columns of the table.
+    Return the canonical URI of the copy, and the result of the write. The copy has the partition columns of the table.
 
     Raises:
         PinError: The copy would lie inside a pinned table, or contain one; the copy's location has another table; or
@@ -70,8 +68,7 @@ def make_view(spark: SparkSession, pin: Pin, pinned_table: PinnedTable, database
     """Create or replace a view of the pinned rows of a table in the session's catalog; return the view's name.
 
     Raises:
-        PinError: The pinned version is gone.
-        TableError: The catalog refuses the view.
+        PinError, TableError: The pinned version is gone, or the catalog refuses the view.
 
     """
     name = copy_name(pinned_table)

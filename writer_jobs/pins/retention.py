@@ -26,8 +26,8 @@ from writer_jobs.errors import TableError
 #: Table property with the raised retention properties: their raised values and the values before that.
 RETENTION_PROPERTY = "sluice.pins.retention"
 _FILES, _LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
-# Clean-up of the log uses whole days, and clocks differ.
-_MARGIN = timedelta(days=1)
+#: Clean-up of the log uses whole days and the modification times of files, and clocks differ.
+RETENTION_MARGIN = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
 
@@ -50,8 +50,8 @@ class Retention:
         snapshot, now = self._log.snapshot(), datetime.now(UTC)
         needed_by_pins = [_age_at_expiry(pin, self._log.location) for pin in other_pins]
         # A version that is committed now is young; the present newest version may be old.
-        needed_if_committed_now = max([moment - now, *needed_by_pins]) + _MARGIN
-        needed_without_commit = moment - snapshot.committed_at + _MARGIN
+        needed_if_committed_now = max([moment - now, *needed_by_pins]) + RETENTION_MARGIN
+        needed_without_commit = moment - snapshot.committed_at + RETENTION_MARGIN
         retention_seconds = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
         shorter_retention = timedelta(seconds=min(retention_seconds.values()))
         if shorter_retention >= max(needed_if_committed_now, needed_without_commit):
@@ -59,8 +59,8 @@ class Retention:
         interval = f"interval {math.ceil(needed_if_committed_now / _HOUR)} hours"
         new_values = {
             name: interval
-            for name, value in retention_seconds.items()
-            if timedelta(seconds=value) < needed_if_committed_now
+            for name, seconds in retention_seconds.items()
+            if timedelta(seconds=seconds) < needed_if_committed_now
         }
         if not new_values:
             self._log.make_empty_commit()

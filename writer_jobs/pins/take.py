@@ -72,7 +72,7 @@ def take_pin(
 
     Args:
         spark: A session with the guarded log store.
-        tables: Column with the event time, by location or name in the catalog of the table; None if ``at`` is None.
+        tables: Tables (location or name in the catalog), each with its event-time column; None if ``at`` is None.
         name: Name of the pin; letters, digits, dots, dashes and underscores.
         expires_at: A time with a time zone; the versions are kept until then.
         at: A time with a time zone: rows up to and including this event time belong to the pin. According to the
