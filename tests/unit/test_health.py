@@ -144,6 +144,12 @@ def test_a_policy_is_read_from_properties() -> None:
     assert Policy.of({f"{PREFIX}auto": "off"}, "file:/t").auto == frozenset()
 
 
+@pytest.mark.parametrize("name", [f"{PREFIX}targetFileSize", "delta.targetFileSize"])
+def test_the_error_names_the_invalid_property(name: str) -> None:
+    with pytest.raises(TableError, match=f"invalid property {re.escape(name)} = 'big'"):
+        Policy.of({name: "big"}, "file:/t")
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("1", 1), ("64 MiB", 64 * MIB), ("1.5k", 1536), ("2GB", 2 << 30), ("100 b", 100)]
 )

@@ -17,7 +17,7 @@ PREFIX = "sluice.maintenance."
 #: Days after which maintenance may delete rows of a side table. Feeds set this property on their side tables.
 FORGET_AFTER = f"{PREFIX}forgetAfterDays"
 _DELTA_TARGET = "delta.targetFileSize"
-_SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmg]?)(?:i?b)?", re.IGNORECASE)
 _NO_ACTIONS = ("off", "none", "false")
 
@@ -78,7 +78,7 @@ class Policy:
             table: Canonical URI, for error messages.
 
         Raises:
-            TableError: A property below ``sluice.maintenance`` is unknown or has an invalid value.
+            TableError: A property below ``sluice.maintenance`` is unknown, or a property has an invalid value.
 
         """
         parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -92,18 +92,18 @@ class Policy:
             "streams": ("streams", _list),
             "auto": ("auto", _actions),
         }
-        texts = {name.removeprefix(PREFIX): text for name, text in properties.items() if name.startswith(PREFIX)}
+        names = {name.removeprefix(PREFIX): name for name in properties if name.startswith(PREFIX)}
         if _DELTA_TARGET in properties:
-            texts = {"targetFileSize": properties[_DELTA_TARGET], **texts}
+            names = {"targetFileSize": _DELTA_TARGET, **names}
         attributes: dict[str, Any] = {}
-        for name, text in texts.items():
-            if name not in parsers:
-                raise TableError(f"{table}: unknown property {PREFIX}{name}; valid names are {', '.join(parsers)}")
-            attribute, parse = parsers[name]
+        for key, name in names.items():
+            if key not in parsers:
+                raise TableError(f"{table}: unknown property {name}; valid names are {', '.join(parsers)}")
+            attribute, parse = parsers[key]
             try:
-                attributes[attribute] = parse(text)
+                attributes[attribute] = parse(properties[name])
             except ValueError as error:
-                raise TableError(f"{table}: invalid property {PREFIX}{name} = {text!r}: {error}") from error
+                raise TableError(f"{table}: invalid property {name} = {properties[name]!r}: {error}") from error
         return cls(**attributes)
 
 
