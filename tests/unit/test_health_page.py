@@ -181,6 +181,11 @@ def test_the_page_shows_findings_and_work() -> None:
     assert "No findings." in page([MaintenanceReport(before=health(), findings=())])
 
 
+def test_the_text_of_a_histogram_has_the_numbers_before_and_after() -> None:
+    assert "<desc>&lt; 16 KiB: 15; " in page([report(health())])
+    assert "<desc>&lt; 16 KiB: 15 before, 5 after; " in page([maintenance_report()])
+
+
 def layout_of(text: str, folder: Path, width: int = 1280) -> dict[str, Any]:
     """Open a page in Chromium, in a window of this width; return its layout."""
     if CHROMIUM is None:

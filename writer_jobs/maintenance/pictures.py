@@ -40,23 +40,22 @@ def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = N
     names.append(f"≥ {size_text(SIZE_BOUNDS[-1]).replace('.0 ', ' ')}")
     largest = max(*before, *(after or ()), 1)
     width = _WIDTH - _LABEL_WIDTH - _NUMBER_WIDTH
-    height = _ROW_HEIGHT + (_BAR_HEIGHT if after is not None else 0)
-    elements = []
+    series = [("bar", before, "")] if after is None else [("bar", before, " before"), ("after", after, " after")]
+    height = _ROW_HEIGHT + _BAR_HEIGHT * (len(series) - 1)
+    rows, elements = [], []
     for index, name in enumerate(names):
         y = index * height
         elements.append(f'<text x="{_LABEL_WIDTH - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
-        series = [("bar", before[index], "")]
-        if after is not None:
-            series = [("bar", before[index], " before"), ("after", after[index], " after")]
-        for position, (style, number, suffix) in enumerate(series):
+        texts = [f"{numbers[index]:,}{suffix}" for _, numbers, suffix in series]
+        rows.append((name, ", ".join(texts)))
+        for position, (style, numbers, _) in enumerate(series):
             top = y + 4 + position * _BAR_HEIGHT
             elements.append(
-                f'<rect class="{style}" x="{_LABEL_WIDTH}" y="{top}" width="{width * number / largest:.1f}" '
+                f'<rect class="{style}" x="{_LABEL_WIDTH}" y="{top}" width="{width * numbers[index] / largest:.1f}" '
                 f'height="{_BAR_HEIGHT - 1}"></rect>'
-                f'<text class="quiet" x="{_LABEL_WIDTH + width + 6}" y="{top + 11}">{number:,}{suffix}</text>'
+                f'<text class="quiet" x="{_LABEL_WIDTH + width + 6}" y="{top + 11}">{texts[position]}</text>'
             )
-    texts = [(name, f"{number:,}") for name, number in zip(names, before, strict=True)]
-    return _svg(title, texts, len(names) * height + 4, elements)
+    return _svg(title, rows, len(names) * height + 4, elements)
 
 
 def _svg(title: str, rows: Sequence[tuple[str, str]], height: int, elements: Sequence[str]) -> str:
