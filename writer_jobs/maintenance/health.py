@@ -105,7 +105,7 @@ class FolderHealth:
         expired: Files that a commit removed, or that are older than the log, and that nothing keeps. VACUUM deletes
             them.
         kept_for_pins: Removable files that a pin needs.
-        kept_for_streams: Removable files that a stream has not read yet and no pin needs.
+        kept_for_streams: Removable files that a stream still needs and no pin.
         uncommitted: Young files that no version names. A running write may still commit them.
         orphans: Files that no version names and that are older than any running write.
         retention_seconds: Retention of removed files, in seconds.

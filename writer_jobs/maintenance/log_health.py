@@ -24,7 +24,7 @@ class LogMeasurement:
         snapshot: Newest version of the table.
         logged_files: Log of the table, listed after the snapshot was loaded.
         pointed_checkpoint: Version in Delta's pointer to the newest checkpoint; None if there is no pointer.
-        clean_up_retention_seconds: Seconds for which clean-up keeps versions; see :func:`.log_retention_seconds`.
+        clean_up_retention_seconds: Retention of versions, in seconds; see :func:`.log_retention_seconds`.
 
     """
 

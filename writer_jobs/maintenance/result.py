@@ -80,7 +80,7 @@ class MaintenanceReport:
     Attributes:
         before: Health before the first unit.
         findings: Findings before the first unit, by descending worth.
-        done: Results, in the order in which the units ended.
+        done: Results, by the time at which the units ended.
         left: Number of units that were not executed, because the budget was spent or the work ended early.
         after: Health after the last unit; None: no unit was executed.
         findings_after: Findings after the last unit.

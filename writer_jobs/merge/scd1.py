@@ -78,7 +78,7 @@ class NewestRows(ScdRows):
     def without_repetitions(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Drop rows that are older than the table's row with their key, or equal to it.
 
-        A row with the sequence of the table's stays if it is a delete or has other values; :meth:`merge` refuses it.
+        A row with the table's sequence stays if it is a delete or has other values; :meth:`merge` refuses it.
         """
         columns = {name.lower() for name in table.columns}
         if self.sequence.lower() not in columns:
