@@ -58,8 +58,8 @@ class HeldWrite:
 
         ``snapshot`` was loaded under the lock. For the errors see :meth:`LockedDeltaWriter.append`.
         """
-        table, txn = self._context.table, self._operation.txn
-        if txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]:
+        table = self._context.table
+        if snapshot.has_transaction(self._operation.txn):
             return CommitResult.of(self._execution, self._hold, None)
         # Nothing is written if the hold was lost while the write waited for it, or during before_write.
         self._hold.check()

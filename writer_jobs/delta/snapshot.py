@@ -150,6 +150,10 @@ class Snapshot:
         transaction = self.loaded.transactions().get(app_id)
         return int(transaction.get()) if transaction.isDefined() else NO_VERSION
 
+    def has_transaction(self, txn: tuple[str, int] | None) -> bool:
+        """Return whether the table has the transaction ``(txnAppId, txnVersion)`` or a later one; false for None."""
+        return txn is not None and self.last_transaction(txn[0]) >= txn[1]
+
     @functools.cached_property
     def state(self) -> TableState | None:
         """Schema, partitioning and properties; None if there is no table."""

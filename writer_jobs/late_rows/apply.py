@@ -229,8 +229,8 @@ class RowBatchApplier:
 
     def _merge(self, rows: DataFrame, counts: Row, options: WriteOptions) -> ChangesResult:
         """Merge the rows that are not too late, unless the table has the transaction."""
-        txn, table = self._txn, self._writer.table
-        if txn is not None and self._snapshot.last_transaction(txn[0]) >= txn[1]:
+        table = self._writer.table
+        if self._snapshot.has_transaction(self._txn):
             return ChangesResult(table=table, already_applied=True)
         if counts.too_late == counts.arrived:
             return ChangesResult(table=table)

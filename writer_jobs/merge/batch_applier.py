@@ -87,7 +87,7 @@ class BatchApplier:
             SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
-        if self._is_applied(self._snapshot_before):
+        if self._snapshot_before.has_transaction(self._txn):
             return self._result(None, already_applied=True)
         if not self.batch.folded_count:
             return self._result(None, already_applied=False)
@@ -119,7 +119,7 @@ class BatchApplier:
                 if (before_write := self._write_options.get("before_write")) is not None:
                     before_write(hold)
                 snapshot = self._writer.log.snapshot()
-                if self._is_applied(snapshot):
+                if snapshot.has_transaction(self._txn):
                     return self._result(None, already_applied=True)
                 commit = self._apply(snapshot, partitions, has_side_table=side_state is not None)
             return self._result(commit, already_applied=commit.already_committed)
@@ -128,11 +128,6 @@ class BatchApplier:
         return ChangesResult.of_batch(
             self._writer.table, self._model, self.batch, commit, already_applied=already_applied
         )
-
-    def _is_applied(self, snapshot: Snapshot) -> bool:
-        """Return whether the table has this transaction or a later one."""
-        txn = self._txn
-        return txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]
 
     @cached_property
     def _schema(self) -> StructType:

@@ -44,7 +44,7 @@ def append_rejected_rows(
     target, deadline = writer.side_writer(suffix), lock_deadline(options, writer.manager)
     target_txn = None if txn is None else (f"{txn[0]}/{suffix.removeprefix('_')}", txn[1])
     snapshot = target.log.snapshot()
-    if target_txn is not None and snapshot.last_transaction(target_txn[0]) >= target_txn[1]:
+    if snapshot.has_transaction(target_txn):
         return
     rows = rows.select("*", *(column.alias(name) for name, column in notes.items()))
     if snapshot.state is not None:
