@@ -192,10 +192,10 @@ class _BatchLog:
     """Logs the events of batches."""
 
     def begun(self, commit: int, begun_at: float, **fields: Any) -> None:
-        log.debug("batch %s (number %d since the start) begun at %.3f", fields.get("batch"), commit, begun_at)
+        log.debug("batch %s (number %d since the start) began at %.3f", fields.get("batch"), commit, begun_at)
 
     def holding(self, commit: int, token: int, acquired_at: float, **fields: Any) -> None:
-        text = "batch %s (number %d since the start) has the lock since %.3f, token %d"
+        text = "batch %s (number %d since the start) got the lock at %.3f, token %d"
         log.debug(text, fields.get("batch"), commit, acquired_at, token)
 
     def commit(self, commit: int, result: CommitResult | None, **fields: Any) -> None:

@@ -38,8 +38,8 @@ class Finding:
         action: Action that repairs it; None: a person has to decide, see ``advice``.
         advice: Recommended repair, in one sentence.
         partitions: Values of the partitions concerned; empty: the finding is about the table.
-        worth: Files that the repair saves: files that a reader opens or that the store keeps, or their size in files of
-            the target size. Maintenance repairs the findings by descending worth.
+        worth: Estimated savings of the repair, in files: files that a reader opens, plus bytes in files of the target
+            size. A file that is only listed counts a hundredth. Maintenance repairs the findings by descending worth.
 
     """
 

@@ -85,7 +85,8 @@ def take_pin(
 
     Raises:
         ValueError: Arguments contradict each other, or a time has no time zone.
-        PinError: There is a pin with this name, a stream is not past the moment, or a table cannot be pinned.
+        PinError: The name is invalid or taken, the expiry time has passed, a stream is not past the moment, or a table
+            cannot be pinned.
         TableError, StorageError: There is no such table, or it cannot be read or written.
         LockTimeoutError and other errors of :func:`writer_jobs.locked_all`: The tables cannot be locked.
 
