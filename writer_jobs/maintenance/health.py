@@ -11,6 +11,7 @@ from typing import Any
 
 #: Upper bounds of the classes in a histogram of file sizes, in bytes; the last class has no upper bound.
 SIZE_BOUNDS = tuple(1 << power for power in (14, 16, 18, 20, 22, 24, 26, 27, 28, 30))
+#: Length of a day, in seconds.
 DAY_SECONDS = 86_400
 
 

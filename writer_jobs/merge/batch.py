@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, Window
@@ -128,10 +130,7 @@ class ChangeBatch:
 
 def has_null_key(spec: ChangeSpec) -> Column:
     """Return the condition that a key column of a row is null."""
-    condition = F.expr("false")
-    for name in spec.keys:
-        condition = condition | F.col(quoted(name)).isNull()
-    return condition
+    return reduce(or_, (F.col(quoted(name)).isNull() for name in spec.keys))
 
 
 def refuse_null_keys(spec: ChangeSpec, rows: DataFrame, count: int) -> None:
@@ -175,11 +174,9 @@ def fold(changes: DataFrame, group_columns: Sequence[str], tie_breaker: str | No
 def _is_incomplete(schema: StructType, name: str) -> Column:
     """Return the condition that a column, or a field of its struct, is null or NaN."""
     column_type = schema[name].dataType
-    condition = _is_null_or_nan(F.col(name), column_type)
-    if isinstance(column_type, StructType):
-        for field in column_type:
-            condition = condition | _is_null_or_nan(F.col(f"{name}.{quoted(field.name)}"), field.dataType)
-    return condition
+    fields = column_type if isinstance(column_type, StructType) else ()
+    conditions = (_is_null_or_nan(F.col(f"{name}.{quoted(field.name)}"), field.dataType) for field in fields)
+    return reduce(or_, conditions, _is_null_or_nan(F.col(name), column_type))
 
 
 def _is_null_or_nan(value: Column, value_type: DataType) -> Column:
