@@ -40,10 +40,10 @@ class FileState(StrEnum):
 
     #: In the newest version.
     LIVE = "live"
-    #: Removed from the table, or written as change data, by a commit less than the retention ago. Also: older than the
-    #: log, if the log begins less than the retention ago: a version before it may have named the file.
+    #: Removed from the table, or written as change data, by a commit less than the retention ago. Also a file that is
+    #: older than the log, if the log begins less than the retention ago: an earlier version may have named the file.
     REMOVED = "removed"
-    #: The same, with a commit or a beginning of the log longer ago.
+    #: As REMOVED, but the commit, or the beginning of the log, is at least the retention ago.
     EXPIRED = "expired"
     #: Named by no version, and young: a running write may still commit it. Also: named only by a version after the
     #: newest one that was loaded.

@@ -1,8 +1,8 @@
 """The rows of a side table (``_tombstones``, ``_cells``), and the rule that decides which of them maintenance deletes.
 
-A feed appends to a side table with each batch, and holds the lock on it over both commits of the batch. So maintenance
-rewrites the side table without the lock and holds the lock for its commit only. Rows that a batch appends meanwhile
-stay. An expired row stays expired when rows are appended: a hidden cell stays hidden.
+A feed appends to a side table with each batch, and holds the lock on it over both commits of the batch. Maintenance
+rewrites the side table without the lock and holds the lock for its own commit only, so that feeds do not wait. Rows
+that a batch appends meanwhile stay. An expired row stays expired when rows are appended: a hidden cell stays hidden.
 """
 
 from __future__ import annotations
