@@ -111,8 +111,7 @@ class UnitExecutor:
     def execute(self, unit: WorkUnit, policy: Policy, deadline: float | None) -> UnitResult:
         """Execute a unit after giving way to waiting writers.
 
-        The table is correct if the process is killed at any point: a unit makes one commit, or deletes files that
-        nothing needs. An error that concerns this unit only is in the result (:attr:`.UnitResult.problem`).
+        An error that concerns this unit only is in the result (:attr:`.UnitResult.problem`).
 
         Args:
             deadline: Time after which the unit gives way no longer, by ``time.monotonic``; None: no deadline.
@@ -221,7 +220,7 @@ class UnitExecutor:
     def _write_checkpoint(self, result: UnitResult) -> UnitResult:
         with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout_seconds) as hold:
             version = self.log.make_newest_checkpoint()
-        return replace(result, version=version, held_seconds=_held_seconds(hold))
+        return replace(_with_hold(result, hold), version=version)
 
     def _clean_log(self, result: UnitResult) -> UnitResult:
         total_before = self._log_total()
@@ -243,15 +242,17 @@ class UnitExecutor:
         removed = FileTotals(
             max(0, total_before.files - total_after.files), max(0, total_before.size - total_after.size)
         )
-        return replace(result, removed=removed, held_seconds=_held_seconds(hold))
+        return replace(_with_hold(result, hold), removed=removed)
 
     def _log_total(self) -> FileTotals:
         rows = list_log(self.spark, self.log.location).select("length").collect()
         return FileTotals(len(rows), sum(row[0] for row in rows))
 
 
-def _held_seconds(hold: Hold) -> float:
-    return (hold.released_at or time.time()) - hold.acquired_at
+def _with_hold(result: UnitResult, hold: Hold) -> UnitResult:
+    """Return a result with the times of a released hold."""
+    held_seconds = (hold.released_at or time.time()) - hold.acquired_at
+    return replace(result, waited_seconds=hold.waited_seconds, held_seconds=held_seconds)
 
 
 def _with_commit(result: UnitResult, commit: CommitResult) -> UnitResult:
