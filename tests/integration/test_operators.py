@@ -260,7 +260,9 @@ def test_a_waiter_over_the_limit_gives_exit_code_3(operators: Operators) -> None
         # With --watch the command ends as soon as a waiter is over the limit.
         result = operators.run("status", "--watch", "--interval", "0.1", "--json", "--fail-if-waiting", "0.5")
         assert result.exit_code == 3
-        assert all(json.loads(line)["tables"] for line in result.stdout.splitlines())
+        listings = [json.loads(line)["tables"] for line in result.stdout.splitlines()]
+        assert listings
+        assert all(listings)
     assert token.result()
 
 
