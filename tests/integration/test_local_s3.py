@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import logging
 import os
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_s
 from sluice.local.s3 import LocalS3
 from tests.support.waiting import eventually
 
-logger = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[2]
 RIVALS = 8
 # moto checks no signature, but distinguishes anonymous requests for objects from those of an account.
@@ -105,7 +103,7 @@ def widen_window(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(S3Backend, "put_object", put_object)
 
 
-def test_negative_control_without_the_gate_the_same_race_has_several_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negative_control_without_the_gate_several_puts_win(monkeypatch: pytest.MonkeyPatch) -> None:
     widen_window(monkeypatch, seconds=60)
     with moto_in_this_process(lambda application: application) as endpoint:
         request(endpoint, "PUT", "/ungated")

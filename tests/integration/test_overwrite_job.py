@@ -201,7 +201,7 @@ def test_a_load_with_a_run_id_is_applied_once(table: OverwrittenTable) -> None:
         (("--replace-where", "part = "), "--replace-where 'part = ' is not valid: Syntax error"),
     ],
 )
-def test_contradictory_arguments_are_refused_in_one_sentence(
+def test_invalid_arguments_are_refused_in_one_sentence(
     table: OverwrittenTable, arguments: tuple[str, ...], message: str
 ) -> None:
     job = table.overwrite([(9, "a")], *arguments)

@@ -229,7 +229,7 @@ def test_a_compaction_is_not_counted_as_a_change(table: PinnableTable) -> None:
 
 
 @pytest.mark.full
-def test_a_moment_after_a_watermark_is_refused_with_the_stream(table: PinnableTable) -> None:
+def test_a_moment_at_the_watermark_of_a_stream_is_refused(table: PinnableTable) -> None:
     table.apply("fast", 0, (1, 20, "1"))
     table.apply("slow", 0, (2, 10, "1"))
     with pytest.raises(PinError, match="stream slow has its watermark at 2013-01-11T00:00:00"):
@@ -260,7 +260,7 @@ def test_a_moment_without_a_watermark_is_refused_by_default(table: PinnableTable
         ({"at": BEGIN}, ValueError, "name the column with the event time"),
     ],
 )
-def test_invalid_arguments_take_no_pin(
+def test_invalid_arguments_are_refused(
     table: PinnableTable, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

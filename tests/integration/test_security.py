@@ -153,7 +153,7 @@ def test_sasl_with_a_server_without_users_is_refused(open_server):
 
 
 @pytest.mark.full
-def test_a_refused_manager_works_once_the_server_knows_it(tmp_path):
+def test_a_refused_manager_works_once_its_password_is_valid(tmp_path):
     """The manager connects again at its next call."""
     security = ServerSecurity(sasl_users={"etl": WRONG_PASSWORD}, schemes=("sasl",))
     with EmbeddedZooKeeper(security=security, data_dir=tmp_path) as ensemble, manager_of(ensemble, USER) as manager:

@@ -111,7 +111,7 @@ def test_views_show_the_pinned_rows(lake: Lake) -> None:
     lake.spark.sql("drop database january cascade")
 
 
-def test_a_moment_after_the_watermark_is_refused(lake: Lake) -> None:
+def test_a_moment_at_the_watermark_is_refused(lake: Lake) -> None:
     table = lake.apply_stream("departures", 0, 10)
     job = lake.snapshot(
         *("--table", table, "--event-time", "at", "--at", "1970-01-01T09:00:00Z", "--pin", "x", "--expires", "1 day")

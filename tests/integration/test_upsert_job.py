@@ -147,7 +147,7 @@ def test_wrong_types_and_missing_files_write_nothing(
 
 
 @pytest.mark.full
-def test_schema_evolution_adds_columns_and_widens_types(
+def test_schema_evolution_adds_a_column_of_some_rows(
     upsert: Callable[..., Any], table: Path, rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     def write_json_file(name: str, *rows: dict[str, Any]) -> Path:
