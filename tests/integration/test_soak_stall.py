@@ -7,9 +7,9 @@ import uuid
 import pytest
 from kazoo.client import KazooClient
 
-from lock_manager import HeldLock, TableResource, ZookeeperLockManager
-from lock_manager.zookeeper.znodes import table_node
+from lock_manager import HeldLock, ZookeeperLockManager
 from soak.stalls import take_stalled_listing_step
+from tests.support.lock_znodes import LockZnodes
 
 pytestmark = pytest.mark.usefixtures("guard_declared")
 
@@ -27,13 +27,10 @@ def test_a_lost_hold_is_reported_without_its_intent(
     manager: ZookeeperLockManager, ensemble_client: KazooClient
 ) -> None:
     table = f"s3://lake/{uuid.uuid4().hex}"
-    node = table_node("/locks/delta_tables", TableResource.of(table))
 
     def clear_and_break(hold: HeldLock) -> None:
         hold.intents.clear()
-        for name in ensemble_client.get_children(node):
-            if "lock__" in name:
-                ensemble_client.delete(f"{node}/{name}")
+        LockZnodes(ensemble_client, table).delete_contenders()
 
     result = take_stalled_listing_step(manager, table, clear_and_break)
     assert result == {"met": True, "stays": None, "error": "LockLostError", "lost": True}
