@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
@@ -182,9 +182,9 @@ def test_counters_of_overlapping_runs_add_up_and_never_fall(tmp_path: Path) -> N
     with MetricsExporter(str(file)) as exporter:
         Counter("done", "Tasks.", registry=exporter.registry).inc(1000)
     totals: list[float] = []
-    exporters = [MetricsExporter(str(file)) for _ in range(2)]
-    counters = [Counter("done", "Tasks.", registry=exporter.registry) for exporter in exporters]
-    writers = [_ContinuedFile(file, exporter.registry) for exporter in exporters]
+    registries = [CollectorRegistry() for _ in range(2)]
+    counters = [Counter("done", "Tasks.", registry=registry) for registry in registries]
+    writers = [_ContinuedFile(file, registry) for registry in registries]
     for _ in range(3):
         for counter, writer in zip(counters, writers, strict=True):
             counter.inc(2)
