@@ -451,7 +451,8 @@ class PollingMachine(LockMachine):
 
 
 @pytest.fixture
-def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[LockMachine]]:
+def clients(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Connect the clients of LockMachine and of its subclasses."""
     guard_registry.declare_guard_installed(lambda _: SCHEMA)
     managers = [ZookeeperLockManager(zookeeper.hosts, 60, session_timeout_seconds=20) for _ in range(CLIENTS)]
     second_manager = ZookeeperLockManager(zookeeper.hosts, 60)
@@ -469,7 +470,7 @@ def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lo
         }
         for name, value in state.items():
             monkeypatch.setattr(LockMachine, name, value, raising=False)
-        yield LockMachine
+        yield
         guard_registry.declare_guard_installed(None)
         LockMachine.closing_pool.shutdown()
         for manager in (*managers, second_manager):
@@ -489,7 +490,7 @@ def run(machine: type[LockMachine], examples: int, **options: Any) -> None:
     )
 
 
-@pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("clients")
 def test_conflicting_holds_never_overlap_and_no_request_is_stuck() -> None:
     run(LockMachine, EXAMPLES)
     counts = LockMachine.counts
@@ -498,7 +499,7 @@ def test_conflicting_holds_never_overlap_and_no_request_is_stuck() -> None:
     assert EXAMPLES < ENOUGH_EXAMPLES or min(counts[event] for event in EVENTS) > 0, counts
 
 
-@pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("clients")
 def test_negative_control_without_an_order_requests_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise an acquire against the order of tables raises LockOrderError instead of waiting in a deadlock.
     monkeypatch.setattr(ZookeeperLockManager, "_enter_hold_again", lambda *_: None)
@@ -508,7 +509,7 @@ def test_negative_control_without_an_order_requests_deadlock(monkeypatch: pytest
     assert UnorderedMachine.counts[STUCK] > 0
 
 
-@pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("clients")
 @pytest.mark.parametrize(("machine_class", "overtakes"), [(LockMachine, False), (PollingMachine, True)])
 def test_negative_control_without_a_queue_requests_are_overtaken(
     machine_class: type[LockMachine], *, overtakes: bool

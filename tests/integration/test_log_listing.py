@@ -39,7 +39,7 @@ STARTS = {
 
 
 class CountingGateway(Gateway):
-    """Records list requests."""
+    """Records the requests of the newer list API, which have the parameter ``list-type``."""
 
     list_requests: ClassVar[list[str]] = []
 

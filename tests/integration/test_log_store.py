@@ -250,6 +250,7 @@ def test_after_an_ambiguous_error_the_outcome_is_unknown(folder: Path, error: st
     """The error leaves open whether the link was created."""
     result = write_with_link_error(folder, error)
     assert (result["kind"], result["reason"], result["outcomes"]) == ("unknown", "CommitUnknownException", ["unknown"])
+    # The log store repeats a put with an unknown outcome: MAX_PUTS in GuardedLogStore.java.
     assert result["links"] == 4
     assert list((folder / "_delta_log").iterdir()) == []
 

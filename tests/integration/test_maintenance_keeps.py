@@ -323,7 +323,7 @@ def test_change_data_and_forgotten_files_are_no_orphans(table: MaintainedTable) 
     age_all_files(table.path)
     folder = table.measure().health.folder
     assert (folder.uncommitted.files, folder.orphans.files, folder.expired.files) == (0, 1, 2)
-    # The log begins later than that orphan: an earlier version may have contained it.
+    # The orphan is now older than version 0. No earlier version can have contained it, so it remains an orphan.
     table.version_file(0).touch()
     folder = table.measure().health.folder
     assert (folder.orphans.files, folder.expired.files) == (1, 2)

@@ -201,11 +201,11 @@ def test_names_with_special_characters_need_column_mapping(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    keys = ("--keys", "Flight No.", "--sequence-by", "n")
+    upsert_options = ("--keys", "Flight No.", "--sequence-by", "n")
     spark.conf.set(COLUMN_MAPPING, "none")
     request.addfinalizer(lambda: spark.conf.unset(COLUMN_MAPPING))
     source = csv_file("s.csv", 'Flight No.,n,"a,b"', [("LH 1", 1, "x")])
-    for job in (("append",), ("overwrite",), ("upsert", *keys)):
+    for job in (("append",), ("overwrite",), ("upsert", *upsert_options)):
         table = tmp_path / job[0]
         outcome = run_job(job[0], "--table", table, *job[1:], "--source", source)
         assert (outcome.code, "--column-mapping" in error_line(outcome)) == (5, True), outcome.error
@@ -216,7 +216,7 @@ def test_names_with_special_characters_need_column_mapping(
         assert spark.conf.get(COLUMN_MAPPING) == "none"
     table = tmp_path / "upsert"
     changes = csv_file("n.csv", 'Flight No.,n,"a,b","(c)"', [("LH 1", 2, "y", 3), ("LH 2", 1, "z", 4)])
-    outcome = run_job("upsert", "--table", table, *keys, "--source", changes, "--schema-evolution")
+    outcome = run_job("upsert", "--table", table, *upsert_options, "--source", changes, "--schema-evolution")
     assert outcome.code == 0, outcome.error
     rows = spark.read.format("delta").load(str(table)).orderBy("`Flight No.`").collect()
     assert [tuple(row) for row in rows] == [("LH 1", 2, "y", 3), ("LH 2", 1, "z", 4)]

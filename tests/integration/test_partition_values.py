@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def timestamp_rows(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
 def seconds_and_ids(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
     """Return the seconds since ``FIRST_TIME`` and the id of each row."""
     rows = spark.read.format("delta").load(str(table)).selectExpr("unix_seconds(at) at", "id").orderBy("id").collect()
-    return [(row.at - 1792888200, row.id) for row in rows]
+    first_seconds = int(datetime.fromisoformat(FIRST_TIME).timestamp())
+    return [(row.at - first_seconds, row.id) for row in rows]
 
 
 @pytest.mark.full

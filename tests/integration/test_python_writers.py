@@ -1,4 +1,4 @@
-"""The Python of docs/python-writers.md runs unchanged, and its statements about late writers are true."""
+"""The Python of docs/python-writers.md runs with replaced addresses. Its statements about late writers are true."""
 
 from __future__ import annotations
 

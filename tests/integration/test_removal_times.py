@@ -57,6 +57,7 @@ def aged_table(request: pytest.FixtureRequest) -> AgedTable:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("recorded_in", "statement_days", "retain_days"),
+    # A checkpoint contains the removals of the last seven days, Delta's default retention.
     [("version file", 8, 7), ("checkpoint", 6, 5), ("nothing", 8, 7)],
 )
 def test_removed_files_stay_for_the_retention_after_their_commit(

@@ -42,7 +42,7 @@ def gate(
 
 
 def frame(spark: SparkSession, *rows: tuple[int, int, str]) -> DataFrame:
-    """Return rows of a key, a version and a value. The event time is as many days after the begin as the key."""
+    """Return rows of a key, a version and a value. The event time is ``key`` days after 2013-01-01."""
     begin = datetime(2013, 1, 1, tzinfo=UTC)
     timestamped_rows = [(key, begin + timedelta(days=key), version, value) for key, version, value in rows]
     return spark.createDataFrame(timestamped_rows, COLUMNS)
@@ -135,14 +135,14 @@ def test_a_column_added_after_the_analysis_repeats_the_merge(
     error_is_known: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
-    delta_table, columns = merge_module.delta_table, ["gate STRING"]
+    delta_table, columns_to_add = merge_module.delta_table, ["gate STRING"]
 
     def delta_table_before_a_change(session: SparkSession, location: str) -> Any:
         analyzed_table = delta_table(session, location)
         # The gate refuses the first ALTER, which runs in the thread of the merge. The merge under the lock repeats it.
-        if columns:
-            unguarded_sql(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({columns[0]})")
-            columns.clear()
+        if columns_to_add:
+            unguarded_sql(f"ALTER TABLE delta.`{gate.path}` ADD COLUMNS ({columns_to_add[0]})")
+            columns_to_add.clear()
         return analyzed_table
 
     monkeypatch.setattr(merge_module, "delta_table", delta_table_before_a_change)

@@ -99,7 +99,7 @@ PLATFORMS = Path(__file__).parents[2] / "docs" / "platforms.md"
 
 
 def with_own_delta(folder: Path, jars: list[Path]) -> list[str]:
-    """Prepare the files of the section on a cluster with Delta of docs/platforms.md; return its arguments.
+    """Prepare the files of the section "A cluster with Delta" in docs/platforms.md; return its arguments.
 
     The class path of the cluster is in the file ``conf/spark-defaults.conf``.
     """

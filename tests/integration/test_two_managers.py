@@ -262,7 +262,7 @@ def test_each_manager_can_release_the_hold(
     for releasing_manager in (manager, second_manager):
         with pytest.raises(LockNotHeldError):
             releasing_manager.release(table)
-    # Another thread releases it through its manager, or through the hold.
+    # Another thread can release the hold: through the manager that acquired it, or through the hold itself.
     for through_manager in (True, False):
         hold = manager.acquire(table)
         in_new_thread((lambda: manager.release(table)) if through_manager else hold.release).result()

@@ -173,7 +173,7 @@ def test_a_batch_killed_before_its_offset_gets_both_file_lists(stream: UpsertStr
     assert outcome.code == 0, outcome.error
     assert [line["changes"] for line in outcome.commits] == [2, *[0] * 9, 1]
     assert stream.rows("id") == [(1,), (12,), (2,)]
-    # If the second of two lists contains those files, Spark may have removed the first list.
+    # Spark may have removed the first of two lists if the second one contains its files.
     offsets = stream.checkpoint / "offsets" / "7"
     offsets.write_text(offsets.read_text().replace('{"logOffset":8}', '{"logOffset":9}'))
     offsets.with_name(".7.crc").unlink()
