@@ -1,9 +1,10 @@
 """Compute the state of a stream at one moment from a pin and later changes, compared with a filter over all data.
 
 The flights of 2013, several times, arrive as a stream in the order of their departures; one in a hundred is late. 95 %
-of the rows are before the moment. A pin is taken when the watermark has passed the moment. The other rows arrive after
-the pin. The state at that moment equals the pinned rows plus the rows added since minus the rows removed since. The two
-methods, the changes since the pin and a filter over the whole table, take turns. Both must return the same rows.
+of the rows are before the moment. A pin is taken when the watermark has passed the moment. The rest of the stream
+arrives after the pin. The state at that moment equals the pinned rows plus the rows added since minus the rows removed
+since. Two reads are measured in turns: the changes since the pin, and a filter over the whole table. The output states
+whether the filter returns the same rows as the state.
 
     python benchmarks/snapshots.py [--copies 3] [--batches 40] [--rounds 3]
 """

@@ -49,7 +49,7 @@ class Cancellation:
         self._callback()
 
     def on_request(self, callback: Callable[[], None]) -> None:
-        """Let each later :meth:`request` call ``callback`` instead of an earlier one."""
+        """Let each later :meth:`request` call ``callback`` instead of the previous callback."""
         self._callback = callback
 
 

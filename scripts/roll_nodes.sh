@@ -7,7 +7,7 @@
 # Run it in the project's folder with the stack selected, on a machine in the writers' security group, from which
 # `sluice ensemble ready` reaches the members. The environment needs sluice.env of `sluice config from-stack --role
 # operator`, which names the members in the stack's order. Without NODE it rolls all members, the leader last, so that
-# there is one election instead of three. It stops at the first failure and leaves the other members untouched.
+# there is one election instead of several. It stops at the first failure and leaves the other members untouched.
 set -euo pipefail
 
 usage() {

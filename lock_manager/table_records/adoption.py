@@ -62,7 +62,7 @@ class Adoption:
             EnsembleMismatchError: The lock is of another ensemble.
 
         """
-        # The name is checked first: one move gives a copied table both its own name and its ensemble.
+        # The name is checked first: one `sluice adopt --move` changes both the name and the ensemble of a copied table.
         if self.table is not None and self.table != table:
             raise TableNameMismatchError(resource=table, adopted_name=self.table)
         if self.ensemble != ensemble:

@@ -28,7 +28,7 @@ class Server:
 
     Attributes:
         address: ``host:port``.
-        problem: Why it does not serve, as the predicate of a sentence about the server; None if it answers.
+        problem: Why it does not serve, as the predicate of a sentence about the server; None if no reason is known.
         version: Version of ZooKeeper. None if the server does not report it. The same holds for all fields below.
         mode: ``standalone``, ``leader``, ``follower`` or ``observer``.
         zxid: Id of the last transaction that it applied.

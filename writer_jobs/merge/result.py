@@ -28,7 +28,8 @@ class ChangesResult:
         version: Version of the table's commit; None if there was nothing to commit, or the table had ``txn`` before.
         already_applied: Whether the table had this transaction before.
         changes: Number of changes.
-        folded: Number of changes after folding: the newest of each key; with history, one of each key and sequence.
+        folded: Number of changes after folding: the newest of each key; with history, one of each key and sequence;
+            for HBase, one of each cell.
         keys: Number of keys.
         inserted: Number of new rows.
         updated: Number of rows that were replaced by newer ones.
@@ -36,7 +37,7 @@ class ChangesResult:
         unchanged: Number of keys whose newest change was a repetition, was older than the table's row, or deleted no
             row. With history: number of changes, without deletes, that the table had before.
         newest_sequence: Largest sequence; None for an empty batch.
-        commit: Commit of the table; None if there was nothing to commit.
+        commit: Result of the write; None if there was no write.
         dead_letters: Number of messages that could not be decoded.
         dead_reason: The most frequent reason of dead letters; None if there are none.
         skipped: Number of messages that are about no row.
@@ -69,7 +70,7 @@ class ChangesResult:
     def of_batch(
         cls, table: str, model: RowModel, batch: ChangeBatch, commit: CommitResult | None, *, already_applied: bool
     ) -> ChangesResult:
-        """Return the result of a batch; ``commit`` is None if there was nothing to commit."""
+        """Return the result of a batch; ``commit`` is None if there was no write."""
         metrics = commit.metrics if commit is not None else {}
         inserted, updated, deleted = (int(metrics.get(f"numTargetRows{action}", 0)) for action in _ACTIONS)
         keys = batch.count_keys()
