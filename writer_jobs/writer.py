@@ -58,7 +58,7 @@ class LockedDeltaWriter:
 
     A write that returns is in the table: the commit guard allowed its commit while the lock stood. By default, appends
     and rewrites hold the lock for their commit alone (docs/gate.md), other operations over the whole write. If a writer
-    without the lock is faster, the write is repeated, with at most three attempts.
+    without the lock is faster, the write is repeated, with at most three attempts under the lock.
 
     :class:`~writer_jobs.WriteOptions` documents the keyword arguments that all operations share, and :meth:`append` the
     errors. With ``lock="partitions"`` an operation reads its rows once more to find the partitions that it touches.

@@ -188,7 +188,5 @@ def clock_finding(leader_time: float, sent_at: float, answered_at: float) -> Fin
             f"at least {skew:.2f} s from the leader's: run NTP. The lock does not depend on clocks, but the times of "
             "`sluice status` and `sluice log` do",
         )
-    return ok(
-        "clock",
-        f"less than {_SKEW_SECONDS:g} s from the leader's" if skew else "equal to the leader's, within one request",
-    )
+    difference = f"at most {_SKEW_SECONDS:g} s from" if skew else "equal to"
+    return ok("clock", f"{difference} the leader's, within one request")

@@ -73,7 +73,7 @@ def wait_until_ready(
 
 
 def check_readiness(settings: LockSettings, expected: int | None) -> Readiness:
-    """Check once: query all servers, write through those that serve, and query the transaction ids after the write."""
+    """Check once: query all servers, write a node through one, read it through each, and query the transaction ids."""
     servers = ask_servers(settings)
     number = len(servers) if expected is None else expected
     problems = [*server_faults(servers, number, allow_standalone=expected == 1), *_session_faults(settings, servers)]
@@ -133,7 +133,7 @@ def _leader_faults(servers: Sequence[Server], expected: int) -> list[str]:
 
 
 def epoch_faults(servers: Sequence[Server]) -> list[str]:
-    """Return the servers that are not at the leader's epoch. A follower may be some transactions behind."""
+    """Return a fault for each server that is not at the leader's epoch. A follower may be some transactions behind."""
     leader = next((server for server in servers if server.mode == "leader"), None)
     if leader is None:
         return []

@@ -21,7 +21,7 @@ from tests.support.lake import chosen_s3, lake, require_embedded_s3
 class FirstChoice(random.Random):
     """A source of choices that always takes the first choice.
 
-    So faults end when the next holder has read, and PUTs with errors are stored.
+    So faults end when the next holder has read, and ``s3-500`` and ``s3-503`` store the PUT.
     """
 
     def choice(self, seq: Sequence[Any]) -> Any:

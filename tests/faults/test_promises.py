@@ -22,7 +22,7 @@ from tests.support.lake import require_embedded_s3
 pytestmark = pytest.mark.s3
 
 WRITER = "writer-1"
-#: They put versions by Hadoop's conditional create, and with S3A's client of the AWS SDK.
+#: The first puts versions by Hadoop's conditional create, the second with S3A's client of the AWS SDK.
 BOTH_WAYS = pytest.mark.parametrize("writer", [WRITER, "writer-2"], ids=["createFile", "S3A's client"])
 END_EVENTS = ("acknowledged", "refused", "unknown", "gave-up")
 """Events that end a transaction."""
@@ -129,7 +129,7 @@ def test_a_writer_cut_off_from_zookeeper_is_refused(soak: Soak) -> None:
 @pytest.mark.parametrize(
     "point", ["data", *(pytest.param(name, marks=pytest.mark.soak) for name in ("read", "checked"))]
 )
-def test_a_writer_cut_off_from_s3_reports_only_known_outcomes(soak: Soak, point: str) -> None:
+def test_a_writer_cut_off_from_s3_gives_up_only_before_its_put(soak: Soak, point: str) -> None:
     history = strike(soak, "cut-s3", point)
     end = outcome(history)
     attempted = any(event["event"] == "attempting" and event["token"] == end.get("token") for event in history)
@@ -187,7 +187,7 @@ def test_a_commit_survives_an_error_of_s3(soak: Soak, name: str, writer: str) ->
 
 @pytest.mark.full
 @BOTH_WAYS
-def test_a_put_that_outlasts_the_session_timeout_is_repeated(soak: Soak, writer: str) -> None:
+def test_a_put_that_outlasts_the_session_timeout_is_acknowledged(soak: Soak, writer: str) -> None:
     history = strike(soak, "s3-delay", "data", writer)
     end = outcome(history, writer)
     (fault,) = [event for event in history if event["event"] == "fault"]

@@ -35,7 +35,7 @@ def read(table: str) -> dict[str, Any]:
     reader = _reader()
     assert reader.stdin is not None
     assert reader.stdout is not None
-    # Each test file has an S3 of its own, so each request names the current one.
+    # Test files may have different S3s, so each request names the current one.
     options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     watchdog = threading.Timer(WAIT, reader.kill)
     watchdog.start()
