@@ -9,7 +9,7 @@ each commit they do no work, wait 2 s (a slow source), or compute sums over the 
     stock         no lock, and Delta's log store for S3, which loses commits
     limit         one driver that repeats commits of a ready-made action
 
-Drivers start once and warm up on a separate table; modes take turns. Everything runs on this machine.
+Drivers start once and warm up on separate tables; modes take turns. Everything runs on this machine.
 
     python benchmarks/contention.py [--quick] [--writers 1 2 4 8] [--work 0 2 cpu]
 """
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--work", nargs="+", default=["0", "2", "cpu"], choices=["0", "2", "cpu"])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, metavar="MODE", help=", ".join(MODES))
-    parser.add_argument("--seconds", type=float, default=20, help="duration of each cell (20)")
+    parser.add_argument("--seconds", type=float, default=20, help="minimum duration of each cell (20)")
     parser.add_argument("--flights", type=int, help="read only this many flights (all)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/contention.json"))
     options = parser.parse_args()

@@ -4,10 +4,10 @@
 #   scripts/roll_nodes.sh replace [NODE …]    new machines with the current image, instance type and bootstrap (pulumi up for each)
 #   scripts/roll_nodes.sh restart [NODE …]    the same machines with the zoo.cfg and certificates of the last `pulumi up`
 #
-# Run it in the project's folder with the stack selected, on a machine in the writers' security group, from which
-# `sluice ensemble ready` reaches the members. The environment needs sluice.env of `sluice config from-stack --role
-# operator`, which names the members in the stack's order. Without NODE it rolls all members, the leader last, so that
-# there is one election instead of several. It stops at the first failure and leaves the other members untouched.
+# Run it in the project's folder with the stack selected, on a machine from which `sluice ensemble ready` reaches the
+# members. The environment needs sluice.env of `sluice config from-stack --role operator`, which names the members in the
+# stack's order. Without NODE it rolls all members, the leader last, so that there is one election instead of several. It
+# stops at the first failure and leaves the other members untouched.
 set -euo pipefail
 
 usage() {

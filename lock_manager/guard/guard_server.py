@@ -23,8 +23,8 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
-_KEY_SECONDS = 10
-"""Seconds that a client may take to send its key."""
+_READ_SECONDS = 10
+"""Seconds to wait for the next bytes of a client."""
 
 
 class CommitDecider(Protocol):
@@ -103,7 +103,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 class _QuestionHandler(socketserver.StreamRequestHandler):
     server: _Server
-    timeout = _KEY_SECONDS
+    timeout = _READ_SECONDS
 
     def handle(self) -> None:
         with suppress(OSError):

@@ -180,8 +180,8 @@ def pins(
     [bold]sluice pins s3a://lake/flights --add audit --expires "90 days"[/]
     [bold]sluice pins s3a://lake/flights --remove audit[/]
 
-    Exit codes: 0 done, and all pins can be read; 1 a pin cannot be read;
-    2 bad arguments, or there is no such table or pin.
+    Exit codes: 0 done, and all pins can be read; 1 a pin cannot be read, or the
+    change failed; 2 bad arguments, or there is no such table or pin.
     """
     from sluice.audit.log_folder import open_log  # noqa: PLC0415
     from sluice.pins import change_pins, print_pins  # noqa: PLC0415

@@ -115,7 +115,7 @@ def _check_concurrently(location: str, next_object: Callable[[], ScratchObject])
     return ok(
         _CHECK,
         f"the store refuses to overwrite (checked at {location}: twice in sequence, and by {_RIVALS} concurrent "
-        f"rivals, with one winner each time, in {won_rounds} of {complete_rounds} rounds)",
+        f"rivals, with one winner in {won_rounds} of {complete_rounds} rounds)",
     )
 
 

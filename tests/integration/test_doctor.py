@@ -334,8 +334,8 @@ def test_a_store_that_overwrites_is_a_fault(
     [
         (NotAtomic, "failed", "rivals created s3://"),
         (RefusesAndOverwrites, "failed", "does not have the content of the rival"),
-        (Atomic, "ok", "one winner each time"),
-        (Conflicts, "ok", "one winner each time"),
+        (Atomic, "ok", "rivals, with one winner in"),
+        (Conflicts, "ok", "rivals, with one winner in"),
         (ConflictsAlways, "note", "it refused all of 8 concurrent ones"),
     ],
 )

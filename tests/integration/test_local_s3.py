@@ -75,8 +75,8 @@ def test_a_conditional_put_has_one_winner_whose_content_stays(s3: LocalS3) -> No
 
 
 @contextmanager
-def moto_in_this_process(gate: Callable[[WsgiApplication], WsgiApplication]) -> Iterator[str]:
-    server = make_s3_server(gate(moto_application()))
+def moto_in_this_process(middleware: Callable[[WsgiApplication], WsgiApplication]) -> Iterator[str]:
+    server = make_s3_server(middleware(moto_application()))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -103,21 +103,21 @@ def widen_window(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(S3Backend, "put_object", put_object)
 
 
-def test_negative_control_without_the_gate_several_puts_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negative_control_without_middleware_several_puts_win(monkeypatch: pytest.MonkeyPatch) -> None:
     widen_window(monkeypatch, seconds=60)
     with moto_in_this_process(lambda application: application) as endpoint:
-        request(endpoint, "PUT", "/ungated")
-        # Without the gate a request may also fail while moto changes its own records.
-        ((winners, _),) = race(endpoint, bucket="ungated", statuses=frozenset({200, 412, 500}))
+        request(endpoint, "PUT", "/direct")
+        # Without the middleware a request may also fail while moto changes its own records.
+        ((winners, _),) = race(endpoint, bucket="direct", statuses=frozenset({200, 412, 500}))
     assert len(winners) > 1
 
 
-def test_with_the_gate_a_wider_window_has_one_winner(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The gate delays rivals, so none arrives.
+def test_with_middleware_a_wider_window_has_one_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The middleware delays rivals, so none arrives.
     widen_window(monkeypatch, seconds=1)
     with moto_in_this_process(OneAtATimePerKey) as endpoint:
-        request(endpoint, "PUT", "/gated")
-        ((winners, stored_content),) = race(endpoint, bucket="gated")
+        request(endpoint, "PUT", "/serial")
+        ((winners, stored_content),) = race(endpoint, bucket="serial")
     assert winners == [stored_content]
 
 

@@ -1,4 +1,4 @@
-"""The Python code and the shell commands of the README run; only addresses and a port are replaced."""
+"""The README's Python code and its spark-submit commands run; only addresses and a port are replaced."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_readme_s_python_runs(spark, zookeeper, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_the_readme_s_shell_commands_run(jars, tmp_path, rows_of):
+def test_the_readme_s_spark_submit_commands_run(jars, tmp_path, rows_of):
     _, block = blocks("sh")
     (port,) = free_ports(1)
     (tmp_path / "writer_jobs").symlink_to(ROOT / "writer_jobs")

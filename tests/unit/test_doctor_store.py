@@ -51,7 +51,7 @@ class MemoryObject:
 def test_a_round_of_concurrent_rivals_counts() -> None:
     (finding,) = store_findings(lambda: MemoryObject(lambda _: True))
     assert finding.verdict is Verdict.OK
-    assert f"by {RIVALS} concurrent rivals, with one winner each time, in 8 of 8 rounds" in finding.message
+    assert f"by {RIVALS} concurrent rivals, with one winner in 8 of 8 rounds" in finding.message
 
 
 @pytest.mark.parametrize("is_ready", [lambda _: False, lambda rival: rival != 0], ids=["no rival", "all but one"])

@@ -36,26 +36,26 @@ class Backend:
         return [environ["PATH_INFO"].encode()]
 
 
-def call(gate: OneAtATimePerKey, path: str) -> bytes:
-    return b"".join(gate({"PATH_INFO": path, "REQUEST_METHOD": "PUT"}, lambda *_: None))
+def call(middleware: OneAtATimePerKey, path: str) -> bytes:
+    return b"".join(middleware({"PATH_INFO": path, "REQUEST_METHOD": "PUT"}, lambda *_: None))
 
 
 def test_requests_for_one_key_run_one_after_the_other() -> None:
     backend = Backend()
-    gate = OneAtATimePerKey(backend)
+    middleware = OneAtATimePerKey(backend)
     with ThreadPoolExecutor(3) as pool:
-        slow_requests: list[Future[bytes]] = [pool.submit(call, gate, "/lake/slow") for _ in range(3)]
+        slow_requests: list[Future[bytes]] = [pool.submit(call, middleware, "/lake/slow") for _ in range(3)]
         assert backend.entered.acquire(timeout=WAIT_SECONDS)
         # One request runs and two wait for it. Meanwhile requests for another key, the bucket and the service succeed.
         for path in ("/lake/other", "/lake", "/lake/", "/"):
-            assert call(gate, path) == path.encode()
+            assert call(middleware, path) == path.encode()
         for _ in slow_requests:
             backend.proceed.release()
         assert [request.result(WAIT_SECONDS) for request in slow_requests] == [b"/lake/slow"] * 3
     assert backend.maximum_running == 1
 
 
-def test_negative_control_without_the_gate_requests_run_concurrently() -> None:
+def test_negative_control_without_middleware_requests_run_concurrently() -> None:
     backend = Backend()
     with ThreadPoolExecutor(3) as pool:
         slow_requests = [
@@ -69,8 +69,8 @@ def test_negative_control_without_the_gate_requests_run_concurrently() -> None:
 
 
 def test_a_failed_request_releases_its_key() -> None:
-    gate = OneAtATimePerKey(Backend())
+    middleware = OneAtATimePerKey(Backend())
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broken"):
-            call(gate, "/lake/broken")
-    assert not gate._locks
+            call(middleware, "/lake/broken")
+    assert not middleware._locks

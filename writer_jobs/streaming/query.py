@@ -1,6 +1,6 @@
 """Structured Streaming queries whose micro-batches are applied to a table under its lock, each exactly once.
 
-Spark's checkpoint records which rows a micro-batch has before the batch is applied, and that it is finished afterwards.
+Before a micro-batch is applied, Spark's checkpoint records which rows it has, and afterwards that it is finished.
 If the process is killed in between, Spark repeats the batch. So the commit of a batch has a transaction: the query's
 id, which is in the checkpoint, and the batch's number. A batch whose transaction is in the table is not applied again.
 """
@@ -159,7 +159,7 @@ class BatchQuery:
                 self._apply_batch(rows, batch)
         except BaseException as error:
             self._failure = error
-            # Other exceptions would end py4j's thread, and Spark would wait for its response forever.
+            # py4j catches only Exception. Others would end its thread, and Spark would wait for its response forever.
             raise RuntimeError(str(error)) from error
 
     def _apply_batch(self, rows: DataFrame, batch: int) -> None:
@@ -167,7 +167,7 @@ class BatchQuery:
             raise LockCancelledError(resource=self._writer.table)
         self._batch_number += 1
         number, self._hold = self._batch_number, None
-        # Job tags belong to a thread. The threads that write the batch inherit this one.
+        # Job tags belong to a thread. The threads that write the batch inherit the tag.
         rows.sparkSession.sparkContext.addJobTag(self._tag)
 
         def before_write(hold: Hold) -> None:
