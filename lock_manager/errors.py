@@ -45,8 +45,8 @@ class SluiceError(Exception):
         return _restore, (type(self), self.args, self.__dict__)
 
 
-def _restore(cls: type[SluiceError], args: tuple[Any, ...], state: dict[str, Any]) -> SluiceError:
-    error = cls.__new__(cls, *args)
+def _restore(cls: type[SluiceError], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+    error = (OSError if issubclass(cls, OSError) else cls).__new__(cls)  # RuntimeError.__new__ creates no OSError
     error.args = args
     error.__dict__.update(state)
     return error

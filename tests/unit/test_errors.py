@@ -1,4 +1,4 @@
-"""The public names of ``lock_manager``; pickled errors of ``lock_manager`` and ``writer_jobs``, and their messages."""
+"""The public names of ``lock_manager``; errors of all packages: pickles, messages and base classes."""
 
 from __future__ import annotations
 
@@ -7,52 +7,67 @@ import pickle
 import pytest
 
 import lock_manager
+import sluice.errors
 from lock_manager import (
+    AdoptionMismatchError,
     EnsembleMismatchError,
+    EnsembleRefusedError,
     EnsembleUnavailableError,
     LockCancelledError,
     LockError,
     LockLostError,
+    LockNotHeldError,
     LockOrderError,
     LockTimeoutError,
-    SettingsError,
     SluiceError,
     TableNameMismatchError,
+    UnguardedError,
 )
+from lock_manager import errors as lock_errors
+from lock_manager.errors import NoChrootError
 from writer_jobs import errors
 
 WRITE_FAILED = errors.WriteFailedError(table="s3://b/t", reason="no")
 COMMIT_UNKNOWN = errors.CommitUnknownError(table="s3://b/t", reason="no", commit_id="c")
 UNPROVEN_COMMIT = errors.UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c")
-EXAMPLES = [
-    SettingsError("bad"),
+#: Errors whose constructors take more than a message.
+ERRORS_WITH_FIELDS = [
     EnsembleUnavailableError("a:1", 3.0),
+    EnsembleRefusedError("a:1", "NoAuthError"),
+    NoChrootError(),
+    LockError("no", resource="s3://l/t"),
     LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=2, holder={"host": "h", "pid": 1, "job": "j"}),
     LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=0, holder=None),
     LockCancelledError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
+    UnguardedError(resource="s3://l/t"),
+    LockNotHeldError("no", resource="s3://l/t"),
+    AdoptionMismatchError("no", resource="s3://l/t"),
     EnsembleMismatchError(resource="s3://l/t", ensemble="b", adopted_by="a"),
     TableNameMismatchError(resource="s3://alias/t", adopted_name="s3://l/t"),
     LockLostError(resource="s3://l/t", hold_id="x", reason="gone", commits={"s3://l/t": (3,)}),
     WRITE_FAILED,
     COMMIT_UNKNOWN,
     UNPROVEN_COMMIT,
-    errors.StorageError("s3a://b: no"),
-    errors.UnsupportedSessionError("no"),
-    errors.TableError("no"),
-    errors.SourceError("no"),
-    errors.RunError("no"),
-    errors.CheckpointError("no"),
-    errors.FeedError("no"),
-    errors.MappingError("no"),
     errors.SchemaMismatchError(table="s3://b/t", reason="no"),
     errors.ChangesError(table="s3://b/t", reason="no"),
+    errors.NothingAppliedError(table="s3://b/t", reason="no"),
     errors.StreamError(table="s3://b/t", reason="no"),
+    errors.MaintenanceError(table="s3://b/t", reason="no"),
+    errors.WriteConflictError(table="s3://b/t", reason="no", waited_seconds=1.5),
+    errors.HeldTooLongError(table="s3://b/t", reason="no", waited_seconds=1.5, held_seconds=60.0),
+]
+OTHER_ERRORS = [
+    error_class("no")
+    for module in (lock_errors, errors, sluice.errors)
+    for error_class in vars(module).values()
+    if isinstance(error_class, type) and issubclass(error_class, SluiceError)
+    if error_class.__module__ == module.__name__ and error_class not in map(type, ERRORS_WITH_FIELDS)
 ]
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_errors_can_be_pickled(error):
+@pytest.mark.parametrize("error", [*ERRORS_WITH_FIELDS, *OTHER_ERRORS], ids=lambda error: type(error).__name__)
+def test_every_error_can_be_pickled(error):
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (the test's own pickle)
     assert type(copy) is type(error)
     assert str(copy) == str(error) != ""
@@ -70,11 +85,11 @@ def test_error_messages_state_the_outcome_for_the_table():
 
 
 def test_public_errors_are_sluice_errors_and_builtin_errors():
-    public = [getattr(lock_manager, name) for name in lock_manager.__all__ if name.endswith("Error")]
-    assert all(issubclass(error, SluiceError) for error in public)
+    public_errors = [getattr(lock_manager, name) for name in lock_manager.__all__ if name.endswith("Error")]
+    assert all(issubclass(error, SluiceError) for error in public_errors)
     assert all(
         issubclass(error, ValueError | RuntimeError | OSError)
-        for error in public
+        for error in public_errors
         if error not in (SluiceError, LockError)
     )
 
