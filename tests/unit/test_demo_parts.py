@@ -200,8 +200,8 @@ def test_the_picture_shows_every_hold(tmp_path: Path) -> None:
     writers[1].end(0, 2000.0)
     draw_timeline(tmp_path / "holds.png", [Lanes("holds", writers, locked=True)])
     pixels = imread(tmp_path / "holds.png")[..., :3]
-    channels = [channel / 255 for channel in bytes.fromhex("E69F00")]
-    columns = (abs(pixels - channels) < 0.06).all(axis=2).any(axis=0).sum()
+    writer_2_colour = [channel / 255 for channel in bytes.fromhex("E69F00")]
+    columns = (abs(pixels - writer_2_colour) < 0.06).all(axis=2).any(axis=0).sum()
     assert columns >= 6, "a hold of 10 ms in 1000 s has no column of pixels"
 
 

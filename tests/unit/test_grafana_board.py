@@ -28,7 +28,8 @@ from writer_jobs.maintenance.gauges import HealthGauges
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "grafana" / "sluice.json").read_text(encoding="utf-8"))
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-WIDTH = 24
+#: Columns of Grafana's grid.
+GRID_COLUMNS = 24
 METRIC = re.compile(r"sluice_\w+")
 SELECTOR = re.compile(r"(sluice_\w+)(?:\{([^}]*)\})?")
 PROMTOOL = shutil.which("promtool")
@@ -204,7 +205,7 @@ def test_old_codes_of_findings_are_shown_as_the_new_ones() -> None:
 
 def test_no_panel_covers_another() -> None:
     boxes = [panel["gridPos"] for panel in BOARD["panels"]]
-    assert all(box["x"] >= 0 and box["x"] + box["w"] <= WIDTH for box in boxes)
+    assert all(box["x"] >= 0 and box["x"] + box["w"] <= GRID_COLUMNS for box in boxes)
     cells = Counter(
         cell
         for box in boxes

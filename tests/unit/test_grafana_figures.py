@@ -238,7 +238,7 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         "Failed requests A": NO_SERIES,
         "Lost holds A": NO_SERIES,
         "Refused commits A": NO_SERIES,
-        # Measured in the 61st minute, evaluated in the 90th.
+        # Measured at minute 61, evaluated at minute 90.
         "Time since the last measurement A": table_value(29 * 60),
     }  # fmt: skip
     second_night = first_night | {

@@ -92,7 +92,8 @@ def test_an_old_code_is_documented_with_its_new_name(old: str, new: str) -> None
     assert f"`{old}` for `{new}`" in re.sub(r"\s+", " ", PAGE.read_text(encoding="utf-8"))
 
 
-def test_files_without_statistics_have_no_deleted_share() -> None:
+def test_the_deleted_share_is_of_rows_in_files_with_statistics() -> None:
+    # Some file has no statistics, so the number of rows is unknown.
     part = PartitionHealth(values={}, total=FileTotals(9, MIB), rows=None, stored_rows=1000, deleted_rows=1)
     assert part.deleted_share == 0.001
     assert replace(part, stored_rows=0, deleted_rows=0).deleted_share == 0.0

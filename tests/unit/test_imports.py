@@ -64,7 +64,7 @@ def relative_imports(imports: Imports) -> list[tuple[str, str]]:
     return [edge for edge in edges(imports) if edge[1].startswith(".")]
 
 
-def imports_of_kazoo_packages(imports: Imports) -> set[str]:
+def kazoo_package_importers(imports: Imports) -> set[str]:
     """Return the modules of ``lock_manager`` outside the kazoo packages that import one of these packages."""
     return {
         module
@@ -156,7 +156,7 @@ def test_only_entry_points_import_entry_packages(imports: Imports) -> None:
 
 def test_the_lock_manager_does_not_import_its_kazoo_packages(imports: Imports) -> None:
     """Only ``lock_manager/__init__.py`` imports them, because it exports the public names."""
-    assert imports_of_kazoo_packages(imports) == {"lock_manager"}
+    assert kazoo_package_importers(imports) == {"lock_manager"}
 
 
 def test_only_listed_modules_import_the_zookeeper_package(imports: Imports) -> None:
@@ -196,7 +196,7 @@ def test_negative_control_each_rule_finds_a_violation() -> None:
             "sluice.commands.g": "",
         }
     )
-    assert imports_of_kazoo_packages(broken) == {"lock_manager.f", "lock_manager.h"}
+    assert kazoo_package_importers(broken) == {"lock_manager.f", "lock_manager.h"}
     assert entry_package_imports(broken) == [("sluice.f", "sluice.commands.g")]
     assert relative_imports(broken) == [("lock_manager.i", name) for name in (".", "..", ".zookeeper.c")]
     assert kazoo_importers(broken) == {"lock_manager.a"}

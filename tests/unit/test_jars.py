@@ -175,37 +175,37 @@ def test_tested_releases_are_their_own_nearest(spark: str, delta: str) -> None:
         assert nearest_tested(patch, delta) == (spark, delta)
 
 
-class Connection:
-    """A DeltaLog whose newer methods fail with an error."""
+class OldDeltaLog:
+    """A DeltaLog whose newer methods fail with an error, and whose older methods count their calls."""
 
     def __init__(self, error: Py4JError) -> None:
-        self.error, self.repetitions = error, 0
+        self.error, self.old_calls = error, 0
 
     def getSnapshotAt(self, _version: int, _start: Any, _end: Any, *enforced: bool) -> str:
         if enforced:
             raise self.error
-        self.repetitions += 1
+        self.old_calls += 1
         return "snapshot"
 
     def checkpointExistsAtVersion(self, _version: int) -> bool:
         raise self.error
 
     def findLastCompleteCheckpointBefore(self, _version: int) -> Mock:
-        self.repetitions += 1
+        self.old_calls += 1
         return Mock(isDefined=lambda: False)
 
 
 def test_a_call_is_repeated_only_if_delta_lacks_the_method() -> None:
     for error in (Py4JNetworkError("Answer from Java side is empty"), Py4JError("table t does not exist")):
-        log = Connection(error)
+        log = OldDeltaLog(error)
         with pytest.raises(Py4JError, match=str(error)):
             snapshot_at(log, 1, None)
         with pytest.raises(Py4JError, match=str(error)):
             has_checkpoint(log, 1)
-        assert log.repetitions == 0
+        assert log.old_calls == 0
     trace = "An error occurred while calling o1.{0}. Trace:\npy4j.Py4JException: Method {0}([class int]) does not exist"
-    assert snapshot_at(Connection(Py4JError(trace.format("getSnapshotAt"))), 1, None) == "snapshot"
-    assert not has_checkpoint(Connection(Py4JError(trace.format("checkpointExistsAtVersion"))), 1)
+    assert snapshot_at(OldDeltaLog(Py4JError(trace.format("getSnapshotAt"))), 1, None) == "snapshot"
+    assert not has_checkpoint(OldDeltaLog(Py4JError(trace.format("checkpointExistsAtVersion"))), 1)
 
 
 def test_a_delta_that_does_not_report_its_release_is_untested() -> None:

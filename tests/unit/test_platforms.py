@@ -36,7 +36,7 @@ REQUIRED_FIELDS = {"driver", "executor", "mainApplicationFile", "sparkVersion", 
 
 
 def block(language: str, section: str | None = None) -> str:
-    """Return the first block of code in a language."""
+    """Return the first block of code in a language, in a section or in the whole page."""
     text = TEXT if section is None else SECTIONS[section]
     match = re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)
     assert match

@@ -23,14 +23,14 @@ MONTH, DAY = "month=1", "month=1/day=2"
 
 
 class Queues:
-    """Queues of one table, with names and transactions as ZooKeeper creates them."""
+    """Queues of one table, with names and transaction numbers as ZooKeeper assigns them."""
 
     def __init__(self) -> None:
         self.queues: dict[str, list[str]] = {}
         self.znodes: dict[str, ContenderZnode] = {}
         self.transaction = 100
 
-    def add(self, entry: str, *contenders: str, data: object = None) -> None:
+    def add(self, hold_id: str, *contenders: str, data: object = None) -> None:
         """Add contenders of one hold in one transaction: ``add(A, ":r", "month=1:w")``.
 
         The letter behind the partition is the mode: ``w`` exclusive, ``r`` shared, ``p`` partial, ``l`` partial shared.
@@ -40,7 +40,7 @@ class Queues:
             partition, _, mode = contender.rpartition(":")
             children = self.queues.setdefault(partition, [])
             mode_name = {"w": "__lock__", "r": "__rlock__", "p": "-part__rlock__", "l": "-look__rlock__"}[mode]
-            name = f"{entry}{mode_name}{len(children):010}"
+            name = f"{hold_id}{mode_name}{len(children):010}"
             children.append(name)
             content = b"" if data is None else json.dumps(data).encode()
             self.znodes[f"/{partition}/{name}"] = ContenderZnode(content, self.transaction, float(self.transaction))

@@ -1,4 +1,4 @@
-"""Ctrl-C raises KeyboardInterrupt, although PySpark's handler of it fails within a call of py4j."""
+"""Ctrl-C raises KeyboardInterrupt, even if PySpark's signal handler fails because it interrupts a call of py4j."""
 
 from __future__ import annotations
 

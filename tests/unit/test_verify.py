@@ -260,9 +260,9 @@ def test_a_version_overwritten_by_a_later_holder_is_found(table: EditableTable, 
     shutil.copytree(rival.path, table.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("_delta_log"))
     shutil.copy(rival.version_file(1), table.version_file(2))
     # The tokens of the later versions are below the rival's token.
-    assert [problem[:39] for problem in table.verify().problems] == [
-        "version 3 carries fencing token 103, no",
-        "version 4 carries fencing token 104, no",
+    assert [problem.partition(",")[0] for problem in table.verify().problems] == [
+        "version 3 carries fencing token 103",
+        "version 4 carries fencing token 104",
     ]
 
 

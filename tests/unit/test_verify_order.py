@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,15 @@ TABLE_NODE, MONTH_1, MONTH_2 = "s3://lake/t", "s3://lake/t?month=1", "s3://lake/
 
 
 def locked_commit(
-    version: int, hold: str, *, ensemble: str = "e", adopted_by: str | None = None, **tokens: Any
+    version: int,
+    hold: str,
+    *,
+    ensemble: str = "e",
+    adopted_by: str | None = None,
+    tokens: Mapping[str, int] = {},
+    shared: Mapping[str, int] = {},
 ) -> LogCommit:
-    stamp = CommitStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
+    stamp = CommitStamp(f"c{version}", hold, ensemble, tokens, shared, 0.0)
     return LogCommit(version, stamp=stamp, adopted_by=adopted_by)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from writer_jobs import LockedDeltaWriter
 
+#: By name: a function that calls the operation with options, and its default of ``lock_during``.
 OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "append": (lambda writer, **options: writer.append(None, **options), "commit"),
     "overwrite": (lambda writer, **options: writer.overwrite(None, **options), "write"),
