@@ -34,18 +34,19 @@ def start_drivers(make_soak: Callable[..., Soak], commits: int = 4, **options: A
 
 
 def struck_operation(soak: Soak, start: int) -> str | None:
-    """Return the operation that the second fault struck after an empty commit of its hold, since this history index.
+    """Return the operation that the second fault struck; ``start`` is the history index at which the pair began.
 
-    None if the faults did not meet, or if the late put of the first writer was faster than the empty commit.
+    None if the faults did not meet, if the struck hold attempted no operation, or if it stored no empty commit because
+    the late PUT of the first writer was faster.
     """
     events = soak.history[start:]
     if not any(event["event"] == "pair" and event["met"] for event in events):
         return None
     token = [event["token"] for event in events if event["event"] == "fault"][-1]
-    of_hold = [event for event in events if event.get("token") == token]
-    if not any(event["event"] == "filled" for event in of_hold):
+    hold_events = [event for event in events if event.get("token") == token]
+    if not any(event["event"] == "filled" for event in hold_events):
         return None
-    attempts = [event for event in of_hold if event["event"] == "attempting"]
+    attempts = [event for event in hold_events if event["event"] == "attempting"]
     return next((str(event["operation"]) for event in attempts if "operation" in event), None)
 
 

@@ -22,7 +22,7 @@ from tests.support.lake import require_embedded_s3
 pytestmark = pytest.mark.s3
 
 WRITER = "writer-1"
-#: The first puts versions by Hadoop's conditional create, the second with S3A's client of the AWS SDK.
+#: ``writer-1`` puts versions with Hadoop's conditional create, ``writer-2`` with S3A's client of the AWS SDK.
 BOTH_WAYS = pytest.mark.parametrize("writer", [WRITER, "writer-2"], ids=["createFile", "S3A's client"])
 END_EVENTS = ("acknowledged", "refused", "unknown", "gave-up")
 """Events that end a transaction."""
@@ -200,7 +200,6 @@ def test_a_put_that_outlasts_the_session_timeout_is_acknowledged(soak: Soak, wri
 def test_a_commit_without_an_answer_is_unknown_and_gets_filled(soak: Soak, writer: str) -> None:
     end = outcome(strike(soak, "s3-unavailable", "data", writer), writer)
     assert (end["event"], end["error"]) == ("unknown", "CommitUnknownException")
-
     wait_until(
         soak, lambda: any(event["event"] == "filled" and event["token"] >= end["token"] for event in soak.history)
     )
