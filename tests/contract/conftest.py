@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import pytest
 from kazoo.client import KazooClient
 
-from lock_manager import Hold, LockManager, TableResource
-from lock_manager.zookeeper.znodes import parse_queue, table_node
+from lock_manager import Hold, LockManager
+from tests.support.lock_znodes import LockZnodes
 from tests.support.memory_coordinator import MemoryCoordinator
 from tests.support.rivals import RivalManager
 from tests.support.waiting import eventually
@@ -43,17 +43,12 @@ class ZookeeperCoordinator:
 
     def queue_length(self, table: str) -> int:
         """Count the contenders in the table's queue."""
-        node = table_node("/locks/delta_tables", TableResource.of(table))
-        return len(parse_queue(self._client.get_children(node)))
+        return len(LockZnodes(self._client, table).contenders())
 
     def revoke(self, hold: Hold) -> None:
         """Delete the contender."""
-        (scope,) = hold.scope.values()
-        node = table_node("/locks/delta_tables", scope.table)
-        (name,) = [
-            entry.name for entry in parse_queue(self._client.get_children(node)) if entry.hold_id == hold.hold_id
-        ]
-        self._client.delete(f"{node}/{name}")
+        (table,) = hold.scope
+        LockZnodes(self._client, table).delete_contenders(hold)
 
 
 @dataclass

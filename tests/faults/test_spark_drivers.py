@@ -57,6 +57,7 @@ def drivers(driver_pair: tuple[Driver, Driver]) -> Iterator[tuple[Driver, Driver
 
 @pytest.fixture(scope="module")
 def original(driver_pair: tuple[Driver, Driver]) -> str:
+    """A table with the ids 0 to 2. Each test has a copy of it."""
     name = f"s3a://{LAKE[0]}/{uuid.uuid4().hex}"
     driver_pair[0].do("append", table=name, first=0, end=3)
     return name

@@ -28,11 +28,6 @@ NAME = "writer-1"
 
 
 @pytest.fixture(scope="module")
-def ensemble(ensemble_of_drivers: EmbeddedZooKeeper) -> EmbeddedZooKeeper:
-    return ensemble_of_drivers
-
-
-@pytest.fixture(scope="module")
 def driver(s3: FaultyS3, shared_driver: Driver) -> Driver:
     shared_driver.wait_until_ready()
     return shared_driver
@@ -301,25 +296,25 @@ def three_files(s3: FaultyS3, original: Callable[[int], str], new_table: str) ->
 
 
 @pytest.fixture
-def lose(driver: Driver, ensemble: EmbeddedZooKeeper) -> Callable[[str, str], None]:
-    """Remove the driver's contender in a table's queue, or end the driver's session."""
+def lose(driver: Driver, ensemble_of_drivers: EmbeddedZooKeeper) -> Callable[[str, str], None]:
+    """Let the driver lose its lock on a table, with its ``contender`` or its ``session``."""
+    hosts = ensemble_of_drivers.hosts
+    session_id, password = driver.do("session")
 
-    def remove(table: str, kind: str) -> None:
-        if kind == "session":
-            number, password = session
-            end_session(ensemble.hosts, (number, bytes.fromhex(password)))
+    def lose_lock(table: str, lost: str) -> None:
+        if lost == "session":
+            end_session(hosts, (session_id, bytes.fromhex(password)))
             return
-        with connected_client(ensemble.hosts) as client:
+        with connected_client(hosts) as client:
             (contender,) = LockZnodes(client, table).contenders()
             client.delete(contender)
 
-    session = driver.do("session")
-    return remove
+    return lose_lock
 
 
 @pytest.fixture
-def next_holder(ensemble: EmbeddedZooKeeper) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(ensemble.hosts, timeout_seconds=WAIT) as manager:
+def next_holder(ensemble_of_drivers: EmbeddedZooKeeper) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(ensemble_of_drivers.hosts, timeout_seconds=WAIT) as manager:
         yield manager
 
 

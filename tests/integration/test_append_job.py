@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 from lock_manager import ZookeeperLockManager, canonical_table_uri
 from tests.support.append_driver import AppendDriver
 from tests.support.append_rows import HEADER, ROWS
-from tests.support.at_the_gate import commit_info, remove_contenders
+from tests.support.at_the_gate import commit_info
+from tests.support.lock_znodes import LockZnodes
 from tests.support.rivals import RivalManager
 from writer_jobs.append import main
 from writer_jobs.job import runner
@@ -306,7 +307,7 @@ def test_a_lost_lock_is_exit_code_4(job: AppendDriver, ensemble_client: KazooCli
         """Delete every contender until the job ends. A waiter joins the queue again; a holder reports the loss."""
         while not ended.is_set():
             with suppress(NoNodeError):
-                remove_contenders(ensemble_client, job.uri)
+                LockZnodes(ensemble_client, job.uri).delete_contenders()
             ended.wait(0.05)
 
     with ThreadPoolExecutor(1) as pool:

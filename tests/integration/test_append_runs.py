@@ -24,7 +24,8 @@ from pyspark.sql import SparkSession
 from lock_manager import TableResource, ZookeeperLockManager
 from tests.support.append_driver import AppendDriver
 from tests.support.append_rows import EMPTY, HEADER, ROWS
-from tests.support.at_the_gate import commit_info, remove_contenders
+from tests.support.at_the_gate import commit_info
+from tests.support.lock_znodes import LockZnodes
 from tests.support.spark_settings import spark_settings
 from writer_jobs import locked
 from writer_jobs.append import main
@@ -526,7 +527,7 @@ def test_a_zombie_replaces_no_record_of_its_successor(
         head = read_head(app_id)
         if output.has_acquired and not paused.is_set():
             paused.set()
-            remove_contenders(ensemble_client, job.uri)
+            LockZnodes(ensemble_client, job.uri).delete_contenders()
             with ThreadPoolExecutor(1) as pool, pytest.raises(KilledError):
                 pool.submit(successor.run).result()
         return head

@@ -18,7 +18,8 @@ from pyspark import InheritableThread
 from lock_manager import EnsembleMismatchError, HeldLock, LockLostError
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY
 from soak.unprotected import InnermostBlockGuard, SharedIdentityGuard, WatchedGuard
-from tests.support.at_the_gate import AttemptClock, TableAtTheGate, commit_info, remove_contenders
+from tests.support.at_the_gate import AttemptClock, TableAtTheGate, commit_info
+from tests.support.lock_znodes import LockZnodes
 from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, StorageError, WriteFailedError, apply_rows
 from writer_jobs.commit.driver_guard import GUARD
@@ -78,7 +79,7 @@ class Table(TableAtTheGate):
 
     def lose(self, hold: HeldLock) -> None:
         """Delete the contender of a hold, as `sluice break` does."""
-        remove_contenders(self.client, self.writer.table, hold)
+        LockZnodes(self.client, self.writer.table).delete_contenders(hold)
 
     def insert(self, _: HeldLock | None = None) -> None:
         """Insert a row; can be passed as ``before_write``."""

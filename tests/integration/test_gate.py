@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager import HeldLock, LockCancelledError, LockLostError, LockTimeoutError, ZookeeperLockManager
 from lock_manager.guard.ticket import Ticket
 from lock_manager.guard.write_attempt import WriteAttempt
-from tests.support.at_the_gate import AttemptClock, TableAtTheGate, remove_contenders
+from tests.support.at_the_gate import AttemptClock, TableAtTheGate
 from tests.support.checksums import checksum_file, pop_files, read_as
 from tests.support.lock_znodes import LockZnodes
 from tests.support.rivals import RivalManager
@@ -219,7 +219,7 @@ def test_a_lock_timeout_leaves_no_files(table: Table) -> None:
 
 def test_a_lock_lost_before_the_put_commits_nothing(table: Table, ensemble_client: KazooClient) -> None:
     with pytest.raises(LockLostError):
-        table.append(1, before_write=lambda hold: remove_contenders(ensemble_client, table.writer.table, hold))
+        table.append(1, before_write=LockZnodes(ensemble_client, table.writer.table).delete_contenders)
     assert (len(table.files()), table.ids()) == (1, [0])
     assert table.append(2).version == 1
 
@@ -230,7 +230,7 @@ def test_a_lock_lost_after_the_put_changes_nothing(
     record, lost_holds = HeldLock.record_commit, list[str]()
 
     def lose_and_record(hold: HeldLock, *commit: Any) -> None:
-        remove_contenders(ensemble_client, table.writer.table, hold)
+        LockZnodes(ensemble_client, table.writer.table).delete_contenders(hold)
         lost_holds.append(hold.hold_id)
         record(hold, *commit)
 

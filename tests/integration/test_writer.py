@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockCancelledError, LockLostError, LockTimeoutError, ZookeeperLockManager
-from tests.support.at_the_gate import TableAtTheGate, commit_info, remove_contenders
+from tests.support.at_the_gate import TableAtTheGate, commit_info
+from tests.support.lock_znodes import LockZnodes
 from tests.support.rivals import RivalManager
 from tests.support.spark_settings import spark_settings
 from writer_jobs import (
@@ -60,7 +61,7 @@ class Table(TableAtTheGate):
 
     def lose_lock(self, _: object = None) -> None:
         """Delete each contender of the table. ``before_write`` may call this method."""
-        remove_contenders(self.client, self.writer.table)
+        LockZnodes(self.client, self.writer.table).delete_contenders()
 
     def check_that_lock_is_free(self) -> None:
         """Check that the lock is free, by acquiring it."""

@@ -14,11 +14,9 @@ from typing import Any, Self
 
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
-from lock_manager import HeldLock, Hold, ZookeeperLockManager
-from tests.support.lock_znodes import LockZnodes
+from lock_manager import Hold, ZookeeperLockManager
 from writer_jobs import CommitResult, LockedDeltaWriter, locked
 
 
@@ -91,13 +89,6 @@ class TableAtTheGate:
                 )
                 yield running
             running.exception(120)
-
-
-def remove_contenders(client: KazooClient, table: str, hold: HeldLock | None = None) -> None:
-    """Delete all contenders in a table's queue, or only the contender of a hold."""
-    for node in LockZnodes(client, table).contenders():
-        if hold is None or hold.hold_id in node:
-            client.delete(node)
 
 
 def commit_info(table: Path | str, version: int | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from lock_manager import TableResource
+from lock_manager import Hold, TableResource
 from lock_manager.intents import Intent
 from lock_manager.zookeeper.znodes import intents_node, table_node
 
@@ -63,10 +63,11 @@ class LockZnodes:
 
         return list(contenders_below(self.path))
 
-    def delete_contenders(self) -> None:
-        """Delete the contenders for the whole table: their holds are lost."""
+    def delete_contenders(self, hold: Hold | None = None) -> None:
+        """Delete the contenders for the whole table, or only the contender of a hold: their holds are lost."""
         for path in self.contenders():
-            self.client.delete(path)
+            if hold is None or hold.hold_id in path:
+                self.client.delete(path)
 
     def intents(self) -> dict[str, Intent]:
         """Return the table's intents by the name of their znode."""

@@ -123,7 +123,7 @@ class Driver:
             rows.write.format("delta").mode("append").save(table)
 
     def merge_hot(self, table: str, name: str, until: float, *, locked: bool) -> dict[str, Any]:
-        """Repeat a MERGE that appends a new word to the same rows; return the merged versions and words, and times."""
+        """Repeat a MERGE that appends a new word to the same rows; return versions, words and the seconds of each."""
         writer = LockedDeltaWriter(self.spark, self.manager, table) if locked else None
         versions_and_words, seconds = [], []
         while time.time() < until:
