@@ -125,7 +125,7 @@ def grow(members: Members, old_list: tuple[int, ...], new_member: int) -> None:
 
 def shrink(members: Members, old_list: tuple[int, ...], removed: int) -> None:
     if members.wait_until_in_sync() == removed:
-        # Members with the new list would not follow it.
+        # Members do not follow a leader that is missing from their list.
         members.stop(removed)
         members.start(removed, server_list=old_list)
         assert members.wait_until_in_sync() != removed
@@ -191,7 +191,7 @@ def test_negative_control_two_new_members_make_two_quorums(members: Members) -> 
     members.start(4, 5, server_list=QUINTET)
     members.wait_until_in_sync()
     members.stop(4, 5)
-    # Member 3 misses this, and is the first to get the new list. Then all restart, and 3 is cut off from 1 and 2.
+    # Member 3 misses the next hold, and is the first to get a new list: with member 4 it is no quorum of four.
     members.stop(3)
     members.wait_until_in_sync()
     acquire_once(members.hosts(1, 2))
@@ -200,6 +200,7 @@ def test_negative_control_two_new_members_make_two_quorums(members: Members) -> 
     with ZookeeperLockManager(members.hosts(3, 4), 2) as manager:
         with pytest.raises((EnsembleUnavailableError, LockTimeoutError)):
             manager.acquire(TABLE)
+    # Member 3 restarts with a list of five, in which members 3 to 5 are a quorum. Members 1 and 2 have the old list.
     members.stop(3, 4)
     members.start(3, 4, 5, server_list=QUINTET)
     members.wait_until_in_sync()

@@ -98,7 +98,7 @@ class LostEnsemble:
     Attributes:
         members: The members; none runs.
         survivor: Id of the member that has data.
-        backup: A copy of its folder.
+        backup: A copy of the survivor's folder.
         uuid: The ensemble's UUID.
         last_token: Token of the last hold that the lost members granted.
         writer: Writer that held the lock on ``TABLE`` when the survivor failed.

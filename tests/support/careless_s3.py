@@ -16,7 +16,10 @@ from sluice.local._s3_server import WsgiApplication
 from soak.s3_faults import FaultGate, FaultyS3
 
 SCRATCH = "_sluice_conditional_put"
+"""Name of the objects with which a driver proves a store."""
 WRITER = "writer-1"
+_NO_KEY = "(?!)"
+"""Pattern that matches no key."""
 _NO_RETRIES = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
 
 
@@ -32,7 +35,7 @@ class CarelessMiddleware:
 
     def __init__(self, application: WsgiApplication) -> None:
         self._application = application
-        self.unconditional_keys = re.compile(r"(?!)")
+        self.unconditional_keys = re.compile(_NO_KEY)
         self.errors: deque[int] = deque()
         self.puts: Counter[str] = Counter()
 
@@ -66,7 +69,7 @@ class CarelessS3(FaultyS3):
 
 
 @contextmanager
-def careless_table(spark: SparkSession, unconditional_keys: str = "(?!)") -> Iterator[tuple[CarelessS3, str]]:
+def careless_table(spark: SparkSession, unconditional_keys: str = _NO_KEY) -> Iterator[tuple[CarelessS3, str]]:
     """Configure a new bucket of a careless S3 in a running session; yield the S3 and the URI of a table to create."""
     with CarelessS3() as s3, pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():

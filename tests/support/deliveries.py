@@ -42,7 +42,7 @@ class Killed(BaseException):
 
 
 def kill_process(*_: object, **__: object) -> None:
-    """Replace a function: as if the process were killed while it runs the function."""
+    """Raise :class:`Killed`, as if the process were killed within the function that a test replaces with this one."""
     raise Killed
 
 

@@ -25,7 +25,8 @@ LET_VOTE = Path(__file__).parents[2] / "infra/node/sluice-let-vote"
 TICK_MS = 500
 MAX_SESSION_MS = 60_000
 SYNC_SECONDS = 90.0
-HIGHER_EPOCH = 1_000_000
+EPOCH_INCREASE = 1_000_000
+"""Number that :func:`recover` adds to the survivor's epoch, as docs/runbooks.md does."""
 _POLL_SECONDS = 0.05
 
 
@@ -104,7 +105,7 @@ class Members:
 
     def stop(self, *members: int) -> None:
         """Stop members and keep their files."""
-        for member in list(members):
+        for member in members:
             self.running.pop(member).stop()
 
     def lose(self, *members: int) -> None:
@@ -169,7 +170,7 @@ def recover(members: Members, survivor: int, lost: Sequence[int]) -> int:
     """
     all_members = sorted([survivor, *lost])
     epoch_file = members.folder(survivor) / "data" / "version-2" / "acceptedEpoch"
-    raised_epoch = int(epoch_file.read_text()) + HIGHER_EPOCH
+    raised_epoch = int(epoch_file.read_text()) + EPOCH_INCREASE
     epoch_file.write_text(f"{raised_epoch}\n")
     members.start(survivor, server_list=all_members)
     members.let_vote(lost[0])

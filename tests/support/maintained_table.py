@@ -100,7 +100,7 @@ class MaintainedTable:
         DeltaTable(str(self.path)).alter.set_table_properties(settings, raise_if_not_exists=False)
 
     def keys(self) -> list[int]:
-        """Return the sorted keys, which delta-rs reads."""
+        """Return the keys as delta-rs reads them, sorted."""
         rows = QueryBuilder().register("t", DeltaTable(str(self.path))).execute("select key from t").read_all()
         return sorted(rows["key"].to_pylist())
 

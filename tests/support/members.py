@@ -11,13 +11,12 @@ from pathlib import Path
 
 from lock_manager.testing import embedded
 from sluice.ensemble.members import Server, ask_server
-from tests.support.ensemble_members import is_in_sync
+from tests.support.ensemble_members import SYNC_SECONDS, is_in_sync
 from tests.support.graph import INFRA, Graph
 from tests.support.machine import Machine
 from tests.support.waiting import eventually
 
 PORT = 2281
-SYNC_SECONDS = 90.0
 # The tests use PySpark's jars. They contain ZooKeeper without this metrics provider.
 _METRICS_SETTINGS = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
 
