@@ -23,6 +23,7 @@ from soak.containers import ContainerZooKeeper
 from soak.errors import ContainerError
 from tests.support import waiting
 from tests.support.lake import describe_s3
+from tests.support.lock_znodes import connected_client
 from tests.support.releases import SPARK
 
 ROOT = Path(__file__).parents[1]
@@ -189,8 +190,5 @@ def eventually() -> Callable[..., None]:
 @pytest.fixture
 def ensemble_client(zookeeper: ZooKeeperService) -> Iterator[KazooClient]:
     """Connect a kazoo client that reads the znodes directly."""
-    client = KazooClient(zookeeper.hosts)
-    client.start()
-    yield client
-    client.stop()
-    client.close()
+    with connected_client(zookeeper.hosts) as client:
+        yield client

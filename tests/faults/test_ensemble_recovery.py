@@ -28,6 +28,7 @@ from lock_manager import (
 from lock_manager.zookeeper.znodes import table_node
 from soak.tcp_proxy import Link
 from tests.support.ensemble_members import SYNC_SECONDS, Members, recover
+from tests.support.lock_znodes import LOCK_ROOT, connected_client
 from tests.support.rivals import RivalManager
 from tests.support.sessions import end_session
 from tests.support.waiting import eventually
@@ -67,7 +68,7 @@ class CutOffKazooClient:
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
         self._client = KazooClient(self._link.hosts, timeout=KAZOO_SESSION_SECONDS, connection_retry=retry)
         self._client.start()
-        self._lock = self._client.WriteLock(table_node("/locks/delta_tables", TableResource.of(table)))
+        self._lock = self._client.WriteLock(table_node(LOCK_ROOT, TableResource.of(table)))
         self._lock.acquire()
         self.session = self._client.client_id
         cut_off(self._link)
@@ -282,9 +283,5 @@ def test_negative_control_two_empty_members_are_a_quorum(ensemble: LostEnsemble)
 
 
 def stored_uuid(ensemble: LostEnsemble, member: int) -> str:
-    client = KazooClient(ensemble.members.hosts(member))
-    client.start()
-    uuid = json.loads(client.get("/locks/delta_tables")[0])["ensemble"]
-    client.stop()
-    client.close()
-    return str(uuid)
+    with connected_client(ensemble.members.hosts(member)) as client:
+        return str(json.loads(client.get(LOCK_ROOT)[0])["ensemble"])

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 
 from lock_manager.testing.embedded import find_server_jars
 from soak.containers import LABEL, OWN_IMAGE, VERSION, ContainerServer, ContainerZooKeeper, docker_engine
 from soak.faults import CLASSES
 from soak.run import Soak
 from soak.verdict import judge
+from tests.support.lock_znodes import connected_client
 
 ROOT = Path(__file__).parents[2]
 IMAGE_SCRIPT = [sys.executable, str(ROOT / "scripts" / "zookeeper_image.py")]
@@ -75,9 +75,7 @@ def test_the_same_files_give_the_same_image(image: str) -> None:
 
 
 def test_a_paused_or_killed_server_serves_again_with_its_data(image: str) -> None:
-    with ContainerZooKeeper(image) as zookeeper:
-        client = KazooClient(zookeeper.hosts)
-        client.start()
+    with ContainerZooKeeper(image) as zookeeper, connected_client(zookeeper.hosts) as client:
         client.create("/node", b"value")
         (server,) = zookeeper.servers
         server.pause()
@@ -88,8 +86,6 @@ def test_a_paused_or_killed_server_serves_again_with_its_data(image: str) -> Non
         assert server.command(b"srvr") == b""
         server.start()
         assert client.retry(client.get, "/node")[0] == b"value"
-        client.stop()
-        client.close()
 
 
 def test_a_leader_that_is_cut_off_is_replaced_and_follows_later(

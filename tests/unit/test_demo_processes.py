@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
 from sluice.errors import SparkSubmitError
 from tests.support.running import is_running
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 # A parent and a child that ignore SIGTERM, as a JVM with its Python may.
@@ -29,10 +29,7 @@ time.sleep(600)
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 15
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if is_running(pid)]}"
-        time.sleep(0.02)
+    eventually(lambda: not any(map(is_running, pids)), within=15, label=f"the end of the processes {pids}")
 
 
 def start(folder: Path, program: str, events: Events, number: int = 1) -> WriterProcess:
