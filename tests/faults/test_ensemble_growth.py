@@ -200,7 +200,7 @@ def test_negative_control_two_new_members_make_two_quorums(members: Members) -> 
     with ZookeeperLockManager(members.hosts(3, 4), 2) as manager:
         with pytest.raises((EnsembleUnavailableError, LockTimeoutError)):
             manager.acquire(TABLE)
-    # Member 3 restarts with a list of five, in which members 3 to 5 are a quorum. Members 1 and 2 have the old list.
+    # Members 3 to 5 restart with a list of five: they are a quorum of it. Members 1 and 2 have the old list of three.
     members.stop(3, 4)
     members.start(3, 4, 5, server_list=QUINTET)
     members.wait_until_in_sync()
