@@ -1,28 +1,28 @@
-"""The server through which a JVM asks this process's commit guard, on a TCP port of 127.0.0.1.
+"""The server through which a JVM asks this process's commit guard, on a Unix socket.
 
 It does not use Py4J's callback server. PySpark starts that server without a token, and a JVM calls only one callback
 server: that of the Python process that started its server last. ``PythonGuard.java`` is the client.
 
-The protocol consists of lines of UTF-8. Each connection carries one question. The JVM sends the question key and the
-question; this process sends the answer key and the answer. So both ends authenticate: another local user does not have
-the question key, and a process that takes the port after this one ends does not have the answer key.
+The protocol consists of lines of UTF-8. Each connection carries one question and its answer. The socket is in a folder
+that only the user of this process can enter, so no other user can ask, or answer in place of this process.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
-import secrets
+import os
+import shutil
 import socketserver
+import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import weakref
+from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
-_KEY_BYTES = 32
 _READ_SECONDS = 10
 """Seconds to wait for the next bytes of a client."""
 
@@ -39,15 +39,17 @@ class GuardServer:
 
     Attributes:
         name: Unique name. Threads of the JVM with this name in ``spark.sluice.guard.name`` ask this guard.
-        port: Port on 127.0.0.1.
+        path: Path of the socket.
 
     """
 
     def __init__(self, guard: CommitDecider) -> None:
         self.name = uuid.uuid4().hex
-        self._keys = (secrets.token_hex(_KEY_BYTES), secrets.token_hex(_KEY_BYTES))
-        self._server = _Server(guard, *self._keys)
-        self.port: int = self._server.server_address[1]
+        # Readable by this user only. The path of a socket has at most 103 bytes.
+        folder = tempfile.mkdtemp(prefix="sluice-")
+        self._remove_folder = weakref.finalize(self, _remove_folder, folder, os.getpid())
+        self.path = str(Path(folder, "guard"))
+        self._server = _Server(guard, self.path)
         self._thread = Thread(target=self._server.serve_forever, name="sluice-guard", daemon=True)
         self._thread.start()
 
@@ -60,42 +62,29 @@ class GuardServer:
             Py4JJavaError: The JVM cannot reach this process.
 
         """
-        with _py4j_log_muted():
-            jvm.io.deltasluice.storage.Guard.install(self.name, self.port, *self._keys, round(answer_seconds * 1000))
+        jvm.io.deltasluice.storage.Guard.install(self.name, self.path, round(answer_seconds * 1000))
 
     def close(self) -> None:
         """Stop answering. Commits that need an answer of this guard are refused."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._remove_folder()
 
 
-@contextmanager
-def _py4j_log_muted() -> Iterator[None]:
-    """Keep the keys out of Py4J's log, which contains the arguments of every call at DEBUG."""
-    loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
-
-    def reject_record(_: logging.LogRecord) -> bool:
-        return False
-
-    for logger in loggers:
-        logger.addFilter(reject_record)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(reject_record)
+def _remove_folder(folder: str, owner: int) -> None:
+    # A forked child that exits does not remove its parent's folder.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, guard: CommitDecider, question_key: str, answer_key: str) -> None:
+    def __init__(self, guard: CommitDecider, path: str) -> None:
         self.guard = guard
-        self.question_key = question_key.encode()
-        self.answer_key = answer_key.encode()
-        super().__init__(("127.0.0.1", 0), _QuestionHandler)
+        super().__init__(path, _QuestionHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base class's names)
         log.debug("a connection to the commit guard ended", exc_info=True)  # noqa: LOG014 (called in an except block)
@@ -107,12 +96,7 @@ class _QuestionHandler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         with suppress(OSError):
-            # Read no more than a key before the client has authenticated.
-            key = self.rfile.read(2 * _KEY_BYTES + 1)
-            if not hmac.compare_digest(key, self.server.question_key + b"\n"):
-                log.warning("a program on this machine asked the commit guard without its key, and got no answer")
-                return
             question = self.rfile.readline().decode().rstrip("\n")
             # An empty question only tests the connection.
             answer = self.server.guard.check(question) if question else ""
-            self.wfile.write(self.server.answer_key + b"\n" + answer.encode() + b"\n")
+            self.wfile.write(answer.encode() + b"\n")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socketserver
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -153,31 +152,16 @@ def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path
     assert list((folder / "_delta_log").iterdir()) == []
 
 
-class Forger(socketserver.StreamRequestHandler):
-    """Allows every commit without the secret of a guard."""
-
-    def handle(self) -> None:
-        self.rfile.readline()
-        self.rfile.readline()
-        self.wfile.write(b"0" * 64 + b'\n{"holds": ["forged"], "stamp": {}}\n')
-
-
-def test_another_process_on_the_port_of_a_guard_allows_nothing(
-    store: LogStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Otherwise Linux reserves the port for a minute.
-    monkeypatch.setattr(socketserver.TCPServer, "allow_reuse_address", True)
-    closed_server = GuardServer(store.guard)
-    closed_server.install(store.jvm._jvm, answer_seconds=60)
-    closed_server.close()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", closed_server.port), Forger) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(WriteError, match="is not the Python process of this guard") as error:
-            store.write(0, "hold-forged")
-        server.shutdown()
-    assert (error.value.kind, store.files()) == ("refused", [])
-    # When nothing listens on that port, the JVM uses the previous guard again.
-    store.write(0, "hold-forged")
+def test_only_this_user_can_reach_the_socket_of_a_guard(store: LogStore) -> None:
+    server = GuardServer(store.guard)
+    folder = Path(server.path).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    server.install(store.jvm._jvm, answer_seconds=60)
+    store.write(0, "hold-1")
+    server.close()
+    assert not folder.exists()
+    # When nobody answers there, the JVM uses the previous guard again.
+    store.write(1, "hold-1")
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n", "S3A", "file", *DELTA_LOG_STORES])

@@ -108,8 +108,8 @@ def _install_guard(jvm: Any) -> GuardServer:
     except Py4JJavaError as error:
         server.close()
         raise GuardMissingError(
-            f"the driver's JVM cannot ask this process whether a lock is held, on port {server.port} of 127.0.0.1: run "
-            f"both on one machine, with one loopback interface ({error.java_exception})"
+            f"the driver's JVM cannot ask this process whether a lock is held, at {server.path}: run both on one "
+            f"machine, with one folder for temporary files ({error.java_exception})"
         ) from error
     return server
 

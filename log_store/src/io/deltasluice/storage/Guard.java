@@ -74,15 +74,12 @@ public final class Guard {
    * Installs the guard of a Python process. It decides on the commits of the threads that are bound to it.
    *
    * @param name name of the guard
-   * @param port port of the process on 127.0.0.1
-   * @param questionKey secret that authenticates this JVM
-   * @param answerKey secret that authenticates the process
+   * @param path path of the process's Unix socket
    * @param timeoutMillis milliseconds to wait for an answer; no answer is a refusal
    * @throws IOException the process cannot be reached
    */
-  public static void install(String name, int port, String questionKey, String answerKey, long timeoutMillis)
-      throws IOException {
-    PythonGuard guard = new PythonGuard(port, questionKey, answerKey, timeoutMillis);
+  public static void install(String name, String path, long timeoutMillis) throws IOException {
+    PythonGuard guard = new PythonGuard(path, timeoutMillis);
     // An empty request only tests the connection.
     guard.send("");
     GUARDS.put(name, guard);

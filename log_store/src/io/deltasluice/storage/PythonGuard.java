@@ -3,34 +3,32 @@ package io.deltasluice.storage;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
-import java.io.OutputStream;
-import java.net.InetSocketAddress;
+import java.net.ConnectException;
+import java.net.SocketException;
+import java.net.UnixDomainSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.channels.Channels;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
-import java.security.MessageDigest;
+import java.nio.file.Files;
 
 /**
  * The guard of one Python process ({@code guard_server.py}). It decides on every commit, at the last moment before the
- * version file is put. Each request opens a TCP connection. The connection fails at once if the process has ended.
+ * version file is put. Each request opens a connection to the process's Unix socket. It fails at once if the process
+ * has ended.
  */
 final class PythonGuard {
-  private final InetSocketAddress address;
-  private final String questionKey;
-  private final String answerKey;
+  private final UnixDomainSocketAddress address;
 
   /** Milliseconds to wait for an answer. */
   final long timeoutMillis;
 
   /**
-   * @param port port on 127.0.0.1
-   * @param questionKey secret that authenticates this JVM
-   * @param answerKey secret that authenticates Python
+   * @param path path of the socket
    * @param timeoutMillis milliseconds to wait for an answer
    */
-  PythonGuard(int port, String questionKey, String answerKey, long timeoutMillis) {
-    address = new InetSocketAddress("127.0.0.1", port);
-    this.questionKey = questionKey;
-    this.answerKey = answerKey;
+  PythonGuard(String path, long timeoutMillis) {
+    address = UnixDomainSocketAddress.of(path);
     this.timeoutMillis = timeoutMillis;
   }
 
@@ -58,26 +56,34 @@ final class PythonGuard {
    *
    * @param request JSON object
    * @return JSON object: the answer above, or {@code refused} (name of the error) and {@code message} (one sentence)
-   * @throws java.net.ConnectException the process has ended
-   * @throws IOException there is no answer, or another process listens on the port
+   * @throws ConnectException the process has ended
+   * @throws IOException there is no answer
    */
   String send(String request) throws IOException {
     // An interrupt closes a channel, but not a socket.
-    try (SocketChannel channel = SocketChannel.open(address)) {
-      OutputStream out = channel.socket().getOutputStream();
-      out.write((questionKey + "\n" + request + "\n").getBytes(StandardCharsets.UTF_8));
-      BufferedReader answers =
-          new BufferedReader(new InputStreamReader(channel.socket().getInputStream(), StandardCharsets.UTF_8));
-      String key = answers.readLine();
-      String answer = key != null && isAnswerKey(key) ? answers.readLine() : null;
+    try (SocketChannel channel = open()) {
+      ByteBuffer line = StandardCharsets.UTF_8.encode(request + "\n");
+      while (line.hasRemaining()) {
+        channel.write(line);
+      }
+      String answer =
+          new BufferedReader(new InputStreamReader(Channels.newInputStream(channel), StandardCharsets.UTF_8)).readLine();
       if (answer == null) {
-        throw new IOException("the process that listens on " + address + " is not the Python process of this guard");
+        throw new IOException("the Python process closed the connection without an answer");
       }
       return answer;
     }
   }
 
-  private boolean isAnswerKey(String key) {
-    return MessageDigest.isEqual(key.getBytes(StandardCharsets.UTF_8), answerKey.getBytes(StandardCharsets.UTF_8));
+  private SocketChannel open() throws IOException {
+    try {
+      return SocketChannel.open(address);
+    } catch (SocketException e) {
+      if (Files.exists(address.getPath())) {
+        throw e;
+      }
+      // A process that ends normally removes its socket.
+      throw new ConnectException(address + " was removed");
+    }
   }
 }
