@@ -14,6 +14,10 @@ from lock_manager.security import Security
 
 #: Prefix of the environment variables for all settings.
 ENVIRONMENT_PREFIX = "SLUICE_"
+#: Prefix of the Spark settings for all settings but ``security``.
+SPARK_PREFIX = "spark.sluice."
+#: Spark setting of ``zk_hosts``.
+SPARK_HOSTS = f"{SPARK_PREFIX}zookeeper"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535
 _MAX_SECONDS = 7 * 24 * 3600.0
@@ -98,6 +102,24 @@ class LockSettings:
         return cls(**values)
 
     @classmethod
+    def from_spark(
+        cls, conf: Mapping[str, str], environ: Mapping[str, str] | None = None, **overrides: Any
+    ) -> LockSettings:
+        """Read Spark settings, such as ``spark.sluice.zookeeper`` and ``spark.sluice.timeoutSeconds``.
+
+        They win over the environment, which :meth:`from_env` reads. Credentials are read from the environment only,
+        because Spark shows its settings.
+
+        Raises:
+            SettingsError: A value is malformed, or no ensemble is named.
+
+        """
+        texts = {name: conf[key] for name, key in _spark_keys().items() if conf.get(key, "").strip()}
+        values = _parse_numbers(texts, source=f"{SPARK_PREFIX}* in Spark's settings")
+        hint = f"start the session with --conf {SPARK_HOSTS}=host:port,…"
+        return cls.from_env(environ, hosts_hint=hint, **{**values, **overrides})
+
+    @classmethod
     def from_url(cls, url: str, **overrides: Any) -> LockSettings:
         """Read ``zk://host:port,host:port/chroot?timeout_seconds=60&job=nightly``; keywords win over the URL.
 
@@ -129,6 +151,12 @@ class LockSettings:
 def _plain_fields() -> set[str]:
     """Return the names of the fields that can be set by one text: all but ``security``."""
     return {setting.name for setting in fields(LockSettings)} - {"security"}
+
+
+def _spark_keys() -> dict[str, str]:
+    """Return the Spark setting of each field, such as ``spark.sluice.lockRoot``."""
+    keys = {name: SPARK_PREFIX + re.sub(r"_(\w)", lambda match: match[1].upper(), name) for name in _plain_fields()}
+    return {**keys, "zk_hosts": SPARK_HOSTS}
 
 
 def _refuse_credentials(hosts: str) -> None:

@@ -14,6 +14,7 @@ from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, SluiceError
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
+from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
 from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.manager import ZookeeperLockManager
@@ -95,7 +96,7 @@ class SharedIdentityGuard(WatchedGuard):
 
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         answer = super()._check(request)
-        tickets = [ticket for ticket in self._tickets.values() if ticket.block is None]
+        tickets = [ticket for ticket in self._tickets.values() if isinstance(ticket, Ticket) and ticket.block is None]
         if is_put_request(request) and not request.get("ticket") and tickets:
             answer["stamp"].pop("occupies", None)
             answer["stamp"] |= tickets[-1].attempt.note

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from pyspark.sql import SparkSession
 
-from lock_manager import Hold, LockManager, LockSettings, ZookeeperLockManager
-from writer_jobs.commit.driver_guard import attach_unless_off
+from lock_manager import Hold, LockManager
+from writer_jobs.commit.driver_guard import attach_unless_off, default_manager
 from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.jvm_errors import is_conflict
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.table_log import DeltaTableLog
-
-_ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
-
-_managers_lock = threading.Lock()
-_managers: dict[LockSettings, LockManager] = {}
 
 
 @contextmanager
@@ -53,8 +47,8 @@ def locked(
         table: Location, or name in the catalog; resolved once, before the lock is requested. It need not exist yet.
         partitions: Values of the table's first partition columns by name, such as ``[{"year": 2013, "month": 1}]``.
             Only these partitions are locked, and a commit that touches anything else is refused. The table must exist.
-        manager: Lock manager. By default one that this process shares, with the settings in ``spark.sluice.zookeeper``
-            and the environment variables ``SLUICE_ZK_HOSTS`` and so on.
+        manager: Lock manager. By default one that this process shares, with the settings of
+            :meth:`LockSettings.from_spark`.
         timeout_seconds: Total seconds to wait for the lock; 0 takes the lock only if it is free now. By default the
             manager's ``timeout_seconds``.
 
@@ -96,7 +90,7 @@ def locked_all(
     # Before any wait for the lock: an error here must not keep other writers waiting.
     attach_unless_off(spark)
     targets = [_target(spark, table, partitions) for table, partitions in tables.items()]
-    manager = manager or _default_manager(spark)
+    manager = manager or default_manager(spark)
     note = job_note(spark, manager)
     with ExitStack() as stack:
         scopes = [target.scope for target in targets]
@@ -118,15 +112,3 @@ def _target(spark: SparkSession, table: str, partitions: Collection[Mapping[str,
     log = DeltaTableLog(spark, locate_table(spark, table, new=True))
     log.refuse_foreign_folder()
     return LockTarget.of(log, partitions)
-
-
-def _default_manager(spark: SparkSession) -> LockManager:
-    context = spark.sparkContext
-    hosts = context.getConf().get(_ZOOKEEPER_SETTING)
-    overrides = {"zk_hosts": hosts} if hosts else {}
-    hint = f"start the session with --conf {_ZOOKEEPER_SETTING}=host:port,… or pass manager"
-    settings = LockSettings.from_env(hosts_hint=hint, **overrides, app_id=context.applicationId)
-    with _managers_lock:
-        if settings not in _managers:
-            _managers[settings] = ZookeeperLockManager(settings)
-        return _managers[settings]

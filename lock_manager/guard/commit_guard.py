@@ -5,6 +5,7 @@ The log store (``log_store/``, in the driver's JVM) sends each request as a JSON
 
 * ``turn``: A commit that waits for its lock asks whether it has the lock by now.
 * ``outcome``: The log store reports the outcome of a put that waited for its lock.
+* ``end``: The log store reports that a transaction with an automatic ticket has ended.
 * ``commit``: The log store asks, just before it puts a version, whether it may. It puts only after a yes.
 
 A request of any other kind is refused. A commit belongs to the blocks to which its thread is bound. Other locks of this
@@ -34,6 +35,7 @@ from lock_manager.errors import (
     SluiceError,
 )
 from lock_manager.events import Event, emit
+from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
 from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
@@ -42,6 +44,7 @@ from lock_manager.table_records.adoption import UNSET_PROPERTIES
 log = logging.getLogger(__name__)
 
 _MAX_REFUSALS = 256
+_MAX_ENDED_TICKETS = 1024
 
 
 class CommitGuard:
@@ -49,13 +52,18 @@ class CommitGuard:
 
     Attributes:
         observed: Number of refusals in ``observe`` mode, in which the driver commits nevertheless.
+        automatic: Opens tickets for commits of threads that have neither a block nor a ticket; None: such commits are
+            refused.
 
     """
+
+    automatic: AutomaticTickets | None = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[str, GuardedBlock] = {}
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, Ticket | AutomaticTicket] = {}
+        self._ended_tickets: OrderedDict[str, None] = OrderedDict()
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
         self.observed = 0
 
@@ -78,6 +86,13 @@ class CommitGuard:
         """Refuse the later commits of this ticket."""
         with self._lock:
             self._tickets.pop(ticket.name, None)
+
+    def client_ended(self) -> None:
+        """End all automatic tickets, because the JVM of the log store has ended."""
+        with self._lock:
+            tickets = [ticket for ticket in self._tickets.values() if isinstance(ticket, AutomaticTicket)]
+        for ticket in tickets:
+            self._end(ticket.name)
 
     def sibling_blocks(self, block: GuardedBlock) -> list[GuardedBlock]:
         """Return the other open blocks under the hold: of other tables, of other threads, and outer or inner blocks."""
@@ -135,9 +150,15 @@ class CommitGuard:
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request.get("kind"):
             case "turn":
-                return {"turn": self._ticket(request).has_turn(request["staged"])}
+                return {"turn": self._ticket_at_gate(request).has_turn(request)}
             case "outcome":
-                self._ticket(request).record_outcome(request)
+                ticket = self._ticket(request)
+                ticket.record_outcome(request)
+                if isinstance(ticket, AutomaticTicket) and ticket.has_ended:
+                    self._end(ticket.name)
+                return {}
+            case "end":
+                self._end(str(request["ticket"]))
                 return {}
             case "commit":
                 return self._allow_commit(request)
@@ -177,9 +198,32 @@ class CommitGuard:
             ) from error
         if request.get("metadata") and request.get("operation") != UNSET_PROPERTIES:
             block.has_new_metadata = True
-        return {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
+        answer = {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
+        ticket = self._tickets.get(str(request.get("ticket")))
+        if isinstance(ticket, AutomaticTicket) and (restoration := ticket.restoration()) is not None:
+            answer["restoration"] = restoration
+        return answer
 
-    def _ticket(self, request: Mapping[str, Any]) -> Ticket:
+    def _ticket_at_gate(self, request: Mapping[str, Any]) -> Ticket | AutomaticTicket:
+        """Return the ticket of a commit that waits, and open it if it is automatic and new."""
+        name = str(request["ticket"])
+        with self._lock:
+            # The end of a ticket may arrive before a turn that its thread no longer waits for.
+            is_new = name not in self._tickets and name not in self._ended_tickets
+            if request.get("automatic") and is_new and self.automatic is not None:
+                self._tickets[name] = self.automatic.open(request, self)
+        return self._ticket(request)
+
+    def _end(self, name: str) -> None:
+        with self._lock:
+            ticket = self._tickets.pop(name, None)
+            self._ended_tickets[name] = None
+            while len(self._ended_tickets) > _MAX_ENDED_TICKETS:
+                self._ended_tickets.popitem(last=False)
+        if isinstance(ticket, AutomaticTicket):
+            ticket.end()
+
+    def _ticket(self, request: Mapping[str, Any]) -> Ticket | AutomaticTicket:
         ticket = self._tickets.get(str(request.get("ticket")))
         if ticket is None:
             raise LockNotHeldError(

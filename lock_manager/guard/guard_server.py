@@ -16,6 +16,7 @@ import socketserver
 import tempfile
 import uuid
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _READ_SECONDS = 10
 """Seconds to wait for the next bytes of a client."""
+LIFELINE = "lifeline"
+"""The question of the connection that the JVM keeps open until it ends. It gets no answer."""
 
 
 class CommitDecider(Protocol):
@@ -37,19 +40,22 @@ class CommitDecider(Protocol):
 class GuardServer:
     """Answers the questions of a JVM, each in its own thread, until :meth:`close` or the end of the process.
 
+    Args:
+        on_client_end: Called in another thread when the JVM has ended.
+
     Attributes:
         name: Unique name. Threads of the JVM with this name in ``spark.sluice.guard.name`` ask this guard.
         path: Path of the socket.
 
     """
 
-    def __init__(self, guard: CommitDecider) -> None:
+    def __init__(self, guard: CommitDecider, on_client_end: Callable[[], None] = lambda: None) -> None:
         self.name = uuid.uuid4().hex
         # Readable by this user only. The path of a socket has at most 103 bytes.
         folder = tempfile.mkdtemp(prefix="sluice-")
         self._remove_folder = weakref.finalize(self, _remove_folder, folder, os.getpid())
         self.path = str(Path(folder, "guard"))
-        self._server = _Server(guard, self.path)
+        self._server = _Server(guard, on_client_end, self.path)
         self._thread = Thread(target=self._server.serve_forever, name="sluice-guard", daemon=True)
         self._thread.start()
 
@@ -82,8 +88,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, guard: CommitDecider, path: str) -> None:
+    def __init__(self, guard: CommitDecider, on_client_end: Callable[[], None], path: str) -> None:
         self.guard = guard
+        self.on_client_end = on_client_end
         super().__init__(path, _QuestionHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base class's names)
@@ -97,6 +104,16 @@ class _QuestionHandler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         with suppress(OSError):
             question = self.rfile.readline().decode().rstrip("\n")
+            if question == LIFELINE:
+                self._watch_client()
+                return
             # An empty question only tests the connection.
             answer = self.server.guard.check(question) if question else ""
             self.wfile.write(answer.encode() + b"\n")
+
+    def _watch_client(self) -> None:
+        self.connection.settimeout(None)
+        try:
+            self.rfile.read()
+        finally:
+            self.server.on_client_end()

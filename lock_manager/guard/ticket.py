@@ -21,8 +21,8 @@ from lock_manager.guard.guarded_block import ALLOWED_TABLE_ACTIONS, PARTITIONS_S
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION
 
-# Time that a commit waits for its turn before the log store checks again whether its version is free.
-_TURN_SECONDS = 0.5
+#: Time that a commit waits for its turn before the log store checks again whether its version is free.
+TURN_SECONDS = 0.5
 # Actions of the first version of a table.
 _NEW_TABLE_ACTIONS = frozenset({"protocol", "metaData"})
 
@@ -40,6 +40,9 @@ class StagedCommit:
         properties: Sluice's table properties of that version.
         hooks: Names of Delta's post-commit hooks that are not known to be harmless behind the gate
             (``PostCommitHooks.java``); None if the transaction is unknown.
+        changes_rows: Whether a file of it may change rows.
+        operation: Delta's name of the operation; None if the commit does not name it.
+        new_properties: Table properties that the commit sets; None if it has no metadata.
 
     """
 
@@ -50,6 +53,9 @@ class StagedCommit:
     read_version: int | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     hooks: tuple[str, ...] | None = None
+    changes_rows: bool = True
+    operation: str | None = None
+    new_properties: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, description: Mapping[str, Any]) -> StagedCommit:
@@ -63,6 +69,9 @@ class StagedCommit:
             read_version=int(read["version"]) if "version" in read else None,
             properties=dict(read.get("properties", {})),
             hooks=None if description.get("hooks") is None else tuple(description["hooks"]),
+            changes_rows=bool(description.get("changes_rows", True)),
+            operation=description.get("operation"),
+            new_properties=description.get("configuration"),
         )
 
 
@@ -146,15 +155,17 @@ class Ticket:
 
     # -- for the guard, in its own threads -----------------------------------------------------------------------
 
-    def has_turn(self, description: Mapping[str, Any]) -> bool:
+    def has_turn(self, request: Mapping[str, Any]) -> bool:
         """Record that a commit has arrived, wait briefly for its lock, and return whether the lock is held.
+
+        ``request`` is the log store's, see ``PythonGuard.java``.
 
         Raises:
             NotStagedError: The commit needs the lock from its beginning.
             SluiceError: The lock was not acquired.
 
         """
-        staged = StagedCommit.of(description)
+        staged = StagedCommit.of(request["staged"])
         if (reason := staging_obstacle(staged, appends=self.appends)) is not None:
             raise NotStagedError(f"the write to {self.table} needs the lock from its beginning: {reason}")
         if self.staged is None:
@@ -166,7 +177,7 @@ class Ticket:
                 f"the write to {self.table} read version {staged.read_version} in a second transaction, and needs the "
                 "lock from its beginning"
             )
-        if not self._decision_lock.acquire(timeout=_TURN_SECONDS):
+        if not self._decision_lock.acquire(timeout=TURN_SECONDS):
             return False
         self._decision_lock.release()
         self.granted_block(self.attempt.write_id)

@@ -37,17 +37,21 @@ class WriteAttempt:
         return cls(note_of_write(metadata, write_id), write_id, time.time())
 
     def refuse_if_old(self, table: str, retention_seconds: float) -> None:
-        """Raise if VACUUM may soon delete files of this attempt.
+        """Raise NotStagedError if VACUUM may soon delete files of this attempt, see :func:`refuse_if_old`."""
+        refuse_if_old(table, time.time() - self.begun_at, retention_seconds)
 
-        VACUUM deletes a file that belongs to no commit once it is older than the retention.
 
-        Raises:
-            NotStagedError: The attempt is older than half of the retention.
+def refuse_if_old(table: str, age_seconds: float, retention_seconds: float) -> None:
+    """Raise if VACUUM may soon delete files of a write that began ``age_seconds`` ago.
 
-        """
-        age = time.time() - self.begun_at
-        if age > retention_seconds / 2:
-            raise NotStagedError(
-                f"the write to {table} began {age:.0f} s ago, and VACUUM deletes files that belong to no commit after "
-                f"{retention_seconds:.0f} s: raise delta.deletedFileRetentionDuration, or write less at a time"
-            )
+    VACUUM deletes a file that belongs to no commit once it is older than the retention.
+
+    Raises:
+        NotStagedError: The write is older than half of the retention.
+
+    """
+    if age_seconds > retention_seconds / 2:
+        raise NotStagedError(
+            f"the write to {table} began {age_seconds:.0f} s ago, and VACUUM deletes files that belong to no commit "
+            f"after {retention_seconds:.0f} s: raise delta.deletedFileRetentionDuration, or write less at a time"
+        )

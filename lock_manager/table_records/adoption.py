@@ -68,6 +68,28 @@ class Adoption:
         if self.ensemble != ensemble:
             raise EnsembleMismatchError(resource=table, ensemble=ensemble, adopted_by=self.ensemble)
 
+    @classmethod
+    def to_restore(cls, previous: Adoption | None, current: Adoption | None, hold: Adoption) -> Adoption | None:
+        """Return the adoption that a table needs after a statement that changed it as a side effect; None if no other.
+
+        REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
+        source. So the table gets back its previous adoption. If it had none before and has one now, that adoption is
+        another table's, and the table gets the adoption that names the lock of the hold.
+
+        Args:
+            previous: Adoption before the statement.
+            current: Adoption after it.
+            hold: Adoption that names the lock of the hold.
+
+        """
+        if current == previous:
+            return None
+        adoption = previous or hold
+        if previous and previous.table is None and current and current.table is not None:
+            # An earlier release adopted the table without a name. The name that it has now may be another table's.
+            adoption = cls(previous.ensemble, hold.table)
+        return adoption if adoption != current else None
+
     def __str__(self) -> str:
         """Return ``UUID`` or ``UUID as s3://lake/flights``."""
         return self.ensemble if self.table is None else f"{self.ensemble} as {self.table}"

@@ -12,6 +12,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from lock_manager import LockManager, LockSettings, SettingsError, ZookeeperLockManager
+from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import GuardServer
 from lock_manager.guard_registry import declare_guard_installed
@@ -23,6 +25,7 @@ from writer_jobs.delta.session import (
     AUTO_COMPACT,
     COMMIT_LOCK,
     GUARD_MODE,
+    LOCK,
     LOG_STORE,
     LOG_STORE_SETTING,
     classic_session,
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Values of the setting :data:`~writer_jobs.delta.session.GUARD_MODE`, which describes them.
 OFF, OBSERVE, REQUIRED = "off", "observe", "required"
+# Values of the setting LOCK.
+_COMMIT, _NO_LOCK = "commit", "none"
 _GUARD_PROPERTY = "spark.sluice.guard.name"
 # The guard asks an ensemble for 45 s at most; the other seconds are for a busy interpreter.
 _ANSWER_SECONDS = 60
@@ -44,15 +49,28 @@ GUARD = CommitGuard()
 _attach_lock = threading.Lock()
 
 
-def attach(spark: SparkSession) -> None:
+_managers_lock = threading.Lock()
+_managers: dict[LockSettings, LockManager] = {}
+
+
+def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str | None = None) -> None:
     """Guard every commit that this driver makes from now on; a second call does nothing.
+
+    With ``lock="commit"`` each commit of a thread that holds no lock waits for the lock on its table: that of an SQL
+    statement, ``df.write``, ``writeStream``, MERGE, OPTIMIZE and so on (docs/how-to/unchanged.md).
 
     The log store has to be there already, because Delta reads its name once. Sessions of :func:`build_session` have it;
     others need the settings and the jar that the error names.
 
     In the main thread this call also makes Ctrl-C raise KeyboardInterrupt with Spark 4.0 and 4.1.
 
+    Args:
+        manager: Lock manager for ``lock="commit"``; by default that of :func:`default_manager`.
+        lock: ``commit``, or ``none``: refuse commits of threads that hold no lock. By default ``spark.sluice.lock``, or
+            ``none`` without it.
+
     Raises:
+        SettingsError: ``lock`` has another value, or no ensemble is configured.
         GuardMissingError: The session was started without the guarded log store or with PYSPARK_PIN_THREAD=false, Delta
             Kernel has another log store, or the JVM cannot reach this process.
         UnsupportedSessionError: The session is of Spark Connect, has no Delta, or has releases that are not tested
@@ -79,6 +97,9 @@ def attach(spark: SparkSession) -> None:
         if not _is_attached(context):
             _check_releases(context)
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
+        if _opens_tickets(context, lock) and GUARD.automatic is None:
+            GUARD.automatic = AutomaticTickets(manager or default_manager(spark), context.appName)
+            jvm.io.deltasluice.storage.Guard.openTickets(gateway._sluice_guard.name)  # noqa: SLF001
     guard_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
 
@@ -101,8 +122,31 @@ def attach(spark: SparkSession) -> None:
         )
 
 
+def _opens_tickets(context: SparkContext, lock: str | None) -> bool:
+    conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)
+    value = lock or str(conf.get(LOCK, _NO_LOCK)).strip().lower()
+    if value not in (_COMMIT, _NO_LOCK):
+        raise SettingsError(f"{LOCK}={value!r}: choose {_COMMIT} or {_NO_LOCK}")
+    return value == _COMMIT
+
+
+def default_manager(spark: SparkSession) -> LockManager:
+    """Return the lock manager that this process shares, with the settings of :meth:`LockSettings.from_spark`.
+
+    Raises:
+        SettingsError: No ensemble is configured, or a setting is malformed.
+
+    """
+    context = spark.sparkContext
+    settings = LockSettings.from_spark(dict(context.getConf().getAll()), app_id=context.applicationId)
+    with _managers_lock:
+        if settings not in _managers:
+            _managers[settings] = ZookeeperLockManager(settings)
+        return _managers[settings]
+
+
 def _install_guard(jvm: Any) -> GuardServer:
-    server = GuardServer(GUARD)
+    server = GuardServer(GUARD, GUARD.client_ended)
     try:
         server.install(jvm, answer_seconds=_ANSWER_SECONDS)
     except Py4JJavaError as error:

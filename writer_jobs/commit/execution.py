@@ -17,7 +17,6 @@ from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.table_records.commit_stamp import note_as_user_metadata
 from writer_jobs.commit.operation import Operation
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
-from writer_jobs.delta.log_store import track_transactions
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import WriteFailedError
 
@@ -213,7 +212,6 @@ class Execution:
         self._spark_context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
         if ticket is not None:
             self._spark_context.setLocalProperty(_TICKET_PROPERTY, ticket)
-        track_transactions(self.context.spark)
         self._spark_context.addJobTag(self._tag)
         user_metadata = note_as_user_metadata(self.attempt.note, self.operation.user_metadata)
         self.operation.run(self.context.log.location, user_metadata)

@@ -16,7 +16,8 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from lock_manager import ResourceError, canonical_table_uri
+from lock_manager import canonical_table_uri
+from lock_manager.guard.table_reads import own_read_reason
 from lock_manager.nesting import REGISTRY
 from writer_jobs.commit.driver_guard import REQUIRED
 from writer_jobs.commit.operation import MERGE_SCHEMA, OVERWRITE_SCHEMA, Operation, Read, has_option
@@ -45,7 +46,7 @@ def reason_for_whole_write(spark: SparkSession, table_log: DeltaTableLog, operat
     return (
         next(filter(None, map(_settings_reason, facts["settings"])), None)
         or _table_reason(facts, operation)
-        or _reads_reason(facts, table_log.location)
+        or own_read_reason(facts["reads"], canonical_table_uri(table_log.location), facts["table_id"])
     )
 
 
@@ -101,25 +102,3 @@ def _table_reason(facts: Mapping[str, Any], operation: Operation) -> str | None:
     if facts["in_commit_timestamps"]:
         return "the table's commits have in-commit timestamps"
     return "the table has an identity column" if facts["identity"] else None
-
-
-def _reads_reason(facts: Mapping[str, Any], location: str) -> str | None:
-    """Return why an operation depends, or may depend, on the Delta table at a location; None if it does not."""
-    table = canonical_table_uri(location)
-    for read in facts["reads"]:
-        if "unknown" in read:
-            return f"the write may read the table: {read['unknown']}"
-        # The table's id recognizes names of the table that paths do not, such as an alias of a bucket.
-        is_table = facts["table_id"] is not None and read.get("table_id") == facts["table_id"]
-        if is_table or any(_overlaps(root, table) for root in read["roots"]):
-            return "the write reads the table itself"
-    return None
-
-
-def _overlaps(root: str, table: str) -> bool:
-    """Return whether files below a root may be the table's, or the root may be another spelling of its location."""
-    try:
-        files = canonical_table_uri(root).rstrip("/")
-    except ResourceError:
-        return True
-    return f"{files}/".startswith(f"{table}/") or f"{table}/".startswith(f"{files}/")

@@ -24,7 +24,7 @@ from lock_manager.guard.ticket import Ticket
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit import driver_guard
 from writer_jobs.delta.adoption import refuse_other_ensemble, restore_adoption
-from writer_jobs.delta.log_store import log_store, track_transactions
+from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import CommitUnknownError, StorageError, TableError
@@ -207,7 +207,6 @@ def _bound_thread(spark: SparkSession, block: GuardedBlock) -> Iterator[None]:
     try:
         context.setLocalProperty(_BLOCKS_PROPERTY, ",".join(filter(None, [outer_blocks, block.name])))
         driver_guard.guard_this_thread(context)
-        track_transactions(spark)
         yield
     finally:
         with _errors_logged(block.hold):

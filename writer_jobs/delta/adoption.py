@@ -33,21 +33,15 @@ def adoption_under(hold: Hold, table_log: DeltaTableLog) -> Adoption:
 def restore_adoption(
     spark: SparkSession, table_log: DeltaTableLog, hold: Hold, previous_adoption: Adoption | None
 ) -> None:
-    """Undo a block's side effects on the table's adoption.
+    """Undo a block's side effects on the table's adoption, see :meth:`Adoption.to_restore`.
 
-    REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
-    source. So the table gets back its previous adoption. If it had none before the block and has one now, that adoption
-    is another table's, and the table gets the adoption of this hold. The errors are those of :func:`commit_adoption`.
+    The errors are those of :func:`commit_adoption`.
     """
     state = table_log.state()
-    if state is None or state.adoption == previous_adoption:
+    if state is None:
         return
-    hold_adoption = adoption_under(hold, table_log)
-    adoption = previous_adoption or hold_adoption
-    if previous_adoption and previous_adoption.table is None and state.adoption and state.adoption.table is not None:
-        # An earlier release adopted the table without a name. The name that it has now may be another table's.
-        adoption = Adoption(previous_adoption.ensemble, hold_adoption.table)
-    if state.adoption != adoption:
+    adoption = Adoption.to_restore(previous_adoption, state.adoption, adoption_under(hold, table_log))
+    if adoption is not None:
         commit_adoption(spark, table_log, adoption)
 
 

@@ -2,20 +2,25 @@ package io.deltasluice.storage;
 
 import java.lang.ref.WeakReference;
 import org.apache.spark.sql.delta.ChainableExecutionObserver;
-import org.apache.spark.sql.delta.NoOpTransactionExecutionObserver$;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.TransactionExecutionObserver;
 import org.apache.spark.sql.delta.TransactionExecutionObserver$;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 import scala.Function0;
 import scala.Option;
 
 /**
  * Finds the Delta transaction of the current thread.
  *
- * <p>Most commands make their transaction the thread's active one. OPTIMIZE does not. So threads that write under a
- * lock have this observer, which Delta calls for each transaction that it starts.
+ * <p>Most commands make their transaction the thread's active one. OPTIMIZE and streams do not. So each thread has this
+ * observer, which Delta calls for each transaction that it starts or ends.
  */
-public final class ActiveTransaction implements TransactionExecutionObserver {
+final class ActiveTransaction implements TransactionExecutionObserver {
+  private static final Logger LOG = LoggerFactory.getLogger(ActiveTransaction.class);
+
+  private static boolean isTracking;
+
   /** The newest transaction of the thread. A weak reference suffices, because Delta holds it until its commit. */
   private WeakReference<OptimisticTransaction> newestTransaction = new WeakReference<>(null);
 
@@ -23,10 +28,18 @@ public final class ActiveTransaction implements TransactionExecutionObserver {
 
   private ActiveTransaction() {}
 
-  /** Starts to track the transactions of this thread, unless the thread has an observer already. */
-  public static void track() {
-    if (TransactionExecutionObserver$.MODULE$.getObserver() == NoOpTransactionExecutionObserver$.MODULE$) {
-      TransactionExecutionObserver$.MODULE$.setObserver(new ActiveTransaction());
+  /** Starts to track the transactions of all threads. A JVM without Delta's transactions has nothing to track. */
+  static synchronized void track() {
+    if (isTracking) {
+      return;
+    }
+    isTracking = true;
+    try {
+      TransactionExecutionObserver$.MODULE$
+          .org$apache$spark$sql$delta$ThreadStorageExecutionObserver$_setter_$threadObserver_$eq(
+              ThreadLocal.withInitial(ActiveTransaction::new));
+    } catch (LinkageError e) {
+      LOG.debug("Delta's transactions cannot be tracked", e);
     }
   }
 
@@ -70,9 +83,15 @@ public final class ActiveTransaction implements TransactionExecutionObserver {
 
   @Override public void beginPostCommit() {}
 
-  @Override public void transactionCommitted() {}
+  @Override
+  public void transactionCommitted() {
+    AutomaticTicket.transactionCommitted();
+  }
 
-  @Override public void transactionAborted() {}
+  @Override
+  public void transactionAborted() {
+    AutomaticTicket.transactionAborted();
+  }
 
   @Override
   public Option<TransactionExecutionObserver> nextObserver() {

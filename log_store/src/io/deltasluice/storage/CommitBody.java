@@ -111,8 +111,9 @@ final class CommitBody {
    * Returns the properties of a commit whose data files were written without the lock.
    *
    * @return JSON object: {@code blind} (the transaction read nothing of the table), {@code removes} (the commit removes
-   *     files), {@code dated} (it has an in-commit timestamp, and may change rows), {@code actions} (names of the
-   *     actions on the whole table, and {@code unreadable} if a line cannot be parsed)
+   *     files), {@code dated} (it has an in-commit timestamp, and may change rows), {@code changes_rows},
+   *     {@code operation}, {@code actions} (names of the actions on the whole table, and {@code unreadable} if a line
+   *     cannot be parsed), {@code configuration} (new table properties; null without new metadata)
    */
   ObjectNode stagedProperties() {
     Contents contents = contents();
@@ -120,6 +121,9 @@ final class CommitBody {
     staged.put("blind", isBlindAppend);
     staged.put("removes", !contents.removed.isEmpty());
     staged.put("dated", hasTimestamp && contents.changesRows);
+    staged.put("changes_rows", contents.changesRows);
+    staged.put("operation", operation);
+    staged.set("configuration", contents.configuration);
     ArrayNode actions = staged.putArray("actions");
     contents.tableActions.forEach(actions::add);
     if (contents.hasUnreadableLine) {
@@ -152,6 +156,9 @@ final class CommitBody {
     final Set<String> added = new LinkedHashSet<>();
     final Set<String> removed = new HashSet<>();
 
+    /** New table properties; null without new metadata. */
+    JsonNode configuration;
+
     /** Whether a file has no partition values. */
     boolean hasUnplacedFile;
 
@@ -174,6 +181,9 @@ final class CommitBody {
     }
 
     private void addAction(String name, JsonNode action) {
+      if (name.equals("metaData")) {
+        configuration = action.path("configuration");
+      }
       if (FILES.contains(name)) {
         addFile(name, action);
       } else if (name.equals("domainMetadata")) {

@@ -1,6 +1,7 @@
 package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.MissingNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.io.InterruptedIOException;
@@ -65,8 +66,15 @@ public final class Guard {
 
   private Guard() {}
 
-  /** The guard's permission for a commit: ids of the holds that cover it, and its stamp. */
-  record Permission(List<String> holds, ObjectNode stamp) {}
+  /**
+   * The guard's permission for a commit.
+   *
+   * @param holds ids of the holds that cover the commit
+   * @param stamp stamp of the commit
+   * @param restoration for an automatic ticket whose commit changes the table's adoption: {@code properties} to set
+   *     after it, and {@code block}, the block of that commit; else a missing node
+   */
+  record Permission(List<String> holds, ObjectNode stamp, JsonNode restoration) {}
 
   enum Mode { REQUIRED, OBSERVE, OFF }
 
@@ -80,9 +88,14 @@ public final class Guard {
    */
   public static void install(String name, String path, long timeoutMillis) throws IOException {
     PythonGuard guard = new PythonGuard(path, timeoutMillis);
-    // An empty request only tests the connection.
-    guard.send("");
+    guard.connect();
+    ActiveTransaction.track();
     GUARDS.put(name, guard);
+  }
+
+  /** Makes a guard open automatic tickets, for commits of threads that have neither a block nor a ticket. */
+  public static void openTickets(String name) {
+    GUARDS.get(name).opensTickets = true;
   }
 
   /** Binds this thread to blocks in a JVM without Spark; null unbinds it. */
@@ -91,28 +104,34 @@ public final class Guard {
   }
 
   /**
-   * Asks the guard for a commit.
+   * Asks the guard for a commit, whose ticket may be null.
    *
    * @throws CommitRefusedException the guard refuses or does not answer, and the mode is {@code required}
    * @throws InterruptedIOException the thread was interrupted, for example because its stream is stopped
    */
-  static Permission ask(VersionFile file, CommitBody body) throws CommitRefusedException, InterruptedIOException {
+  static Permission ask(String ticket, VersionFile file, CommitBody body)
+      throws CommitRefusedException, InterruptedIOException {
     Mode mode = mode();
     if (mode == Mode.OFF) {
-      return new Permission(List.of(), CommitBody.JSON.createObjectNode());
+      return new Permission(List.of(), CommitBody.JSON.createObjectNode(), MissingNode.getInstance());
     }
     try {
-      return requestPermission(file, body, mode);
+      return requestPermission(ticket, file, body, mode);
     } catch (CommitRefusedException refusal) {
-      if (mode == Mode.REQUIRED) {
-        throw refusal;
-      }
-      LOG.warn("version {} of {} is committed, but would be refused in required mode: {}",
-          file.version(), file.table(), refusal.getMessage());
-      ObjectNode stamp = CommitBody.JSON.createObjectNode();
-      stamp.put("observed", refusal.errorName());
-      return new Permission(List.of(), stamp);
+      return observe(file, refusal);
     }
+  }
+
+  /** Returns the permission for a commit that is refused in {@code required} mode; throws the refusal in that mode. */
+  static Permission observe(VersionFile file, CommitRefusedException refusal) throws CommitRefusedException {
+    if (mode() != Mode.OBSERVE) {
+      throw refusal;
+    }
+    LOG.warn("version {} of {} is committed, but would be refused in required mode: {}",
+        file.version(), file.table(), refusal.getMessage());
+    ObjectNode stamp = CommitBody.JSON.createObjectNode();
+    stamp.put("observed", refusal.errorName());
+    return new Permission(List.of(), stamp, MissingNode.getInstance());
   }
 
   /** Returns the ticket of this thread's write; null if the write holds its lock already, or has no lock. */
@@ -120,14 +139,41 @@ public final class Guard {
     return localProperty(TICKET);
   }
 
+  /**
+   * Returns the automatic ticket of a commit; null if its thread is bound to a block or a ticket, or if no guard of this
+   * driver opens tickets.
+   */
+  static AutomaticTicket automaticTicket(VersionFile file, CommitBody body) throws CommitRefusedException {
+    if (blocks() != null || ticket() != null || mode() == Mode.OFF) {
+      return null;
+    }
+    for (Map.Entry<String, PythonGuard> entry : guards(localProperty(NAME))) {
+      if (entry.getValue().opensTickets) {
+        return AutomaticTicket.of(entry.getKey(), file, body);
+      }
+    }
+    return null;
+  }
+
   /** Returns whether the guard may allow a commit of this thread. Required mode needs a block or a ticket. */
   static boolean mayAllow() throws CommitRefusedException {
-    return blocks() != null || ticket() != null || mode() != Mode.REQUIRED;
+    return isQueued() || blocks() != null || mode() != Mode.REQUIRED;
+  }
+
+  /** Returns whether commits of this thread of a Spark driver are ordered by a lock. */
+  static boolean isQueued() {
+    return context() != null && (blocks() != null || ticket() != null || opensTickets());
   }
 
   /** Returns whether this thread of a Spark driver is bound to a block or a ticket. */
   static boolean isBound() {
     return context() != null && (blocks() != null || ticket() != null);
+  }
+
+  private static boolean opensTickets() {
+    synchronized (GUARDS) {
+      return GUARDS.values().stream().anyMatch(guard -> guard.opensTickets);
+    }
   }
 
   /**
@@ -153,19 +199,24 @@ public final class Guard {
     ObjectNode request = request("turn", file, body);
     request.put("ticket", ticket);
     request.set("staged", staged);
+    request.put("automatic", AutomaticTicket.current() != null);
+    request.put("observe", mode() == Mode.OBSERVE);
     return send(request, file, body).path("turn").asBoolean(false);
   }
 
   /**
    * Reports the outcome of a put to Python. Then Python may release the lock of the ticket.
    *
+   * @param keepsLock whether an automatic ticket keeps its lock for hooks
    * @return whether Python has received the report; otherwise it reads the outcome when the write ends
    */
-  static boolean reportOutcome(String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome) {
+  static boolean reportOutcome(
+      String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome, boolean keepsLock) {
     ObjectNode request = request("outcome", file, body);
     request.put("ticket", ticket);
     request.put("outcome", Attempts.name(outcome));
     request.set("metrics", body.metrics);
+    request.put("keeps_lock", keepsLock);
     try {
       send(request, file, body);
       return true;
@@ -176,12 +227,37 @@ public final class Guard {
     }
   }
 
+  /** Makes Python end an automatic ticket. Does not wait for it. */
+  static void end(AutomaticTicket ticket, VersionFile file) {
+    PythonGuard guard = GUARDS.get(ticket.guardName());
+    if (guard == null) {
+      ticket.forget();
+      return;
+    }
+    String request = request("end", file, "").put("ticket", ticket.name()).toString();
+    CALLS.execute(() -> {
+      try {
+        guard.send(request);
+        ticket.forget();
+      } catch (ConnectException e) {
+        // The process has ended, and its holds are lost.
+        ticket.forget();
+      } catch (IOException e) {
+        LOG.info("a ticket on {} is ended again later", file.table(), e);
+      }
+    });
+  }
+
   private static ObjectNode request(String kind, VersionFile file, CommitBody body) {
+    return request(kind, file, body.attempt);
+  }
+
+  private static ObjectNode request(String kind, VersionFile file, String attempt) {
     ObjectNode request = CommitBody.JSON.createObjectNode();
     request.put("kind", kind);
     request.put("table", file.table());
     request.put("version", file.version());
-    request.put("attempt", body.attempt);
+    request.put("attempt", attempt);
     return request;
   }
 
@@ -195,7 +271,7 @@ public final class Guard {
     return answer;
   }
 
-  private static Permission requestPermission(VersionFile file, CommitBody body, Mode mode)
+  private static Permission requestPermission(String ticket, VersionFile file, CommitBody body, Mode mode)
       throws CommitRefusedException, InterruptedIOException {
     ObjectNode request = request("commit", file, body);
     request.put("txn", body.txn);
@@ -203,7 +279,6 @@ public final class Guard {
     request.put("metadata", body.hasMetadata);
     String blocks = blocks();
     request.put("blocks", blocks);
-    String ticket = ticket();
     request.put("ticket", ticket);
     String write = localProperty(WRITE);
     if (write != null) {
@@ -221,7 +296,7 @@ public final class Guard {
       throw new CommitRefusedException("LockLostError", "the commit guard gave an answer without holds or stamp; use the "
           + "log store's jar and the Python package of one release");
     }
-    return new Permission(holds, (ObjectNode) answer.get("stamp"));
+    return new Permission(holds, (ObjectNode) answer.get("stamp"), answer.path("restoration"));
   }
 
   private static boolean locksPartitions(String names) {
@@ -230,7 +305,8 @@ public final class Guard {
 
   private static JsonNode askPython(String request, VersionFile file)
       throws CommitRefusedException, InterruptedIOException {
-    String boundGuard = localProperty(NAME);
+    AutomaticTicket automatic = AutomaticTicket.current();
+    String boundGuard = automatic == null ? localProperty(NAME) : automatic.guardName();
     for (Map.Entry<String, PythonGuard> entry : guards(boundGuard)) {
       PythonGuard guard = entry.getValue();
       Future<String> call = CALLS.submit(() -> guard.send(request));
@@ -243,7 +319,7 @@ public final class Guard {
         if (e.getCause() instanceof ConnectException) {
           // The Python process has ended, and its holds are lost.
           GUARDS.remove(entry.getKey(), guard);
-          if (entry.getKey().equals(boundGuard) && (blocks() != null || ticket() != null)) {
+          if (entry.getKey().equals(boundGuard) && (automatic != null || blocks() != null || ticket() != null)) {
             throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
                 + " for this thread has ended");
           }
@@ -276,6 +352,17 @@ public final class Guard {
     Collections.reverse(entries);
     entries.sort(Comparator.comparing(entry -> !entry.getKey().equals(boundGuard)));
     return entries;
+  }
+
+  /** Calls a function in a thread that is bound to a block. */
+  static void runBound(String block, Runnable work) {
+    SparkContext context = context();
+    context.setLocalProperty(BLOCKS, block);
+    try {
+      work.run();
+    } finally {
+      context.setLocalProperty(BLOCKS, null);
+    }
   }
 
   private static String blocks() {

@@ -64,7 +64,7 @@ public class GuardedLogStore extends LogStore {
     try {
       return reader.read(path, conf);
     } catch (FileNotFoundException e) {
-      String checksum = Guard.isBound() ? Checksum.deriveContent(path, reader, conf) : null;
+      String checksum = Guard.isQueued() ? Checksum.deriveContent(path, reader, conf) : null;
       if (checksum == null) {
         throw e;
       }
@@ -133,17 +133,51 @@ public class GuardedLogStore extends LogStore {
       Checkpoints.defer(file);
     }
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
-    String ticket = Guard.ticket();
-    if (ticket != null) {
+    AutomaticTicket automatic = Guard.automaticTicket(file, body);
+    if (automatic == null) {
+      commit(storage, Guard.ticket(), file, body, checkedAt, conf);
+      return;
+    }
+    boolean ends = true;
+    try {
+      commit(storage, automatic.name(), file, body, checkedAt, conf);
+      ends = !automatic.keepsLock();
+    } catch (FileAlreadyExistsException e) {
+      // Delta checks for conflicts under the lock, and calls again with the same ticket.
+      ends = false;
+      throw e;
+    } catch (CommitRefusedException e) {
+      throw AutomaticTicket.asDeltaException(e);
+    } finally {
+      automatic.leave(ends);
+    }
+  }
+
+  private void commit(
+      Storage storage, String ticket, VersionFile file, CommitBody body, long checkedAt, Configuration conf)
+      throws IOException {
+    AutomaticTicket automatic = AutomaticTicket.named(ticket);
+    if (ticket != null && automatic == null) {
       StagedFiles.add(ticket, file, body, conf);
     }
     if (Guard.mayAllow()) {
       storage.put.requireProof(file, conf);
     }
+    CommitRefusedException refusal = null;
     if (ticket != null) {
-      awaitTurn(ticket, file, body, checkedAt, conf);
+      try {
+        awaitTurn(ticket, file, body, checkedAt, conf);
+      } catch (CommitRefusedException e) {
+        if (automatic == null) {
+          throw e;
+        }
+        refusal = e;
+      }
     }
-    Guard.Permission permission = Guard.ask(file, body);
+    Guard.Permission permission = refusal == null ? Guard.ask(ticket, file, body) : Guard.observe(file, refusal);
+    if (automatic != null) {
+      automatic.restoreLater(permission.restoration());
+    }
     Attempts.Attempt attempt = Attempts.begin(permission.holds(), file.version(), body.txn, body.attempt);
     StagedFiles staged = ticket == null ? null : StagedFiles.take(ticket);
     try {
@@ -154,7 +188,7 @@ public class GuardedLogStore extends LogStore {
       if (attempt.outcome() == Attempts.Outcome.COMMITTED) {
         Guard.endAttempt();
       }
-      if (ticket != null) {
+      if (ticket != null && refusal == null) {
         reportOutcome(ticket, staged, file, body, attempt.outcome(), permission.holds());
       }
     }
@@ -165,7 +199,13 @@ public class GuardedLogStore extends LogStore {
     if (staged != null && (outcome == Attempts.Outcome.TAKEN || outcome == Attempts.Outcome.REJECTED)) {
       staged.putBack(ticket);
     }
-    if (Guard.reportOutcome(ticket, file, body, outcome) && outcome == Attempts.Outcome.COMMITTED) {
+    AutomaticTicket automatic = AutomaticTicket.named(ticket);
+    boolean keepsLock = automatic != null && automatic.keepsLock();
+    boolean isReported = Guard.reportOutcome(ticket, file, body, outcome, keepsLock);
+    if (isReported && automatic != null && outcome == Attempts.Outcome.COMMITTED && !keepsLock) {
+      automatic.setEnded();
+    }
+    if (isReported && (automatic != null || outcome == Attempts.Outcome.COMMITTED)) {
       // Python has the outcome, and does not read it again.
       holds.forEach(Attempts::forget);
     }
@@ -184,6 +224,10 @@ public class GuardedLogStore extends LogStore {
     ReadVersion read = ReadVersion.of(file);
     ObjectNode staged = Guard.describe(body, read);
     staged.set("hooks", PostCommitHooks.of(ActiveTransaction.of(file.table())));
+    AutomaticTicket automatic = AutomaticTicket.named(ticket);
+    if (automatic != null) {
+      automatic.describe(staged);
+    }
     while (!Guard.hasTurn(ticket, file, body, staged)) {
       throwIfTaken(file.path(), conf);
       checkedAt = System.nanoTime();

@@ -15,6 +15,7 @@ import org.apache.spark.sql.catalyst.analysis.UnresolvedFunction;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
 import org.apache.spark.sql.catalyst.plans.logical.CTERelationRef;
+import org.apache.spark.sql.catalyst.plans.logical.Command;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.OneRowRelation;
@@ -24,12 +25,16 @@ import org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.files.TahoeFileIndex;
+import org.apache.spark.sql.delta.files.TahoeLogFileIndex;
 import org.apache.spark.sql.execution.ExternalRDD;
 import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.QueryExecution;
+import org.apache.spark.sql.execution.SQLExecution;
 import org.apache.spark.sql.execution.datasources.CatalogFileIndex;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.sources.BaseRelation;
+import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
@@ -52,13 +57,20 @@ final class PlanReads {
   private static final Set<String> OTHER_STORES = Set.of(
       "org.apache.spark.sql.execution.datasources.jdbc.JDBCRelation", "org.apache.spark.sql.kafka010.KafkaRelation");
 
+  /** Prefix of the names of leaves that a catalog has resolved, and that read nothing. */
+  private static final String RESOLVED = "org.apache.spark.sql.catalyst.analysis.Resolved";
+
   private final SparkSession session;
   private final ArrayNode reads;
+
+  /** Whether the statement is a micro-batch of a stream, whose streaming sources read no current state. */
+  private boolean isStream;
 
   /**
    * @param session session that parses the conditions and resolves their functions
    * @param reads array to which each read adds an object: {@code roots} of the files, with {@code table_id} for a Delta
-   *     table or its change feed; or {@code unknown}, the name of a read that may read any table
+   *     table or its change feed, and {@code newest} if Delta plans the read of its newest version within a
+   *     transaction; or {@code unknown}, the name of a read that may read any table
    */
   PlanReads(SparkSession session, ArrayNode reads) {
     this.session = session;
@@ -82,6 +94,46 @@ final class PlanReads {
         .forEach(subquery -> CollectionConverters.asJava(subquery.collectLeaves()).forEach(this::addLeaf));
   }
 
+  /**
+   * Adds the reads of the statement that this thread executes. They are the reads of its plan, and of the plans within
+   * its commands.
+   */
+  void addStatement() {
+    String id = session.sparkContext().getLocalProperty(SQLExecution.EXECUTION_ID_KEY());
+    QueryExecution execution = id == null ? null : SQLExecution.getQueryExecution(Long.parseLong(id));
+    if (execution == null) {
+      addUnknown("a statement that Spark does not report");
+      return;
+    }
+    isStream = execution.getClass().getSimpleName().equals("IncrementalExecution");
+    addTree(execution.analyzed());
+  }
+
+  private void addTree(LogicalPlan plan) {
+    CollectionConverters.asJava(plan.collectLeaves()).forEach(this::addLeafOrCommand);
+    CollectionConverters.asJava(plan.subqueriesAll())
+        .forEach(subquery -> CollectionConverters.asJava(subquery.collectLeaves()).forEach(this::addLeafOrCommand));
+  }
+
+  private void addLeafOrCommand(LogicalPlan leaf) {
+    if (leaf instanceof Command) {
+      CollectionConverters.asJava(leaf.productIterator()).forEachRemaining(this::addPart);
+    } else if (!leaf.getClass().getName().startsWith(RESOLVED) && !(isStream && leaf.isStreaming())) {
+      addLeaf(leaf);
+    }
+  }
+
+  /** Adds the reads of a command's part, which may be a plan. */
+  private void addPart(Object part) {
+    if (part instanceof LogicalPlan plan) {
+      addTree(plan);
+    } else if (part instanceof Dataset<?> rows) {
+      addTree(rows.queryExecution().analyzed());
+    } else if (part instanceof Option<?> option && option.isDefined()) {
+      addPart(option.get());
+    }
+  }
+
   private void addLeaf(LogicalPlan leaf) {
     if (leaf instanceof LogicalRelation logical) {
       addRelation(logical.relation());
@@ -92,7 +144,7 @@ final class PlanReads {
 
   private void addRelation(BaseRelation relation) {
     if (relation instanceof HadoopFsRelation files && files.location() instanceof TahoeFileIndex table) {
-      addTable(table.deltaLog());
+      addTable(table.deltaLog()).put("newest", isPlannedInTransaction(table));
     } else if (relation instanceof HadoopFsRelation files && !(files.location() instanceof CatalogFileIndex)) {
       // A partition of a table in the catalog may be anywhere.
       addRoots(CollectionConverters.asJava(files.location().rootPaths()));
@@ -103,8 +155,17 @@ final class PlanReads {
     }
   }
 
-  private void addTable(DeltaLog table) {
-    addRoots(List.of(table.dataPath())).put("table_id", table.unsafeVolatileSnapshot().metadata().id());
+  private ObjectNode addTable(DeltaLog table) {
+    return addRoots(List.of(table.dataPath())).put("table_id", table.unsafeVolatileSnapshot().metadata().id());
+  }
+
+  /**
+   * Returns whether a transaction reads the newest version through this index. Spark plans a micro-batch before its
+   * transaction begins, and a cached read earlier still.
+   */
+  private boolean isPlannedInTransaction(TahoeFileIndex table) {
+    return table instanceof TahoeLogFileIndex index && !index.isTimeTravelQuery() && !isStream
+        && ((org.apache.spark.sql.classic.SparkSession) session).sharedState().cacheManager().isEmpty();
   }
 
   private ObjectNode addRoots(Iterable<Path> paths) {

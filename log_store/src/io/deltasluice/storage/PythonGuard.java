@@ -23,6 +23,12 @@ final class PythonGuard {
   /** Milliseconds to wait for an answer. */
   final long timeoutMillis;
 
+  /** Whether the guard opens automatic tickets. */
+  volatile boolean opensTickets;
+
+  /** Open until this JVM ends. Then Python releases the locks of automatic tickets. */
+  private SocketChannel lifeline;
+
   /**
    * @param path path of the socket
    * @param timeoutMillis milliseconds to wait for an answer
@@ -30,6 +36,13 @@ final class PythonGuard {
   PythonGuard(String path, long timeoutMillis) {
     address = UnixDomainSocketAddress.of(path);
     this.timeoutMillis = timeoutMillis;
+  }
+
+  /** Makes sure that the Python process can be reached. */
+  void connect() throws IOException {
+    send("");
+    lifeline = open();
+    lifeline.write(StandardCharsets.UTF_8.encode("lifeline\n"));
   }
 
   /**
@@ -46,12 +59,16 @@ final class PythonGuard {
    *       thread executes; absent if it executes none) and with it {@code retention_ms} (age at which VACUUM deletes
    *       files that belong to no commit), {@code observe} (whether a refusal is only logged), {@code footprint}
    *       (actions and partitions of the commit, see {@code CommitBody}; only if a block or the ticket locks
-   *       partitions). Answer: {@code holds} (ids of the holds that cover the commit, each confirmed) and
-   *       {@code stamp} (object that the commit records).
+   *       partitions). Answer: {@code holds} (ids of the holds that cover the commit, each confirmed),
+   *       {@code stamp} (object that the commit records) and, for some automatic tickets, {@code restoration} (see
+   *       {@link Guard.Permission}).
    *   <li>{@code turn}: Does the ticket of a waiting commit have its lock by now? Fields: {@code ticket},
-   *       {@code staged} (the commit, see {@link Guard#describe}). Answer: {@code turn} (boolean).
+   *       {@code staged} (the commit, see {@link Guard#describe}), {@code automatic} (whether to open the ticket if it
+   *       is new), {@code observe}. Answer: {@code turn} (boolean).
    *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},
-   *       {@code outcome} (see {@link Attempts}), {@code metrics}. Answer: an empty object.
+   *       {@code outcome} (see {@link Attempts}), {@code metrics}, {@code keeps_lock} (whether hooks need the lock of an
+   *       automatic ticket). Answer: an empty object.
+   *   <li>{@code end}: The transaction of an automatic ticket has ended. Field: {@code ticket}. Answer: an empty object.
    * </ul>
    *
    * @param request JSON object

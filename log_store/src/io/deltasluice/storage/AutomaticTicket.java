@@ -1,0 +1,234 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.MissingNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import io.delta.exceptions.ConcurrentWriteException;
+import java.util.Arrays;
+import java.util.Objects;
+import java.util.Set;
+import java.util.StringJoiner;
+import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.delta.OptimisticTransaction;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The ticket of a commit by a program that requests no lock: its thread has neither a block nor a ticket.
+ *
+ * <p>The ticket belongs to one transaction of one thread. Python requests the lock when the first commit with the ticket
+ * arrives, and keeps it until the ticket ends: with the outcome of the put, or, if hooks need the lock, after them. If
+ * another writer has the version, Delta checks for conflicts under the lock, and tries the next version with the same
+ * ticket. Delta reports the end of a transaction that it gives up ({@link ActiveTransaction}).
+ */
+final class AutomaticTicket {
+  private static final Logger LOG = LoggerFactory.getLogger(AutomaticTicket.class);
+  private static final ThreadLocal<AutomaticTicket> CURRENT = new ThreadLocal<>();
+  private static final Set<AutomaticTicket> OPEN = ConcurrentHashMap.newKeySet();
+  private static final long WATCH_SECONDS = 1;
+
+  /** Classes whose methods are on the stack of a thread that commits. */
+  private static final String[] COMMITTING = {"org.apache.spark.sql.delta.OptimisticTransaction", "io.delta.kernel."};
+
+  /** Ends the tickets of threads that no longer commit, because an error that Delta does not report ended them. */
+  private static final ScheduledExecutorService WATCH = Executors.newSingleThreadScheduledExecutor(work -> {
+    Thread thread = new Thread(work, "sluice-tickets");
+    thread.setDaemon(true);
+    return thread;
+  });
+
+  static {
+    WATCH.scheduleWithFixedDelay(AutomaticTicket::endAbandoned, WATCH_SECONDS, WATCH_SECONDS, TimeUnit.SECONDS);
+  }
+
+  private final String name = "automatic-" + UUID.randomUUID();
+  private final String guardName;
+  private final VersionFile file;
+  private final String txn;
+  private final Thread thread = Thread.currentThread();
+
+  /** Whether hooks that run after the commit need the lock. */
+  private boolean hooksNeedLock;
+
+  /** See {@link Guard.Permission}. */
+  private JsonNode restoration = MissingNode.getInstance();
+
+  /** Whether Python has ended the ticket, with the report of its commit. */
+  private boolean hasEnded;
+
+  /** Whether the thread is in the log store. Otherwise Delta checks for conflicts, or runs hooks. */
+  private volatile boolean isWriting;
+
+  private AutomaticTicket(String guardName, VersionFile file, String txn) {
+    this.guardName = guardName;
+    this.file = file;
+    this.txn = txn;
+  }
+
+  /** Returns the ticket of this thread's transaction for another attempt, or a new ticket. */
+  static AutomaticTicket of(String guardName, VersionFile file, CommitBody body) {
+    AutomaticTicket current = CURRENT.get();
+    if (current != null && !(Objects.equals(current.txn, body.txn) && current.file.table().equals(file.table()))) {
+      current.end();
+      current = null;
+    }
+    if (current == null) {
+      current = new AutomaticTicket(guardName, file, body.txn);
+      CURRENT.set(current);
+      OPEN.add(current);
+    }
+    current.isWriting = true;
+    return current;
+  }
+
+  /** Returns this thread's ticket, or null. */
+  static AutomaticTicket current() {
+    return CURRENT.get();
+  }
+
+  /** Returns this thread's ticket if it has this name, else null. */
+  static AutomaticTicket named(String name) {
+    AutomaticTicket current = CURRENT.get();
+    return current != null && current.name.equals(name) ? current : null;
+  }
+
+  /** Ends this thread's ticket, if it has one: its transaction was given up. */
+  static void transactionAborted() {
+    AutomaticTicket current = CURRENT.get();
+    if (current != null) {
+      current.end();
+    }
+  }
+
+  /** Restores the table's adoption, and ends this thread's ticket, if it has one: all hooks of its commit have run. */
+  static void transactionCommitted() {
+    AutomaticTicket current = CURRENT.get();
+    if (current != null) {
+      try {
+        current.restoreAdoption();
+      } finally {
+        current.end();
+      }
+    }
+  }
+
+  String name() {
+    return name;
+  }
+
+  /** Name of the guard that knows the ticket. */
+  String guardName() {
+    return guardName;
+  }
+
+  /** Returns whether the lock is needed after the commit, until {@link #transactionCommitted}. */
+  boolean keepsLock() {
+    return hooksNeedLock || !restoration.isMissingNode();
+  }
+
+  /** Sets the properties that {@link #transactionCommitted} restores, see {@link Guard.Permission}. */
+  void restoreLater(JsonNode properties) {
+    restoration = properties;
+  }
+
+  /** Records that Python has ended the ticket. */
+  void setEnded() {
+    hasEnded = true;
+  }
+
+  /** Records that the thread leaves the log store; {@code ends}: without need for the lock. */
+  void leave(boolean ends) {
+    isWriting = false;
+    if (hasEnded) {
+      detach();
+      forget();
+    } else if (ends) {
+      end();
+    }
+  }
+
+  /** Releases the ticket's lock, or ends the wait for it. */
+  private void end() {
+    detach();
+    Guard.end(this, file);
+  }
+
+  /** Makes the next commit of this thread open another ticket. */
+  private void detach() {
+    if (CURRENT.get() == this) {
+      CURRENT.remove();
+    }
+    isWriting = false;
+  }
+
+  /** Removes the ticket, which Python has ended. */
+  void forget() {
+    OPEN.remove(this);
+  }
+
+  /** Throws Delta's own exception for a statement that must run again, because programs handle it; else the refusal. */
+  static CommitRefusedException asDeltaException(CommitRefusedException refusal) {
+    if (refusal.errorName().equals("NotStagedError")) {
+      throw new ConcurrentWriteException(refusal.getMessage());
+    }
+    return refusal;
+  }
+
+  private void restoreAdoption() {
+    if (restoration.isMissingNode()) {
+      return;
+    }
+    StringJoiner properties = new StringJoiner(", ");
+    restoration.path("properties").properties()
+        .forEach(pair -> properties.add(quoted(pair.getKey()) + " = " + quoted(pair.getValue().asText())));
+    String statement = "ALTER TABLE delta.`" + file.table().replace("`", "``") + "` SET TBLPROPERTIES (" + properties + ")";
+    Guard.runBound(restoration.path("block").asText(), () -> SparkSession.active().sql(statement));
+  }
+
+  private static String quoted(String text) {
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'";
+  }
+
+  private static void endAbandoned() {
+    for (AutomaticTicket ticket : OPEN) {
+      try {
+        if (!ticket.isWriting && !ticket.isCommitting()) {
+          LOG.info("the transaction on {} has ended, and so does its lock", ticket.file.table());
+          ticket.end();
+        }
+      } catch (RuntimeException e) {
+        LOG.warn("a ticket on {} was not ended, and will be tried again", ticket.file.table(), e);
+      }
+    }
+  }
+
+  private boolean isCommitting() {
+    for (StackTraceElement frame : thread.getStackTrace()) {
+      if (Arrays.stream(COMMITTING).anyMatch(frame.getClassName()::startsWith)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  /**
+   * Adds the properties of a commit that only automatic tickets need: {@code reads}, the reads of the statement, see
+   * {@link PlanReads}; and, if the transaction is known, {@code table_id}, Delta's id of the table, {@code age_ms}, the
+   * age of the transaction, and {@code retention_ms}, the age at which VACUUM deletes files that belong to no commit.
+   */
+  void describe(ObjectNode staged) {
+    hooksNeedLock = !staged.path("hooks").isEmpty();
+    new PlanReads(SparkSession.active(), staged.putArray("reads")).addStatement();
+    OptimisticTransaction transaction = ActiveTransaction.of(file.table());
+    if (transaction != null) {
+      staged.put("table_id", transaction.snapshot().metadata().id());
+      staged.put("age_ms", (System.nanoTime() - transaction.txnStartTimeNs()) / 1_000_000);
+      staged.put("retention_ms", ReadVersion.retentionMillis(file));
+    }
+  }
+}
