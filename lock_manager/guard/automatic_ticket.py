@@ -100,9 +100,9 @@ class AutomaticTicket:
 
         """
         staged = StagedCommit.of(request["staged"])
-        if self._staged is None:
+        is_first, self._staged = self._staged is None, staged
+        if is_first:
             self._thread.start()
-        self._staged = staged
         if not self._decided.wait(TURN_SECONDS):
             return False
         block = self.granted_block(None)

@@ -74,5 +74,7 @@ for _name, _command in {
     "zookeeper": cluster.zookeeper,
 }.items():
     app.command(_name)(_command)
+# The options after the program are the program's.
+app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(cluster.run)
 app.add_typer(ensemble)
 app.add_typer(config)

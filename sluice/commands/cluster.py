@@ -52,6 +52,12 @@ class GuardMode(StrEnum):
     OFF = "off"
 
 
+class LockMode(StrEnum):
+    """When an unchanged program gets its lock."""
+
+    COMMIT = "commit"
+
+
 class Job(StrEnum):
     """The jobs of ``writer_jobs``."""
 
@@ -77,20 +83,56 @@ def submit_args(
         GuardMode | None,
         typer.Option(help="How to treat a commit that does not hold the lock.  [dim]default: required[/]"),
     ] = None,
+    lock: Annotated[
+        LockMode | None,
+        typer.Option(help="Let each commit of an unchanged program wait for its lock.", show_default=False),
+    ] = None,
 ) -> None:
     """Print the --jars, --py-files and --conf part of a spark-submit line.
 
     [bold]spark-submit --master spark://… $(sluice submit-args append) --zookeeper …[/]
     [bold]spark-submit --master spark://… $(sluice submit-args) your_job.py[/]
+    [bold]spark-sql $(sluice submit-args --lock commit) --conf spark.sluice.zookeeper=…[/]
     """
     from shlex import join  # noqa: PLC0415
 
     from sluice.submit.distribution import job_script, submit_arguments  # noqa: PLC0415
 
-    arguments = submit_arguments(archive, guard=guard)
+    arguments = submit_arguments(archive, guard=guard, lock=lock)
     if job is not None:
         arguments.append(str(job_script(job)))
     print(join(arguments))
+
+
+def run(
+    program: Annotated[str, typer.Argument(metavar="SCRIPT|MODULE", help="The program.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS…", help="Its arguments.", show_default=False)
+    ] = None,
+    *,
+    is_module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")] = False,
+    zookeeper: Annotated[
+        str | None,
+        typer.Option(metavar="HOSTS", help="Connection string.  [dim]default: SLUICE_ZK_HOSTS[/]"),
+    ] = None,
+    guard: Annotated[
+        GuardMode | None,
+        typer.Option(help="How to treat a commit that gets no lock.  [dim]default: required[/]"),
+    ] = None,
+) -> None:
+    """Run a Spark program unchanged: each of its commits waits for the lock on its table.
+
+    [bold]sluice run --zookeeper zk1:2281,zk2:2281 job.py --date 2013-01-01[/]
+    [bold]sluice run -m company.jobs.nightly[/]
+
+    SQL, DataFrames, DeltaTable and streams of the program queue (docs/how-to/unchanged.md).
+    Options of sluice run come before the program. The exit code is the program's.
+    """
+    from sluice.submit.program import run_program  # noqa: PLC0415
+
+    settings = {"spark.sluice.zookeeper": zookeeper, "spark.sluice.guard": guard}
+    chosen = {name: str(value) for name, value in settings.items() if value}
+    run_program(program, arguments or [], is_module=is_module, settings=chosen)
 
 
 def sample(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import itertools
 import os
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sluice.errors import DistributionError
@@ -53,7 +53,9 @@ def build_zip(path: str | Path) -> Path:
     return target
 
 
-def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = None) -> list[str]:
+def submit_arguments(
+    zip_path: str | Path | None = None, *, guard: str | None = None, lock: str | None = None
+) -> list[str]:
     """Return the ``spark-submit`` arguments for this project: ``--jars``, ``--py-files`` and ``--conf``.
 
     Quote them with :func:`shlex.join` to print them. The ``--conf`` arguments configure Delta and the guarded log store
@@ -63,26 +65,51 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
     Args:
         zip_path: A zip of :func:`build_zip`. By default a new one is built next to the folder of the jars.
         guard: ``required``, ``observe`` or ``off``; None for no argument, which means ``required``.
+        lock: ``commit`` makes each commit of an unchanged program wait for its lock, see :func:`plugin_settings`.
 
     Raises:
         JarsError: A jar is missing. The message names the command that downloads it.
         DistributionError: See :func:`build_zip`.
 
     """
+    archive = build_zip(jars_folder().parent / "sluice-py-files.zip") if zip_path is None else Path(zip_path).absolute()
+    settings = session_settings() | (plugin_settings(archive) if lock == "commit" else {})
+    if guard:
+        settings["spark.sluice.guard"] = guard
+    jars = ",".join(str(path.absolute()) for path in jar_paths())
+    return ["--jars", jars, "--py-files", str(archive), *conf_arguments(settings)]
+
+
+def session_settings() -> dict[str, str]:
+    """Return the settings of Delta and the guarded log store for programs that start their own session."""
     from writer_jobs.delta import session  # noqa: PLC0415 (PySpark takes 0.4 s)
 
-    jars = [str(path.absolute()) for path in jar_paths()]
-    log_store_settings = (session.LOG_STORE_SETTING, *session.KERNEL_LOG_STORE_SETTINGS)
-    log_stores = [("--conf", f"{setting}={session.LOG_STORE}") for setting in log_store_settings]
-    archive = build_zip(jars_folder().parent / "sluice-py-files.zip") if zip_path is None else Path(zip_path).absolute()
-    return [
-        "--jars", ",".join(jars),
-        "--py-files", str(archive),
-        "--conf", "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
-        "--conf", "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        *itertools.chain.from_iterable(log_stores),
-        *(("--conf", f"{session.GUARD_MODE}={guard}") if guard else ()),
-    ]  # fmt: skip
+    return {
+        "spark.sql.extensions": session.DELTA_EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        **dict.fromkeys((session.LOG_STORE_SETTING, *session.KERNEL_LOG_STORE_SETTINGS), session.LOG_STORE),
+    }
+
+
+def plugin_settings(python_path: Path | None = None) -> dict[str, str]:
+    """Return the settings with which each commit of an unchanged program waits for its lock, without ``zookeeper``.
+
+    The driver runs on this machine, and starts its agent with this interpreter.
+
+    Args:
+        python_path: Zip with ``lock_manager``; None if this interpreter has it.
+
+    """
+    return {
+        "spark.plugins": "io.deltasluice.SluicePlugin",
+        "spark.sluice.python": sys.executable,
+        **({} if python_path is None else {"spark.sluice.pythonPath": str(python_path)}),
+    }
+
+
+def conf_arguments(settings: Mapping[str, str]) -> list[str]:
+    """Return settings as ``--conf`` arguments."""
+    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
 
 def job_script(job: str) -> Path:

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import HeldLock, LockCancelledError, LockLostError, LockTimeoutError, ZookeeperLockManager
+from lock_manager.guard.table_reads import own_read_reason
 from lock_manager.guard.ticket import Ticket
 from lock_manager.guard.write_attempt import WriteAttempt
 from tests.support.at_the_gate import AttemptClock, TableAtTheGate
@@ -155,7 +156,7 @@ def test_a_plan_that_reads_the_table_starts_under_the_lock(table: Table, monkeyp
         table.writer.append(doubled, lock_during="commit", before_write=table.record_files)
     assert [len(files) for files in table.files_at_lock] == [1], "rows were written before the lock was acquired"
     # Without this rule, Delta's transaction still shows that the table was read, and the write is repeated.
-    monkeypatch.setattr(gate_rules, "_reads_reason", lambda *_: None)
+    monkeypatch.setattr(gate_rules, "own_read_reason", lambda *_: None)
     table.writer.append(doubled, lock_during="commit", before_write=table.record_files)
     assert [len(files) for files in table.files_at_lock[1:]] == [2], "the file of the first attempt was not removed"
     assert table.ids() == [0, 10, 10, 20]
@@ -179,7 +180,7 @@ def test_on_s3_each_scheme_is_the_same_table_to_the_gate(
 
     def reads_the_table(rows: DataFrame) -> bool:
         facts = gate_rules.staging_facts(spark, writer.log, Operation(lambda *_: None, reads=(rows,)))
-        return gate_rules._reads_reason(facts, writer.location) is not None
+        return own_read_reason(facts["reads"], writer.table, facts["table_id"]) is not None
 
     for scheme in ("s3a", "s3", "s3n"):
         assert reads_the_table(spark.read.format("delta").load(f"{scheme}://{table}"))

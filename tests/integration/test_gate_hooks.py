@@ -156,7 +156,7 @@ def test_the_commit_shows_auto_compaction_of_the_session(table: Table, monkeypat
     has_turn = Ticket.has_turn
 
     def record_hook(ticket: Ticket, request: Mapping[str, Any]) -> bool:
-        compacts.append("Auto Compact" in request["hooks"])
+        compacts.append("Auto Compact" in request["staged"]["hooks"])
         return has_turn(ticket, request)
 
     monkeypatch.setattr(Ticket, "has_turn", record_hook)

@@ -134,7 +134,7 @@ def test_negative_control_without_the_rule_commits_are_not_counted(
     table: Table, write: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delta's conflict check does not see that the change feed was read."""
-    monkeypatch.setattr(gate_rules, "_reads_reason", lambda *_: None)
+    monkeypatch.setattr(gate_rules, "own_read_reason", lambda *_: None)
     with table.waiting_write(lambda: write(table, lock_during="commit")) as running:
         table.append_in_block(100)
     running.result()

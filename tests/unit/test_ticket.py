@@ -64,7 +64,7 @@ def test_only_independent_commits_can_be_staged(description: dict[str, Any], app
 def test_a_dependent_commit_is_refused_at_once() -> None:
     ticket = new_ticket()
     with pytest.raises(NotStagedError, match="depend on the table"):
-        ticket.has_turn(BLIND_APPEND | {"blind": False})
+        ticket.has_turn({"staged": BLIND_APPEND | {"blind": False}})
     assert ticket.staged is None
 
 
@@ -72,10 +72,10 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     events: list[str] = []
     ticket = new_ticket(lambda: events.append("wake"))
     write_id = ticket.attempt.write_id
-    assert not ticket.has_turn(BLIND_APPEND)
+    assert not ticket.has_turn({"staged": BLIND_APPEND})
     assert ticket.staged is not None
     assert (ticket.staged.read_version, ticket.staged.properties) == (7, {"sluice.ensemble": "e"})
-    assert not ticket.has_turn(BLIND_APPEND)
+    assert not ticket.has_turn({"staged": BLIND_APPEND})
     assert events == ["wake"]
     with pytest.raises(LockNotHeldError):
         ticket.granted_block(write_id)
@@ -85,7 +85,7 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     intents = create_autospec(object)
     intents.settle = events.extend
     threading.Timer(0.05, lambda: ticket.grant(block)).start()
-    while not ticket.has_turn(BLIND_APPEND):
+    while not ticket.has_turn({"staged": BLIND_APPEND}):
         pass
     assert ticket.granted_block(write_id) is block
     for foreign_id in (None, WriteAttempt.of({}).write_id):
@@ -108,7 +108,7 @@ def test_a_refused_ticket_keeps_its_first_error() -> None:
     ticket.refuse(NotStagedError("another"))
     for _ in range(2):
         with pytest.raises(LockCancelledError):
-            ticket.has_turn(BLIND_APPEND)
+            ticket.has_turn({"staged": BLIND_APPEND})
     granted_ticket = new_ticket()
     granted_ticket.grant(create_autospec(GuardedBlock, instance=True))
     granted_ticket.refuse(LockCancelledError(resource=TABLE))

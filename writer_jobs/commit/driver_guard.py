@@ -99,7 +99,7 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
         if _opens_tickets(context, lock) and GUARD.automatic is None:
             GUARD.automatic = AutomaticTickets(manager or default_manager(spark), context.appName)
-            jvm.io.deltasluice.storage.Guard.openTickets(gateway._sluice_guard.name)  # noqa: SLF001
+            jvm.io.deltasluice.storage.Guard.setOpensTickets(gateway._sluice_guard.name, True)  # noqa: FBT003, SLF001
     guard_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
 

@@ -109,6 +109,8 @@ final class AutomaticTicket {
   static void transactionCommitted() {
     AutomaticTicket current = CURRENT.get();
     if (current != null) {
+      // The commit that restores the adoption belongs to the block.
+      current.detach();
       try {
         current.restoreAdoption();
       } finally {
@@ -187,7 +189,7 @@ final class AutomaticTicket {
     restoration.path("properties").properties()
         .forEach(pair -> properties.add(quoted(pair.getKey()) + " = " + quoted(pair.getValue().asText())));
     String statement = "ALTER TABLE delta.`" + file.table().replace("`", "``") + "` SET TBLPROPERTIES (" + properties + ")";
-    Guard.runBound(restoration.path("block").asText(), () -> SparkSession.active().sql(statement));
+    Guard.runBound(guardName, restoration.path("block").asText(), () -> SparkSession.active().sql(statement));
   }
 
   private static String quoted(String text) {

@@ -93,9 +93,9 @@ public final class Guard {
     GUARDS.put(name, guard);
   }
 
-  /** Makes a guard open automatic tickets, for commits of threads that have neither a block nor a ticket. */
-  public static void openTickets(String name) {
-    GUARDS.get(name).opensTickets = true;
+  /** Sets whether a guard opens automatic tickets, for commits of threads that have neither a block nor a ticket. */
+  public static void setOpensTickets(String name, boolean opensTickets) {
+    GUARDS.get(name).opensTickets = opensTickets;
   }
 
   /** Binds this thread to blocks in a JVM without Spark; null unbinds it. */
@@ -354,14 +354,17 @@ public final class Guard {
     return entries;
   }
 
-  /** Calls a function in a thread that is bound to a block. */
-  static void runBound(String block, Runnable work) {
+  /** Calls a function while this thread is bound to a block of a guard. */
+  static void runBound(String guardName, String block, Runnable work) {
     SparkContext context = context();
+    String outerGuard = context.getLocalProperty(NAME);
+    context.setLocalProperty(NAME, guardName);
     context.setLocalProperty(BLOCKS, block);
     try {
       work.run();
     } finally {
       context.setLocalProperty(BLOCKS, null);
+      context.setLocalProperty(NAME, outerGuard);
     }
   }
 

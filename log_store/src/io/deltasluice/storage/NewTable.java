@@ -30,7 +30,11 @@ final class NewTable {
     String logPath = log.toUri().getPath();
     Set<String> missingFiles = new HashSet<>();
     for (String name : newFiles) {
-      missingFiles.add(new Path(folder, URI.create(name).getPath()).toUri().getPath());
+      URI uri = URI.create(name);
+      // A shallow clone has the files of its source, under absolute names.
+      if (!uri.isAbsolute() && !name.startsWith("/")) {
+        missingFiles.add(new Path(folder, uri.getPath()).toUri().getPath());
+      }
     }
     try {
       // This recursive listing takes one request for each 1,000 files of an object store.

@@ -106,7 +106,11 @@ final class PlanReads {
       return;
     }
     isStream = execution.getClass().getSimpleName().equals("IncrementalExecution");
-    addTree(execution.analyzed());
+    try {
+      addTree(execution.analyzed());
+    } catch (RuntimeException | LinkageError e) {
+      addUnknown("a statement that cannot be examined: " + e);
+    }
   }
 
   private void addTree(LogicalPlan plan) {

@@ -1,0 +1,52 @@
+"""The agent of a Spark driver without Python: it requests locks, and decides on the driver's commits.
+
+``io.deltasluice.SluicePlugin`` starts it as ``python -m lock_manager.agent``. It reads one line from standard input, a
+JSON object with ``conf`` (the driver's settings that start with ``spark.sluice.``), ``app_id`` and ``app_name``. It
+answers with one line on standard output, a JSON object with ``name`` and ``path`` of its guard's socket, or with
+``error``, one sentence. When standard input ends, the driver has ended: the agent releases its locks and exits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+
+from lock_manager import LockSettings, SluiceError, ZookeeperLockManager
+from lock_manager.guard.automatic_ticket import AutomaticTickets
+from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.guard_server import GuardServer
+
+
+def main() -> int:
+    """Run the agent until standard input ends; return the exit code."""
+    # Ctrl-C in a shell is for the statement that runs. The agent ends with its driver.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="sluice agent: %(levelname)s %(message)s")
+    driver = json.loads(sys.stdin.readline())
+    try:
+        manager = ZookeeperLockManager(LockSettings.from_spark(driver["conf"], app_id=driver["app_id"]))
+    except SluiceError as error:
+        _answer(error=str(error))
+        return 2
+    guard = CommitGuard()
+    guard.automatic = AutomaticTickets(manager, driver["app_name"])
+    server = GuardServer(guard, guard.client_ended)
+    try:
+        _answer(name=server.name, path=server.path)
+        sys.stdin.read()
+    finally:
+        server.close()
+        guard.client_ended()
+        manager.close()
+    return 0
+
+
+def _answer(**fields: str) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.File;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import org.apache.spark.SparkConf;
+import org.apache.spark.SparkContext;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+import scala.Tuple2;
+
+/**
+ * The agent of a driver: a Python process ({@code lock_manager/agent.py}) that requests locks for the driver's commits.
+ *
+ * <p>It ends with the driver, because its standard input ends. If it ends before, it is started again, at most
+ * {@link #MAX_RESTARTS} times. Until then commits are refused.
+ */
+public final class Agent {
+  private static final Logger LOG = LoggerFactory.getLogger(Agent.class);
+  private static final String LOG_STORE_SETTING = "spark.delta.logStore.class";
+  private static final String PREFIX = "spark.sluice.";
+  private static final int MAX_RESTARTS = 10;
+  private static final long START_SECONDS = 60;
+  private static final long STOP_SECONDS = 15;
+
+  /** The guard asks an ensemble for 45 s at most; the other seconds are for a busy interpreter. */
+  private static final long ANSWER_MILLIS = 60_000;
+
+  private final SparkContext context;
+  private Process process;
+  private int restarts;
+  private boolean isStopped;
+
+  private Agent(SparkContext context) {
+    this.context = context;
+  }
+
+  /**
+   * Starts the agent of a driver, and sets what its commits need: the guarded log store, and no lock of Delta's own.
+   *
+   * @throws IllegalStateException the settings name another log store, or the agent does not start
+   */
+  public static Agent start(SparkContext context) {
+    SparkConf conf = context.conf();
+    for (Tuple2<String, String> setting : conf.getAllWithPrefix("spark.delta.logStore.")) {
+      if (!setting._2().equals(GuardedLogStore.class.getName())) {
+        throw new IllegalStateException("spark.delta.logStore." + setting._1() + "=" + setting._2()
+            + ": remove this setting, because commits have to go through " + GuardedLogStore.class.getName());
+      }
+    }
+    conf.setIfMissing(LOG_STORE_SETTING, GuardedLogStore.class.getName());
+    List<String> otherStores = KernelLogStores.guard(context.hadoopConfiguration());
+    if (!otherStores.isEmpty()) {
+      throw new IllegalStateException("Delta Kernel bypasses the guarded log store because of "
+          + String.join(", ", otherStores) + ": remove these settings");
+    }
+    // A commit that waits for its lock must not stop other commits of the driver.
+    conf.setIfMissing("spark.databricks.delta.commitLock.enabled", "false");
+    conf.setIfMissing("spark.databricks.delta.autoCompact.enabled", "false");
+    Agent agent = new Agent(context);
+    try {
+      agent.startProcess();
+    } catch (IOException e) {
+      throw new IllegalStateException("Sluice's agent did not start: " + e.getMessage(), e);
+    }
+    return agent;
+  }
+
+  /** Ends the agent, and releases its locks. */
+  public void stop() {
+    Process running;
+    synchronized (this) {
+      isStopped = true;
+      running = process;
+    }
+    try {
+      running.getOutputStream().close();
+      if (!running.waitFor(STOP_SECONDS, TimeUnit.SECONDS)) {
+        running.destroyForcibly();
+      }
+    } catch (IOException e) {
+      running.destroyForcibly();
+    } catch (InterruptedException e) {
+      running.destroyForcibly();
+      Thread.currentThread().interrupt();
+    }
+  }
+
+  private synchronized void startProcess() throws IOException {
+    SparkConf conf = context.conf();
+    String python = conf.get(PREFIX + "python", "python3");
+    ProcessBuilder builder = new ProcessBuilder(python, "-m", "lock_manager.agent");
+    builder.redirectError(ProcessBuilder.Redirect.INHERIT);
+    String path = conf.get(PREFIX + "pythonPath", "");
+    if (!path.isEmpty()) {
+      builder.environment().merge("PYTHONPATH", path, (old, added) -> added + File.pathSeparator + old);
+    }
+    process = builder.start();
+    ObjectNode driver = CommitBody.JSON.createObjectNode();
+    ObjectNode settings = driver.putObject("conf");
+    for (Tuple2<String, String> setting : conf.getAllWithPrefix(PREFIX)) {
+      settings.put(PREFIX + setting._1(), setting._2());
+    }
+    driver.put("app_id", context.applicationId());
+    driver.put("app_name", context.appName());
+    JsonNode answer;
+    try {
+      process.getOutputStream().write((driver + "\n").getBytes(StandardCharsets.UTF_8));
+      process.getOutputStream().flush();
+      answer = CommitBody.JSON.readTree(readLine(python));
+      if (answer.hasNonNull("error")) {
+        throw new IOException(answer.get("error").asText());
+      }
+      String name = answer.path("name").asText();
+      Guard.install(name, answer.path("path").asText(), ANSWER_MILLIS);
+      Guard.setOpensTickets(name, true);
+    } catch (IOException e) {
+      process.destroyForcibly();
+      throw e;
+    }
+    process.onExit().thenAccept(ended -> restart(ended.exitValue()));
+  }
+
+  private String readLine(String python) throws IOException {
+    BufferedReader reader = new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8));
+    CompletableFuture<String> line = CompletableFuture.supplyAsync(() -> {
+      try {
+        return reader.readLine();
+      } catch (IOException e) {
+        return null;
+      }
+    });
+    String problem = python + " -m lock_manager.agent ended without an answer: set spark.sluice.python to an interpreter "
+        + "with the package delta-sluice, or spark.sluice.pythonPath to Sluice's zip";
+    try {
+      String answer = line.get(START_SECONDS, TimeUnit.SECONDS);
+      if (answer == null) {
+        throw new IOException(problem);
+      }
+      return answer;
+    } catch (TimeoutException e) {
+      throw new IOException(python + " -m lock_manager.agent did not answer for " + START_SECONDS + " s", e);
+    } catch (ExecutionException e) {
+      throw new IOException(problem, e);
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+      throw new IOException("interrupted while the agent started", e);
+    }
+  }
+
+  /** Starts the agent again after it has ended, with a new session and without the locks that it had. */
+  private void restart(int exitCode) {
+    for (boolean isRunning = false; !isRunning; ) {
+      synchronized (this) {
+        if (isStopped) {
+          return;
+        }
+        if (restarts++ >= MAX_RESTARTS) {
+          LOG.error("Sluice's agent has ended {} times: commits of this driver are refused from now on", restarts);
+          return;
+        }
+      }
+      LOG.warn("Sluice's agent has ended with {}, and is started again", exitCode);
+      try {
+        startProcess();
+        isRunning = true;
+      } catch (IOException e) {
+        LOG.warn("Sluice's agent did not start: {}", e.getMessage());
+        try {
+          TimeUnit.SECONDS.sleep(restarts);
+        } catch (InterruptedException interrupt) {
+          Thread.currentThread().interrupt();
+          return;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,320 @@
+"""Automatic tickets: programs that request no lock queue for it at each commit (``attach(lock="commit")``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.exceptions import ConcurrentAppendException, ConcurrentWriteException
+from pyspark.sql import SparkSession
+
+from lock_manager import Adoption, EnsembleMismatchError, LockTimeoutError, ZookeeperLockManager
+from lock_manager.guard import automatic_ticket
+from lock_manager.guard.automatic_ticket import AutomaticTicket
+from tests.integration.test_every_way import CLASSIC, FULL, READ_FOOTERS, SPARK_4_0_1, version_files
+from tests.support.at_the_gate import TableAtTheGate, commit_info
+from tests.support.new_thread import in_new_thread
+from writer_jobs import attach
+from writer_jobs.commit.driver_guard import GUARD
+from writer_jobs.commit.guarded import guarded
+from writer_jobs.delta.adoption import adoption_under, commit_adoption
+from writer_jobs.delta.table_log import DeltaTableLog
+
+pytestmark = pytest.mark.spark
+
+ONE_ROW = "CREATE TABLE {t} USING delta AS SELECT 0L AS id"
+
+
+@dataclass
+class Program(TableAtTheGate):
+    """A table and a program of somebody else, which requests no lock."""
+
+    def insert(self, row: int) -> None:
+        self.spark.sql(f"INSERT INTO delta.`{self.path}` VALUES ({row})")
+
+    def update(self) -> None:
+        self.spark.sql(f"UPDATE delta.`{self.path}` SET id = id + 10")
+
+    def append_from_version_0(self) -> None:
+        """Append rows that depend on an old version of the table, which Delta does not register as a read."""
+        old_rows = self.spark.read.format("delta").option("versionAsOf", 0).load(str(self.path))
+        old_rows.selectExpr("id + 100 AS id").write.format("delta").mode("append").save(str(self.path))
+
+    def adopt(self) -> Adoption:
+        """Bind the table to the ensemble of its lock manager."""
+        log = DeltaTableLog(self.spark, str(self.path))
+        with self.manager.acquire(self.writer.table) as hold, guarded(self.spark, hold, log, {}, any_ensemble=True):
+            adoption = adoption_under(hold, log)
+            commit_adoption(self.spark, log, adoption)
+        return adoption
+
+    def adoption(self) -> Adoption | None:
+        state = DeltaTableLog(self.spark, str(self.path)).state()
+        return None if state is None else state.adoption
+
+    def holds_turn(self, request: dict[str, Any]) -> bool:
+        """Send a request of a waiting commit to the guard until it is decided; return whether it got the lock."""
+        answers: list[dict[str, Any]] = []
+
+        def is_decided() -> bool:
+            answers.append(json.loads(GUARD.check(json.dumps(request))))
+            return answers[-1].get("turn", True) is not False
+
+        self.eventually(is_decided, within=30, label="a decision")
+        return bool(answers[-1].get("turn"))
+
+    def newest(self) -> int:
+        return max(int(Path(name).stem) for name in version_files(self.path.parent))
+
+    def tokens(self) -> list[int | None]:
+        """Return the fencing token of each version; None for a commit without a lock."""
+        stamps = [commit_info(self.path, version).get("sluice", {}) for version in range(self.newest() + 1)]
+        return [next((node["token"] for node in stamp.get("nodes", ())), None) for stamp in stamps]
+
+    @contextmanager
+    def waiting(self, statement: Callable[[], object]) -> Iterator[Future[object]]:
+        """Start a statement whose commit waits: this thread holds the lock until the end of the block."""
+        with self.locked():
+            running = in_new_thread(statement)
+            self.eventually(lambda: self.queue_length() == 2 or running.done(), within=60, label="a commit that waits")
+            yield running
+        running.exception(120)
+
+
+@contextmanager
+def automatic_tickets(spark: SparkSession, manager: ZookeeperLockManager) -> Iterator[None]:
+    attach(spark, manager=manager, lock="commit")
+    guard: Any = spark._jvm.io.deltasluice.storage.Guard
+    gateway: Any = spark.sparkContext._gateway
+    guard.setOpensTickets(gateway._sluice_guard.name, True)
+    try:
+        yield
+    finally:
+        guard.setOpensTickets(gateway._sluice_guard.name, False)
+        GUARD.automatic = None
+        assert not GUARD._tickets, "a ticket is left"
+
+
+@pytest.fixture(autouse=True)
+def automatic(spark: SparkSession, manager: ZookeeperLockManager) -> Iterator[None]:
+    with automatic_tickets(spark, manager):
+        yield
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Program:
+    return Program.create(request, getattr(request, "param", ONE_ROW))
+
+
+# Operations of which each reaches the log store in another way; the others run in `make test-all`.
+IN_MAKE_TEST = ("INSERT", "append", "MERGE", "OPTIMIZE", "CREATE OR REPLACE TABLE", "SHALLOW CLONE", "stream")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[
+                *((SPARK_4_0_1,) if name in READ_FOOTERS else ()),
+                *(() if name in IN_MAKE_TEST else (pytest.mark.full,)),
+            ],
+        )
+        for name in CLASSIC
+    ],
+)
+def test_an_operation_without_a_lock_queues_for_its_commit(
+    name: str, spark: SparkSession, copy_of: Callable[..., Path]
+) -> None:
+    # VACUUM lists folders in this number of tasks.
+    spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "1")
+    table = copy_of(*FULL)
+    initial_versions = version_files(table.parent)
+    CLASSIC[name](spark, str(table))
+    new_versions = sorted(set(version_files(table.parent)) - set(initial_versions))
+    assert new_versions
+    for file in new_versions:
+        folder, _, name = Path(file).parts
+        stamp = commit_info(table.parent / folder, int(Path(name).stem)).get("sluice", {})
+        assert stamp.get("nodes"), f"{file} was committed without a lock"
+
+
+def test_a_statement_waits_behind_a_holder(program: Program) -> None:
+    with program.waiting(lambda: program.insert(1)):
+        program.spark.sql(f"INSERT INTO delta.`{program.path}` VALUES (2)")
+        assert program.ids() == [0, 2]
+    assert program.ids() == [0, 1, 2]
+    tokens = program.tokens()[1:]
+    assert tokens == sorted(tokens)
+
+
+def test_a_timeout_names_the_holder(program: Program, make_manager: Callable[..., ZookeeperLockManager]) -> None:
+    with make_manager(job="nightly").acquire(program.writer.table):
+        GUARD.automatic = None
+        attach(program.spark, manager=make_manager(timeout_seconds=0.5), lock="commit")
+        with pytest.raises(LockTimeoutError, match="nightly"):
+            program.insert(1)
+    assert program.ids() == [0]
+
+
+def test_a_real_conflict_is_delta_s_own_error_and_frees_the_lock(program: Program) -> None:
+    with program.waiting(program.update) as running:
+        program.update()
+    with pytest.raises(ConcurrentAppendException):
+        running.result()
+    assert program.queue_length() == 0
+    program.update()
+    assert program.ids() == [20]
+
+
+def test_rows_of_an_old_version_are_appended_only_if_the_table_has_not_changed(program: Program) -> None:
+    program.append_from_version_0()
+    assert program.ids() == [0, 100]
+    with program.waiting(program.append_from_version_0) as running:
+        program.insert(1)
+    with pytest.raises(ConcurrentWriteException, match="the write reads the table itself: run the statement again"):
+        running.result()
+    assert program.ids() == [0, 1, 100]
+
+
+def test_negative_control_without_the_rule_on_reads_the_append_succeeds(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(automatic_ticket, "own_read_reason", lambda *_: None)
+    with program.waiting(program.append_from_version_0) as running:
+        program.insert(1)
+    running.result()
+    assert program.ids() == [0, 1, 100]
+
+
+@pytest.mark.full
+def test_rows_of_other_tables_are_appended_after_other_writers(program: Program, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    program.spark.range(5, 7).write.parquet(str(source))
+    with program.waiting(lambda: program.spark.read.parquet(str(source)).write.insertInto(f"delta.`{program.path}`")):
+        program.insert(1)
+    assert program.ids() == [0, 1, 5, 6]
+
+
+@pytest.mark.full
+def test_a_stream_is_appended_once_after_other_writers(program: Program, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    program.spark.range(5, 7).write.parquet(str(source))
+
+    def stream() -> None:
+        rows = program.spark.readStream.schema("id LONG").parquet(str(source))
+        sink = rows.writeStream.format("delta").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        sink.trigger(availableNow=True).start(str(program.path)).awaitTermination()
+
+    with program.waiting(stream):
+        program.insert(1)
+    stream()
+    assert program.ids() == [0, 1, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ONE_ROW.replace(" AS ", " TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true') AS ", 1)],
+    ids=["in-commit timestamps"],
+    indirect=True,
+)
+def test_an_in_commit_timestamp_is_not_older_than_its_lock(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.insert(1)
+    monkeypatch.setattr(automatic_ticket, "_TIMESTAMP_SECONDS", 0.0)
+    with program.waiting(lambda: program.insert(2)) as running:
+        pass
+    with pytest.raises(ConcurrentWriteException, match="its in-commit timestamp is older than that"):
+        running.result()
+    assert program.ids() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ONE_ROW.replace(" AS ", " TBLPROPERTIES ('delta.compatibility.symlinkFormatManifest.enabled' = 'true') AS ", 1)],
+    ids=["manifest"],
+    indirect=True,
+)
+def test_the_lock_is_kept_until_hooks_have_run(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, manifests = AutomaticTicket.end, []
+
+    def record_manifest(ticket: AutomaticTicket) -> None:
+        manifest = program.path / "_symlink_format_manifest" / "manifest"
+        manifests.append({Path(line).name for line in manifest.read_text().splitlines()} == program.files())
+        release(ticket)
+
+    monkeypatch.setattr(AutomaticTicket, "end", record_manifest)
+    program.insert(1)
+    program.eventually(lambda: bool(manifests), within=30, label="the end of the ticket")
+    assert manifests == [True]
+    program.eventually(lambda: program.queue_length() == 0, within=30, label="the release of the lock")
+
+
+def test_replace_keeps_the_adoption(program: Program) -> None:
+    adoption = program.adopt()
+    program.spark.sql(f"CREATE OR REPLACE TABLE delta.`{program.path}` USING delta AS SELECT 5L AS id")
+    assert program.adoption() == adoption
+    assert all(program.tokens()[1:]), "a commit was made without a lock"
+    program.spark.sql(f"ALTER TABLE delta.`{program.path}` UNSET TBLPROPERTIES ('sluice.ensemble', 'sluice.table')")
+    assert program.adoption() is None
+
+
+def test_a_table_of_another_ensemble_is_refused(
+    program: Program, without_guard: Callable[..., AbstractContextManager[None]]
+) -> None:
+    with without_guard():
+        program.spark.sql(f"ALTER TABLE delta.`{program.path}` SET TBLPROPERTIES ('sluice.ensemble' = 'another')")
+    with pytest.raises(EnsembleMismatchError):
+        program.insert(1)
+    assert program.ids() == [0]
+
+
+def test_a_commit_settles_the_unfinished_intent_of_an_earlier_writer(
+    program: Program, make_manager: Callable[..., ZookeeperLockManager]
+) -> None:
+    with make_manager() as dead:
+        hold = dead.acquire(program.writer.table)
+        hold.intend(1, txn="dead", attempt="dead", table=program.writer.table)
+        dead._session.client.stop()
+    program.insert(1)
+    assert program.newest() == 1, "the version was filled with an empty commit"
+    with program.manager.acquire(program.writer.table) as next_hold:
+        assert next_hold.intents.unfinished == ()
+
+
+def test_in_observe_mode_a_commit_does_not_wait(
+    program: Program,
+    make_manager: Callable[..., ZookeeperLockManager],
+    without_guard: Callable[..., AbstractContextManager[None]],
+) -> None:
+    with without_guard("observe"):
+        with make_manager().acquire(program.writer.table):
+            program.insert(1)
+        program.insert(2)
+    assert program.ids() == [0, 1, 2]
+    assert commit_info(program.path, 1)["sluice"]["observed"] == "LockTimeoutError"
+    assert program.tokens()[2] is not None
+
+
+def test_the_end_of_the_jvm_frees_the_lock(program: Program) -> None:
+    """The ticket is granted, and the JVM does not come back."""
+    table = program.writer.table
+    turn = {
+        "kind": "turn", "ticket": "automatic-test", "automatic": True, "table": table, "version": 1, "attempt": "a",
+        "staged": {
+            "blind": True, "removes": False, "dated": False, "actions": [], "hooks": [], "reads": [],
+            "read": {"version": 0, "properties": {}},
+        },
+    }  # fmt: skip
+    assert program.holds_turn(turn)
+    assert program.queue_length() == 1
+    GUARD.client_ended()
+    program.eventually(lambda: program.queue_length() == 0, within=30, label="the release of the lock")
+    # A late request of the same ticket opens no other one.
+    assert not program.holds_turn(turn)
+    assert program.queue_length() == 0
