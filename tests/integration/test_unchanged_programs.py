@@ -62,7 +62,8 @@ class JavaProgram:
             )  # fmt: skip
         if self.answer() != "ready":
             self.kill()
-            raise RuntimeError(log.read_text())
+            lines = log.read_text().splitlines()
+            raise RuntimeError(next((line for line in lines if line.startswith("Exception")), "\n".join(lines[-20:])))
 
     def answer(self) -> str:
         assert self.process.stdout is not None
@@ -203,7 +204,5 @@ def test_spark_sql_queues(zookeeper: Any, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_an_agent_that_does_not_start_is_one_sentence(start_program: Callable[..., JavaProgram]) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"set spark\.sluice\.python to an interpreter"
-    ):
+    with pytest.raises(RuntimeError, match=r"set spark\.sluice\.python to an interpreter"):
         start_program(**{"spark.sluice.python": "/usr/bin/false"})

@@ -114,8 +114,7 @@ public final class Agent {
     driver.put("app_name", context.appName());
     JsonNode answer;
     try {
-      process.getOutputStream().write((driver + "\n").getBytes(StandardCharsets.UTF_8));
-      process.getOutputStream().flush();
+      introduce(driver);
       answer = CommitBody.JSON.readTree(readLine(python));
       if (answer.hasNonNull("error")) {
         throw new IOException(answer.get("error").asText());
@@ -128,6 +127,15 @@ public final class Agent {
       throw e;
     }
     process.onExit().thenAccept(ended -> restart(ended.exitValue()));
+  }
+
+  private void introduce(ObjectNode driver) {
+    try {
+      process.getOutputStream().write((driver + "\n").getBytes(StandardCharsets.UTF_8));
+      process.getOutputStream().flush();
+    } catch (IOException e) {
+      LOG.debug("the agent has ended, and gives no answer", e);
+    }
   }
 
   private String readLine(String python) throws IOException {
