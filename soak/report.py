@@ -26,7 +26,7 @@ from soak.violation import Violation
 
 _MAX_SHOWN = 5
 _HIDDEN_FIELDS = frozenset({"event", "wall", "ids", "message", "table", "incarnation"})
-# Okabe and Ito's colours, which are distinguishable with any colour vision.
+# Okabe and Ito's colours, which are distinguishable with any colour vision, and two of tab10 for more writers.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C564B", "#7F7F7F")
 
 

@@ -13,7 +13,7 @@ def allow(sid: str, action: str | list[str], resource: str | list[str], **elemen
     return {"Sid": sid, "Effect": "Allow", "Action": action, "Resource": resource, **elements}
 
 
-#: Permissions of Session Manager's agent on a machine. The actions support no resource-level permissions.
+#: Permissions of Session Manager's agent on a machine. ``ssmmessages`` has no resource-level permissions.
 SESSION_MANAGER = allow(
     "SessionManager",
     [

@@ -1,4 +1,4 @@
-"""``apply_rows`` writes rows that are too late once, after their batch, to a second table with types of its own."""
+"""``apply_rows`` writes late rows once, after their batch, to a second table with types of its own."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LABEL = "s3://lake/metrics"
 
 
 def read_samples(text: str) -> dict[tuple[str, ...], float]:
-    """Return the value of each sample, keyed by its name, table and other labels except ``le`` and ``file``."""
+    """Return the samples without buckets and creation times, keyed by name, table and labels other than ``file``."""
     samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -73,8 +73,9 @@ runs:
 """
 _END = """
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes
-(cells, or events), folded, keys, inserted, updated, deleted, unchanged, dead_letters, filtered, newest_sequence and
-lag_s: the age of the newest change in seconds.
+(cells, or events), folded (each cell once, or the newest event of each key; with --scd-type 2 each event once), keys,
+inserted, updated, deleted, unchanged, dead_letters, filtered, newest_sequence and lag_s: the age of the newest change
+in seconds.
 """
 
 
