@@ -27,8 +27,8 @@
         │   └── TableNameMismatchError             acquired on another name than the table's
         └── LockLostError (ConnectionError)        the hold was lost: later work is not covered
 
-Each error has the attributes that a program needs, and can be pickled (it may cross a process pool). Most messages name
-the next step.
+Each error has the attributes that a program needs, and can be pickled (it may cross a process pool). Its message names
+the next step if there is one.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class TwoThreads:
         Returns:
             Fields of the history's event: ``met``, whether the INSERT was committed while the DELETE waited;
             ``deleted`` and ``inserted``, ``done`` or the name of an error; ``left`` and ``there``, the number of
-            deleted and of inserted rows in the table; ``lost``, whether the hold was lost; ``error``, the name of the
-            error that ended the step, or None.
+            rows in the table that the DELETE matches and that the INSERT adds; ``lost``, whether the hold was lost;
+            ``error``, the name of the error that ended the step, or None.
 
         """
         step: dict[str, Any] = {"met": False, "left": None, "there": None, "lost": False, "error": None}
@@ -85,7 +85,7 @@ class TwoThreads:
         return {"deleted": None, "inserted": None, **self._outcomes, **step}
 
     def on_put_request(self, request: Mapping[str, Any]) -> None:
-        """Delay the commit of the DELETE until the INSERT is committed."""
+        """Delay the commit of the DELETE until the INSERT ends."""
         if request.get("operation") == "DELETE" and not self._insert_may_start.is_set():
             self._delete_waits = True
             self._insert_may_start.set()

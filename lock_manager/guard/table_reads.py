@@ -15,8 +15,8 @@ def own_read_reason(reads: Iterable[Mapping[str, Any]], table: str, table_id: st
     Args:
         reads: Reads of the statement, as ``PlanReads.java`` describes them.
         table: Canonical URI of the table.
-        table_id: Delta's id of the table, which recognizes names of the table that paths do not, such as an alias of a
-            bucket; None if there is no table.
+        table_id: Delta's id of the table; None if there is no table. It identifies reads of the table under another
+            name, such as an alias of its bucket.
 
     """
     for read in reads:

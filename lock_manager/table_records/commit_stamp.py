@@ -138,7 +138,7 @@ def is_empty_commit(info: Mapping[str, Any]) -> bool:
 def is_commit_of(info: Mapping[str, Any], write_id: str, *, guarded: bool) -> bool:
     """Return whether a commit belongs to this attempt of an operation.
 
-    If the guard is in ``required`` mode (``guarded``), the id in its stamp counts, else that in the note.
+    In ``required`` mode (``guarded``) the id in the stamp counts, else the id in the note.
     """
     if is_empty_commit(info):
         return False

@@ -34,8 +34,8 @@ def main() -> None:
         print(json.dumps({"event": "read", "batch": number}), flush=True)
 
     writer = changes.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
-    interval: dict[str, Any] = {"availableNow": True} if trigger == "available-now" else {"processingTime": trigger}
-    writer.trigger(**interval).start().awaitTermination()
+    schedule: dict[str, Any] = {"availableNow": True} if trigger == "available-now" else {"processingTime": trigger}
+    writer.trigger(**schedule).start().awaitTermination()
 
 
 if __name__ == "__main__":

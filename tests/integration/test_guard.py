@@ -317,7 +317,7 @@ def test_an_existing_version_is_not_filled(table: Table) -> None:
 
 
 def test_an_intent_that_does_not_fit_fills_the_next_version(table: Table) -> None:
-    # The version is far ahead, because the table was dropped and created again under that hold.
+    # The version is far ahead, as if the dead hold had dropped and created the table.
     table.leave_intent(7)
     with table.locked():
         assert table.version() == 1

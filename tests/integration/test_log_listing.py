@@ -34,7 +34,7 @@ STARTS = {
     "version 0": f"{0:020d}.",
     "next version": f"{VERSIONS:020d}.json",
     "no version file": "_last_checkpoint",
-    "after every file": f"{VERSIONS:020d}z",
+    "after every version": f"{VERSIONS:020d}z",
 }
 
 

@@ -41,14 +41,14 @@ class FileState(StrEnum):
     #: In the newest version.
     LIVE = "live"
     #: Removed from the table, or written as change data, by a commit less than the retention ago. Also a file that is
-    #: older than the log, if the log begins less than the retention ago: an earlier version may have named the file.
+    #: older than a log that begins after version 0, less than the retention ago: an earlier version may have named it.
     REMOVED = "removed"
     #: As REMOVED, but the commit, or the beginning of the log, is at least the retention ago.
     EXPIRED = "expired"
     #: Named by no version, and young: a running write may still commit it. Also: named only by a version after the
     #: newest one that was loaded.
     UNCOMMITTED = "uncommitted"
-    #: Named by no version, written after the log's oldest version, and older than any running write.
+    #: Named by no version, older than any running write, and not older than a log that begins after version 0.
     ORPHAN = "orphan"
 
 
@@ -61,6 +61,8 @@ def classify_files(
     logged_files: LoggedFiles | None = None,
 ) -> DataFrame:
     """Return every file below a table's location that Delta's VACUUM would look at, with its state.
+
+    Files of nested tables, Iceberg's metadata and streaming checkpoints are left out.
 
     Args:
         snapshot: Newest version of the table.

@@ -1,4 +1,4 @@
-"""Records of batches in progress: a file for each, from before its first commit until after its last.
+"""Records of batches that make two commits: a file for each, from before its first commit until after its last.
 
 A batch with tombstones or cells makes two commits: to the side table, then to the table. If its process is killed
 between the two, the side table has its rows, the table lacks its changes, and its record stays in
@@ -60,7 +60,7 @@ class BatchRecords:
         self._folder = f"{location.rstrip('/')}/{_FOLDER}"
 
     def all(self) -> list[BatchRecord]:
-        """Return all records: of batches that ended between their two commits, and of batches in progress."""
+        """Return all records: of batches that ended without removing theirs, and of batches in progress."""
         records = []
         for file in self._files.children(self._folder):
             # None: the batch has ended and removed its record since the listing.
