@@ -579,6 +579,14 @@ def test_undecodable_messages_become_dead_letters(decode_batch: Decode) -> None:
     }
 
 
+@pytest.mark.full
+def test_the_placeholder_of_the_connector_is_never_a_value(decode_batch: Decode) -> None:
+    messages = [message({"id": 1}, event("u", 1, after={"id": 1, "v": value}), value) for value in ("absent", "b")]
+    batch = decode_batch(messages, unavailable_value="absent")
+    assert "did not receive" in reasons(batch)["absent"]
+    assert rows(batch)[0]["v"] == "b"
+
+
 def table_event(table: str, op: str = "c", lsn: int = 1, schema: str = "public") -> Message:
     """Return an event of a source table whose rows contain its name."""
     after = None if op in "dt" else {"id": 1, "of": table}

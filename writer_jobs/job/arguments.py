@@ -40,7 +40,7 @@ def in_identity(
 ) -> dict[str, Any]:
     """Return the metadata of a field that is recorded in a run's identity under this name.
 
-    ``to_json`` converts the field's value to a JSON value. If ``if_empty`` is false, an empty value is not recorded.
+    ``to_json`` converts the field's value to a JSON value. If ``if_empty`` is false, an empty one is not recorded.
     """
     return {_IDENTITY: (name, to_json, if_empty)}
 
@@ -78,9 +78,9 @@ class JobArguments:
         for option in sorted(fields(self), key=lambda option: option.name not in class_annotations):
             if _IDENTITY in option.metadata:
                 name, to_json, if_empty = option.metadata[_IDENTITY]
-                value = getattr(self, option.name)
+                value = to_json(getattr(self, option.name))
                 if value or if_empty:
-                    identity[name] = to_json(value)
+                    identity[name] = value
         return identity
 
     @property

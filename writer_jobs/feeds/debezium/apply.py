@@ -14,6 +14,7 @@ from writer_jobs.commit.options import WriteOptions, options_of_next_write
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
+from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.merge.apply import RETENTION, apply_changes
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.writer import LockedDeltaWriter
@@ -26,6 +27,7 @@ def apply_events(
     keys: Sequence[str] | None = None,
     sequence_by: str | None = None,
     source_tables: Collection[str] = (),
+    unavailable_value: str = UNAVAILABLE,
     max_dead_letters: DeadLetterLimit | None = None,
     stored_as_scd_type: int = 1,
     partition_by: Sequence[str] = (),
@@ -54,6 +56,8 @@ def apply_events(
         source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``. Events of other
             tables are filtered out and counted as ``filtered``. A name that matches several tables is refused. By
             default events of several tables are refused.
+        unavailable_value: The connector's ``unavailable.value.placeholder``. An event that has it instead of a value is
+            a dead letter.
         max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
         stored_as_scd_type: 1 to store the newest row of each key, 2 to store all rows of each key.
         partition_by: Partition columns of a new table.
@@ -77,6 +81,7 @@ def apply_events(
             sequence_by=sequence_by,
             source_tables=source_tables,
             partition_by=partition_by,
+            unavailable_value=unavailable_value,
         )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error

@@ -27,15 +27,13 @@ from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, D
 from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.positions import has_position, position, source_struct
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
-from writer_jobs.feeds.debezium.undecodable import undecodable_reason, unnamed_fields_reason
+from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE, undecodable_reason, unnamed_fields_reason
 from writer_jobs.feeds.message_values import variant_path
 from writer_jobs.merge.change_spec import text_sequence_error
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.table_feed import recorded_columns
 
 _TRANSACTION = "struct<id: string, total_order: bigint, data_collection_order: bigint>"
-UNAVAILABLE = "__debezium_unavailable_value"
-"""The default of ``unavailable.value.placeholder``, which Debezium writes for a value that it did not receive."""
 
 
 def decode(
@@ -46,7 +44,7 @@ def decode(
     sequence_by: str | None = None,
     source_tables: Collection[str] = (),
     partition_by: Sequence[str] = (),
-    unavailable: str = UNAVAILABLE,
+    unavailable_value: str = UNAVAILABLE,
 ) -> DecodedBatch:
     """Decode a batch of Debezium's messages.
 
@@ -84,7 +82,7 @@ def decode(
         source_tables: See :func:`writer_jobs.apply_events`; ``public.orders`` is also accepted.
         partition_by: Partition columns of a new table. An event with a value that Delta stores as null there becomes a
             dead letter.
-        unavailable: The connector's ``unavailable.value.placeholder``.
+        unavailable_value: The connector's ``unavailable.value.placeholder``.
 
     Raises:
         FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
@@ -94,7 +92,7 @@ def decode(
     try:
         with closing(MaterializedRows(parse_envelopes(messages, source_tables))) as envelopes:
             batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by)
-            materialized = MaterializedRows(batch.rows(unavailable))
+            materialized = MaterializedRows(batch.rows(unavailable_value))
             with ExitStack() as on_failure:
                 on_failure.callback(materialized.close)
                 result = batch.result(materialized)

@@ -18,6 +18,9 @@ from writer_jobs.feeds.debezium.decoded_batch import ORDER
 from writer_jobs.feeds.debezium.row_columns import RowColumns, SchemaGroup
 from writer_jobs.feeds.message_values import variant_path
 
+#: The default of ``unavailable.value.placeholder``, which Debezium writes for a value that it did not receive.
+UNAVAILABLE = "__debezium_unavailable_value"
+
 
 def unnamed_fields_reason(groups: Iterable[SchemaGroup]) -> Column:
     """Return why a row with fields that its schema does not name cannot be applied; null for other rows."""

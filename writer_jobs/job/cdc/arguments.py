@@ -10,6 +10,7 @@ from typing import Any
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit
+from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, in_identity, nonblank
 from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, text_in_identity
 from writer_jobs.job.inputs.file_arguments import add_source, add_topic, is_local, refuse_incomplete_topic
@@ -93,6 +94,11 @@ class CdcArguments(ChangesJobArguments):
         # Earlier releases recorded no source tables.
         metadata=APPLIED | in_identity("source-tables", lambda tables: ",".join(sorted(tables)), if_empty=False)
     )
+    unavailable_value: str = field(
+        # Earlier releases recorded none.
+        metadata=APPLIED
+        | in_identity("unavailable-value", lambda value: "" if value == UNAVAILABLE else value, if_empty=False)
+    )
     max_dead_letters: DeadLetterLimit | None = field(metadata=APPLIED)
 
     @property
@@ -111,10 +117,11 @@ class CdcArguments(ChangesJobArguments):
         has_cells = self.decoder != "debezium"
         if has_cells != (self.mapping is not None):
             raise ArgumentsError("--mapping is required for cells of HBase, and refused for other messages")
-        if has_cells and (self.keys or self.sequence_by or self.source_tables or self.stored_as_scd_type != 1):
+        of_events = self.keys or self.sequence_by or self.source_tables or self.unavailable_value != UNAVAILABLE
+        if has_cells and (of_events or self.stored_as_scd_type != 1):
             raise ArgumentsError(
-                "--keys, --sequence-by, --source-table and --scd-type are for --decoder debezium: cells have an order, "
-                "and the mapping has the keys"
+                "--keys, --sequence-by, --source-table, --unavailable-value and --scd-type are for --decoder debezium: "
+                "cells have an order, and the mapping has the keys"
             )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
@@ -147,6 +154,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
         help="table whose events are applied, such as shop.public.orders or orders; events of other tables are counted "
         "only; repeat the option for the leaf partitions of a table. A name that several tables have is refused. "
         "Without the option, events of several tables are refused",
+    )  # fmt: skip
+    add(
+        "--unavailable-value", type=nonblank, default=UNAVAILABLE, metavar="TEXT",
+        help="the connector's unavailable.value.placeholder; an event that has it instead of a value is a dead letter "
+        "(default: %(default)s)",
     )  # fmt: skip
     add(
         "--max-dead-letters", type=_dead_letter_limit, metavar="N|N%",
