@@ -93,7 +93,7 @@ zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this 
 bench: $(LOG_STORE) $(ARCHIVES) ## Commits per second by mode, work and writers; 25 minutes (ARGS="--quick": 5)
 	@$(PY) benchmarks/contention.py $(ARGS)
 
-bench-one: $(LOG_STORE) $(ARCHIVES) ## A single writer: appends through the gate compared with plain appends, and their phases
+bench-one: $(LOG_STORE) $(ARCHIVES) ## A single writer: appends through the gate, automatic ones and plain ones, and their phases
 	@$(PY) benchmarks/one_writer.py $(ARGS)
 
 bench-peers: $(LOG_STORE) $(ARCHIVES) ## Small appends compared with stock Delta and Iceberg (ARGS="--systems sluice iceberg")

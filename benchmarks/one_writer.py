@@ -1,11 +1,12 @@
-"""Measure the cost of the gate for a single writer: pairs of a locked and a plain append to one table on S3.
+"""Measure the cost of the gate for a single writer: rounds of three appends to one table on S3.
 
-The plain append is ``df.write`` through the same log store with the guard off. The order within the pairs alternates.
-The interval of the ratio comes from 2,000 resamples of the pairs (bootstrap, 95 %). A second table splits the time of
-an append into phases, from the times of requests to the guard; it has means, because these add up. Everything runs on
-this machine: S3 is moto, ZooKeeper one embedded server.
+The append of a writer goes through the gate. The automatic append is ``df.write`` with an automatic ticket, as in a
+program that requests no lock. The plain append is ``df.write`` through the same log store with the guard off. The order
+alternates. The intervals of the ratios come from 2,000 resamples of the rounds (bootstrap, 95 %). A second table splits
+the time of an append of the writer into phases, from the times of requests to the guard; it has means, because these
+add up. Everything runs on this machine: S3 is moto, ZooKeeper one embedded server.
 
-    python benchmarks/one_writer.py [--pairs 60]
+    python benchmarks/one_writer.py [--rounds 60]
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
-from writer_jobs import CommitResult, LockedDeltaWriter
+from writer_jobs import CommitResult, LockedDeltaWriter, attach
 
 RESAMPLES = 2000
 TABLE = "s3a://bench/alone"
@@ -73,7 +74,7 @@ def phase_seconds(
 
 
 def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuard, options: Any) -> dict[str, Any]:
-    pairs, warm_up = options.pairs, options.warm_up
+    rounds, warm_up = options.rounds, options.warm_up
     writer = LockedDeltaWriter(spark, manager, TABLE)
     released: list[float] = []
     release = HeldLock.release
@@ -103,33 +104,25 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
             rows.write.format("delta").mode("append").save(TABLE)
             return time.time() - began
 
-    appends: dict[str, Callable[[], float]] = {"gate": gate, "plain": plain}
+    def automatic() -> float:
+        rows = spark.range(3).coalesce(1)
+        began = time.time()
+        rows.write.format("delta").mode("append").save(TABLE)
+        return time.time() - began
+
+    appends: dict[str, Callable[[], float]] = {"gate": gate, "automatic": automatic, "plain": plain}
     durations: dict[str, list[float]] = {name: [] for name in appends}
-    for number in range(warm_up + pairs):
+    for number in range(warm_up + rounds):
         for name in (tuple(appends), tuple(appends)[::-1])[number % 2]:
             durations[name].append(appends[name]())
     HeldLock.release = release  # type: ignore[method-assign]
-    gate_times, plain_times = durations["gate"][warm_up:], durations["plain"][warm_up:]
-    measured_phases = append_phases[-pairs:]
-    generator = random.Random(1)  # noqa: S311 (reproducible, not secret)
-    ratios = []
-    for _ in range(RESAMPLES):
-        sample = [generator.randrange(pairs) for _ in range(pairs)]
-        ratios.append(
-            statistics.median(gate_times[i] for i in sample) / statistics.median(plain_times[i] for i in sample)
-        )
+    measured = {name: values[warm_up:] for name, values in durations.items()}
+    measured_phases = append_phases[-rounds:]
     return {
-        "pairs": pairs,
-        "ratio_p50": statistics.median(gate_times) / statistics.median(plain_times),
-        "ratio_low": percentile(ratios, 0.025),
-        "ratio_high": percentile(ratios, 0.975),
-        **{
-            f"{name}_p50_s": statistics.median(values)
-            for name, values in (("gate", gate_times), ("plain", plain_times))
-        },
-        **{
-            f"{name}_p95_s": percentile(values, 0.95) for name, values in (("gate", gate_times), ("plain", plain_times))
-        },
+        "rounds": rounds,
+        **{f"{name}_p50_s": statistics.median(values) for name, values in measured.items()},
+        **{f"{name}_p95_s": percentile(values, 0.95) for name, values in measured.items()},
+        "ratios": {name: ratio(measured[name], measured["plain"]) for name in ("gate", "automatic")},
         "phases_ms": {name: 1000 * statistics.mean(phases[name] for phases in measured_phases) for name in PHASES},
         "phases_p50_ms": {
             name: 1000 * statistics.median(phases[name] for phases in measured_phases) for name in PHASES
@@ -137,10 +130,24 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
     }
 
 
+def ratio(times: list[float], plain_times: list[float]) -> dict[str, float]:
+    """Return the ratio of the medians, and its interval."""
+    generator = random.Random(1)  # noqa: S311 (reproducible, not secret)
+    ratios = []
+    for _ in range(RESAMPLES):
+        sample = [generator.randrange(len(times)) for _ in times]
+        ratios.append(statistics.median(times[i] for i in sample) / statistics.median(plain_times[i] for i in sample))
+    return {
+        "p50": statistics.median(times) / statistics.median(plain_times),
+        "low": percentile(ratios, 0.025),
+        "high": percentile(ratios, 0.975),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=60, help="measured pairs of appends (60)")
-    parser.add_argument("--warm-up", type=int, default=12, metavar="PAIRS", help="first pairs, not measured (12)")
+    parser.add_argument("--rounds", type=int, default=60, help="measured rounds of three appends (60)")
+    parser.add_argument("--warm-up", type=int, default=12, metavar="ROUNDS", help="first rounds, not measured (12)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/one_writer.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -153,6 +160,7 @@ def main() -> None:
         spark = bench_session("one writer", s3.spark_conf)
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
+        attach(spark, manager=manager, lock="commit")
         result = measure(spark, manager, guard, options)
     means, medians = result["phases_ms"], result["phases_p50_ms"]
     rows = [
@@ -162,6 +170,7 @@ def main() -> None:
     rows.append({"phase": "all", **totals, "content": "an append"})
     print_table(rows)
     print_table([{name: value for name, value in result.items() if not isinstance(value, dict)}])
+    print_table([{"append": name, **values} for name, values in result["ratios"].items()])
     save(options.output, {"one_writer": result})
 
 
