@@ -1,10 +1,10 @@
 """Automatic tickets: the lock for the commit of a program that requests no lock.
 
 A commit whose thread has neither a block nor a ticket gets a ticket of its own from the log store
-(``AutomaticTicket.java``). A thread of this process acquires the table's lock and keeps it until the log store reports
-that the transaction needs it no longer.
+(``AutomaticTicket.java``), when it waits for its lock or when its transaction begins. A thread of this process acquires
+the table's lock and keeps it until the log store reports that the transaction needs it no longer.
 
-The statement ran without the lock, so the rules of the gate apply (:func:`staging_obstacle`). A commit that breaks one
+If the statement ran without the lock, the rules of the gate apply (:func:`staging_obstacle`). A commit that breaks one
 of them is allowed only if no other commit was made since the version that its transaction has read. Otherwise the log
 store raises Delta's own exception for a concurrent change, which such programs handle.
 """
@@ -80,8 +80,11 @@ class AutomaticTicket:
         self._waits = waits
         self._guard = guard
         self._staged: StagedCommit | None = None
+        self._is_from_beginning = False
         self._refusal: SluiceError | None = None
         self._has_committed = False
+        self._start_lock = threading.Lock()
+        self._has_started = False
         self._decided = threading.Event()
         self._ended = threading.Event()
         self._cancellation = Cancellation()
@@ -99,14 +102,27 @@ class AutomaticTicket:
             SluiceError: The lock was not acquired.
 
         """
-        staged = StagedCommit.of(request["staged"])
-        is_first, self._staged = self._staged is None, staged
-        if is_first:
-            self._thread.start()
-        if not self._decided.wait(TURN_SECONDS):
+        self._staged = staged = StagedCommit.of(request["staged"])
+        if not self._wait():
             return False
-        block = self.granted_block(None)
-        self._refuse_stale(staged, request, block.hold.waited_seconds)
+        hold = self.granted_block(None).hold
+        adoption = Adoption.of(staged.properties)
+        if adoption is not None:
+            adoption.check(ensemble=hold.ensemble_id, table=self.table)
+        self._refuse_stale(staged, request, hold.waited_seconds)
+        return True
+
+    def has_lock(self) -> bool:
+        """Wait briefly for the lock of a transaction that has not begun, and return whether it is held.
+
+        Raises:
+            SluiceError: The lock was not acquired.
+
+        """
+        self._is_from_beginning = True
+        if not self._wait():
+            return False
+        self.granted_block(None)
         return True
 
     def granted_block(self, write_id: str | None) -> GuardedBlock:
@@ -170,6 +186,14 @@ class AutomaticTicket:
 
     # -- in its own thread ---------------------------------------------------------------------------------------
 
+    def _wait(self) -> bool:
+        """Request the lock at the first call; wait briefly, and return whether it is acquired or refused."""
+        with self._start_lock:
+            if not self._has_started:
+                self._has_started = True
+                self._thread.start()
+        return self._decided.wait(TURN_SECONDS)
+
     def _run(self) -> None:
         scope = TableScope.of(TableResource.of(self.table))
         seconds = self._manager.settings.timeout_seconds if self._waits else 0
@@ -190,10 +214,6 @@ class AutomaticTicket:
             self._decided.set()
 
     def _hold(self, hold: Hold) -> None:
-        staged = self._staged
-        adoption = None if staged is None else Adoption.of(staged.properties)
-        if adoption is not None:
-            adoption.check(ensemble=hold.ensemble_id, table=self.table)
         intents = hold.intents_of(self.table)
         if intents.unfinished:
             intents.read()
@@ -217,7 +237,7 @@ class AutomaticTicket:
                 "from its beginning: write inside `with locked(spark, table):`",
                 resource=self.table,
             )
-        if staged.is_dated and waited_seconds > _TIMESTAMP_SECONDS:
+        if staged.is_dated and not self._is_from_beginning and waited_seconds > _TIMESTAMP_SECONDS:
             raise NotStagedError(
                 f"the commit to {self.table} waited {waited_seconds:.1f} s for its lock, and its in-commit timestamp "
                 "is older than that: run the statement again"

@@ -4,6 +4,7 @@ The log store (``log_store/``, in the driver's JVM) sends each request as a JSON
 (``PythonGuard.java`` has the other fields):
 
 * ``turn``: A commit that waits for its lock asks whether it has the lock by now.
+* ``lock``: A transaction with an automatic ticket asks, before it begins, whether it has the lock by now.
 * ``outcome``: The log store reports the outcome of a put that waited for its lock.
 * ``end``: The log store reports that a transaction with an automatic ticket has ended.
 * ``commit``: The log store asks, just before it puts a version, whether it may. It puts only after a yes.
@@ -120,7 +121,7 @@ class CommitGuard:
         try:
             fields: dict[str, Any] = json.loads(request)
             attempt, observe, table = fields["attempt"], bool(fields.get("observe")), str(fields["table"])
-            is_turn, has_ticket = fields.get("kind") == "turn", bool(fields.get("ticket"))
+            is_turn, has_ticket = fields.get("kind") in ("turn", "lock"), bool(fields.get("ticket"))
             with suppress(ResourceError):
                 table = canonical_table_uri(table)
             return json.dumps(self._check(fields))
@@ -150,7 +151,9 @@ class CommitGuard:
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request.get("kind"):
             case "turn":
-                return {"turn": self._ticket_at_gate(request).has_turn(request)}
+                return {"turn": self._open_ticket(request).has_turn(request)}
+            case "lock":
+                return {"turn": self._automatic_ticket(request).has_lock()}
             case "outcome":
                 ticket = self._ticket(request)
                 ticket.record_outcome(request)
@@ -204,8 +207,14 @@ class CommitGuard:
             answer["restoration"] = restoration
         return answer
 
-    def _ticket_at_gate(self, request: Mapping[str, Any]) -> Ticket | AutomaticTicket:
-        """Return the ticket of a commit that waits, and open it if it is automatic and new."""
+    def _automatic_ticket(self, request: Mapping[str, Any]) -> AutomaticTicket:
+        ticket = self._open_ticket(request)
+        if not isinstance(ticket, AutomaticTicket):
+            raise LockNotHeldError(f"{ticket.name} is no automatic ticket", resource=ticket.table)
+        return ticket
+
+    def _open_ticket(self, request: Mapping[str, Any]) -> Ticket | AutomaticTicket:
+        """Return the ticket of a request, and open it if it is automatic and new."""
         name = str(request["ticket"])
         with self._lock:
             # The end of a ticket may arrive before a turn that its thread no longer waits for.

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, EnsembleMismatchError, LockTimeoutError, ZookeeperLockManager
 from lock_manager.guard import automatic_ticket
-from lock_manager.guard.automatic_ticket import AutomaticTicket
+from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
 from tests.integration.test_every_way import CLASSIC, FULL, READ_FOOTERS, SPARK_4_0_1, version_files
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.new_thread import in_new_thread
@@ -87,24 +87,27 @@ class Program(TableAtTheGate):
         running.exception(120)
 
 
-@contextmanager
-def automatic_tickets(spark: SparkSession, manager: ZookeeperLockManager) -> Iterator[None]:
-    attach(spark, manager=manager, lock="commit")
-    guard: Any = spark._jvm.io.deltasluice.storage.Guard
-    gateway: Any = spark.sparkContext._gateway
-    guard.setOpensTickets(gateway._sluice_guard.name, True)
-    try:
-        yield
-    finally:
-        guard.setOpensTickets(gateway._sluice_guard.name, False)
+@pytest.fixture
+def set_lock(
+    spark: SparkSession, manager: ZookeeperLockManager, eventually: Callable[..., None]
+) -> Iterator[Callable[[str], None]]:
+    """Set when programs of this driver get their lock: ``commit``, ``write`` or ``none``."""
+
+    def set_automatic_lock(lock: str) -> None:
         GUARD.automatic = None
-        assert not GUARD._tickets, "a ticket is left"
+        attach(spark, manager=manager, lock=lock)
+        gateway: Any = spark.sparkContext._gateway
+        spark._jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, lock)
+
+    yield set_automatic_lock
+    set_automatic_lock("none")
+    # The log store does not wait for the end of a ticket.
+    eventually(lambda: not GUARD._tickets, within=30, label="the end of all tickets")
 
 
 @pytest.fixture(autouse=True)
-def automatic(spark: SparkSession, manager: ZookeeperLockManager) -> Iterator[None]:
-    with automatic_tickets(spark, manager):
-        yield
+def automatic(set_lock: Callable[[str], None]) -> None:
+    set_lock("commit")
 
 
 @pytest.fixture
@@ -156,8 +159,7 @@ def test_a_statement_waits_behind_a_holder(program: Program) -> None:
 
 def test_a_timeout_names_the_holder(program: Program, make_manager: Callable[..., ZookeeperLockManager]) -> None:
     with make_manager(job="nightly").acquire(program.writer.table):
-        GUARD.automatic = None
-        attach(program.spark, manager=make_manager(timeout_seconds=0.5), lock="commit")
+        GUARD.automatic = AutomaticTickets(make_manager(timeout_seconds=0.5), "program")
         with pytest.raises(LockTimeoutError, match="nightly"):
             program.insert(1)
     assert program.ids() == [0]
@@ -318,3 +320,30 @@ def test_the_end_of_the_jvm_frees_the_lock(program: Program) -> None:
     # A late request of the same ticket opens no other one.
     assert not program.holds_turn(turn)
     assert program.queue_length() == 0
+
+
+def test_statements_that_lock_from_the_beginning_have_no_conflict(
+    program: Program, set_lock: Callable[[str], None]
+) -> None:
+    set_lock("write")
+    with program.waiting(program.update) as running:
+        program.update()
+    running.result()
+    assert program.ids() == [20]
+
+
+def test_a_statement_without_a_commit_frees_the_lock(program: Program, set_lock: Callable[[str], None]) -> None:
+    set_lock("write")
+    program.spark.sql(f"DELETE FROM delta.`{program.path}` WHERE id = 7")
+    program.eventually(lambda: program.queue_length() == 0, within=30, label="the release of the lock")
+
+
+@pytest.mark.full
+def test_the_lock_from_the_beginning_times_out(
+    program: Program, make_manager: Callable[..., ZookeeperLockManager], set_lock: Callable[[str], None]
+) -> None:
+    set_lock("write")
+    GUARD.automatic = AutomaticTickets(make_manager(timeout_seconds=0.5), "program")
+    with make_manager(job="nightly").acquire(program.writer.table), pytest.raises(LockTimeoutError, match="nightly"):
+        program.insert(1)
+    assert program.ids() == [0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lock_manager.guard import automatic_ticket
 from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.table_records.adoption import Adoption
@@ -156,7 +157,17 @@ def test_a_changed_adoption_is_restored_unless_it_was_unset(driver: Driver) -> N
 def test_another_ensemble_s_table_is_refused(driver: Driver) -> None:
     properties = Adoption("another", TABLE).properties
     assert driver.turn({"read": {"version": 7, "properties": properties}})["refused"] == "EnsembleMismatchError"
-    assert driver.is_free()
+
+
+def test_a_transaction_that_began_under_the_lock_has_no_old_timestamp(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(automatic_ticket, "_TIMESTAMP_SECONDS", -1)
+    assert driver.turn({"dated": True})["refused"] == "NotStagedError"
+    driver.send("end")
+    while not driver.send("lock", ticket="automatic-2", automatic=True)["turn"]:
+        pass
+    assert driver.turn({"dated": True}, ticket="automatic-2") == {"turn": True}
 
 
 def test_without_automatic_tickets_the_commit_is_refused(driver: Driver) -> None:

@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 
 #: Values of the setting :data:`~writer_jobs.delta.session.GUARD_MODE`, which describes them.
 OFF, OBSERVE, REQUIRED = "off", "observe", "required"
+_NO_LOCK = "none"
 # Values of the setting LOCK.
-_COMMIT, _NO_LOCK = "commit", "none"
+_AUTOMATIC_LOCKS = ("commit", "write", _NO_LOCK)
 _GUARD_PROPERTY = "spark.sluice.guard.name"
 # The guard asks an ensemble for 45 s at most; the other seconds are for a busy interpreter.
 _ANSWER_SECONDS = 60
@@ -65,9 +66,9 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
     In the main thread this call also makes Ctrl-C raise KeyboardInterrupt with Spark 4.0 and 4.1.
 
     Args:
-        manager: Lock manager for ``lock="commit"``; by default that of :func:`default_manager`.
-        lock: ``commit``, or ``none``: refuse commits of threads that hold no lock. By default ``spark.sluice.lock``, or
-            ``none`` without it.
+        manager: Lock manager for ``lock``; by default that of :func:`default_manager`.
+        lock: ``commit``; or ``write``: the lock is held from the beginning of each transaction; or ``none``: commits of
+            threads that hold no lock are refused. By default ``spark.sluice.lock``, or ``none`` without it.
 
     Raises:
         SettingsError: ``lock`` has another value, or no ensemble is configured.
@@ -97,9 +98,10 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
         if not _is_attached(context):
             _check_releases(context)
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
-        if _opens_tickets(context, lock) and GUARD.automatic is None:
+        chosen_lock = _automatic_lock(context, lock)
+        if chosen_lock != _NO_LOCK and GUARD.automatic is None:
             GUARD.automatic = AutomaticTickets(manager or default_manager(spark), context.appName)
-            jvm.io.deltasluice.storage.Guard.setOpensTickets(gateway._sluice_guard.name, True)  # noqa: FBT003, SLF001
+            jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, chosen_lock)  # noqa: SLF001
     guard_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
 
@@ -122,12 +124,12 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
         )
 
 
-def _opens_tickets(context: SparkContext, lock: str | None) -> bool:
+def _automatic_lock(context: SparkContext, lock: str | None) -> str:
     conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)
     value = lock or str(conf.get(LOCK, _NO_LOCK)).strip().lower()
-    if value not in (_COMMIT, _NO_LOCK):
-        raise SettingsError(f"{LOCK}={value!r}: choose {_COMMIT} or {_NO_LOCK}")
-    return value == _COMMIT
+    if value not in _AUTOMATIC_LOCKS:
+        raise SettingsError(f"{LOCK}={value!r}: choose {', '.join(_AUTOMATIC_LOCKS)}")
+    return value
 
 
 def default_manager(spark: SparkSession) -> LockManager:

@@ -46,8 +46,8 @@ KERNEL_LOG_STORE_SETTINGS = tuple(
 #: ``required`` would refuse it. ``off``: check nothing.
 GUARD_MODE = "spark.sluice.guard"
 
-#: ``commit``: each commit of a thread that holds no lock waits for the lock on its table. ``none``, the default: the
-#: guard decides by its mode.
+#: For threads that hold no lock. ``commit``: each commit waits for the lock on its table. ``write``: each transaction
+#: waits for it when it begins. ``none``, the default: the guard decides by its mode.
 LOCK = "spark.sluice.lock"
 
 #: Delta's lock on a table within one driver. With it a commit that waits for Sluice's lock would block all readers of

@@ -62,7 +62,7 @@ final class ActiveTransaction implements TransactionExecutionObserver {
 
   @Override
   public OptimisticTransaction startingTransaction(Function0<OptimisticTransaction> start) {
-    OptimisticTransaction transaction = start.apply();
+    OptimisticTransaction transaction = AutomaticTicket.beginUnderLock(start.apply(), start);
     newestTransaction = new WeakReference<>(transaction);
     return transaction;
   }

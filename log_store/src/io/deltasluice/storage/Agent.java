@@ -98,6 +98,7 @@ public final class Agent {
   private synchronized void startProcess() throws IOException {
     SparkConf conf = context.conf();
     String python = conf.get(PREFIX + "python", "python3");
+    String lock = conf.get(PREFIX + "lock", "commit");
     ProcessBuilder builder = new ProcessBuilder(python, "-m", "lock_manager.agent");
     builder.redirectError(ProcessBuilder.Redirect.INHERIT);
     String path = conf.get(PREFIX + "pythonPath", "");
@@ -121,7 +122,7 @@ public final class Agent {
       }
       String name = answer.path("name").asText();
       Guard.install(name, answer.path("path").asText(), ANSWER_MILLIS);
-      Guard.setOpensTickets(name, true);
+      Guard.setAutomaticLock(name, lock);
     } catch (IOException e) {
       process.destroyForcibly();
       throw e;

@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.MissingNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.delta.exceptions.ConcurrentWriteException;
+import java.io.IOException;
 import java.util.Arrays;
 import java.util.Objects;
 import java.util.Set;
@@ -17,12 +18,14 @@ import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
+import scala.Function0;
 
 /**
  * The ticket of a commit by a program that requests no lock: its thread has neither a block nor a ticket.
  *
  * <p>The ticket belongs to one transaction of one thread. Python requests the lock when the first commit with the ticket
- * arrives, and keeps it until the ticket ends: with the outcome of the put, or, if hooks need the lock, after them. If
+ * arrives, or when the transaction begins ({@code spark.sluice.lock=write}). It keeps the lock until the ticket ends:
+ * with the outcome of the put, or, if hooks need the lock, after them. If
  * another writer has the version, Delta checks for conflicts under the lock, and tries the next version with the same
  * ticket. Delta reports the end of a transaction that it gives up ({@link ActiveTransaction}).
  */
@@ -32,8 +35,11 @@ final class AutomaticTicket {
   private static final Set<AutomaticTicket> OPEN = ConcurrentHashMap.newKeySet();
   private static final long WATCH_SECONDS = 1;
 
-  /** Classes whose methods are on the stack of a thread that commits. */
+  /** Prefixes of the classes whose methods are on the stack of a thread that commits. */
   private static final String[] COMMITTING = {"org.apache.spark.sql.delta.OptimisticTransaction", "io.delta.kernel."};
+
+  /** Prefix of the classes whose methods are on the stack of a thread that executes a statement of Delta. */
+  private static final String[] EXECUTING = {"org.apache.spark.sql.delta."};
 
   /** Ends the tickets of threads that no longer commit, because an error that Delta does not report ended them. */
   private static final ScheduledExecutorService WATCH = Executors.newSingleThreadScheduledExecutor(work -> {
@@ -49,8 +55,13 @@ final class AutomaticTicket {
   private final String name = "automatic-" + UUID.randomUUID();
   private final String guardName;
   private final VersionFile file;
-  private final String txn;
   private final Thread thread = Thread.currentThread();
+
+  /** Whether the lock was acquired before the transaction began. */
+  private final boolean isFromBeginning;
+
+  /** Delta's id of the transaction; null if the commit does not name it. */
+  private String txn;
 
   /** Whether hooks that run after the commit need the lock. */
   private boolean hooksNeedLock;
@@ -58,32 +69,75 @@ final class AutomaticTicket {
   /** See {@link Guard.Permission}. */
   private JsonNode restoration = MissingNode.getInstance();
 
-  /** Whether Python has ended the ticket, with the report of its commit. */
-  private boolean hasEnded;
+  /** Whether Python has ended the ticket, or was asked to. */
+  private volatile boolean hasEnded;
 
   /** Whether the thread is in the log store. Otherwise Delta checks for conflicts, or runs hooks. */
   private volatile boolean isWriting;
 
-  private AutomaticTicket(String guardName, VersionFile file, String txn) {
+  private AutomaticTicket(String guardName, VersionFile file, String txn, boolean isFromBeginning) {
     this.guardName = guardName;
     this.file = file;
     this.txn = txn;
+    this.isFromBeginning = isFromBeginning;
+  }
+
+  /**
+   * Returns the transaction that a statement executes: this one or, if transactions get their lock when they begin,
+   * another one that has begun under the lock.
+   *
+   * @param transaction transaction that has begun without the lock
+   * @param start begins a transaction on the newest version
+   */
+  static OptimisticTransaction beginUnderLock(OptimisticTransaction transaction, Function0<OptimisticTransaction> start) {
+    String table = transaction.deltaLog().dataPath().toString();
+    AutomaticTicket ticket = CURRENT.get();
+    if (ticket == null || ticket.hasEnded || !ticket.isFromBeginning || !ticket.file.table().equals(table)) {
+      String guardName = Guard.guardOfWrites();
+      if (guardName == null) {
+        return transaction;
+      }
+      if (ticket != null) {
+        ticket.end();
+      }
+      long version = transaction.snapshot().version() + 1;
+      VersionFile file = new VersionFile(VersionFile.in(transaction.deltaLog().logPath(), version), table, version);
+      ticket = open(new AutomaticTicket(guardName, file, null, true));
+      boolean hasBegun = false;
+      try {
+        Guard.acquire(ticket, file);
+        transaction = start.apply();
+        hasBegun = true;
+      } catch (IOException e) {
+        // The caller is Scala's, which has no checked exceptions.
+        throw ByName.<RuntimeException>throwUnchecked(e);
+      } finally {
+        ticket.leave(!hasBegun);
+      }
+    }
+    ticket.txn = transaction.txnId();
+    return transaction;
   }
 
   /** Returns the ticket of this thread's transaction for another attempt, or a new ticket. */
   static AutomaticTicket of(String guardName, VersionFile file, CommitBody body) {
     AutomaticTicket current = CURRENT.get();
-    if (current != null && !(Objects.equals(current.txn, body.txn) && current.file.table().equals(file.table()))) {
+    if (current != null && !current.hasEnded
+        && Objects.equals(current.txn, body.txn) && current.file.table().equals(file.table())) {
+      current.isWriting = true;
+      return current;
+    }
+    if (current != null) {
       current.end();
-      current = null;
     }
-    if (current == null) {
-      current = new AutomaticTicket(guardName, file, body.txn);
-      CURRENT.set(current);
-      OPEN.add(current);
-    }
-    current.isWriting = true;
-    return current;
+    return open(new AutomaticTicket(guardName, file, body.txn, false));
+  }
+
+  private static AutomaticTicket open(AutomaticTicket ticket) {
+    ticket.isWriting = true;
+    CURRENT.set(ticket);
+    OPEN.add(ticket);
+    return ticket;
   }
 
   /** Returns this thread's ticket, or null. */
@@ -156,6 +210,7 @@ final class AutomaticTicket {
 
   /** Releases the ticket's lock, or ends the wait for it. */
   private void end() {
+    hasEnded = true;
     detach();
     Guard.end(this, file);
   }
@@ -210,12 +265,9 @@ final class AutomaticTicket {
   }
 
   private boolean isCommitting() {
-    for (StackTraceElement frame : thread.getStackTrace()) {
-      if (Arrays.stream(COMMITTING).anyMatch(frame.getClassName()::startsWith)) {
-        return true;
-      }
-    }
-    return false;
+    String[] prefixes = isFromBeginning ? EXECUTING : COMMITTING;
+    return Arrays.stream(thread.getStackTrace())
+        .anyMatch(frame -> Arrays.stream(prefixes).anyMatch(frame.getClassName()::startsWith));
   }
 
   /**

@@ -33,7 +33,7 @@ final class ByName {
 
   /** Throws any exception as if it were unchecked. */
   @SuppressWarnings("unchecked")
-  private static <E extends Throwable> E throwUnchecked(Throwable error) throws E {
+  static <E extends Throwable> E throwUnchecked(Throwable error) throws E {
     throw (E) error;
   }
 

@@ -78,6 +78,9 @@ public final class Guard {
 
   enum Mode { REQUIRED, OBSERVE, OFF }
 
+  /** When a commit of a thread without block and ticket gets its lock: never, when it waits, or when it begins. */
+  enum AutomaticLock { NONE, COMMIT, WRITE }
+
   /**
    * Installs the guard of a Python process. It decides on the commits of the threads that are bound to it.
    *
@@ -93,9 +96,13 @@ public final class Guard {
     GUARDS.put(name, guard);
   }
 
-  /** Sets whether a guard opens automatic tickets, for commits of threads that have neither a block nor a ticket. */
-  public static void setOpensTickets(String name, boolean opensTickets) {
-    GUARDS.get(name).opensTickets = opensTickets;
+  /**
+   * Sets when a guard opens automatic tickets, for threads that have neither a block nor a ticket.
+   *
+   * @param lock {@code none}, {@code commit} or {@code write}
+   */
+  public static void setAutomaticLock(String name, String lock) {
+    GUARDS.get(name).automaticLock = AutomaticLock.valueOf(lock.toUpperCase(Locale.ROOT));
   }
 
   /** Binds this thread to blocks in a JVM without Spark; null unbinds it. */
@@ -148,11 +155,45 @@ public final class Guard {
       return null;
     }
     for (Map.Entry<String, PythonGuard> entry : guards(localProperty(NAME))) {
-      if (entry.getValue().opensTickets) {
+      if (entry.getValue().automaticLock != AutomaticLock.NONE) {
         return AutomaticTicket.of(entry.getKey(), file, body);
       }
     }
     return null;
+  }
+
+  /** Returns the guard that locks a transaction of this thread when it begins; null if there is none. */
+  static String guardOfWrites() {
+    if (context() == null || blocks() != null || ticket() != null || !isRequired()) {
+      return null;
+    }
+    return guards(localProperty(NAME)).stream()
+        .filter(entry -> entry.getValue().automaticLock == AutomaticLock.WRITE)
+        .map(Map.Entry::getKey).findFirst().orElse(null);
+  }
+
+  private static boolean isRequired() {
+    try {
+      return mode() == Mode.REQUIRED;
+    } catch (CommitRefusedException e) {
+      // The commit will be refused for the same reason.
+      return false;
+    }
+  }
+
+  /**
+   * Acquires the lock of a ticket whose transaction has not begun.
+   *
+   * @throws CommitRefusedException the lock was not acquired
+   * @throws InterruptedIOException the thread was interrupted
+   */
+  static void acquire(AutomaticTicket ticket, VersionFile file) throws CommitRefusedException, InterruptedIOException {
+    ObjectNode request = request("lock", file, "");
+    request.put("ticket", ticket.name());
+    request.put("automatic", true);
+    while (!send(request, file, "").path("turn").asBoolean(false)) {
+      // Python has waited for some time.
+    }
   }
 
   /** Returns whether the guard may allow a commit of this thread. Required mode needs a block or a ticket. */
@@ -172,7 +213,7 @@ public final class Guard {
 
   private static boolean opensTickets() {
     synchronized (GUARDS) {
-      return GUARDS.values().stream().anyMatch(guard -> guard.opensTickets);
+      return GUARDS.values().stream().anyMatch(guard -> guard.automaticLock != AutomaticLock.NONE);
     }
   }
 
@@ -201,7 +242,7 @@ public final class Guard {
     request.set("staged", staged);
     request.put("automatic", AutomaticTicket.current() != null);
     request.put("observe", mode() == Mode.OBSERVE);
-    return send(request, file, body).path("turn").asBoolean(false);
+    return send(request, file, body.attempt).path("turn").asBoolean(false);
   }
 
   /**
@@ -218,7 +259,7 @@ public final class Guard {
     request.set("metrics", body.metrics);
     request.put("keeps_lock", keepsLock);
     try {
-      send(request, file, body);
+      send(request, file, body.attempt);
       return true;
     } catch (IOException e) {
       LOG.warn("the outcome of version {} of {} was not reported to Python, which reads it when the write ends: {}",
@@ -262,11 +303,11 @@ public final class Guard {
   }
 
   /** Sends a request to Python and returns the answer. A refusal becomes an exception. */
-  private static JsonNode send(ObjectNode request, VersionFile file, CommitBody body)
+  private static JsonNode send(ObjectNode request, VersionFile file, String attempt)
       throws CommitRefusedException, InterruptedIOException {
     JsonNode answer = askPython(request.toString(), file);
     if (answer.hasNonNull("refused")) {
-      throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
+      throw new CommitRefusedException(answer.get("refused").asText(), attempt, answer.path("message").asText());
     }
     return answer;
   }
@@ -289,7 +330,7 @@ public final class Guard {
       request.set("footprint", body.footprint());
     }
     request.put("observe", mode == Mode.OBSERVE);
-    JsonNode answer = send(request, file, body);
+    JsonNode answer = send(request, file, body.attempt);
     List<String> holds = new ArrayList<>();
     answer.path("holds").forEach(hold -> holds.add(hold.asText()));
     if (holds.isEmpty() || !answer.path("stamp").isObject()) {

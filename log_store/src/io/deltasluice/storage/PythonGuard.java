@@ -23,8 +23,8 @@ final class PythonGuard {
   /** Milliseconds to wait for an answer. */
   final long timeoutMillis;
 
-  /** Whether the guard opens automatic tickets. */
-  volatile boolean opensTickets;
+  /** When the guard opens an automatic ticket. */
+  volatile Guard.AutomaticLock automaticLock = Guard.AutomaticLock.NONE;
 
   /** Open until this JVM ends. Then Python releases the locks of automatic tickets. */
   private SocketChannel lifeline;
@@ -65,6 +65,8 @@ final class PythonGuard {
    *   <li>{@code turn}: Does the ticket of a waiting commit have its lock by now? Fields: {@code ticket},
    *       {@code staged} (the commit, see {@link Guard#describe}), {@code automatic} (whether to open the ticket if it
    *       is new), {@code observe}. Answer: {@code turn} (boolean).
+   *   <li>{@code lock}: Does an automatic ticket whose transaction has not begun have its lock by now? Fields:
+   *       {@code ticket}, {@code automatic}. Answer: {@code turn} (boolean).
    *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},
    *       {@code outcome} (see {@link Attempts}), {@code metrics}, {@code keeps_lock} (whether hooks need the lock of an
    *       automatic ticket). Answer: an empty object.
