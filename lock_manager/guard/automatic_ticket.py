@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from lock_manager.table_records.adoption import UNSET_PROPERTIES, Adoption
 
 log = logging.getLogger(__name__)
 
-# An in-commit timestamp is older than the acquisition of the lock by at most this time.
+# An in-commit timestamp may be older than the acquisition of the lock by at most this time.
 _TIMESTAMP_SECONDS = 1.0
 # Delta's name of a hook that commits. It cannot run while another hook keeps the lock.
 _COMMITTING_HOOK = "Auto Compact"
@@ -80,7 +80,6 @@ class AutomaticTicket:
         self._waits = waits
         self._guard = guard
         self._staged: StagedCommit | None = None
-        self._is_from_beginning = False
         self._refusal: SluiceError | None = None
         self._has_committed = False
         self._start_lock = threading.Lock()
@@ -99,6 +98,7 @@ class AutomaticTicket:
 
         Raises:
             NotStagedError: The statement must run again.
+            LockNotHeldError: The statement cannot be committed so, and must not run again unchanged.
             SluiceError: The lock was not acquired.
 
         """
@@ -109,7 +109,8 @@ class AutomaticTicket:
         adoption = Adoption.of(staged.properties)
         if adoption is not None:
             adoption.check(ensemble=hold.ensemble_id, table=self.table)
-        self._refuse_stale(staged, request, hold.waited_seconds)
+        self._refuse_never_safe(staged, request["staged"])
+        self._refuse_stale(staged, request, hold.acquired_at)
         return True
 
     def has_lock(self) -> bool:
@@ -119,7 +120,6 @@ class AutomaticTicket:
             SluiceError: The lock was not acquired.
 
         """
-        self._is_from_beginning = True
         if not self._wait():
             return False
         self.granted_block(None)
@@ -179,10 +179,14 @@ class AutomaticTicket:
         """Whether the lock is released, or no longer requested."""
         return self._ended.is_set()
 
-    def end(self) -> None:
-        """Release the lock, or end the wait for it."""
-        self._ended.set()
-        self._cancellation.request()
+    def end(self, puts: Collection[Mapping[str, Any]] = ()) -> None:
+        """Release the lock, or end the wait for it. ``puts`` are the attempts under the hold (``Attempts.java``)."""
+        try:
+            if self.block is not None:
+                self.block.settle(puts)
+        finally:
+            self._ended.set()
+            self._cancellation.request()
 
     # -- in its own thread ---------------------------------------------------------------------------------------
 
@@ -227,31 +231,45 @@ class AutomaticTicket:
 
     # -- the rules -----------------------------------------------------------------------------------------------
 
-    def _refuse_stale(self, staged: StagedCommit, request: Mapping[str, Any], waited_seconds: float) -> None:
-        """Raise NotStagedError if the statement must run again."""
-        if "age_ms" in request["staged"]:
-            refuse_if_old(self.table, request["staged"]["age_ms"] / 1000, request["staged"]["retention_ms"] / 1000)
+    def _refuse_never_safe(self, staged: StagedCommit, description: Mapping[str, Any]) -> None:
+        """Raise LockNotHeldError if the commit would be refused again, so that programs do not repeat its statement."""
+        reason = None
+        hooks = staged.hooks or ()
         if staged.read_version is None:
-            raise LockNotHeldError(
-                f"a commit to {self.table} was refused: Delta's transaction is not known, so the commit needs the lock "
-                "from its beginning: write inside `with locked(spark, table):`",
-                resource=self.table,
-            )
-        if staged.is_dated and not self._is_from_beginning and waited_seconds > _TIMESTAMP_SECONDS:
+            reason = "Delta's transaction is not known, as in commits through Delta Kernel: write under a lock"
+        elif len(hooks) > 1 and _COMMITTING_HOOK in hooks:
+            reason = f"Delta runs {', '.join(hooks)} after it: turn auto-compaction off"
+        elif "age_ms" in description:
+            with_age = (self.table, description["age_ms"] / 1000, description["retention_ms"] / 1000)
+            try:
+                refuse_if_old(*with_age)
+            except NotStagedError as error:
+                reason = str(error)
+        if reason is not None:
+            raise LockNotHeldError(f"a commit to {self.table} was refused: {reason}", resource=self.table)
+
+    def _refuse_stale(self, staged: StagedCommit, request: Mapping[str, Any], acquired_at: float) -> None:
+        """Raise NotStagedError if the statement must run again."""
+        description = request["staged"]
+        if staged.is_dated and acquired_at - description["timestamp"] / 1000 > _TIMESTAMP_SECONDS:
             raise NotStagedError(
-                f"the commit to {self.table} waited {waited_seconds:.1f} s for its lock, and its in-commit timestamp "
-                "is older than that: run the statement again"
+                f"the in-commit timestamp of the commit to {self.table} is more than {_TIMESTAMP_SECONDS:g} s older "
+                "than its lock: run the statement again"
             )
-        if int(request["version"]) != staged.read_version + 1 and (reason := self._obstacle(staged, request["staged"])):
+        read_version = staged.read_version
+        if any(read.get("version", read_version) != read_version for read in description["reads"]):
             raise NotStagedError(
-                f"another writer has changed {self.table} since the statement read version {staged.read_version}, and "
+                f"{self.table} was read before version {read_version}, with which the transaction began: run the "
+                "statement again"
+            )
+        if int(request["version"]) - 1 != read_version and (reason := self._obstacle(staged, description)):
+            raise NotStagedError(
+                f"another writer has changed {self.table} since the transaction began with version {read_version}, and "
                 f"{reason}: run the statement again"
             )
 
     def _obstacle(self, staged: StagedCommit, description: Mapping[str, Any]) -> str | None:
         """Return why Delta's conflict check is not enough for a commit after another writer's; None if it is."""
-        if len(hooks := staged.hooks or ()) > 1 and _COMMITTING_HOOK in hooks:
-            return f"Delta runs after the commit: {', '.join(hooks)}"
         # The lock is kept for hooks, and the timestamp is checked above.
         without_hooks = None if staged.hooks is None else ()
         if reason := staging_obstacle(replace(staged, hooks=without_hooks, is_dated=False), appends=False):

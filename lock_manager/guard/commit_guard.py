@@ -22,7 +22,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -161,7 +161,7 @@ class CommitGuard:
                     self._end(ticket.name)
                 return {}
             case "end":
-                self._end(str(request["ticket"]))
+                self._end(str(request["ticket"]), request.get("puts", ()))
                 return {}
             case "commit":
                 return self._allow_commit(request)
@@ -223,14 +223,14 @@ class CommitGuard:
                 self._tickets[name] = self.automatic.open(request, self)
         return self._ticket(request)
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, puts: Collection[Mapping[str, Any]] = ()) -> None:
         with self._lock:
             ticket = self._tickets.pop(name, None)
             self._ended_tickets[name] = None
             while len(self._ended_tickets) > _MAX_ENDED_TICKETS:
                 self._ended_tickets.popitem(last=False)
         if isinstance(ticket, AutomaticTicket):
-            ticket.end()
+            ticket.end(puts)
 
     def _ticket(self, request: Mapping[str, Any]) -> Ticket | AutomaticTicket:
         ticket = self._tickets.get(str(request.get("ticket")))

@@ -195,6 +195,57 @@ def test_negative_control_without_the_rule_on_reads_the_append_succeeds(
     assert program.ids() == [0, 1, 100]
 
 
+PARTITIONED = "CREATE TABLE {t} USING delta PARTITIONED BY (part) AS SELECT id, id AS part FROM range(3)"
+
+
+@pytest.mark.parametrize("program", [PARTITIONED], ids=["partitioned"], indirect=True)
+def test_a_change_of_other_partitions_is_committed_after_other_writers(program: Program) -> None:
+    # A cached DataFrame of the driver does not matter to the rows that a statement changes.
+    cached = program.spark.read.format("delta").load(str(program.path)).cache()
+    delete = f"DELETE FROM delta.`{program.path}` WHERE part = 0"
+    with program.waiting(lambda: program.spark.sql(delete)) as running:
+        program.spark.sql(f"INSERT INTO delta.`{program.path}` VALUES (7, 7)")
+    cached.unpersist()
+    running.result()
+    assert program.ids() == [1, 2, 7]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("program", [PARTITIONED], ids=["partitioned"], indirect=True)
+def test_a_read_by_another_name_of_the_table_is_no_read_of_the_transaction(program: Program, tmp_path: Path) -> None:
+    other_name = tmp_path / "link"
+    other_name.symlink_to(program.path)
+    rows = program.spark.sql(f"SELECT id, 1L AS part FROM delta.`{other_name}` WHERE part = 2")
+    write = rows.write.format("delta").mode("overwrite").option("replaceWhere", "part = 1")
+    with program.waiting(lambda: write.save(str(program.path))) as running:
+        program.spark.sql(f"DELETE FROM delta.`{program.path}` WHERE part = 2")
+    with pytest.raises(ConcurrentWriteException, match="the write reads the table itself"):
+        running.result()
+
+
+@pytest.mark.full
+def test_a_new_session_does_not_block_readers_while_its_commit_waits(program: Program) -> None:
+    session = program.spark.newSession()
+    with program.waiting(lambda: session.sql(f"INSERT INTO delta.`{program.path}` VALUES (1)")) as running:
+        # Delta's own lock would make this statement wait for the commit, which waits for this thread's lock.
+        program.insert(2)
+    running.result()
+    assert program.ids() == [0, 1, 2]
+
+
+def test_a_stopped_stream_leaves_the_queue(program: Program, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    program.spark.range(5, 7).write.parquet(str(source))
+    rows = program.spark.readStream.schema("id LONG").parquet(str(source))
+    sink = rows.writeStream.format("delta").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with program.manager.acquire(program.writer.table):
+        query = sink.start(str(program.path))
+        program.eventually(lambda: program.queue_length() == 2, within=60, label="a commit that waits")
+        query.stop()
+        program.eventually(lambda: program.queue_length() == 1, within=30, label="the end of the wait")
+    assert program.ids() == [0]
+
+
 @pytest.mark.full
 def test_rows_of_other_tables_are_appended_after_other_writers(program: Program, tmp_path: Path) -> None:
     source = tmp_path / "source"
@@ -231,7 +282,7 @@ def test_an_in_commit_timestamp_is_not_older_than_its_lock(program: Program, mon
     monkeypatch.setattr(automatic_ticket, "_TIMESTAMP_SECONDS", 0.0)
     with program.waiting(lambda: program.insert(2)) as running:
         pass
-    with pytest.raises(ConcurrentWriteException, match="its in-commit timestamp is older than that"):
+    with pytest.raises(ConcurrentWriteException, match="the in-commit timestamp of the commit"):
         running.result()
     assert program.ids() == [0, 1]
 
@@ -245,10 +296,10 @@ def test_an_in_commit_timestamp_is_not_older_than_its_lock(program: Program, mon
 def test_the_lock_is_kept_until_hooks_have_run(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     release, manifests = AutomaticTicket.end, []
 
-    def record_manifest(ticket: AutomaticTicket) -> None:
+    def record_manifest(ticket: AutomaticTicket, puts: Any = ()) -> None:
         manifest = program.path / "_symlink_format_manifest" / "manifest"
         manifests.append({Path(line).name for line in manifest.read_text().splitlines()} == program.files())
-        release(ticket)
+        release(ticket, puts)
 
     monkeypatch.setattr(AutomaticTicket, "end", record_manifest)
     program.insert(1)

@@ -99,7 +99,7 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
             _check_releases(context)
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
         chosen_lock = _automatic_lock(context, lock)
-        if chosen_lock != _NO_LOCK and GUARD.automatic is None:
+        if chosen_lock != _NO_LOCK and (GUARD.automatic is None or manager is not None):
             GUARD.automatic = AutomaticTickets(manager or default_manager(spark), context.appName)
             jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, chosen_lock)  # noqa: SLF001
     guard_this_thread(context)

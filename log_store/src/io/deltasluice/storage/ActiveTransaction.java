@@ -62,6 +62,7 @@ final class ActiveTransaction implements TransactionExecutionObserver {
 
   @Override
   public OptimisticTransaction startingTransaction(Function0<OptimisticTransaction> start) {
+    Guard.prepareSession();
     OptimisticTransaction transaction = AutomaticTicket.beginUnderLock(start.apply(), start);
     newestTransaction = new WeakReference<>(transaction);
     return transaction;

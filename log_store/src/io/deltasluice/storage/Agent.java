@@ -22,7 +22,7 @@ import scala.Tuple2;
  * The agent of a driver: a Python process ({@code lock_manager/agent.py}) that requests locks for the driver's commits.
  *
  * <p>It ends with the driver, because its standard input ends. If it ends before, it is started again, at most
- * {@link #MAX_RESTARTS} times. Until then commits are refused.
+ * {@link #MAX_RESTARTS} times within an hour. Until then commits are refused.
  */
 public final class Agent {
   private static final Logger LOG = LoggerFactory.getLogger(Agent.class);
@@ -37,6 +37,11 @@ public final class Agent {
 
   private final SparkContext context;
   private Process process;
+  private long startedAt;
+
+  /** Name of its guard. */
+  private String name;
+
   private int restarts;
   private boolean isStopped;
 
@@ -45,7 +50,7 @@ public final class Agent {
   }
 
   /**
-   * Starts the agent of a driver, and sets what its commits need: the guarded log store, and no lock of Delta's own.
+   * Starts the agent of a driver, and sets what its commits need: the guarded log store.
    *
    * @throws IllegalStateException the settings name another log store, or the agent does not start
    */
@@ -63,9 +68,6 @@ public final class Agent {
       throw new IllegalStateException("Delta Kernel bypasses the guarded log store because of "
           + String.join(", ", otherStores) + ": remove these settings");
     }
-    // A commit that waits for its lock must not stop other commits of the driver.
-    conf.setIfMissing("spark.databricks.delta.commitLock.enabled", "false");
-    conf.setIfMissing("spark.databricks.delta.autoCompact.enabled", "false");
     Agent agent = new Agent(context);
     try {
       agent.startProcess();
@@ -82,6 +84,7 @@ public final class Agent {
       isStopped = true;
       running = process;
     }
+    Guard.remove(name);
     try {
       running.getOutputStream().close();
       if (!running.waitFor(STOP_SECONDS, TimeUnit.SECONDS)) {
@@ -96,15 +99,19 @@ public final class Agent {
   }
 
   private synchronized void startProcess() throws IOException {
+    if (isStopped) {
+      return;
+    }
     SparkConf conf = context.conf();
     String python = conf.get(PREFIX + "python", "python3");
     String lock = conf.get(PREFIX + "lock", "commit");
-    ProcessBuilder builder = new ProcessBuilder(python, "-m", "lock_manager.agent");
+    ProcessBuilder builder = new ProcessBuilder(python, "-P", "-m", "lock_manager.agent");
     builder.redirectError(ProcessBuilder.Redirect.INHERIT);
     String path = conf.get(PREFIX + "pythonPath", "");
     if (!path.isEmpty()) {
       builder.environment().merge("PYTHONPATH", path, (old, added) -> added + File.pathSeparator + old);
     }
+    startedAt = System.nanoTime();
     process = builder.start();
     ObjectNode driver = CommitBody.JSON.createObjectNode();
     ObjectNode settings = driver.putObject("conf");
@@ -120,7 +127,7 @@ public final class Agent {
       if (answer.hasNonNull("error")) {
         throw new IOException(answer.get("error").asText());
       }
-      String name = answer.path("name").asText();
+      name = answer.path("name").asText();
       Guard.install(name, answer.path("path").asText(), ANSWER_MILLIS);
       Guard.setAutomaticLock(name, lock);
     } catch (IOException e) {
@@ -173,12 +180,16 @@ public final class Agent {
         if (isStopped) {
           return;
         }
+        if (System.nanoTime() - startedAt > TimeUnit.HOURS.toNanos(1)) {
+          restarts = 0;
+        }
         if (restarts++ >= MAX_RESTARTS) {
-          LOG.error("Sluice's agent has ended {} times: commits of this driver are refused from now on", restarts);
+          Guard.setAdvice("Sluice's agent has ended " + restarts + " times within an hour: restart the driver");
           return;
         }
       }
       LOG.warn("Sluice's agent has ended with {}, and is started again", exitCode);
+      Guard.setAdvice("Sluice's agent has ended and is started again: run the statement again");
       try {
         startProcess();
         isRunning = true;

@@ -1,6 +1,7 @@
 package io.deltasluice.storage;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
@@ -74,7 +75,13 @@ public final class Attempts {
    * {@code attempt} and {@code outcome}.
    */
   public static String of(String hold) throws JsonProcessingException {
-    var array = CommitBody.JSON.createArrayNode();
+    ArrayNode array = CommitBody.JSON.createArrayNode();
+    addTo(array, hold);
+    return CommitBody.JSON.writeValueAsString(array);
+  }
+
+  /** Adds the attempts under a hold to an array, see {@link #of}. */
+  static void addTo(ArrayNode array, String hold) {
     BY_HOLD.computeIfPresent(hold, (key, list) -> {
       for (Attempt attempt : list) {
         array.addObject()
@@ -85,7 +92,6 @@ public final class Attempts {
       }
       return list;
     });
-    return CommitBody.JSON.writeValueAsString(array);
   }
 
   /** Returns Python's name of an outcome. */

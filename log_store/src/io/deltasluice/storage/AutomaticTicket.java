@@ -6,6 +6,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.delta.exceptions.ConcurrentWriteException;
 import java.io.IOException;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Objects;
 import java.util.Set;
 import java.util.StringJoiner;
@@ -14,6 +15,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.slf4j.Logger;
@@ -34,6 +36,7 @@ final class AutomaticTicket {
   private static final ThreadLocal<AutomaticTicket> CURRENT = new ThreadLocal<>();
   private static final Set<AutomaticTicket> OPEN = ConcurrentHashMap.newKeySet();
   private static final long WATCH_SECONDS = 1;
+  private static final String OPTIMIZE = "OPTIMIZE";
 
   /** Prefixes of the classes whose methods are on the stack of a thread that commits. */
   private static final String[] COMMITTING = {"org.apache.spark.sql.delta.OptimisticTransaction", "io.delta.kernel."};
@@ -69,8 +72,17 @@ final class AutomaticTicket {
   /** See {@link Guard.Permission}. */
   private JsonNode restoration = MissingNode.getInstance();
 
+  /** Whether the commit of the ticket was made. A hook that commits needs another ticket. */
+  private boolean hasCommitted;
+
   /** Whether Python has ended the ticket, or was asked to. */
   private volatile boolean hasEnded;
+
+  /** Whether Python was asked to end the ticket, and has not answered yet. */
+  private final AtomicBoolean isEnding = new AtomicBoolean();
+
+  /** Ids of the holds of the ticket's commit. */
+  private List<String> holds = List.of();
 
   /** Whether the thread is in the log store. Otherwise Delta checks for conflicts, or runs hooks. */
   private volatile boolean isWriting;
@@ -92,7 +104,12 @@ final class AutomaticTicket {
   static OptimisticTransaction beginUnderLock(OptimisticTransaction transaction, Function0<OptimisticTransaction> start) {
     String table = transaction.deltaLog().dataPath().toString();
     AutomaticTicket ticket = CURRENT.get();
-    if (ticket == null || ticket.hasEnded || !ticket.isFromBeginning || !ticket.file.table().equals(table)) {
+    boolean isUsable = ticket != null && !ticket.hasEnded && !ticket.hasCommitted && ticket.isFromBeginning;
+    if (!isUsable || !ticket.file.table().equals(table)) {
+      if (ticket != null && !ticket.hasCommitted) {
+        // An earlier transaction of this thread has ended, and Delta has not reported it.
+        ticket.end();
+      }
       String guardName = Guard.guardOfWrites();
       if (guardName == null) {
         return transaction;
@@ -154,7 +171,8 @@ final class AutomaticTicket {
   /** Ends this thread's ticket, if it has one: its transaction was given up. */
   static void transactionAborted() {
     AutomaticTicket current = CURRENT.get();
-    if (current != null) {
+    // A hook may have given up a transaction of its own.
+    if (current != null && !current.hasCommitted) {
       current.end();
     }
   }
@@ -187,14 +205,16 @@ final class AutomaticTicket {
     return hooksNeedLock || !restoration.isMissingNode();
   }
 
-  /** Sets the properties that {@link #transactionCommitted} restores, see {@link Guard.Permission}. */
-  void restoreLater(JsonNode properties) {
-    restoration = properties;
+  /** Records the permission for the commit. {@link #transactionCommitted} restores the properties that it names. */
+  void setPermission(Guard.Permission permission) {
+    holds = permission.holds();
+    restoration = permission.restoration();
   }
 
-  /** Records that Python has ended the ticket. */
-  void setEnded() {
-    hasEnded = true;
+  /** Records that the commit was made, and whether Python has ended the ticket with the report of it. */
+  void setCommitted(boolean isEnded) {
+    hasCommitted = true;
+    hasEnded |= isEnded;
   }
 
   /** Records that the thread leaves the log store; {@code ends}: without need for the lock. */
@@ -212,7 +232,18 @@ final class AutomaticTicket {
   private void end() {
     hasEnded = true;
     detach();
-    Guard.end(this, file);
+    if (isEnding.compareAndSet(false, true)) {
+      if (!restoration.isMissingNode() && hasCommitted) {
+        LOG.error("version {} of {} is committed, but has changed the table's adoption, which is not restored: run "
+            + "`sluice adopt` again", file.version(), file.table());
+      }
+      Guard.end(this, file, holds);
+    }
+  }
+
+  /** Makes the watch ask Python again to end this ticket. */
+  void endLater() {
+    isEnding.set(false);
   }
 
   /** Makes the next commit of this thread open another ticket. */
@@ -236,6 +267,7 @@ final class AutomaticTicket {
     return refusal;
   }
 
+  /** Restores the table's adoption. An error is logged when the ticket ends, because the commit itself is stored. */
   private void restoreAdoption() {
     if (restoration.isMissingNode()) {
       return;
@@ -244,7 +276,12 @@ final class AutomaticTicket {
     restoration.path("properties").properties()
         .forEach(pair -> properties.add(quoted(pair.getKey()) + " = " + quoted(pair.getValue().asText())));
     String statement = "ALTER TABLE delta.`" + file.table().replace("`", "``") + "` SET TBLPROPERTIES (" + properties + ")";
-    Guard.runBound(guardName, restoration.path("block").asText(), () -> SparkSession.active().sql(statement));
+    try {
+      Guard.runBound(guardName, restoration.path("block").asText(), () -> SparkSession.active().sql(statement));
+      restoration = MissingNode.getInstance();
+    } catch (Exception e) {
+      LOG.warn("the adoption of {} was not restored", file.table(), e);
+    }
   }
 
   private static String quoted(String text) {
@@ -254,12 +291,12 @@ final class AutomaticTicket {
   private static void endAbandoned() {
     for (AutomaticTicket ticket : OPEN) {
       try {
-        if (!ticket.isWriting && !ticket.isCommitting()) {
-          LOG.info("the transaction on {} has ended, and so does its lock", ticket.file.table());
+        if (ticket.hasEnded || (!ticket.isWriting && !ticket.isCommitting())) {
           ticket.end();
         }
-      } catch (RuntimeException e) {
-        LOG.warn("a ticket on {} was not ended, and will be tried again", ticket.file.table(), e);
+      } catch (Throwable e) {
+        // The next run tries again. An exception would end all runs.
+        LOG.warn("a ticket on {} was not ended", ticket.file.table(), e);
       }
     }
   }
@@ -275,13 +312,16 @@ final class AutomaticTicket {
    * {@link PlanReads}; and, if the transaction is known, {@code table_id}, Delta's id of the table, {@code age_ms}, the
    * age of the transaction, and {@code retention_ms}, the age at which VACUUM deletes files that belong to no commit.
    */
-  void describe(ObjectNode staged) {
+  void describe(ObjectNode staged, CommitBody body) {
     hooksNeedLock = !staged.path("hooks").isEmpty();
-    new PlanReads(SparkSession.active(), staged.putArray("reads")).addStatement();
     OptimisticTransaction transaction = ActiveTransaction.of(file.table());
+    new PlanReads(SparkSession.active(), staged.putArray("reads")).addStatement(transaction);
     if (transaction != null) {
+      long transactionAge = (System.nanoTime() - transaction.txnStartTimeNs()) / 1_000_000;
+      // After a conflict OPTIMIZE commits the same files in another transaction.
+      long fileAge = OPTIMIZE.equals(body.operation) ? System.currentTimeMillis() - body.oldestRewrittenMillis() : 0;
       staged.put("table_id", transaction.snapshot().metadata().id());
-      staged.put("age_ms", (System.nanoTime() - transaction.txnStartTimeNs()) / 1_000_000);
+      staged.put("age_ms", Math.max(transactionAge, fileAge));
       staged.put("retention_ms", ReadVersion.retentionMillis(file));
     }
   }

@@ -53,8 +53,8 @@ final class CommitBody {
   /** {@code commitInfo.isBlindAppend}: whether the transaction read nothing of the table. */
   private final boolean isBlindAppend;
 
-  /** Whether the commit has an in-commit timestamp, which Delta sets when it prepares the commit. */
-  private final boolean hasTimestamp;
+  /** In-commit timestamp, which Delta sets when it prepares the commit; 0 without one. */
+  private final long timestamp;
 
   CommitBody(Iterator<String> actions, String attempt) {
     this.attempt = attempt;
@@ -76,7 +76,7 @@ final class CommitBody {
     operation = node.path("operation").asText(null);
     metrics = node.path("operationMetrics").isObject() ? node.get("operationMetrics") : JSON.createObjectNode();
     isBlindAppend = node.path("isBlindAppend").asBoolean(false);
-    hasTimestamp = node.has("inCommitTimestamp");
+    timestamp = node.path("inCommitTimestamp").asLong();
   }
 
   /** Returns the content of the version file. The stamp is the first field of the first line. */
@@ -112,7 +112,8 @@ final class CommitBody {
    *
    * @return JSON object: {@code blind} (the transaction read nothing of the table), {@code removes} (the commit removes
    *     files), {@code dated} (it has an in-commit timestamp, and may change rows), {@code changes_rows},
-   *     {@code operation}, {@code actions} (names of the actions on the whole table, and {@code unreadable} if a line
+   *     {@code operation}, {@code timestamp} (in-commit timestamp, milliseconds since the epoch; 0 without one),
+   *     {@code actions} (names of the actions on the whole table, and {@code unreadable} if a line
    *     cannot be parsed), {@code configuration} (new table properties; null without new metadata)
    */
   ObjectNode stagedProperties() {
@@ -120,9 +121,10 @@ final class CommitBody {
     ObjectNode staged = JSON.createObjectNode();
     staged.put("blind", isBlindAppend);
     staged.put("removes", !contents.removed.isEmpty());
-    staged.put("dated", hasTimestamp && contents.changesRows);
+    staged.put("dated", timestamp != 0 && contents.changesRows);
     staged.put("changes_rows", contents.changesRows);
     staged.put("operation", operation);
+    staged.put("timestamp", timestamp);
     staged.set("configuration", contents.configuration);
     ArrayNode actions = staged.putArray("actions");
     contents.tableActions.forEach(actions::add);
@@ -142,6 +144,14 @@ final class CommitBody {
     return paths;
   }
 
+  /**
+   * Returns the oldest modification time of the files that the commit adds without a change of rows, in milliseconds
+   * since the epoch; {@link Long#MAX_VALUE} without such files.
+   */
+  long oldestRewrittenMillis() {
+    return contents().oldestRewrittenMillis;
+  }
+
   private Contents contents() {
     if (contents == null) {
       contents = new Contents(lines);
@@ -158,6 +168,9 @@ final class CommitBody {
 
     /** New table properties; null without new metadata. */
     JsonNode configuration;
+
+    /** See {@link CommitBody#oldestRewrittenMillis}. */
+    long oldestRewrittenMillis = Long.MAX_VALUE;
 
     /** Whether a file has no partition values. */
     boolean hasUnplacedFile;
@@ -207,6 +220,9 @@ final class CommitBody {
         removed.add(path);
       } else if (action.path("path").isTextual() && !action.hasNonNull("deletionVector")) {
         added.add(path);
+        if (!action.path("dataChange").asBoolean(true)) {
+          oldestRewrittenMillis = Math.min(oldestRewrittenMillis, action.path("modificationTime").asLong());
+        }
       }
     }
   }

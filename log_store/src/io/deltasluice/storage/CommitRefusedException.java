@@ -34,4 +34,9 @@ public final class CommitRefusedException extends IOException {
   public String errorName() {
     return errorName;
   }
+
+  @Override
+  public String toString() {
+    return getClass().getName() + ": " + errorName + ": " + getMessage();
+  }
 }

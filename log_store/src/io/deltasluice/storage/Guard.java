@@ -1,6 +1,7 @@
 package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.MissingNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
@@ -21,6 +22,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.apache.spark.SparkContext;
 import org.apache.spark.SparkContext$;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.SparkSession$;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Option;
@@ -45,6 +48,9 @@ public final class Guard {
    */
   public static final String TICKET = "spark.sluice.ticket";
 
+  private static final String COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled";
+  private static final String AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled";
+
   private static final char PARTITIONS_MARK = '*';
 
   /** Setting of the driver: {@code required} (the default), {@code observe} or {@code off}. */
@@ -60,6 +66,9 @@ public final class Guard {
     thread.setDaemon(true);
     return thread;
   });
+
+  private static volatile String advice = "attach(spark) in PySpark installs one, and spark.plugins=io.deltasluice."
+      + "SluicePlugin in other drivers";
 
   /** Guards by name, the newest last. Several Python processes may use one JVM, and each knows only its own holds. */
   private static final Map<String, PythonGuard> GUARDS = Collections.synchronizedMap(new LinkedHashMap<>());
@@ -94,6 +103,16 @@ public final class Guard {
     guard.connect();
     ActiveTransaction.track();
     GUARDS.put(name, guard);
+  }
+
+  /** Removes a guard that answers no more. */
+  static void remove(String name) {
+    GUARDS.remove(name);
+  }
+
+  /** Sets what a user can do about commits that are refused because there is no guard. */
+  static void setAdvice(String text) {
+    advice = text;
   }
 
   /**
@@ -156,6 +175,7 @@ public final class Guard {
     }
     for (Map.Entry<String, PythonGuard> entry : guards(localProperty(NAME))) {
       if (entry.getValue().automaticLock != AutomaticLock.NONE) {
+        refuseCommitLock(file);
         return AutomaticTicket.of(entry.getKey(), file, body);
       }
     }
@@ -188,11 +208,35 @@ public final class Guard {
    * @throws InterruptedIOException the thread was interrupted
    */
   static void acquire(AutomaticTicket ticket, VersionFile file) throws CommitRefusedException, InterruptedIOException {
-    ObjectNode request = request("lock", file, "");
+    // Python stores a refusal by the id of the attempt.
+    ObjectNode request = request("lock", file, ticket.name());
     request.put("ticket", ticket.name());
     request.put("automatic", true);
-    while (!send(request, file, "").path("turn").asBoolean(false)) {
+    while (!send(request, file, ticket.name()).path("turn").asBoolean(false)) {
       // Python has waited for some time.
+    }
+  }
+
+  /**
+   * Turns off, in this thread's session, what cannot run beside commits that wait, unless the user has set it: Delta's own
+   * lock, which blocks all readers of the driver meanwhile, and compactions within a commit.
+   */
+  static void prepareSession() {
+    Option<SparkSession> session = opensTickets() ? SparkSession$.MODULE$.getActiveSession() : Option.empty();
+    if (session.isDefined()) {
+      for (String setting : new String[] {COMMIT_LOCK, AUTO_COMPACT}) {
+        if (session.get().conf().getOption(setting).isEmpty()) {
+          session.get().conf().set(setting, "false");
+        }
+      }
+    }
+  }
+
+  private static void refuseCommitLock(VersionFile file) throws CommitRefusedException {
+    Option<String> setting = SparkSession.active().conf().getOption(COMMIT_LOCK);
+    if (setting.isDefined() && setting.get().trim().equalsIgnoreCase("true")) {
+      throw new CommitRefusedException("LockNotHeldError", "a commit to " + file.table() + " was refused: with "
+          + COMMIT_LOCK + "=true it would block all readers of this driver while it waits: remove that setting");
     }
   }
 
@@ -268,23 +312,27 @@ public final class Guard {
     }
   }
 
-  /** Makes Python end an automatic ticket. Does not wait for it. */
-  static void end(AutomaticTicket ticket, VersionFile file) {
+  /** Makes Python end an automatic ticket, whose commits were made under these holds. Does not wait for it. */
+  static void end(AutomaticTicket ticket, VersionFile file, List<String> holds) {
     PythonGuard guard = GUARDS.get(ticket.guardName());
     if (guard == null) {
       ticket.forget();
       return;
     }
-    String request = request("end", file, "").put("ticket", ticket.name()).toString();
+    ObjectNode request = request("end", file, "").put("ticket", ticket.name());
+    ArrayNode puts = request.putArray("puts");
+    holds.forEach(hold -> Attempts.addTo(puts, hold));
     CALLS.execute(() -> {
       try {
-        guard.send(request);
+        guard.send(request.toString());
+        holds.forEach(Attempts::forget);
         ticket.forget();
       } catch (ConnectException e) {
         // The process has ended, and its holds are lost.
         ticket.forget();
       } catch (IOException e) {
         LOG.info("a ticket on {} is ended again later", file.table(), e);
+        ticket.endLater();
       }
     });
   }
@@ -380,8 +428,8 @@ public final class Guard {
           "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);
     }
     throw new CommitRefusedException("GuardMissingError",
-        "this driver has no commit guard to ask whether the lock on " + file.table() + " is held: attach(spark) in "
-            + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
+        "this driver has no commit guard to ask whether the lock on " + file.table() + " is held (" + MODE + "=required): "
+            + advice);
   }
 
   /** Returns the guard to which this thread is bound, and then the other guards, the newest first. */

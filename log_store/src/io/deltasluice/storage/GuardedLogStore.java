@@ -176,7 +176,7 @@ public class GuardedLogStore extends LogStore {
     }
     Guard.Permission permission = refusal == null ? Guard.ask(ticket, file, body) : Guard.observe(file, refusal);
     if (automatic != null) {
-      automatic.restoreLater(permission.restoration());
+      automatic.setPermission(permission);
     }
     Attempts.Attempt attempt = Attempts.begin(permission.holds(), file.version(), body.txn, body.attempt);
     StagedFiles staged = ticket == null ? null : StagedFiles.take(ticket);
@@ -202,10 +202,11 @@ public class GuardedLogStore extends LogStore {
     AutomaticTicket automatic = AutomaticTicket.named(ticket);
     boolean keepsLock = automatic != null && automatic.keepsLock();
     boolean isReported = Guard.reportOutcome(ticket, file, body, outcome, keepsLock);
-    if (isReported && automatic != null && outcome == Attempts.Outcome.COMMITTED && !keepsLock) {
-      automatic.setEnded();
+    if (automatic != null && outcome == Attempts.Outcome.COMMITTED) {
+      automatic.setCommitted(isReported && !keepsLock);
     }
-    if (isReported && (automatic != null || outcome == Attempts.Outcome.COMMITTED)) {
+    // An automatic ticket that keeps its lock reports all outcomes under its hold when it ends.
+    if (isReported && !keepsLock && (automatic != null || outcome == Attempts.Outcome.COMMITTED)) {
       // Python has the outcome, and does not read it again.
       holds.forEach(Attempts::forget);
     }
@@ -226,7 +227,7 @@ public class GuardedLogStore extends LogStore {
     staged.set("hooks", PostCommitHooks.of(ActiveTransaction.of(file.table())));
     AutomaticTicket automatic = AutomaticTicket.named(ticket);
     if (automatic != null) {
-      automatic.describe(staged);
+      automatic.describe(staged, body);
     }
     while (!Guard.hasTurn(ticket, file, body, staged)) {
       throwIfTaken(file.path(), conf);

@@ -24,8 +24,10 @@ import org.apache.spark.sql.catalyst.plans.logical.UnionLoopRef;
 import org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.files.TahoeFileIndex;
 import org.apache.spark.sql.delta.files.TahoeLogFileIndex;
+import org.apache.spark.sql.delta.sources.DeltaSQLConf;
 import org.apache.spark.sql.execution.ExternalRDD;
 import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.execution.QueryExecution;
@@ -57,11 +59,17 @@ final class PlanReads {
   private static final Set<String> OTHER_STORES = Set.of(
       "org.apache.spark.sql.execution.datasources.jdbc.JDBCRelation", "org.apache.spark.sql.kafka010.KafkaRelation");
 
+  /** Name of the plan of the rows that Delta's commands UPDATE, DELETE and MERGE change. */
+  private static final String TARGET = "target";
+
   /** Prefix of the names of leaves that a catalog has resolved, and that read nothing. */
   private static final String RESOLVED = "org.apache.spark.sql.catalyst.analysis.Resolved";
 
   private final SparkSession session;
   private final ArrayNode reads;
+
+  /** Transaction of the statement; null if it is not known. */
+  private OptimisticTransaction transaction;
 
   /** Whether the statement is a micro-batch of a stream, whose streaming sources read no current state. */
   private boolean isStream;
@@ -69,8 +77,8 @@ final class PlanReads {
   /**
    * @param session session that parses the conditions and resolves their functions
    * @param reads array to which each read adds an object: {@code roots} of the files, with {@code table_id} for a Delta
-   *     table or its change feed, and {@code newest} if Delta plans the read of its newest version within a
-   *     transaction; or {@code unknown}, the name of a read that may read any table
+   *     table or its change feed, {@code newest} (whether the transaction plans the read of its version) and,
+   *     in a micro-batch, {@code version} (version when the batch was planned); or {@code unknown}, the name of a read that may read any table
    */
   PlanReads(SparkSession session, ArrayNode reads) {
     this.session = session;
@@ -97,8 +105,11 @@ final class PlanReads {
   /**
    * Adds the reads of the statement that this thread executes. They are the reads of its plan, and of the plans within
    * its commands.
+   *
+   * @param writer transaction of the statement; null if it is not known
    */
-  void addStatement() {
+  void addStatement(OptimisticTransaction writer) {
+    transaction = writer;
     String id = session.sparkContext().getLocalProperty(SQLExecution.EXECUTION_ID_KEY());
     QueryExecution execution = id == null ? null : SQLExecution.getQueryExecution(Long.parseLong(id));
     if (execution == null) {
@@ -121,7 +132,12 @@ final class PlanReads {
 
   private void addLeafOrCommand(LogicalPlan leaf) {
     if (leaf instanceof Command) {
-      CollectionConverters.asJava(leaf.productIterator()).forEachRemaining(this::addPart);
+      for (int i = 0; i < leaf.productArity(); i++) {
+        // A transaction reads the rows that it changes.
+        if (!leaf.productElementName(i).equals(TARGET)) {
+          addPart(leaf.productElement(i));
+        }
+      }
     } else if (!leaf.getClass().getName().startsWith(RESOLVED) && !(isStream && leaf.isStreaming())) {
       addLeaf(leaf);
     }
@@ -148,7 +164,11 @@ final class PlanReads {
 
   private void addRelation(BaseRelation relation) {
     if (relation instanceof HadoopFsRelation files && files.location() instanceof TahoeFileIndex table) {
-      addTable(table.deltaLog()).put("newest", isPlannedInTransaction(table));
+      ObjectNode read = addTable(table.deltaLog());
+      read.put("newest", isPlannedInTransaction(table));
+      if (isStream && table instanceof TahoeLogFileIndex index) {
+        read.put("version", index.snapshotAtAnalysis().version());
+      }
     } else if (relation instanceof HadoopFsRelation files && !(files.location() instanceof CatalogFileIndex)) {
       // A partition of a table in the catalog may be anywhere.
       addRoots(CollectionConverters.asJava(files.location().rootPaths()));
@@ -164,12 +184,17 @@ final class PlanReads {
   }
 
   /**
-   * Returns whether a transaction reads the newest version through this index. Spark plans a micro-batch before its
-   * transaction begins, and a cached read earlier still.
+   * Returns whether the transaction plans, and so registers, the read of its version through this index. Spark plans a
+   * micro-batch before its transaction begins, and a cached read earlier still. Delta recognizes the table by its id and
+   * path, and it misses subqueries if it skips no data ({@code OptimisticTransaction.getDeltaScanGenerator},
+   * {@code PrepareDeltaScan}; tag v4.4.0).
    */
   private boolean isPlannedInTransaction(TahoeFileIndex table) {
+    var classic = (org.apache.spark.sql.classic.SparkSession) session;
     return table instanceof TahoeLogFileIndex index && !index.isTimeTravelQuery() && !isStream
-        && ((org.apache.spark.sql.classic.SparkSession) session).sharedState().cacheManager().isEmpty();
+        && transaction != null && table.deltaLog().isSameLogAs(transaction.deltaLog())
+        && classic.sharedState().cacheManager().isEmpty()
+        && (boolean) classic.sessionState().conf().getConf(DeltaSQLConf.DELTA_STATS_SKIPPING());
   }
 
   private ObjectNode addRoots(Iterable<Path> paths) {

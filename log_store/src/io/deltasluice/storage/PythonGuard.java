@@ -70,7 +70,8 @@ final class PythonGuard {
    *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},
    *       {@code outcome} (see {@link Attempts}), {@code metrics}, {@code keeps_lock} (whether hooks need the lock of an
    *       automatic ticket). Answer: an empty object.
-   *   <li>{@code end}: The transaction of an automatic ticket has ended. Field: {@code ticket}. Answer: an empty object.
+   *   <li>{@code end}: The transaction of an automatic ticket has ended. Fields: {@code ticket}, {@code puts} (the attempts
+   *       under its hold, see {@link Attempts#of}). Answer: an empty object.
    * </ul>
    *
    * @param request JSON object
