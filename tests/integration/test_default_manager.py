@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import LockOrderError, ZookeeperLockManager
 from tests.support.at_the_gate import commit_info
-from writer_jobs import LockedDeltaWriter, locked, locking
+from writer_jobs import LockedDeltaWriter, locked
+from writer_jobs.commit import driver_guard
 
 pytestmark = pytest.mark.spark
 
@@ -21,7 +22,7 @@ def default_manager(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Set the ensemble in the environment, and close the default manager that the test creates."""
     monkeypatch.setenv("SLUICE_ZK_HOSTS", zookeeper.hosts)
     managers: dict[Any, ZookeeperLockManager] = {}
-    monkeypatch.setattr(locking, "_managers", managers)
+    monkeypatch.setattr(driver_guard, "_managers", managers)
     yield
     assert len(managers) == 1, f"the test created {len(managers)} default managers instead of one"
     for manager in managers.values():
