@@ -114,7 +114,7 @@ class AutomaticTicket:
         return True
 
     def has_lock(self) -> bool:
-        """Wait briefly for the lock of a transaction that has not begun, and return whether it is held.
+        """Wait briefly for the lock of a transaction that begins later, and return whether it is held.
 
         Raises:
             SluiceError: The lock was not acquired.

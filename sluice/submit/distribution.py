@@ -92,7 +92,7 @@ def session_settings() -> dict[str, str]:
 
 
 def plugin_settings(python_path: Path | None = None) -> dict[str, str]:
-    """Return the settings with which each commit of an unchanged program waits for its lock, without ``zookeeper``.
+    """Return the settings, without the ensemble, that make each commit of an unchanged program wait for its lock.
 
     The driver runs on this machine, and starts its agent with this interpreter.
 

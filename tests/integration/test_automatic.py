@@ -33,7 +33,7 @@ ONE_ROW = "CREATE TABLE {t} USING delta AS SELECT 0L AS id"
 
 @dataclass
 class Program(TableAtTheGate):
-    """A table and a program of somebody else, which requests no lock."""
+    """A table, and a program that requests no lock."""
 
     def insert(self, row: int) -> None:
         self.spark.sql(f"INSERT INTO delta.`{self.path}` VALUES ({row})")
@@ -115,7 +115,7 @@ def program(request: pytest.FixtureRequest) -> Program:
     return Program.create(request, getattr(request, "param", ONE_ROW))
 
 
-# Operations of which each reaches the log store in another way; the others run in `make test-all`.
+# One operation for each way to the log store; the others run in `make test-all`.
 IN_MAKE_TEST = ("INSERT", "append", "MERGE", "OPTIMIZE", "CREATE OR REPLACE TABLE", "SHALLOW CLONE", "stream")
 
 

@@ -160,7 +160,7 @@ def test_only_this_user_can_reach_the_socket_of_a_guard(store: LogStore) -> None
     store.write(0, "hold-1")
     server.close()
     assert not folder.exists()
-    # When nobody answers there, the JVM uses the previous guard again.
+    # When that guard is closed, the JVM uses the previous guard again.
     store.write(1, "hold-1")
 
 
