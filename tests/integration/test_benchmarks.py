@@ -67,7 +67,7 @@ SMOKES = {
             ("[",),
         ),
     ),
-    "one_writer.py": Smoke("--rounds 1 --warm-up 1", (PHASES, ("1",))),
+    "one_writer.py": Smoke("--rounds 1 --warm-up 1", (PHASES, ("1",), ("gate", "automatic"))),
     "operations.py": Smoke("--writers 1 --seconds 0 --modes gate --only update", (("update", "update"),)),
     # Iceberg is excluded because it downloads 0.5 GB. tests/unit/test_iceberg_environment.py tests its set-up.
     "peers/peers.py": Smoke("--systems sluice --writers 1 --appends 1 --rounds 1 --warm-up 1", (("sluice",),)),
