@@ -142,7 +142,7 @@ def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path
         conf = java.org.apache.hadoop.conf.Configuration()
         path = java.org.apache.hadoop.fs.Path(f"file:{version_file(folder, 0)}")
         lines = java.java.util.ArrayList(COMMIT).iterator()
-        with pytest.raises(Py4JJavaError, match="spark.plugins=io.deltasluice.SluicePlugin in other drivers") as error:
+        with pytest.raises(Py4JJavaError, match="SluicePlugin in other drivers") as error:
             java.io.deltasluice.storage.GuardedLogStore(conf).write(path, lines, False, conf)
         assert error.value.java_exception.errorName() == "GuardMissingError"
     finally:
