@@ -8,7 +8,6 @@ the log store has reported the outcome of the put, before the lock is released.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from lock_manager import Hold, LockLostError, LockManager, SluiceError
@@ -41,7 +40,6 @@ class GateCycle(SparkCycle):
         manager = cast("LockManager", _ObservedManager(worker.manager, self._on_request, self._on_hold))
         writer = LockedDeltaWriter(worker.spark, manager, self._table)
         writer.log = self._log
-        writer._context = replace(writer._context, log=self._log)  # noqa: SLF001 (the product needs no other log)
         try:
             self._acknowledge(self._operation.run(worker.spark, writer, self._read))
         except JvmGoneError:

@@ -96,14 +96,6 @@ class LockedDeltaWriter:
         self._state_changed = threading.Condition()
         self._executions: list[Execution] = []
         self._side_writers: dict[str, LockedDeltaWriter] = {}
-        self._context = WriterContext(
-            spark=spark,
-            manager=manager,
-            log=self.log,
-            table=self.table,
-            is_cancelled=self._cancelled.is_set,
-            cancellable=self._cancellable,
-        )
 
     @property
     def manager(self) -> LockManager:
@@ -517,7 +509,16 @@ class LockedDeltaWriter:
         *,
         reads_table: bool = False,
     ) -> CommitResult:
-        return LockedOperation(self._context, operation_for, find_partitions, options, reads_table).run()
+        # Created for each write: the soak replaces the writer's log.
+        context = WriterContext(
+            spark=self._spark,
+            manager=self._manager,
+            log=self.log,
+            table=self.table,
+            is_cancelled=self._cancelled.is_set,
+            cancellable=self._cancellable,
+        )
+        return LockedOperation(context, operation_for, find_partitions, options, reads_table).run()
 
     def _storable(self, df: DataFrame, state: TableState | None, partition_by: Sequence[str]) -> DataFrame:
         """Return the rows with a check: the write fails if Delta would store another partition value than a row has."""
