@@ -18,6 +18,7 @@ from lock_manager import Adoption, EnsembleMismatchError, LockTimeoutError, Zook
 from lock_manager.guard import automatic_ticket
 from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
 from tests.integration.test_every_way import CLASSIC, FULL, READ_FOOTERS, SPARK_4_0_1, version_files
+from tests.integration.test_gate_hooks import ONE_ROW, WITH_MANIFEST, with_property
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.new_thread import in_new_thread
 from writer_jobs import attach
@@ -27,8 +28,6 @@ from writer_jobs.delta.adoption import adoption_under, commit_adoption
 from writer_jobs.delta.table_log import DeltaTableLog
 
 pytestmark = pytest.mark.spark
-
-ONE_ROW = "CREATE TABLE {t} USING delta AS SELECT 0L AS id"
 
 
 @dataclass
@@ -273,7 +272,7 @@ def test_a_stream_is_appended_once_after_other_writers(program: Program, tmp_pat
 
 @pytest.mark.parametrize(
     "program",
-    [ONE_ROW.replace(" AS ", " TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true') AS ", 1)],
+    [with_property("enableInCommitTimestamps", "true")],
     ids=["in-commit timestamps"],
     indirect=True,
 )
@@ -287,12 +286,7 @@ def test_an_in_commit_timestamp_is_not_older_than_its_lock(program: Program, mon
     assert program.ids() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "program",
-    [ONE_ROW.replace(" AS ", " TBLPROPERTIES ('delta.compatibility.symlinkFormatManifest.enabled' = 'true') AS ", 1)],
-    ids=["manifest"],
-    indirect=True,
-)
+@pytest.mark.parametrize("program", [WITH_MANIFEST], ids=["manifest"], indirect=True)
 def test_the_lock_is_kept_until_hooks_have_run(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     release, manifests = AutomaticTicket.end, []
 

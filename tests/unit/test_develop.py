@@ -46,7 +46,7 @@ def test_each_promise_names_existing_tests_and_a_control() -> None:
 
 
 def find_in_make_test(tests: Iterable[str]) -> set[str]:
-    """Return the tests of which `make test` runs at least one case."""
+    """Return the tests that have a case in `make test`."""
     files = sorted({f"tests/{test.partition('::')[0]}" for test in tests})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not full and not soak", *files]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
