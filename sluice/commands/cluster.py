@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sluice.commands.options import ZooKeeperOption
 from sluice.console import plain_console
 from sluice.interrupts import interruptible
 
@@ -111,10 +112,7 @@ def run(
     ] = None,
     *,
     is_module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")] = False,
-    zookeeper: Annotated[
-        str | None,
-        typer.Option(metavar="HOSTS", help="Connection string.  [dim]default: SLUICE_ZK_HOSTS[/]"),
-    ] = None,
+    zookeeper: ZooKeeperOption = None,
     guard: Annotated[
         GuardMode | None,
         typer.Option(help="How to treat a commit that gets no lock.  [dim]default: required[/]"),

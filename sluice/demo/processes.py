@@ -20,8 +20,8 @@ import lock_manager
 from lock_manager.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
 from lock_manager.testing.embedded import SUPERVISOR
 from sluice.errors import SparkSubmitError
-from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.submit.distribution import conf_arguments, jar_arguments
 
 #: Folder of the packages of this distribution.
 PACKAGES = Path(lock_manager.__file__).parents[1]
@@ -55,8 +55,8 @@ def submit_command(job: Path, arguments: Sequence[str], *, conf: Mapping[str, st
         str(spark_submit()),
         "--master", "local[1]",
         "--driver-memory", "1g",
-        "--jars", ",".join(map(str, jar_paths())),
-        *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
+        *jar_arguments(),
+        *conf_arguments(settings),
         str(job),
         *arguments,
     ]  # fmt: skip

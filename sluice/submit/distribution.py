@@ -76,8 +76,7 @@ def submit_arguments(
     settings = session_settings() | (plugin_settings(archive) if lock == "commit" else {})
     if guard:
         settings["spark.sluice.guard"] = guard
-    jars = ",".join(str(path.absolute()) for path in jar_paths())
-    return ["--jars", jars, "--py-files", str(archive), *conf_arguments(settings)]
+    return [*jar_arguments(), "--py-files", str(archive), *conf_arguments(settings)]
 
 
 def session_settings() -> dict[str, str]:
@@ -105,6 +104,11 @@ def plugin_settings(python_path: Path | None = None) -> dict[str, str]:
         "spark.sluice.python": sys.executable,
         **({} if python_path is None else {"spark.sluice.pythonPath": str(python_path)}),
     }
+
+
+def jar_arguments() -> list[str]:
+    """Return the ``--jars`` argument with the jars of this installation; raise JarsError if one is missing."""
+    return ["--jars", ",".join(str(path.absolute()) for path in jar_paths())]
 
 
 def conf_arguments(settings: Mapping[str, str]) -> list[str]:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sluice.errors import BadInputError
-from sluice.local.jars import jar_paths
-from sluice.submit.distribution import conf_arguments, plugin_settings, session_settings
+from sluice.submit.distribution import conf_arguments, jar_arguments, plugin_settings, session_settings
 
 _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
@@ -32,8 +31,7 @@ def run_program(target: str, arguments: Sequence[str], *, is_module: bool, setti
         JarsError: A jar is missing. The message names the command that downloads it.
 
     """
-    jars = ",".join(str(path.absolute()) for path in jar_paths())
-    words = ["--jars", jars, *conf_arguments(session_settings() | plugin_settings() | settings)]
+    words = [*jar_arguments(), *conf_arguments(session_settings() | plugin_settings() | settings)]
     own_arguments = os.environ.get(_SUBMIT_ARGUMENTS, "pyspark-shell")
     os.environ[_SUBMIT_ARGUMENTS] = f"{shlex.join(words)} {own_arguments}"
     sys.argv = [target, *arguments]

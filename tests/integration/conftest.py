@@ -20,7 +20,7 @@ import pytest
 from lock_manager import ZookeeperLockManager, guard_registry
 from sluice.local.jars import resolve_jars
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from sluice.submit.distribution import build_zip
+from sluice.submit.distribution import build_zip, conf_arguments
 from tests.support.append_rows import HEADER, ROWS
 from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
@@ -273,7 +273,7 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
         }
         command = [str(SUBMIT), "--master", "local[2]", "--driver-memory", "1g"]
         command += ["--jars", ",".join(map(str, [*jars, *more_jars]))] if delta else []
-        command += [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+        command += conf_arguments(settings)
         command += ["--py-files", str(zip_path), str(program), *map(str, arguments)]
         environment = {
             **os.environ,

@@ -16,9 +16,8 @@ from deltalake import DeltaTable
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import find_java
-from sluice.local.jars import jar_paths
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from sluice.submit.distribution import conf_arguments, plugin_settings, session_settings
+from sluice.submit.distribution import conf_arguments, jar_arguments, plugin_settings, session_settings
 from tests.support.at_the_gate import commit_info
 
 pytestmark = pytest.mark.spark
@@ -42,7 +41,7 @@ def submit_words(hosts: str, **settings: str) -> list[str]:
         "spark.driver.extraJavaOptions": QUICK_JVM, "spark.sql.shuffle.partitions": "2",
         **session_settings(), **plugin_settings(), "spark.sluice.zookeeper": hosts, **settings,
     }  # fmt: skip
-    return ["--jars", ",".join(map(str, jar_paths())), *conf_arguments(conf)]
+    return [*jar_arguments(), *conf_arguments(conf)]
 
 
 def children(pid: int) -> list[int]:
