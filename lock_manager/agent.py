@@ -2,8 +2,9 @@
 
 ``io.deltasluice.SluicePlugin`` starts it as ``python -m lock_manager.agent``. It reads one line from standard input, a
 JSON object with ``conf`` (the driver's settings that start with ``spark.sluice.``), ``app_id`` and ``app_name``. It
-answers with one line on standard output, a JSON object with ``name`` and ``path`` of its guard's socket, or with
-``error``, one sentence. When standard input ends, the driver has ended: the agent releases its locks and exits.
+answers with one line on standard output: a JSON object with ``name`` and ``path`` of its guard's socket and
+``timeout_ms``, the milliseconds to wait for an answer, or with ``error``, one sentence. When standard input ends, the
+driver has ended: the agent releases its locks and exits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from lock_manager import LockSettings, SluiceError, ZookeeperLockManager
 from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guard_server import GuardServer
+from lock_manager.guard.guard_server import ANSWER_SECONDS, GuardServer
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
     guard.automatic = AutomaticTickets(manager, driver["app_name"])
     server = GuardServer(guard, guard.client_ended)
     try:
-        _answer(name=server.name, path=server.path)
+        _answer(name=server.name, path=server.path, timeout_ms=1000 * ANSWER_SECONDS)
         sys.stdin.read()
     finally:
         server.close()
@@ -43,7 +44,7 @@ def main() -> int:
     return 0
 
 
-def _answer(**fields: str) -> None:
+def _answer(**fields: str | int) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 

@@ -21,7 +21,6 @@ from soak.errors import JvmError, JvmGoneError, StoreError, VersionTakenError, W
 from soak.gateway import connect, start_jvm
 from soak.hadoop import allow_short_timeouts
 
-_ANSWER_SECONDS = 60
 _SCHEMA = "message spark_schema { required int64 id; }"
 
 
@@ -61,7 +60,7 @@ class StoreJvm:
         self._guarded = jvm.io.deltasluice.storage.GuardedLogStore(self._conf)
         self._writer = self._guarded if conditional else jvm.io.delta.storage.S3SingleDriverLogStore(self._conf)
         self._guard_server = GuardServer(guard)
-        self._guard_server.install(jvm, answer_seconds=_ANSWER_SECONDS)
+        self._guard_server.install(jvm)
         self._schema = jvm.org.apache.parquet.schema.MessageTypeParser.parseMessageType(_SCHEMA)
         self._groups = jvm.org.apache.parquet.example.data.simple.SimpleGroupFactory(self._schema)
         # The Java objects that Py4J keeps for Python, by id, and the ids of those that later calls use.

@@ -23,7 +23,7 @@ from lock_manager.errors import LockNotHeldError, LockTimeoutError, NotStagedErr
 from lock_manager.guard.guarded_block import GuardedBlock, is_definite
 from lock_manager.guard.table_reads import own_read_reason
 from lock_manager.guard.ticket import TURN_SECONDS, StagedCommit, staging_obstacle
-from lock_manager.guard.write_attempt import refuse_if_old
+from lock_manager.guard.write_attempt import too_old_reason
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
 from lock_manager.table_records.adoption import UNSET_PROPERTIES, Adoption
@@ -83,7 +83,6 @@ class AutomaticTicket:
         self._refusal: SluiceError | None = None
         self._has_committed = False
         self._start_lock = threading.Lock()
-        self._has_started = False
         self._decided = threading.Event()
         self._ended = threading.Event()
         self._cancellation = Cancellation()
@@ -193,8 +192,7 @@ class AutomaticTicket:
     def _wait(self) -> bool:
         """Request the lock at the first call; wait briefly, and return whether it is acquired or refused."""
         with self._start_lock:
-            if not self._has_started:
-                self._has_started = True
+            if self._thread.ident is None:
                 self._thread.start()
         return self._decided.wait(TURN_SECONDS)
 
@@ -240,11 +238,7 @@ class AutomaticTicket:
         elif len(hooks) > 1 and _COMMITTING_HOOK in hooks:
             reason = f"Delta runs {', '.join(hooks)} after it: turn auto-compaction off"
         elif "age_ms" in description:
-            with_age = (self.table, description["age_ms"] / 1000, description["retention_ms"] / 1000)
-            try:
-                refuse_if_old(*with_age)
-            except NotStagedError as error:
-                reason = str(error)
+            reason = too_old_reason(self.table, description["age_ms"] / 1000, description["retention_ms"] / 1000)
         if reason is not None:
             raise LockNotHeldError(f"a commit to {self.table} was refused: {reason}", resource=self.table)
 

@@ -58,8 +58,6 @@ class CommitGuard:
 
     """
 
-    automatic: AutomaticTickets | None = None
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[str, GuardedBlock] = {}
@@ -67,6 +65,7 @@ class CommitGuard:
         self._ended_tickets: OrderedDict[str, None] = OrderedDict()
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
         self.observed = 0
+        self.automatic: AutomaticTickets | None = None
 
     def add(self, block: GuardedBlock) -> None:
         """Allow the commits of threads that are bound to this block, as long as the ensemble confirms its hold."""

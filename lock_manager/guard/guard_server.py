@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _READ_SECONDS = 10
 """Seconds to wait for the next bytes of a client."""
+ANSWER_SECONDS = 60
+"""Seconds that a JVM waits for an answer. The guard asks an ensemble for 45 s at most; the interpreter may be busy."""
 LIFELINE = "lifeline"
 """The question of the connection that the JVM keeps open until it ends. It gets no answer."""
 
@@ -59,7 +61,7 @@ class GuardServer:
         self._thread = Thread(target=self._server.serve_forever, name="sluice-guard", daemon=True)
         self._thread.start()
 
-    def install(self, jvm: Any, *, answer_seconds: float) -> None:
+    def install(self, jvm: Any, *, answer_seconds: float = ANSWER_SECONDS) -> None:
         """Register this guard in a JVM. ``jvm`` is Py4J's view of it; its class path has the guarded log store.
 
         The JVM waits ``answer_seconds`` for an answer; no answer is a refusal.

@@ -37,21 +37,20 @@ class WriteAttempt:
         return cls(note_of_write(metadata, write_id), write_id, time.time())
 
     def refuse_if_old(self, table: str, retention_seconds: float) -> None:
-        """Raise NotStagedError if VACUUM may soon delete files of this attempt, see :func:`refuse_if_old`."""
-        refuse_if_old(table, time.time() - self.begun_at, retention_seconds)
+        """Raise NotStagedError if the attempt is too old, see :func:`too_old_reason`."""
+        if (reason := too_old_reason(table, time.time() - self.begun_at, retention_seconds)) is not None:
+            raise NotStagedError(reason)
 
 
-def refuse_if_old(table: str, age_seconds: float, retention_seconds: float) -> None:
-    """Raise if VACUUM may soon delete files of a write that began ``age_seconds`` ago.
+def too_old_reason(table: str, age_seconds: float, retention_seconds: float) -> str | None:
+    """Return why a write that began ``age_seconds`` ago must not be committed; None if it may be.
 
-    VACUUM deletes a file that belongs to no commit once it is older than the retention.
-
-    Raises:
-        NotStagedError: The write is older than half of the retention.
-
+    VACUUM deletes a file that belongs to no commit once it is older than the retention. So a write may be at most half
+    as old.
     """
-    if age_seconds > retention_seconds / 2:
-        raise NotStagedError(
-            f"the write to {table} began {age_seconds:.0f} s ago, and VACUUM deletes files that belong to no commit "
-            f"after {retention_seconds:.0f} s: raise delta.deletedFileRetentionDuration, or write less at a time"
-        )
+    if age_seconds <= retention_seconds / 2:
+        return None
+    return (
+        f"the write to {table} began {age_seconds:.0f} s ago, and VACUUM deletes files that belong to no commit after "
+        f"{retention_seconds:.0f} s: raise delta.deletedFileRetentionDuration, or write less at a time"
+    )

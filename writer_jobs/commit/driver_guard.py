@@ -42,8 +42,6 @@ _NO_LOCK = "none"
 # Values of the setting LOCK.
 _AUTOMATIC_LOCKS = ("commit", "write", _NO_LOCK)
 _GUARD_PROPERTY = "spark.sluice.guard.name"
-# The guard asks an ensemble for 45 s at most; the other seconds are for a busy interpreter.
-_ANSWER_SECONDS = 60
 
 #: The commit guard of this driver.
 GUARD = CommitGuard()
@@ -150,7 +148,7 @@ def default_manager(spark: SparkSession) -> LockManager:
 def _install_guard(jvm: Any) -> GuardServer:
     server = GuardServer(GUARD, GUARD.client_ended)
     try:
-        server.install(jvm, answer_seconds=_ANSWER_SECONDS)
+        server.install(jvm)
     except Py4JJavaError as error:
         server.close()
         raise GuardMissingError(

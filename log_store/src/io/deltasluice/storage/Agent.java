@@ -32,9 +32,6 @@ public final class Agent {
   private static final long START_SECONDS = 60;
   private static final long STOP_SECONDS = 15;
 
-  /** The guard asks an ensemble for 45 s at most; the other seconds are for a busy interpreter. */
-  private static final long ANSWER_MILLIS = 60_000;
-
   private final SparkContext context;
   private Process process;
   private long startedAt;
@@ -128,7 +125,7 @@ public final class Agent {
         throw new IOException(answer.get("error").asText());
       }
       name = answer.path("name").asText();
-      Guard.install(name, answer.path("path").asText(), ANSWER_MILLIS);
+      Guard.install(name, answer.path("path").asText(), answer.path("timeout_ms").asLong());
       Guard.setAutomaticLock(name, lock);
     } catch (IOException e) {
       process.destroyForcibly();

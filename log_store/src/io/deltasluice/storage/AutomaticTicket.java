@@ -106,16 +106,14 @@ final class AutomaticTicket {
     AutomaticTicket ticket = CURRENT.get();
     boolean isUsable = ticket != null && !ticket.hasEnded && !ticket.hasCommitted && ticket.isFromBeginning;
     if (!isUsable || !ticket.file.table().equals(table)) {
-      if (ticket != null && !ticket.hasCommitted) {
-        // An earlier transaction of this thread has ended, and Delta has not reported it.
+      String guardName = Guard.guardOfWrites();
+      // An earlier transaction of this thread has ended, even if Delta has not reported it. After its commit, a hook may
+      // still need its lock.
+      if (ticket != null && (guardName != null || !ticket.hasCommitted)) {
         ticket.end();
       }
-      String guardName = Guard.guardOfWrites();
       if (guardName == null) {
         return transaction;
-      }
-      if (ticket != null) {
-        ticket.end();
       }
       long version = transaction.snapshot().version() + 1;
       VersionFile file = new VersionFile(VersionFile.in(transaction.deltaLog().logPath(), version), table, version);

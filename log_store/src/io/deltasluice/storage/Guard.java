@@ -10,10 +10,12 @@ import java.net.ConnectException;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.Comparator;
+import java.util.EnumSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -170,25 +172,29 @@ public final class Guard {
    * driver opens tickets.
    */
   static AutomaticTicket automaticTicket(VersionFile file, CommitBody body) throws CommitRefusedException {
-    if (blocks() != null || ticket() != null || mode() == Mode.OFF) {
+    String guardName = mode() == Mode.OFF ? null : automaticGuard(EnumSet.of(AutomaticLock.COMMIT, AutomaticLock.WRITE));
+    if (guardName == null) {
       return null;
     }
-    for (Map.Entry<String, PythonGuard> entry : guards(localProperty(NAME))) {
-      if (entry.getValue().automaticLock != AutomaticLock.NONE) {
-        refuseCommitLock(file);
-        return AutomaticTicket.of(entry.getKey(), file, body);
-      }
-    }
-    return null;
+    refuseCommitLock(file);
+    return AutomaticTicket.of(guardName, file, body);
   }
 
   /** Returns the guard that locks a transaction of this thread when it begins; null if there is none. */
   static String guardOfWrites() {
-    if (context() == null || blocks() != null || ticket() != null || !isRequired()) {
+    return isRequired() ? automaticGuard(EnumSet.of(AutomaticLock.WRITE)) : null;
+  }
+
+  /**
+   * Returns the first guard of this thread that opens automatic tickets at one of these times; null if there is none, or
+   * if the thread is bound to a block or a ticket.
+   */
+  private static String automaticGuard(Set<AutomaticLock> locks) {
+    if (context() == null || isBound()) {
       return null;
     }
     return guards(localProperty(NAME)).stream()
-        .filter(entry -> entry.getValue().automaticLock == AutomaticLock.WRITE)
+        .filter(entry -> locks.contains(entry.getValue().automaticLock))
         .map(Map.Entry::getKey).findFirst().orElse(null);
   }
 
@@ -247,7 +253,7 @@ public final class Guard {
 
   /** Returns whether commits of this thread of a Spark driver are ordered by a lock. */
   static boolean isQueued() {
-    return context() != null && (blocks() != null || ticket() != null || opensTickets());
+    return isBound() || (context() != null && opensTickets());
   }
 
   /** Returns whether this thread of a Spark driver is bound to a block or a ticket. */

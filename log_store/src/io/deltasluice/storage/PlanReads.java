@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.List;
 import java.util.Set;
+import java.util.function.Consumer;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.Column;
 import org.apache.spark.sql.SparkSession;
@@ -77,8 +78,9 @@ final class PlanReads {
   /**
    * @param session session that parses the conditions and resolves their functions
    * @param reads array to which each read adds an object: {@code roots} of the files, with {@code table_id} for a Delta
-   *     table or its change feed, {@code newest} (whether the transaction plans the read of its version) and,
-   *     in a micro-batch, {@code version} (version when the batch was planned); or {@code unknown}, the name of a read that may read any table
+   *     table or its change feed, {@code newest} (whether the transaction plans the read of its version) and, in a
+   *     micro-batch, {@code version} (version when the batch was planned); or {@code unknown}, the name of a read that
+   *     may read any table
    */
   PlanReads(SparkSession session, ArrayNode reads) {
     this.session = session;
@@ -97,9 +99,14 @@ final class PlanReads {
   }
 
   private void addPlan(LogicalPlan plan) {
-    CollectionConverters.asJava(plan.collectLeaves()).forEach(this::addLeaf);
+    forEachLeaf(plan, this::addLeaf);
+  }
+
+  /** Calls a function for the leaves of a plan and of its subqueries. */
+  private static void forEachLeaf(LogicalPlan plan, Consumer<LogicalPlan> function) {
+    CollectionConverters.asJava(plan.collectLeaves()).forEach(function);
     CollectionConverters.asJava(plan.subqueriesAll())
-        .forEach(subquery -> CollectionConverters.asJava(subquery.collectLeaves()).forEach(this::addLeaf));
+        .forEach(subquery -> CollectionConverters.asJava(subquery.collectLeaves()).forEach(function));
   }
 
   /**
@@ -125,9 +132,7 @@ final class PlanReads {
   }
 
   private void addTree(LogicalPlan plan) {
-    CollectionConverters.asJava(plan.collectLeaves()).forEach(this::addLeafOrCommand);
-    CollectionConverters.asJava(plan.subqueriesAll())
-        .forEach(subquery -> CollectionConverters.asJava(subquery.collectLeaves()).forEach(this::addLeafOrCommand));
+    forEachLeaf(plan, this::addLeafOrCommand);
   }
 
   private void addLeafOrCommand(LogicalPlan leaf) {
