@@ -1,8 +1,8 @@
 """The turn of a Spark driver through the gate: the product's writer, with the lock for the commit alone.
 
 Events and points are those of :mod:`soak.store_cycle`, with these differences: rows are computed and written before
-the lock is requested; ``acquired`` and ``read`` are under the lock; and ``stored`` and ``releasing`` are reached when
-the log store has reported the outcome of the put, before the lock is released.
+the lock is requested; and ``stored`` and ``releasing`` are reached when the log store has reported the outcome of the
+put, before the lock is released.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GateCycle(SparkCycle):
 
         Raises:
             JvmGoneError: The JVM has ended.
-            SluiceError: The lock was not acquired.
+            SluiceError: The table's log cannot be read.
 
         """
         worker = self._worker

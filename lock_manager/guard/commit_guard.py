@@ -109,7 +109,7 @@ class CommitGuard:
         return copy.copy(error)
 
     def refusal_in(self, text: str) -> SluiceError | None:
-        """Return the recent refusal whose message ``text`` contains: Java passes exceptions on as text."""
+        """Return the recent refusal whose message occurs in ``text``: Java passes exceptions on as text."""
         with self._lock:
             return next((error for error in reversed(self._refusals.values()) if str(error) in text), None)
 
@@ -216,7 +216,7 @@ class CommitGuard:
         """Return the ticket of a request, and open it if it is automatic and new."""
         name = str(request["ticket"])
         with self._lock:
-            # The end of a ticket may arrive before a turn that its thread no longer waits for.
+            # The ``end`` of a ticket may arrive before a ``turn`` request that its thread no longer waits for.
             is_new = name not in self._tickets and name not in self._ended_tickets
             if request.get("automatic") and is_new and self.automatic is not None:
                 self._tickets[name] = self.automatic.open(request, self)

@@ -200,7 +200,7 @@ MUTATIONS = [
 
 
 def built_graphs(runs: Mapping[str, tuple[Path, str]], *, preview: bool = False) -> dict[str, Graph]:
-    """Run programs, each with the configuration of a name; fail if a program refuses it. Return the graphs by run."""
+    """Run each program with its named configuration, and return the graphs by run; fail if a program refuses one."""
     results = graphs([(infra, CONFIGURATIONS[config]) for infra, config in runs.values()], preview=preview)
     stacks = dict(zip(runs, results, strict=True))
     assert {name: error for name, error in stacks.items() if isinstance(error, ProgramError)} == {}

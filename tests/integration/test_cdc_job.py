@@ -1,4 +1,4 @@
-"""``cdc.py`` in this process: cells and events of files and topics, once and as a stream. Bad input writes nothing."""
+"""``cdc.py`` in this process: cells and Debezium messages of files, once and as a stream. Bad input writes nothing."""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ def test_untested_releases_are_refused_unless_the_user_allows_them(
     assert f"{ALLOW_UNTESTED}=true accepts it" in caplog.text
 
 
-def test_a_plain_session_gets_its_interrupts_repaired(new_table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_raises_keyboard_interrupt_not_py4j_error(new_table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def handler(_number: int, _frame: Any) -> None:
         raise Py4JError("An error occurred while calling o1.cancelAllJobs")
 

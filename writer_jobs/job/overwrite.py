@@ -139,7 +139,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> OverwriteArguments:
     )  # fmt: skip
     add("--dynamic", action="store_true", help="replace the partitions of the new rows")
     add("--overwrite-schema", action="store_true", help="give the table the columns and types of the files")
-    add_new_table(parser, "; --overwrite-schema also gives an existing table other partition columns")
+    add_new_table(parser, "; with --overwrite-schema they may differ")
     add(
         "--hold", choices=("commit", "write"), default="write",
         help="hold the lock for the whole write (the default), or for the commit only (docs/gate.md); commit is "
