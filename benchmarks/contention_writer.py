@@ -1,4 +1,4 @@
-"""A writer of ``contention.py`` and ``operations.py``: a Spark driver that runs the cells of its orders.
+"""A writer of ``contention.py`` and ``operations.py``: a Spark driver that runs benchmark cells.
 
 Standard input has lines of JSON. A cell has two lines: first ``table``, ``mode``, ``work_s``, ``number``, and for other
 operations than append ``operation`` and ``part``; then ``until`` (Unix time) and ``commits``; the cell ends when
@@ -29,7 +29,7 @@ from writer_jobs.commit.options import LockDuring
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
 
-#: Number of rows in each part of a table of ``operations.py``. Operations increase the column ``n`` of these rows.
+#: Number of rows in each part of a table of ``operations.py``. MERGE and UPDATE increase their column ``n``.
 KEYS = 10
 INCREMENT = {"n": "t.n + s.n"}
 STOCK = "io.delta.storage.S3SingleDriverLogStore"
@@ -39,7 +39,7 @@ CPU = -1
 
 
 class Writer:
-    """The driver, with an operation for each mode."""
+    """The driver, with a write function for each mode."""
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, flights: str) -> None:
         self.spark = spark

@@ -63,7 +63,7 @@ class HealthGauges:
         self._findings = register(
             Gauge,
             "sluice_table_finding_worth",
-            "Files that readers no longer open, or the store no longer keeps, after the repair.",
+            "Estimated savings of the repair, in files.",
             "code",
         )
         self._actions = register(

@@ -60,7 +60,8 @@ def apply_changes(
     - Deletes count in that order, too. A delete leaves a tombstone in ``<location>_tombstones`` until
       ``tombstone_retention`` has passed since it was applied, so that an older change does not restore the row.
     - A change with the sequence of another change of its key is a repetition if both are equal. Otherwise their order
-      is not known, and the batch is refused. A batch with a null in a key or in a sequence is refused, too.
+      is not known, and the batch is refused if the result depends on it. A batch with a null in a key or in a sequence
+      is refused, too.
 
     The first batch binds the table to its keys, sequence and SCD type by the table property ``sluice.feed``; see
     :mod:`writer_jobs.merge.table_feed`.
@@ -78,8 +79,8 @@ def apply_changes(
             may have nulls in all other columns.
         keys: Columns that together identify a row.
         sequence_by: Order of the changes of a key: a column name, SQL or a column, such as
-            ``struct("committed_at", "position")``. A text column is refused; an expression of a text column is not. If
-            the sequence is a column that the table gets, the table stores it there, and otherwise in ``__SEQUENCE``.
+            ``struct("committed_at", "position")``. A text column is refused; an expression of a text column is not. SCD
+            type 1 stores the sequence in ``__SEQUENCE``, unless it is a column that the table gets.
         apply_as_deletes: Condition (SQL or a column) that is true for deletes; null counts as false.
         column_list: Columns that the table gets; None: all columns.
         except_column_list: Columns that the table does not get.
