@@ -1,7 +1,7 @@
-"""A writer of ``contention.py`` and ``operations.py``: a Spark driver that runs benchmark cells.
+"""A writer of ``contention.py`` and ``operations.py``: a Spark driver that runs the cells it receives.
 
-Standard input has lines of JSON. A cell has two lines: first ``table``, ``mode``, ``work_s``, ``number``, and for other
-operations than append ``operation`` and ``part``; then ``until`` (Unix time) and ``commits``; the cell ends when
+Standard input has lines of JSON. A cell has two lines: first ``table``, ``mode``, ``work_s``, ``number``, and from
+``operations.py`` also ``operation`` and ``part``; then ``until`` (Unix time) and ``commits``; the cell ends when
 both are reached. ``{"end": 1}`` ends the writer. The answers on standard output are ``started``, and for
 each cell ``ready`` and its figures: the duration of each write, and the processor time of this driver with its JVM.
 """
@@ -29,7 +29,7 @@ from writer_jobs.commit.options import LockDuring
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
 
-#: Number of rows in each part of a table of ``operations.py``. MERGE and UPDATE increase their column ``n``.
+#: Number of rows in each part of a new table of ``operations.py``. MERGE and UPDATE increase their column ``n``.
 KEYS = 10
 INCREMENT = {"n": "t.n + s.n"}
 STOCK = "io.delta.storage.S3SingleDriverLogStore"
@@ -77,7 +77,7 @@ class Writer:
         raise SystemExit(f"a write failed {MAX_TRIES} times")
 
     def rows(self, cell: dict[str, Any], number: int) -> DataFrame:
-        """Return a row whose computation takes the cell's work. Its id is unique among all appends."""
+        """Return a row whose computation takes the cell's work. Without ``part``, its id is unique in the table."""
         row_id = cell["number"] * 1_000_000 + number
         if cell["work_s"] == CPU:
             # Sums of real rows. Collecting all of them keeps Spark from optimizing the sums away.

@@ -1,4 +1,4 @@
-"""A JVM without Spark, with the class path of Spark and Delta, and its Py4J gateway."""
+"""A JVM with the jars of Spark and Delta but no Spark driver, and its Py4J gateway."""
 
 from __future__ import annotations
 

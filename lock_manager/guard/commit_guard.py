@@ -7,7 +7,8 @@ The log store (``log_store/``, in the driver's JVM) sends each request as a JSON
 * ``lock``: A transaction with an automatic ticket asks, before it begins, whether it has the lock by now.
 * ``outcome``: The log store reports the outcome of a put that waited for its lock.
 * ``end``: The log store reports that a transaction with an automatic ticket has ended.
-* ``commit``: The log store asks, just before it puts a version, whether it may. It puts only after a yes.
+* ``commit``: The log store asks, just before it puts a version, whether it may. It puts only after a yes, or
+  in ``observe`` mode.
 
 A request of any other kind is refused. A commit belongs to the blocks to which its thread is bound. Other locks of this
 process on the table do not count, nor do other blocks under the same hold.

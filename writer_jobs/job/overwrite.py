@@ -56,7 +56,7 @@ rules:
   of these columns, the job fails before it writes anything. Without --overwrite-schema, a --partition-by that differs
   from the table's partition columns is refused.
   A row that does not match --replace-where fails the job.
-  If the files have no rows, the job deletes all rows that it would replace. With --dynamic it changes nothing.
+  If the files have no rows, the job deletes all rows that it would replace.
   With --dynamic a partition without new rows does not change. A table without partitions is replaced as a whole.
 
 locks:

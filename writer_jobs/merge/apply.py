@@ -56,7 +56,8 @@ def apply_changes(
     times a change arrives:
 
     - Of several changes of a key, the one with the largest sequence wins, within a batch and between batches. With
-      history, each change counts, in that order: a row ends where the next change of its key starts, in one commit.
+      history, each change counts, in that order: a row ends where the next change of its key starts, in the commit that
+      applies this change.
     - Deletes count in that order, too. A delete leaves a tombstone in ``<location>_tombstones`` until
       ``tombstone_retention`` has passed since it was applied, so that an older change does not restore the row.
     - A change with the sequence of another change of its key is a repetition if both are equal. Otherwise their order
