@@ -274,6 +274,7 @@ def test_messages_with_json_of_the_schema_become_rows(
         '{"flight": "UA7", "at": "2013-01-01T08:00:00Z", "share": 1.23456789012345e5}',
         '{"flight": "UA8", "at": "2013-01-01T08:00:00Z", "share": 123456789.0123456789e0}',
         '{"flight": "", "at": "2013-01-01T08:00:00Z"}',
+        '{"flight": "UA3", "at": "2013-01-01T08:00:00Z", "fares": [0.012345678901234567890123456789012345678]}',
     ]
     messages = [
         (None, None if value is None else bytearray(value.encode()), "departures", 0, number)
@@ -294,7 +295,7 @@ def test_messages_with_json_of_the_schema_become_rows(
     outcome = stream.run(*schema, options=options)
     assert (outcome.code, outcome.error) == (0, "")
     (line,) = outcome.commits
-    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 6, 19)
+    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 6, 20)
     assert stream.rows("flight", "seats", "fares", "share") == [
         ("UA1", 100, None, None), ("UA2", None, [Decimal("0.123456789012345678901")], None),
         ("UA4", None, None, None), ("UA6", None, None, None),
@@ -320,6 +321,7 @@ def test_messages_with_json_of_the_schema_become_rows(
         23: f"column share: the value '1.2345678901234567E8' {not_exact} double",
         24: "the partition column flight has the value '', which Delta stores as null: write null or another text, or "
         "partition by another column",
+        25: f"column fares[]: the value '0.01234567890123457' {not_exact} {decimal}",
     }
     assert dict(stream.rows("origin", "reason", suffix="_dead_letters")) == {
         f"departures/0/{offset}": reason for offset, reason in reasons.items()

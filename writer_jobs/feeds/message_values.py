@@ -80,8 +80,9 @@ def compute_once(value: Column, expression: Callable[[Column], Column]) -> Colum
 def has_inexact_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
     """Return whether JSON has a number, outside its strings, that ``VARIANT`` stores as a different number.
 
-    ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``. A number with an
-    exponent counts as different if it has more than ``digits`` significant digits, or becomes infinity or 0.
+    ``VARIANT`` stores a number with more than 38 decimal places, and one with an exponent, as ``double``. Such a number
+    counts as different if it has more than ``digits`` significant digits, or becomes infinity or 0; any other number
+    does if it has more than 38 digits.
     """
     numbers = F.regexp_extract_all(text, F.lit(_NUMBERS), F.lit(1))
     has_inexact = F.exists(numbers, lambda number: _is_inexact(number, digits))
@@ -90,11 +91,12 @@ def has_inexact_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
 
 def _is_inexact(number: Column, most_digits: int) -> Column:
     """Return whether ``VARIANT`` stores the number in a text as a different number."""
-    stored_number, has_exponent = number.try_cast("double"), number.rlike("[eE]")
+    stored_number = number.try_cast("double")
+    is_double = number.rlike(rf"[eE]|\.\d{{{MOST_DIGITS + 1}}}")
     digits = significant_digits(number)
     is_out_of_range = stored_number.isin(float("inf"), float("-inf")) | ((stored_number == 0) & (digits > 0))
-    limit = F.when(has_exponent, most_digits).otherwise(MOST_DIGITS)
-    return (number != "") & ((digits > limit) | (has_exponent & is_out_of_range))
+    limit = F.when(is_double, most_digits).otherwise(MOST_DIGITS)
+    return (number != "") & ((digits > limit) | (is_double & is_out_of_range))
 
 
 def significant_digits(number: Column) -> Column:

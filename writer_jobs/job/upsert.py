@@ -60,9 +60,11 @@ examples:
 rules:
   Of several changes to one key, the change with the largest sequence is applied; the sequence of the table's row counts
   as well. A delete has a place in that order, and TABLE_tombstones stores it for --tombstone-days. The sequence of the
-  table's rows is the column that --sequence-by names, if the table has it, or else the column __SEQUENCE.
-  Two equal changes of one key with one sequence are a repetition. Different changes of one key with one sequence, and a
-  key or sequence that is null, are refused: nothing is written, and the sentence on standard error names the keys.
+  table's rows is the column that --sequence-by names, if the table has it, or else the column __SEQUENCE; with
+  --scd-type 2 it is __START_AT.
+  Two equal changes of one key with one sequence are a repetition. Different changes of one key with one sequence are
+  refused if the result depends on their order, and so is a key or sequence that is null: nothing is written, and the
+  sentence on standard error names the keys.
   The first run binds the table to its keys, sequence and SCD type (table property sluice.feed). Other values are
   refused later.
   A text column is refused as sequence, because text sorts differently from the times or numbers in it: give an
