@@ -1,10 +1,10 @@
 """The agent of a Spark driver without Python: it requests locks, and decides on the driver's commits.
 
 ``io.deltasluice.SluicePlugin`` starts it as ``python -m lock_manager.agent``. It reads one line from standard input, a
-JSON object with ``conf`` (the driver's settings that start with ``spark.sluice.``), ``app_id`` and ``app_name``. It
-answers with one line on standard output: a JSON object with ``name`` and ``path`` of its guard's socket and
-``timeout_ms``, the milliseconds to wait for an answer, or with ``error``, one sentence. When standard input ends, the
-driver has ended: the agent releases its locks and exits.
+JSON object with ``conf`` (the driver's settings that start with ``spark.sluice.``), ``releases`` (the fields of
+:class:`~lock_manager.releases.Releases`), ``app_id`` and ``app_name``. It answers with one line on standard output: a
+JSON object with ``name`` and ``path`` of its guard's socket and ``timeout_ms``, the milliseconds to wait for an answer,
+or with ``error``, one sentence. When standard input ends, the driver has ended: the agent releases its locks and exits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lock_manager import LockSettings, SluiceError, ZookeeperLockManager
 from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import ANSWER_SECONDS, GuardServer
+from lock_manager.releases import ALLOW_UNTESTED, Releases
 
 
 def main() -> int:
@@ -26,6 +27,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="sluice agent: %(levelname)s %(message)s")
     driver = json.loads(sys.stdin.readline())
+    refusal = Releases(**driver["releases"]).refusal(driver["conf"].get(ALLOW_UNTESTED, "false"))
+    if refusal is not None:
+        _answer(error=refusal)
+        return 2
     try:
         manager = ZookeeperLockManager(LockSettings.from_spark(driver["conf"], app_id=driver["app_id"]))
     except SluiceError as error:

@@ -333,7 +333,7 @@ def examine(pair: Pair, wheel: Path, workers: int, *, quick: bool) -> str | None
 
 def main() -> None:
     """Test the pairs of the command line."""
-    from writer_jobs.delta.releases import TESTED  # noqa: PLC0415 (after --help)
+    from lock_manager.releases import TESTED  # noqa: PLC0415 (after --help)
 
     tested = [f"{spark}/{delta}" for spark in TESTED for delta in TESTED[spark]]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

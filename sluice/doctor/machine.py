@@ -9,11 +9,14 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 
 from lock_manager.errors import LocalServerError
+from lock_manager.releases import ALLOW_UNTESTED, Releases
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.errors import JarsError
 from sluice.local.jars import LOG_STORE_JAR, chosen_releases, is_pinned, jars_folder, locked_jars, spark_jar_version
 
+# Hadoop's options for creating a file only if it is absent, in its releases since 3.4.2.
+_CONDITIONAL_CREATE = "org/apache/hadoop/fs/Options$CreateFileOptionKeys.class"
 _PACKAGES = ("delta-sluice", "kazoo", "pyspark", "delta-spark", "deltalake")
 
 
@@ -47,8 +50,6 @@ def _spark_finding() -> Finding:
     check = "spark"
     if importlib.util.find_spec("pyspark") is None:
         return note(check, "no Spark driver can run here: PySpark is not installed")
-    from writer_jobs.delta.releases import ALLOW_UNTESTED, CONDITIONAL_CREATE, Releases  # noqa: PLC0415 (needs PySpark)
-
     try:
         folder, java = find_spark_jars(), find_java()
     except LocalServerError as error:
@@ -63,7 +64,7 @@ def _spark_finding() -> Finding:
         name = "spark-core" if spark is None else "hadoop-client-api"
         return note(check, f"the releases are not known, because {folder} has no {name} jar; `attach` logs them")
     with zipfile.ZipFile(folder / f"hadoop-client-api-{hadoop}.jar") as jar:
-        creates_conditionally = f"{CONDITIONAL_CREATE.replace('.', '/')}.class" in jar.namelist()
+        creates_conditionally = _CONDITIONAL_CREATE in jar.namelist()
     process = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     java_version = re.search(r'version "([^"]+)"', process.stderr)
     releases = Releases(

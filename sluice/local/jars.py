@@ -22,6 +22,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from lock_manager.errors import LocalServerError
+from lock_manager.releases import nearest_tested
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.errors import JarsError
 
@@ -86,12 +87,6 @@ def chosen_releases() -> tuple[str, str]:
 
 def _untested(spark: str, delta: str) -> str:
     sentence = f"Spark {spark} with Delta {delta} is not tested"
-    try:
-        from writer_jobs.delta.releases import nearest_tested  # noqa: PLC0415 (PySpark takes 0.4 s)
-    except ImportError:
-        # Without PySpark, for example on a machine that has only $SPARK_HOME.
-        pairs = [f"Spark {line} with Delta {release}" for line, release in pinned_releases()]
-        return f"{sentence}: install {', '.join(pairs[:-1])} or {pairs[-1]}"
     nearest_spark, nearest_delta = nearest_tested(spark, delta)
     sentence += f" (the nearest tested pair: Spark {nearest_spark} with Delta {nearest_delta})"
     if f"{spark}.".startswith(f"{nearest_spark}."):

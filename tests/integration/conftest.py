@@ -143,6 +143,26 @@ def unguarded_sql(
 
 
 @pytest.fixture
+def set_lock(
+    spark: SparkSession, manager: ZookeeperLockManager, eventually: Callable[..., None]
+) -> Iterator[Callable[[str], None]]:
+    """Set when threads of this driver that request no lock get it: ``commit``, ``write`` or ``none``."""
+    from writer_jobs import attach
+    from writer_jobs.commit.driver_guard import GUARD
+
+    def set_automatic_lock(lock: str) -> None:
+        GUARD.automatic = None
+        attach(spark, manager=manager, lock=lock)
+        gateway: Any = spark.sparkContext._gateway
+        spark._jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, lock)
+
+    yield set_automatic_lock
+    set_automatic_lock("none")
+    # The log store does not wait for the end of a ticket.
+    eventually(lambda: not GUARD._tickets, within=30, label="the end of all tickets")
+
+
+@pytest.fixture
 def heed_ctrl_c() -> Iterator[None]:
     """Let child processes receive SIGINT. Processes that a shell starts in the background ignore it."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard.guard_server import GuardServer
+from lock_manager.releases import ALLOW_UNTESTED
 from tests.support.at_the_gate import commit_info
 from tests.support.lake import S3
 from tests.support.lock_znodes import DEAD_HOLD, LockZnodes
@@ -38,7 +39,6 @@ from writer_jobs import (
 )
 from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.guarded import guarded
-from writer_jobs.delta.releases import ALLOW_UNTESTED
 from writer_jobs.delta.table_log import DeltaTableLog
 
 pytestmark = pytest.mark.spark
@@ -372,7 +372,7 @@ def test_untested_releases_are_refused_unless_the_user_allows_them(
     attach(spark)
     gateway, conf = vars(spark.sparkContext._gateway), spark.sparkContext._jsc.sc().conf()
     monkeypatch.delitem(gateway, "_sluice_guard")
-    monkeypatch.setattr("writer_jobs.delta.releases.TESTED", {"3.9": {"3.9.0": "3.9.0"}})
+    monkeypatch.setattr("lock_manager.releases.TESTED", {"3.9": {"3.9.0": "3.9.0"}})
     with pytest.raises(UnsupportedSessionError, match=r"the nearest tested pair: Spark 3\.9 with Delta 3\.9\.0"):
         attach(spark)
     assert "_sluice_guard" not in gateway

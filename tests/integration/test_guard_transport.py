@@ -147,6 +147,7 @@ def test_each_python_of_a_jvm_checks_its_own_commits(
     manager: ZookeeperLockManager,
     tmp_path: Path,
     start_python: Callable[[], SecondPython],
+    set_lock: Callable[[str], None],
     rows_of: Callable[..., list[tuple[int]]],
 ) -> None:
     table, second_table = str(tmp_path / "first"), str(tmp_path / "second")
@@ -157,8 +158,12 @@ def test_each_python_of_a_jvm_checks_its_own_commits(
         assert second_python.call("append", table=second_table, first=0, end=2) is None
         append(spark, 1, 2, table)
         assert second_python.call("append", table=second_table, first=2, end=3) is None
-        error, message = second_python.call("append_without_the_lock", table=table, first=5, end=6)
-        assert (error, "bound to no lock" in message) == ("LockNotHeldError", True)
+        for lock in ("none", "commit"):
+            # Also if commits of this process request the lock by themselves.
+            set_lock(lock)
+            error, message = second_python.call("append_without_the_lock", table=table, first=5, end=6)
+            assert (error, "bound to no lock" in message) == ("LockNotHeldError", True)
+        set_lock("none")
         with pytest.raises(LockNotHeldError):
             append(spark, 7, 8, second_table)
     # A new thread, which never called attach, uses this thread's writer. The second Python attached last.

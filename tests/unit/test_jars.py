@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import pytest
-from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from lock_manager.errors import LocalServerError
+from lock_manager.releases import TESTED, UNKNOWN, Releases, nearest_tested
 from sluice.errors import JarsError
 from sluice.local import jars
 from sluice.local.jars import chosen_releases, compile_class_path, locked_jars, pinned_releases
-from writer_jobs.delta.releases import TESTED, Releases, driver_releases, has_checkpoint, nearest_tested, snapshot_at
+from writer_jobs.delta.releases import has_checkpoint, snapshot_at
 
 PAIRS = [(spark, delta) for spark, deltas in TESTED.items() for delta in deltas]
 
@@ -106,13 +105,6 @@ def test_the_variable_chooses_another_delta(machine: Machine, monkeypatch: pytes
 def test_unpinned_releases_are_refused(machine: Machine, spark: str | None, delta: str, message: str) -> None:
     machine.has(spark, delta)
     with pytest.raises(JarsError, match=re.escape(message)):
-        chosen_releases()
-
-
-def test_without_pyspark_the_refusal_names_all_pairs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.has("4.3.0", "4.4.0")
-    monkeypatch.setitem(sys.modules, "writer_jobs.delta.releases", None)
-    with pytest.raises(JarsError, match=r"install Spark 4\.2 with Delta 4\.4\.0, .* or Spark 4\.0 with Delta 4\.0\.0"):
         chosen_releases()
 
 
@@ -209,8 +201,6 @@ def test_a_call_is_repeated_only_if_delta_lacks_the_method() -> None:
 
 
 def test_a_delta_that_does_not_report_its_release_is_untested() -> None:
-    jvm: Any = MagicMock()
-    jvm.io.delta.package.VERSION = JavaPackage("io.delta.package.VERSION", None)
-    jvm.org.apache.spark.package.SPARK_VERSION.return_value = "4.1.1"
-    assert driver_releases(jvm).delta == "unknown"
-    assert not driver_releases(jvm).is_tested()
+    releases = Releases("4.1.1", UNKNOWN, "3.4.2", "17", creates_conditionally=True)
+    assert not releases.is_tested()
+    assert "the release of Delta is not known" in str(releases.problem())

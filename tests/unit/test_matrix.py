@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from lock_manager.releases import TESTED
 from tests.support.waiting import eventually
-from writer_jobs.delta.releases import TESTED
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "compatibility.md"

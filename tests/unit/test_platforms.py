@@ -14,9 +14,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from lock_manager.releases import ALLOW_UNTESTED, TESTED
 from sluice.commands.app import app
 from writer_jobs import append
-from writer_jobs.delta.releases import ALLOW_UNTESTED, TESTED
 from writer_jobs.delta.session import LOG_STORE_SETTING, cluster_defaults
 from writer_jobs.job.append.arguments import AppendArguments, parse_arguments
 from writer_jobs.job.exit_codes import BAD_ARGUMENTS

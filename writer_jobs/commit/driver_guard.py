@@ -18,9 +18,10 @@ from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import GuardServer
 from lock_manager.guard_registry import declare_guard_installed
 from lock_manager.partitions import PartitionSchema
+from lock_manager.releases import ALLOW_UNTESTED
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.locate import locate_table
-from writer_jobs.delta.releases import ALLOW_UNTESTED, driver_releases
+from writer_jobs.delta.releases import driver_releases
 from writer_jobs.delta.session import (
     AUTO_COMPACT,
     COMMIT_LOCK,
@@ -73,7 +74,7 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
         GuardMissingError: The session was started without the guarded log store or with PYSPARK_PIN_THREAD=false, Delta
             Kernel has another log store, or the JVM cannot reach this process.
         UnsupportedSessionError: The session is of Spark Connect, has no Delta, or has releases that are not tested
-            together (:data:`~writer_jobs.delta.releases.ALLOW_UNTESTED`).
+            together (:data:`~lock_manager.releases.ALLOW_UNTESTED`).
 
     """
     context = classic_session(spark).sparkContext
@@ -208,15 +209,10 @@ def _check_releases(context: SparkContext) -> None:
     """Log the releases of this driver; refuse untested ones, unless the user allows them."""
     releases = driver_releases(context._jvm)  # noqa: SLF001
     log.info("%s", releases)
-    problem = releases.problem()
-    if problem is None:
-        return
     conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)
-    if str(conf.get(ALLOW_UNTESTED, "false")).strip().lower() != "true":
-        raise UnsupportedSessionError(
-            f"{problem}: use that pair, or set {ALLOW_UNTESTED}=true to go on at your own risk"
-        )
-    log.warning("%s; %s=true accepts it", problem, ALLOW_UNTESTED)
+    refusal = releases.refusal(str(conf.get(ALLOW_UNTESTED, "false")))
+    if refusal is not None:
+        raise UnsupportedSessionError(refusal)
 
 
 def _check_log_store(context: SparkContext) -> None:

@@ -58,8 +58,10 @@ public final class Agent {
         throw new IllegalStateException("spark.delta.logStore." + setting._1() + "=" + setting._2()
             + ": remove this setting, because commits have to go through " + GuardedLogStore.class.getName());
       }
+      // Delta refuses a log store for all schemes beside one for a single scheme.
+      conf.remove("spark.delta.logStore." + setting._1());
     }
-    conf.setIfMissing(LOG_STORE_SETTING, GuardedLogStore.class.getName());
+    conf.set(LOG_STORE_SETTING, GuardedLogStore.class.getName());
     List<String> otherStores = KernelLogStores.guard(context.hadoopConfiguration());
     if (!otherStores.isEmpty()) {
       throw new IllegalStateException("Delta Kernel bypasses the guarded log store because of "
@@ -115,6 +117,7 @@ public final class Agent {
     for (Tuple2<String, String> setting : conf.getAllWithPrefix(PREFIX)) {
       settings.put(PREFIX + setting._1(), setting._2());
     }
+    driver.set("releases", DriverReleases.asJson());
     driver.put("app_id", context.applicationId());
     driver.put("app_name", context.appName());
     JsonNode answer;
@@ -125,8 +128,7 @@ public final class Agent {
         throw new IOException(answer.get("error").asText());
       }
       name = answer.path("name").asText();
-      Guard.install(name, answer.path("path").asText(), answer.path("timeout_ms").asLong());
-      Guard.setAutomaticLock(name, lock);
+      Guard.installAgent(name, answer.path("path").asText(), answer.path("timeout_ms").asLong(), lock);
     } catch (IOException e) {
       process.destroyForcibly();
       throw e;

@@ -101,7 +101,16 @@ public final class Guard {
    * @throws IOException the process cannot be reached
    */
   public static void install(String name, String path, long timeoutMillis) throws IOException {
-    PythonGuard guard = new PythonGuard(path, timeoutMillis);
+    install(name, new PythonGuard(path, timeoutMillis, false));
+  }
+
+  /** Installs the guard of the driver's agent, see {@link #install(String, String, long)} and {@link #setAutomaticLock}. */
+  static void installAgent(String name, String path, long timeoutMillis, String lock) throws IOException {
+    install(name, new PythonGuard(path, timeoutMillis, true));
+    setAutomaticLock(name, lock);
+  }
+
+  private static void install(String name, PythonGuard guard) throws IOException {
     guard.connect();
     ActiveTransaction.track();
     GUARDS.put(name, guard);
@@ -187,14 +196,17 @@ public final class Guard {
 
   /**
    * Returns the first guard of this thread that opens automatic tickets at one of these times; null if there is none, or
-   * if the thread is bound to a block or a ticket.
+   * if the thread is bound to a block or a ticket. The threads of a Python process use its guard or the driver's agent,
+   * but not the guard of another Python process.
    */
   private static String automaticGuard(Set<AutomaticLock> locks) {
     if (context() == null || isBound()) {
       return null;
     }
-    return guards(localProperty(NAME)).stream()
+    String boundGuard = localProperty(NAME);
+    return guards(boundGuard).stream()
         .filter(entry -> locks.contains(entry.getValue().automaticLock))
+        .filter(entry -> boundGuard == null || entry.getKey().equals(boundGuard) || entry.getValue().isAgent)
         .map(Map.Entry::getKey).findFirst().orElse(null);
   }
 

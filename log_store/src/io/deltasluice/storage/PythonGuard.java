@@ -23,6 +23,9 @@ final class PythonGuard {
   /** Milliseconds to wait for an answer. */
   final long timeoutMillis;
 
+  /** Whether the process is the driver's agent ({@link Agent}). */
+  final boolean isAgent;
+
   /** When the guard opens an automatic ticket. */
   volatile Guard.AutomaticLock automaticLock = Guard.AutomaticLock.NONE;
 
@@ -32,10 +35,12 @@ final class PythonGuard {
   /**
    * @param path path of the socket
    * @param timeoutMillis milliseconds to wait for an answer
+   * @param isAgent whether the process is the driver's agent
    */
-  PythonGuard(String path, long timeoutMillis) {
+  PythonGuard(String path, long timeoutMillis, boolean isAgent) {
     address = UnixDomainSocketAddress.of(path);
     this.timeoutMillis = timeoutMillis;
+    this.isAgent = isAgent;
   }
 
   /** Makes sure that the Python process can be reached. */

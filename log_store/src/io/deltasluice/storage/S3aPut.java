@@ -40,7 +40,7 @@ final class S3aPut implements PutIfAbsent {
    */
   private static final int MIN_PART_BYTES = 5 << 20;
 
-  private static final boolean S3A_CREATES_CONDITIONALLY = s3aCreatesConditionally();
+  static final boolean S3A_CREATES_CONDITIONALLY = s3aCreatesConditionally();
 
   private static boolean s3aCreatesConditionally() {
     try {
