@@ -63,7 +63,7 @@ class Interval:
 
 
 def find_overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
-    """Return the pairs of holds that overlap although they exclude each other: one for each earlier and later owner.
+    """Return the pairs of holds that overlap although they exclude each other: one pair for two owners.
 
     Overlaps up to ``clock_skew_seconds`` are ignored, because the clocks of the hosts differ.
     """
@@ -75,7 +75,8 @@ def find_overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0)
         ]
         for earlier_hold in earlier_holds:
             if earlier_hold.owner != hold.owner and not (earlier_hold.shared and hold.shared):
-                pairs.setdefault((earlier_hold.owner, hold.owner), (earlier_hold, hold))
+                owners = sorted((earlier_hold.owner, hold.owner))
+                pairs.setdefault((owners[0], owners[1]), (earlier_hold, hold))
         open_holds[hold.node] = [*earlier_holds, hold]
     return list(pairs.values())
 
