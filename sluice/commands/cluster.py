@@ -21,13 +21,19 @@ def jars(
         Path | None,
         typer.Option(help="Target folder.  [dim]default: $SLUICE_JARS, or share/sluice/jars of this Python[/]"),
     ] = None,
+    class_path: Annotated[
+        bool, typer.Option("--class-path", help="Download nothing; print the jars as a Java class path.")
+    ] = False,
 ) -> None:
     """Download the jars that Delta on S3 needs in addition to PySpark (27 MB).
 
     Checks each jar against its SHA-256. A complete folder is not changed.
     """
-    from sluice.local.jars import resolve_jars  # noqa: PLC0415
+    from sluice.local.jars import jar_paths, resolve_jars  # noqa: PLC0415
 
+    if class_path:
+        print(os.pathsep.join(map(str, jar_paths())))
+        return
     console = plain_console()
     with console.status("Resolving the jars …"):
         paths = resolve_jars(folder)
@@ -57,6 +63,7 @@ class LockMode(StrEnum):
     """When an unchanged program gets its lock."""
 
     COMMIT = "commit"
+    WRITE = "write"
 
 
 class Job(StrEnum):
@@ -86,7 +93,10 @@ def submit_args(
     ] = None,
     lock: Annotated[
         LockMode | None,
-        typer.Option(help="Let each commit of an unchanged program wait for its lock.", show_default=False),
+        typer.Option(
+            help="Let each commit of an unchanged program wait for its lock, or each transaction when it begins.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Print the --jars, --py-files and --conf part of a spark-submit line.
@@ -117,6 +127,9 @@ def run(
         GuardMode | None,
         typer.Option(help="How to treat a commit that gets no lock.  [dim]default: required[/]"),
     ] = None,
+    lock: Annotated[
+        LockMode, typer.Option(help="Wait for the lock at each commit, or when each transaction begins.")
+    ] = LockMode.COMMIT,
 ) -> None:
     """Run a Spark program unchanged: each of its commits waits for the lock on its table.
 
@@ -128,7 +141,7 @@ def run(
     """
     from sluice.submit.program import run_program  # noqa: PLC0415
 
-    settings = {"spark.sluice.zookeeper": zookeeper, "spark.sluice.guard": guard}
+    settings = {"spark.sluice.zookeeper": zookeeper, "spark.sluice.guard": guard, "spark.sluice.lock": lock}
     chosen = {name: str(value) for name, value in settings.items() if value}
     run_program(program, arguments or [], is_module=is_module, settings=chosen)
 

@@ -65,7 +65,7 @@ def submit_arguments(
     Args:
         zip_path: A zip of :func:`build_zip`. By default a new one is built next to the folder of the jars.
         guard: ``required``, ``observe`` or ``off``; None for no argument, which means ``required``.
-        lock: ``commit`` makes each commit of an unchanged program wait for its lock, see :func:`plugin_settings`.
+        lock: ``commit`` or ``write`` make an unchanged program wait for its locks, see :func:`plugin_settings`.
 
     Raises:
         JarsError: A jar is missing. The message names the command that downloads it.
@@ -73,7 +73,9 @@ def submit_arguments(
 
     """
     archive = build_zip(jars_folder().parent / "sluice-py-files.zip") if zip_path is None else Path(zip_path).absolute()
-    settings = session_settings() | (plugin_settings(archive) if lock == "commit" else {})
+    settings = session_settings()
+    if lock:
+        settings |= plugin_settings(archive) | {"spark.sluice.lock": lock}
     if guard:
         settings["spark.sluice.guard"] = guard
     return [*jar_arguments(), "--py-files", str(archive), *conf_arguments(settings)]
@@ -91,7 +93,7 @@ def session_settings() -> dict[str, str]:
 
 
 def plugin_settings(python_path: Path | None = None) -> dict[str, str]:
-    """Return the settings, without the ensemble, that make each commit of an unchanged program wait for its lock.
+    """Return the settings, without the ensemble, that make an unchanged program wait for the lock at each commit.
 
     The driver runs on this machine, and starts its agent with this interpreter.
 

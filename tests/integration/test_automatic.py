@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 from delta.exceptions import ConcurrentAppendException, ConcurrentWriteException
+from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, EnsembleMismatchError, LockTimeoutError, ZookeeperLockManager
 from lock_manager.guard import automatic_ticket
 from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
-from tests.integration.test_every_way import CLASSIC, FULL, READ_FOOTERS, SPARK_4_0_1, version_files
+from tests.integration.test_every_way import CLASSIC, FULL, READ_FOOTERS, SPARK_4_0_1, Operation, sql, version_files
 from tests.integration.test_gate_hooks import ONE_ROW, WITH_MANIFEST, with_property
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.new_thread import in_new_thread
-from writer_jobs import attach
 from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.adoption import adoption_under, commit_adoption
@@ -84,24 +84,6 @@ class Program(TableAtTheGate):
             self.eventually(lambda: self.queue_length() == 2 or running.done(), within=60, label="a commit that waits")
             yield running
         running.exception(120)
-
-
-@pytest.fixture
-def set_lock(
-    spark: SparkSession, manager: ZookeeperLockManager, eventually: Callable[..., None]
-) -> Iterator[Callable[[str], None]]:
-    """Set when programs of this driver get their lock: ``commit``, ``write`` or ``none``."""
-
-    def set_automatic_lock(lock: str) -> None:
-        GUARD.automatic = None
-        attach(spark, manager=manager, lock=lock)
-        gateway: Any = spark.sparkContext._gateway
-        spark._jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, lock)
-
-    yield set_automatic_lock
-    set_automatic_lock("none")
-    # The log store does not wait for the end of a ticket.
-    eventually(lambda: not GUARD._tickets, within=30, label="the end of all tickets")
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +153,44 @@ def test_a_real_conflict_is_delta_s_own_error_and_frees_the_lock(program: Progra
         running.result()
     assert program.queue_length() == 0
     program.update()
+    assert program.ids() == [20]
+
+
+def increase_in_stream(spark: SparkSession, table: str) -> None:
+    spark.range(1).write.mode("overwrite").parquet(f"{table}-source")
+    rows = spark.readStream.schema("id LONG").parquet(f"{table}-source")
+    batches = rows.writeStream.foreachBatch(lambda *_: INCREASES["UPDATE"](spark, table))
+    batches.trigger(availableNow=True).start().awaitTermination()
+
+
+# Each way to change rows that Delta reads first.
+INCREASES: dict[str, Operation] = {
+    "UPDATE": sql("UPDATE {t} SET id = id + 10"),
+    "MERGE": sql("MERGE INTO {t} t USING (SELECT 10 AS n) ON true WHEN MATCHED THEN UPDATE SET id = t.id + n"),
+    "INSERT OVERWRITE": sql("INSERT OVERWRITE {t} SELECT id + 10 FROM {t}"),
+    "overwrite": lambda spark, table: (
+        spark.sql(f"SELECT id + 10 AS id FROM delta.`{table}`").write.format("delta").mode("overwrite").save(table)
+    ),
+    "DeltaTable.update": lambda spark, table: DeltaTable.forPath(spark, table).update(set={"id": "id + 10"}),
+    "DeltaTable.merge": lambda spark, table: (
+        DeltaTable.forPath(spark, table).alias("t").merge(spark.range(1), "true").whenMatchedUpdate({"id": "t.id + 10"})
+        .execute()
+    ),
+    "stream by foreachBatch": increase_in_stream,
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", INCREASES)
+def test_a_statement_with_a_conflict_is_right_when_it_runs_again(program: Program, name: str) -> None:
+    def increase() -> None:
+        INCREASES[name](program.spark, str(program.path))
+
+    with program.waiting(increase) as running:
+        program.update()
+    with pytest.raises(Exception, match="Concurrent"):
+        running.result()
+    increase()
     assert program.ids() == [20]
 
 

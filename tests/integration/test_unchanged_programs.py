@@ -1,207 +1,251 @@
-"""Programs of others, unchanged: with two settings each of their commits queues for the lock (``SluicePlugin``)."""
+"""Programs of others, unchanged: with two settings each of their commits queues for the lock (``SluicePlugin``).
+
+The commands are those of docs/how-to/unchanged.md.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
-from deltalake import DeltaTable
+from arro3.core import Array, DataType, Table
+from deltalake import DeltaTable, write_deltalake
 
 from lock_manager import ZookeeperLockManager
-from lock_manager.testing.embedded import find_java
+from lock_manager.testing.embedded import free_ports
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from sluice.submit.distribution import conf_arguments, jar_arguments, plugin_settings, session_settings
 from tests.support.at_the_gate import commit_info
+from tests.support.java_program import environment
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.spark
 
-ROOT = Path(__file__).parents[2]
-SPARK_HOME = Path(pyspark.__file__).parent
-START_SECONDS = 120
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "unchanged.md"
+WAIT = 240
+PORT = "10000"
+SCRIPTS = Path(sys.executable).parent
 
 
-def environment() -> dict[str, str]:
-    return {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SLUICE_"))},
-        "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+def commands(word: str) -> list[str]:
+    """Return the shell commands of the page that begin with a word."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [match[0] for block in blocks for match in re.finditer(rf"^{word} (.*\\\n)*.*", block, re.MULTILINE)]
 
 
-def submit_words(hosts: str, **settings: str) -> list[str]:
-    """Return the arguments of a driver whose commits queue."""
-    conf = {
-        **LOCAL_DRIVER, **FEW_ROWS, "spark.master": "local[2]", "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": QUICK_JVM, "spark.sql.shuffle.partitions": "2",
-        **session_settings(), **plugin_settings(), "spark.sluice.zookeeper": hosts, **settings,
-    }  # fmt: skip
-    return [*jar_arguments(), *conf_arguments(conf)]
+@dataclass
+class Machine:
+    """A folder in which a user runs the commands of the page.
 
+    Attributes:
+        hosts: The ensemble.
+        folder: The current folder.
 
-def children(pid: int) -> list[int]:
-    """Return the child processes of a process."""
-    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], check=False, capture_output=True, text=True)
-    return [int(word) for word in listing.stdout.split()]
+    """
 
+    hosts: str
+    folder: Path
 
-class JavaProgram:
-    """A Java program with its own driver, which executes one SQL statement after the other."""
+    def __post_init__(self) -> None:
+        """Write the settings of small drivers, as an administrator does."""
+        settings = {
+            **LOCAL_DRIVER, **FEW_ROWS, "spark.master": "local[2]", "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": QUICK_JVM, "spark.sql.shuffle.partitions": "2",
+        }  # fmt: skip
+        lines = [f"{name} {value}\n" for name, value in settings.items()]
+        (self.folder / "spark-defaults.conf").write_text("".join(lines))
 
-    def __init__(self, classes: Path, log: Path, arguments: list[str]) -> None:
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [SPARK_HOME / "bin" / "spark-submit", "--class", "SparkProgram", *arguments, str(classes)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True, env=environment(),
-            )  # fmt: skip
-        if self.answer() != "ready":
-            self.kill()
-            lines = log.read_text().splitlines()
-            raise RuntimeError(next((line for line in lines if line.startswith("Exception")), "\n".join(lines[-20:])))
+    def start(self, command: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command of the page with the test's ensemble."""
+        return subprocess.Popen(
+            ["bash", "-ec", f"exec {command.replace('127.0.0.1:2181', self.hosts)}"], cwd=self.folder, text=True,
+            env={
+                **environment(), "SPARK_CONF_DIR": str(self.folder),
+                "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
+            },
+            **options,
+        )  # fmt: skip
 
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
+    def run(self, command: str, program: str | None = None) -> tuple[int, str]:
+        """Run a command, with this text as its input; return its exit code and its output."""
+        process = self.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        output, _ = process.communicate(program, timeout=WAIT)
+        return process.returncode, output
 
-    def begin(self, statement: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(statement + "\n")
-        self.process.stdin.flush()
+    def create_table(self) -> None:
+        """Create the table of the page with a writer that has no lock."""
+        rows = Table.from_pydict({"id": Array([0], type=DataType.int64())})
+        write_deltalake(str(self.folder / "lake" / "numbers"), rows)
 
-    def sql(self, statement: str) -> str:
-        self.begin(statement)
-        return self.answer()
+    def holders(self, table: str) -> list[str | None]:
+        """Return the job of each commit's hold; None for a commit without a lock."""
+        path = self.folder / table
+        versions = range(DeltaTable(str(path)).version() + 1)
+        return [commit_info(path, version).get("sluice", {}).get("job") for version in versions]
 
-    def agent(self) -> int:
-        """Return the process id of the agent."""
-        (agent,) = children(self.process.pid)
-        return agent
-
-    def kill(self) -> None:
-        self.process.kill()
-        # Closes the pipes.
-        self.process.communicate()
-
-
-@pytest.fixture(scope="module")
-def program_jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A jar with the program ``SparkProgram``."""
-    folder = tmp_path_factory.mktemp("program")
-    tools = Path(find_java()).parent
-    source = ROOT / "tests" / "support" / "SparkProgram.java"
-    class_path = os.pathsep.join(str(jar) for jar in (SPARK_HOME / "jars").glob("*.jar"))
-    subprocess.run([tools / "javac", "-cp", class_path, "-d", folder / "classes", source], check=True)
-    jar = folder / "program.jar"
-    subprocess.run([tools / "jar", "--create", "--file", jar, "-C", folder / "classes", "."], check=True)
-    return jar
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a table, sorted."""
+        rows: list[dict[str, Any]] = DeltaTable(str(self.folder / table)).to_pyarrow_table().to_pylist()
+        return sorted(rows, key=json.dumps)
 
 
 @pytest.fixture
-def start_program(zookeeper: Any, program_jar: Path, tmp_path: Path) -> Iterator[Callable[..., JavaProgram]]:
-    programs: list[JavaProgram] = []
-
-    def start(**settings: str) -> JavaProgram:
-        log = tmp_path / f"program-{len(programs)}.log"
-        programs.append(JavaProgram(program_jar, log, submit_words(zookeeper.hosts, **settings)))
-        return programs[-1]
-
-    yield start
-    for program in programs:
-        program.kill()
-
-
-def holders(table: Path) -> list[str | None]:
-    """Return the job of each commit's hold; None for a commit without a lock."""
-    versions = range(DeltaTable(str(table)).version() + 1)
-    return [commit_info(table, version).get("sluice", {}).get("job") for version in versions]
-
-
-def test_a_java_program_queues_and_survives_the_death_of_its_agent(
-    start_program: Callable[..., JavaProgram],
-    manager: ZookeeperLockManager,
-    tmp_path: Path,
-    eventually: Callable[..., None],
-) -> None:
-    table = tmp_path / "table"
-    program = start_program()
-    assert program.sql(f"CREATE TABLE delta.`{table}` (id BIGINT) USING delta") == "done []"
-    insert = f"INSERT INTO delta.`{table}` VALUES "
-    with manager.acquire(str(table)):
-        program.begin(f"{insert} (1)")
-        eventually(lambda: len(manager.queue(str(table))) == 2, within=60, label="a commit that waits")
-        agent = program.agent()
-        os.kill(agent, signal.SIGKILL)
-        assert "the Python process" in program.answer()
-    # The agent is started again, with another session.
-    eventually(lambda: children(program.process.pid) not in ([], [agent]), within=60, label="another agent")
-    eventually(lambda: program.sql(f"{insert} (2)").startswith("done"), within=60, label="a commit")
-    assert holders(table)[:1] == ["program"]
-    assert None not in holders(table)
-    agent = program.agent()
-    program.kill()
-    eventually(lambda: not Path(f"/proc/{agent}").exists(), within=60, label="the end of the agent")
-    with manager.acquire(str(table), timeout_seconds=30):
-        pass
-    assert DeltaTable(str(table)).to_pyarrow_table()["id"].to_pylist() == [2]
+def machine(zookeeper: Any, tmp_path: Path) -> Machine:
+    return Machine(zookeeper.hosts, tmp_path)
 
 
 SCRIPT = """
 import sys
 from pyspark.sql import SparkSession
 
-spark = SparkSession.builder.appName("nightly").master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-spark.range(int(sys.argv[2])).write.format("delta").mode("append").save(sys.argv[1])
+spark = SparkSession.builder.appName("nightly").getOrCreate()
+spark.range(3).write.format("delta").mode("append").save(sys.argv[1])
 sys.exit(3)
 """
 
 
-def sluice_run(*words: str | Path, hosts: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sluice", "run", "--zookeeper", hosts, *map(str, words)]
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=folder, env=environment(), timeout=START_SECONDS
-    )
+@pytest.mark.parametrize("words", ["job.py", pytest.param("-m job", marks=pytest.mark.full)], ids=["script", "module"])
+def test_a_python_program_runs_unchanged(machine: Machine, words: str) -> None:
+    (machine.folder / "job.py").write_text(SCRIPT)
+    command, _ = commands("sluice run")
+    code, output = machine.run(command.replace("job.py", f"{words} lake/numbers"))
+    assert code == 3, output
+    assert machine.holders("lake/numbers") == ["nightly"]
 
 
-@pytest.mark.parametrize(
-    "words", [["job.py"], pytest.param(["-m", "job"], marks=pytest.mark.full)], ids=["script", "module"]
-)
-def test_a_python_program_runs_unchanged(words: list[str], zookeeper: Any, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(SCRIPT)
-    table = tmp_path / "table"
-    process = sluice_run(*words, table, "3", hosts=zookeeper.hosts, folder=tmp_path)
-    assert process.returncode == 3, process.stderr[-2000:]
-    assert holders(table) == ["nightly"]
+OWN_LOCKS = """
+from pyspark.sql import SparkSession
+from writer_jobs import locked
+
+def append(spark, row):
+    spark.range(row, row + 1).write.format("delta").mode("append").save("lake/numbers")
+
+for row in (0, 3):
+    spark = SparkSession.builder.appName("nightly").getOrCreate()
+    append(spark, row)
+    with locked(spark, "lake/numbers"):
+        append(spark, row + 1)
+    append(spark, row + 2)
+    spark.stop()
+"""
+
+
+@pytest.mark.full
+def test_a_program_may_have_own_locks_and_several_sessions(machine: Machine) -> None:
+    (machine.folder / "job.py").write_text(OWN_LOCKS)
+    command, _ = commands("sluice run")
+    code, output = machine.run(command)
+    assert code == 0, output
+    assert machine.rows("lake/numbers") == [{"id": number} for number in range(6)]
+    assert machine.holders("lake/numbers") == 6 * ["nightly"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["no.py"], "there is no script no.py"), (["-m", "no_module"], "there is no module no_module")],
+    [("no.py", "there is no script no.py"), ("-m no_module", "there is no module no_module")],
 )
-def test_a_missing_program_is_one_sentence(words: list[str], message: str, tmp_path: Path) -> None:
-    process = sluice_run(*words, hosts="127.0.0.1:1", folder=tmp_path)
-    assert (process.returncode, message in process.stderr, "Traceback" in process.stderr) == (2, True, False)
+def test_a_missing_program_is_one_sentence(machine: Machine, words: str, message: str) -> None:
+    code, output = machine.run(f"sluice run --zookeeper 127.0.0.1:1 {words}")
+    assert (code, message in output, "Traceback" in output) == (2, True, False)
 
 
 @pytest.mark.full
-def test_spark_sql_queues(zookeeper: Any, tmp_path: Path) -> None:
-    table = tmp_path / "table"
-    statements = f"CREATE TABLE delta.`{table}` (id BIGINT) USING delta; INSERT INTO delta.`{table}` VALUES (1)"
-    arguments = submit_words(zookeeper.hosts, **{"spark.sql.catalogImplementation": "in-memory"})
-    process = subprocess.run(
-        [SPARK_HOME / "bin" / "spark-sql", *arguments, "-e", statements],
-        check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=2 * START_SECONDS,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr[-2000:]
-    assert len(holders(table)) == 2
-    assert None not in holders(table)
+def test_spark_sql_takes_its_agent_from_the_zip(machine: Machine) -> None:
+    """An interpreter without Sluice runs the agent."""
+    (command,) = commands("spark-sql")
+    machine.create_table()
+    interpreter = Path(sys.base_prefix) / "bin" / "python3"
+    settings = f"--conf spark.sluice.python={interpreter} --conf spark.sql.catalogImplementation=in-memory"
+    code, output = machine.run(command.replace(" -e ", f" {settings} -e "))
+    assert code == 0, output
+    assert machine.holders("lake/numbers") == [None, "SparkSQL::127.0.0.1"]
 
 
 @pytest.mark.full
-def test_an_agent_that_does_not_start_is_one_sentence(start_program: Callable[..., JavaProgram]) -> None:
-    with pytest.raises(RuntimeError, match=r"set spark\.sluice\.python to an interpreter"):
-        start_program(**{"spark.sluice.python": "/usr/bin/false"})
+def test_the_scala_shell_queues(machine: Machine) -> None:
+    (command,) = commands("spark-shell")
+    code, output = machine.run(command, 'spark.range(3).write.format("delta").save("lake/numbers")\n')
+    assert code == 0, output
+    assert machine.holders("lake/numbers") == ["Spark shell"]
+
+
+@contextmanager
+def thrift_server(machine: Machine) -> Iterator[str]:
+    """Run the Thrift server of the page; yield the command of its client."""
+    (port,) = free_ports(1)
+    (server,), (client,) = (
+        [command.replace(PORT, str(port)) for command in commands(word)] for word in ("spark-submit", "beeline")
+    )
+    process = machine.start(server.removesuffix(" &"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield client
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(WAIT)
+
+
+@pytest.mark.full
+def test_sessions_of_a_thrift_server_queue(machine: Machine, manager: ZookeeperLockManager) -> None:
+    with thrift_server(machine) as client:
+        machine.create_table()
+        eventually(lambda: machine.run(client)[0] == 0, within=WAIT, label="a server that answers")
+        table = str(machine.folder / "lake" / "numbers")
+        with manager.acquire(table):
+            clients = [machine.start(client.replace("(4)", f"({row})")) for row in (1, 2)]
+            eventually(lambda: len(manager.queue(table)) == 3, within=WAIT, label="two commits that wait")
+        assert [process.wait(WAIT) for process in clients] == [0, 0]
+    assert machine.rows("lake/numbers") == [{"id": number} for number in (0, 1, 2, 4)]
+    assert machine.holders("lake/numbers") == [None, *3 * ["SparkSQL::127.0.0.1"]]
+
+
+@pytest.mark.full
+def test_an_agent_that_does_not_start_is_one_sentence(machine: Machine) -> None:
+    (command,) = commands("spark-sql")
+    code, output = machine.run(command.replace(" -e ", " --conf spark.sluice.python=/usr/bin/false -e "))
+    assert code != 0
+    assert "set spark.sluice.python to an interpreter" in output
+
+
+MODEL = """
+{{ config(materialized="incremental", incremental_strategy="merge", unique_key="id", file_format="delta",
+          location_root=env_var("LAKE")) }}
+select id, n + 1 as n from {% if is_incremental() %} {{ this }} {% else %} (select id, 0 as n from range(3)) {% endif %}
+"""
+PROJECT = "name: lake\nprofile: lake\nflags: {send_anonymous_usage_stats: false}\n"
+PROFILES = "lake: {target: dev, outputs: {dev: {type: spark, method: session, schema: lake, host: none}}}\n"
+#: An interpreter with dbt finds PySpark and Sluice in the environment of the tests, after its own packages.
+REQUIREMENTS = Path(__file__).parents[1] / "data" / "dbt.txt"
+
+
+@pytest.mark.soak
+def test_four_runs_of_a_dbt_project_each_increase_all_rows(machine: Machine) -> None:
+    """Each process has a copy of a metastore with the table, because Derby serves one process only."""
+    uv, interpreter = SCRIPTS / "uv", machine.folder / "dbt" / "bin" / "python"
+    subprocess.run([uv, "venv", "--python", sys.executable, machine.folder / "dbt"], check=True)
+    subprocess.run([uv, "pip", "install", "--python", interpreter, "-r", REQUIREMENTS], check=True)
+    (site,) = (machine.folder / "dbt").glob("lib/python*/site-packages")
+    (site / "tests.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    first = machine.folder / "first"
+    (first / "models").mkdir(parents=True)
+    (first / "models" / "numbers.sql").write_text(MODEL)
+    (first / "dbt_project.yml").write_text(PROJECT)
+    (first / "profiles.yml").write_text(PROFILES)
+    _, command = commands("sluice run")
+    in_folder = f"env LAKE={machine.folder}/lake -C {{}} {interpreter} -m {command}"
+    code, output = machine.run(in_folder.format(first))
+    assert code == 0, output
+    folders = [Path(shutil.copytree(first, machine.folder / f"copy-{number}")) for number in range(4)]
+    processes = [machine.start(in_folder.format(folder)) for folder in folders]
+    assert [process.wait(WAIT) for process in processes] == 4 * [0]
+    assert machine.rows("lake/numbers") == [{"id": number, "n": 5} for number in range(3)]
+    assert None not in machine.holders("lake/numbers")

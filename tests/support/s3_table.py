@@ -57,6 +57,16 @@ def rows(table: str) -> list[int]:
     return ids
 
 
+def tokens(s3: FaultyS3, table: str) -> list[int]:
+    """Return the fencing token of each version; fail if a version was committed without the lock."""
+    store = boto3.client("s3", endpoint_url=s3.endpoint)
+    bucket, path = table.removeprefix("s3a://").split("/", 1)
+    listing = store.list_objects_v2(Bucket=bucket, Prefix=f"{path}/_delta_log/")["Contents"]
+    versions = sorted(entry["Key"] for entry in listing if entry["Key"].endswith(".json"))
+    lines = [store.get_object(Bucket=bucket, Key=key)["Body"].read().splitlines()[0] for key in versions]
+    return [json.loads(line)["commitInfo"]["sluice"]["nodes"][0]["token"] for line in lines]
+
+
 def copy(s3: FaultyS3, original: str, to: str) -> None:
     """Copy a table that has no writers, and replace the location in the log of the copy."""
     store = boto3.client("s3", endpoint_url=s3.endpoint)
