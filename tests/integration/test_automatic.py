@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from lock_manager import Adoption, EnsembleMismatchError, LockTimeoutError, ZookeeperLockManager
 from lock_manager.guard import automatic_ticket
 from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
-from tests.integration.test_every_way import CLASSIC, FULL, READ_FOOTERS, SPARK_4_0_1, Operation, sql, version_files
+from tests.integration.test_every_way import Operation, sql, version_files
 from tests.integration.test_gate_hooks import ONE_ROW, WITH_MANIFEST, with_property
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.new_thread import in_new_thread
@@ -94,39 +94,6 @@ def automatic(set_lock: Callable[[str], None]) -> None:
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> Program:
     return Program.create(request, getattr(request, "param", ONE_ROW))
-
-
-# One operation for each way to the log store; the others run in `make test-all`.
-IN_MAKE_TEST = ("INSERT", "append", "MERGE", "OPTIMIZE", "CREATE OR REPLACE TABLE", "SHALLOW CLONE", "stream")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=[
-                *((SPARK_4_0_1,) if name in READ_FOOTERS else ()),
-                *(() if name in IN_MAKE_TEST else (pytest.mark.full,)),
-            ],
-        )
-        for name in CLASSIC
-    ],
-)
-def test_an_operation_without_a_lock_queues_for_its_commit(
-    name: str, spark: SparkSession, copy_of: Callable[..., Path]
-) -> None:
-    # VACUUM lists folders in this number of tasks.
-    spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "1")
-    table = copy_of(*FULL)
-    initial_versions = version_files(table.parent)
-    CLASSIC[name](spark, str(table))
-    new_versions = sorted(set(version_files(table.parent)) - set(initial_versions))
-    assert new_versions
-    for file in new_versions:
-        folder, _, name = Path(file).parts
-        stamp = commit_info(table.parent / folder, int(Path(name).stem)).get("sluice", {})
-        assert stamp.get("nodes"), f"{file} was committed without a lock"
 
 
 def test_a_statement_waits_behind_a_holder(program: Program) -> None:

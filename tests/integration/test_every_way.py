@@ -1,6 +1,7 @@
-"""Every operation of a driver that writes a version file of a Delta table is refused without the lock.
+"""Every operation of a driver that writes a version file of a Delta table is refused without the lock, or waits for it.
 
-Each operation runs twice on a copy of one table: in ``required`` mode, and with the guard off, where it must commit.
+Each operation runs twice on a copy of one table. First it is refused. Then it commits: with an automatic ticket, or,
+through Delta Kernel, which has none, with the guard off.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import lit
 
 from lock_manager import LockNotHeldError, ZookeeperLockManager
+from tests.support.at_the_gate import commit_info
 from tests.support.lake import S3
 from tests.support.releases import needs_delta
 from tests.support.spark_settings import spark_settings
@@ -177,27 +179,38 @@ def version_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/_delta_log/*.json"))
 
 
-def run_twice(spark: SparkSession, operation: Operation, table: Path, without_guard: WithoutGuard) -> None:
-    """Check that an operation is refused in ``required`` mode and commits with the guard off."""
-    folder = table.parent
-    initial_versions = version_files(folder)
+def check_refusal(spark: SparkSession, operation: Operation, table: Path) -> None:
+    """Check that an operation of a thread without a lock commits nothing."""
+    initial_versions = version_files(table.parent)
     with pytest.raises(LockNotHeldError, match="bound to no lock"):
         operation(spark, str(table))
-    assert version_files(folder) == initial_versions
+    assert version_files(table.parent) == initial_versions
     # Delta creates the folder of a table's log before it commits.
-    shutil.rmtree(folder / "table-new", ignore_errors=True)
-    with without_guard():
-        operation(spark, str(table))
-    assert len(version_files(folder)) > len(initial_versions), "the operation commits nothing with the guard off"
+    shutil.rmtree(table.parent / "table-new", ignore_errors=True)
+
+
+def new_versions(operation: Callable[[], object], folder: Path) -> list[str]:
+    """Return the version files that an operation creates; fail if it creates none."""
+    initial_versions = version_files(folder)
+    operation()
+    versions = sorted(set(version_files(folder)) - set(initial_versions))
+    assert versions, "the operation commits nothing"
+    return versions
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=SPARK_4_0_1 if name in READ_FOOTERS else ()) for name in CLASSIC]
 )
-def test_an_operation_commits_nothing_without_the_lock(
-    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: WithoutGuard
+def test_an_operation_is_refused_or_queues_for_its_lock(
+    name: str, spark: SparkSession, copy_of: Callable[..., Path], set_lock: Callable[[str], None]
 ) -> None:
-    run_twice(spark, CLASSIC[name], copy_of(*FULL), without_guard)
+    table = copy_of(*FULL)
+    check_refusal(spark, CLASSIC[name], table)
+    set_lock("commit")
+    for file in new_versions(lambda: CLASSIC[name](spark, str(table)), table.parent):
+        folder, _, version_file = Path(file).parts
+        stamp = commit_info(table.parent / folder, int(Path(version_file).stem)).get("sluice", {})
+        assert stamp.get("nodes"), f"{file} was committed without a lock"
 
 
 @pytest.fixture
@@ -214,7 +227,10 @@ def strict(spark: SparkSession) -> Iterator[None]:
 def test_delta_s_second_connector_commits_nothing_without_lock(
     name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: WithoutGuard
 ) -> None:
-    run_twice(spark, STRICT[name], copy_of(*PLAIN), without_guard)
+    table = copy_of(*PLAIN)
+    check_refusal(spark, STRICT[name], table)
+    with without_guard():
+        assert new_versions(lambda: STRICT[name](spark, str(table)), table.parent)
 
 
 @pytest.fixture
