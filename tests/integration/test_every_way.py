@@ -284,6 +284,13 @@ def test_attach_sets_the_log_store_of_kernel_and_refuses_another(
     ]
     schemes = spark._jvm.io.deltasluice.storage.GuardedLogStore.SCHEMES
     assert {f"spark.hadoop.{KERNEL_KEY.format(scheme)}" for scheme in schemes} == {*KERNEL_LOG_STORE_SETTINGS}
-    set_kernel_log_store("s3a", "io.delta.storage.S3SingleDriverLogStore")
-    with pytest.raises(GuardMissingError, match=r"io\.delta\.kernel\.logStore\.s3a\.impl=io\.delta\.storage\.S3Single"):
-        attach(spark)
+    for scheme in ("s3a", "viewfs"):
+        conf.unset("io.deltasluice.kernel.searched")
+        set_kernel_log_store(scheme, "io.delta.storage.S3SingleDriverLogStore")
+        # Also at a second attempt.
+        for _ in range(2):
+            with pytest.raises(
+                GuardMissingError, match=rf"kernel\.logStore\.{scheme}\.impl=io\.delta\.storage\.S3Single"
+            ):
+                attach(spark)
+        set_kernel_log_store(scheme, GUARDED_LOG_STORE)

@@ -25,8 +25,8 @@ from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning
 from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.commit.outcome import Outcome, failed_write
 from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
-from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import CommitUnknownError

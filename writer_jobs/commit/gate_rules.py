@@ -21,8 +21,8 @@ from lock_manager.guard.table_reads import own_read_reason
 from lock_manager.nesting import REGISTRY
 from writer_jobs.commit.driver_guard import REQUIRED
 from writer_jobs.commit.operation import MERGE_SCHEMA, OVERWRITE_SCHEMA, Operation, Read, has_option
+from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
-from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import AUTO_COMPACT, COMMIT_LOCK
 from writer_jobs.delta.table_log import DeltaTableLog
 

@@ -24,7 +24,7 @@ from lock_manager.guard.ticket import Ticket
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit import driver_guard
 from writer_jobs.delta.adoption import refuse_other_ensemble, restore_adoption
-from writer_jobs.delta.log_store import log_store
+from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import CommitUnknownError, StorageError, TableError

@@ -14,6 +14,7 @@ from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.commit.operation import Read, delta_table
 from writer_jobs.commit.options import RewriteOptions, WriteOptions, check_options
 from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.java_classes import java_class
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import TableError
@@ -185,7 +186,8 @@ def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
             for column, value in ((term.left(), term.right()), (term.right(), term.left())):
                 name = _column(jvm, column, target)
                 if name is not None and value.deterministic() and value.references().subsetOf(source):
-                    yield name, ClassicColumn(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(value))
+                    utilities = java_class(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+                    yield name, ClassicColumn(utilities.column(value))
 
 
 def _column(jvm: Any, expression: Any, table: Any) -> str | None:
@@ -196,7 +198,7 @@ def _column(jvm: Any, expression: Any, table: Any) -> str | None:
     """
     while expression.getClass().getSimpleName() == "Cast":
         inner = expression.child()
-        cast = jvm.org.apache.spark.sql.catalyst.expressions.Cast
+        cast = java_class(jvm, "org.apache.spark.sql.catalyst.expressions.Cast")
         types = {str(term.dataType().typeName()).partition("(")[0] for term in (inner, expression)}
         if not (types <= _EXACT_TYPES and cast.canUpCast(inner.dataType(), expression.dataType())):
             return None

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockManager, LockTimeoutError, SluiceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
+from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
-from writer_jobs.delta.log_store import log_store
 
 log = logging.getLogger(__name__)
 

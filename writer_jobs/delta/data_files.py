@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.delta.java_classes import java_class, scala_object
 from writer_jobs.delta.snapshot import Snapshot
 
 # Fields of ``add`` that identify a file and its deleted rows.
@@ -37,7 +38,7 @@ class DataFiles:
         """
         rows = self._spark.read.format("delta").option("versionAsOf", self._snapshot.version)
         plan: Any = rows.load(self._snapshot.location).where(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001
-        filters = self._scala_seq(self._jvm.java.util.Collections.singletonList(plan.condition()))
+        filters = self._scala_seq(java_class(self._jvm, "java.util.Collections").singletonList(plan.condition()))
         scan = self._loaded.filesForScan(filters, False)  # noqa: FBT003 (keepNumRecords)
         files = self._spark._jsparkSession.createDataset(scan.files(), self._encoder())  # noqa: SLF001
         return DataFiles(self._spark, self._snapshot, DataFrame(files.toDF(), self._spark))
@@ -55,7 +56,7 @@ class DataFiles:
 
     def rows(self) -> DataFrame:
         """Return the rows of the files, with the version's columns."""
-        files, none = self._scala_seq(self._collected), self._jvm.scala.Option.empty()
+        files, none = self._scala_seq(self._collected), scala_object(self._jvm, "scala.None")
         return DataFrame(self._loaded.deltaLog().createDataFrame(self._loaded, files, False, none), self._spark)  # noqa: FBT003 (isStreaming)
 
     def paths(self) -> DataFrame:
@@ -93,7 +94,7 @@ class DataFiles:
         return self._loaded.allFiles().encoder()
 
     def _scala_seq(self, java_list: Any) -> Any:
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_list).toSeq()
+        return java_class(self._jvm, "scala.jdk.javaapi.CollectionConverters").asScala(java_list).toSeq()
 
 
 def data_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from writer_jobs.delta.java_classes import java_class
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason, is_caused_by
 from writer_jobs.errors import StorageError
 
@@ -73,7 +74,7 @@ class HadoopFiles:
         """Return the file systems of a driver's configuration (:func:`.session.driver_conf`), without a session."""
         jvm = SparkContext._jvm  # noqa: SLF001
         assert jvm is not None  # noqa: S101 (driver_conf has connected)
-        hadoop = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()
+        hadoop = java_class(jvm, "org.apache.spark.deploy.SparkHadoopUtil").get()
         return cls(jvm, hadoop.newConfiguration(conf._jconf))  # noqa: SLF001
 
     def qualify(self, path: str) -> str:
@@ -113,8 +114,8 @@ class HadoopFiles:
         """Return the first line of a file of any size; None if there is no such file."""
 
         def read(system: Any, location: Any) -> str:
-            decoder = self._jvm.java.io.InputStreamReader(system.open(location), "UTF-8")
-            with closing(self._jvm.java.io.BufferedReader(decoder)) as reader:
+            decoder = java_class(self._jvm, "java.io.InputStreamReader")(system.open(location), "UTF-8")
+            with closing(java_class(self._jvm, "java.io.BufferedReader")(decoder)) as reader:
                 return str(reader.readLine() or "")
 
         return self._call(path, read, absent=None)
@@ -180,7 +181,7 @@ class HadoopFiles:
         If the path does not exist, return the value of the keyword ``absent``; without the keyword raise StorageError.
         """
         try:
-            location = self._jvm.org.apache.hadoop.fs.Path(path)
+            location = java_class(self._jvm, "org.apache.hadoop.fs.Path")(path)
             return operation(location.getFileSystem(self._configuration), location)
         except JVM_ERRORS as error:
             if absent and is_caused_by(error, _NOT_FOUND):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.log_store import log_store
+from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.session import session_with
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import LOG_FOLDER

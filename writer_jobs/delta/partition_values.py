@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BinaryType, CharType, DataType, StringType, StructType, TimestampType, VarcharType
 
 from lock_manager.partitions import HIVE_NULL
+from writer_jobs.delta.java_classes import java_class
 from writer_jobs.delta.jvm_errors import messages_of
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import parsed_expression, quoted
@@ -112,7 +113,8 @@ def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[st
         return
     jvm: Any = spark._jvm  # noqa: SLF001
     zone = str(spark.conf.get(_TIME_ZONE_SETTING))
-    if not jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(zone).getRules().isFixedOffset():
+    times = java_class(jvm, "org.apache.spark.sql.catalyst.util.DateTimeUtils")
+    if not times.getZoneId(zone).getRules().isFixedOffset():
         raise SchemaMismatchError(
             table=table,
             reason=f"{timestamps[0]} is a partition column with timestamps, and the clocks of the session's time zone "
@@ -136,7 +138,7 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
     expressions = [parsed_predicate]
     while expressions:
         expression = expressions.pop()
-        children = list(jvm.scala.jdk.javaapi.CollectionConverters.asJava(expression.children()))
+        children = list(java_class(jvm, "scala.jdk.javaapi.CollectionConverters").asJava(expression.children()))
         operator = expression.getClass().getSimpleName()
         if operator in ("And", "Or"):
             expressions += children

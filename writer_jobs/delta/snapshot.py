@@ -14,6 +14,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
+from writer_jobs.delta.java_classes import java_class, scala_object
 from writer_jobs.errors import TableError
 
 #: Metadata key of a field's name in data files, with column mapping.
@@ -92,7 +93,8 @@ class Snapshot:
     def file_retention_seconds(self) -> float:
         """Age at which VACUUM deletes a file that was removed from the table, or that belongs to no commit."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
-        return int(jvm.org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis(self.loaded.metadata())) / 1000
+        delta_log = java_class(jvm, "org.apache.spark.sql.delta.DeltaLog")
+        return int(delta_log.tombstoneRetentionMillis(self.loaded.metadata())) / 1000
 
     @property
     def log_retention_seconds(self) -> float:
@@ -103,15 +105,16 @@ class Snapshot:
     def properties(self) -> dict[str, str]:
         """All properties of the table."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
-        properties = jvm.scala.jdk.javaapi.CollectionConverters.asJava(self.loaded.metadata().configuration())
+        converters = java_class(jvm, "scala.jdk.javaapi.CollectionConverters")
+        properties = converters.asJava(self.loaded.metadata().configuration())
         return {str(name): str(value) for name, value in properties.items()}
 
     @property
     def clustering_columns(self) -> tuple[str, ...]:
         """Columns by which Delta clusters the table; empty if it is not clustered."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
-        info = getattr(jvm.org.apache.spark.sql.delta.skipping.clustering, "ClusteringColumnInfo$")
-        names = getattr(info, "MODULE$").extractLogicalNames(self.loaded)
+        info = scala_object(jvm, "org.apache.spark.sql.delta.skipping.clustering.ClusteringColumnInfo")
+        names = info.extractLogicalNames(self.loaded)
         return tuple(str(names.apply(i)) for i in range(names.size()))
 
     @property

@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.commit_stamp import batch_of, is_commit_of, run_of
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.java_classes import java_class, log_store, scala_object
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, has_condition, is_caused_by
-from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.releases import has_checkpoint, snapshot_at
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import StorageError, TableError
@@ -32,6 +32,7 @@ VERSION_FILE = re.compile(r"(\d{20})\.json")
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 # Maximum number of version files to read for the versions of a run, with one request each.
 _RUN_VERSIONS = 1_000
+_DELTA = "org.apache.spark.sql.delta"
 # In Java this is an IOException, like some of Delta's errors. Here it means a damaged log.
 _NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
 # Delta's error condition for access to a catalog-managed table by its path.
@@ -158,7 +159,7 @@ class DeltaTableLog:
             delta_log = self._delta_log()
             info = delta_log.writeCheckpointFiles(snapshot.loaded, self._none)
             session = self._spark._jsparkSession  # noqa: SLF001
-            with_checksum = self._jvm.org.apache.spark.sql.delta.LastCheckpointInfo.checksumEnabled(session)
+            with_checksum = java_class(self._jvm, f"{_DELTA}.LastCheckpointInfo").checksumEnabled(session)
             delta_log.writeLastCheckpointFile(delta_log, info, with_checksum)
         return snapshot.version
 
@@ -297,9 +298,8 @@ class DeltaTableLog:
         Delta prepares the commit, with everything that the table's features require. If the commit guard refuses, its
         error is raised.
         """
-        delta = self._jvm.org.apache.spark.sql.delta
-        operation = getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
-        no_actions = getattr(getattr(self._jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+        operation = scala_object(self._jvm, f"{_DELTA}.DeltaOperations$ManualUpdate")
+        no_actions = scala_object(self._jvm, "scala.collection.immutable.Nil")
         with self._storage_errors(f"no commit can be made to {self.location}"):
             transaction = self._delta_log().startTransaction(self._none, self._none)
             return int(transaction.commit(no_actions, operation))
@@ -338,7 +338,7 @@ class DeltaTableLog:
     @property
     def _none(self) -> Any:
         """Scala's ``None``."""
-        return self._jvm.scala.Option.empty()
+        return scala_object(self._jvm, "scala.None")
 
     @contextmanager
     def _storage_errors(self, failure: str) -> Iterator[None]:
@@ -349,7 +349,8 @@ class DeltaTableLog:
             raise StorageError(f"{failure}: {error_reason(error)}") from error
 
     def _delta_log(self) -> Any:
-        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
+        delta_log = java_class(self._jvm, f"{_DELTA}.DeltaLog")
+        return delta_log.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
 
 
 def parse_commit_info(line: str) -> dict[str, Any]:

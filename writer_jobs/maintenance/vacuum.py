@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockManager, canonical_table_uri
+from writer_jobs.delta.java_classes import java_class, scala_object
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason
 from writer_jobs.delta.listings import list_files
 from writer_jobs.delta.locate import locate_table
@@ -161,9 +162,10 @@ def vacuum(
 def _silent_console(spark: SparkSession) -> Iterator[None]:
     """Discard the output that Delta prints in this thread, because standard output has the JSON lines of a job."""
     jvm: Any = spark._jvm  # noqa: SLF001
-    console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
+    console = scala_object(jvm, "scala.Console")
     stdout = console.out()
-    console.setOutDirect(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    no_output = java_class(jvm, "java.io.OutputStream").nullOutputStream()
+    console.setOutDirect(java_class(jvm, "java.io.PrintStream")(no_output))
     try:
         yield
     finally:

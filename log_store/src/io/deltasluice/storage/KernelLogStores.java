@@ -24,7 +24,7 @@ public final class KernelLogStores {
   private static final Logger LOG = LoggerFactory.getLogger(KernelLogStores.class);
   private static final Pattern FILE_SYSTEM = Pattern.compile("fs\\.([a-z][a-z0-9+-]*)\\.impl");
 
-  /** Marks a configuration whose file systems were searched already. The search takes milliseconds. */
+  /** Marks a configuration whose file systems were searched, and have no other log store. The search takes milliseconds. */
   private static final String SEARCHED = "io.deltasluice.kernel.searched";
 
   private KernelLogStores() {}
@@ -46,6 +46,8 @@ public final class KernelLogStores {
         otherStores.add(key + "=" + store);
       }
     }
+    // Otherwise the next call must find the other stores again.
+    conf.setBoolean(SEARCHED, otherStores.isEmpty());
     return otherStores;
   }
 
@@ -54,7 +56,6 @@ public final class KernelLogStores {
     if (conf.getBoolean(SEARCHED, false)) {
       return schemes;
     }
-    conf.setBoolean(SEARCHED, true);
     for (Map.Entry<String, String> setting : conf) {
       Matcher match = FILE_SYSTEM.matcher(setting.getKey());
       if (match.matches()) {
