@@ -53,7 +53,7 @@ class TableScope:
         Raises:
             ValueError: ``partitions`` is empty.
             ResourceError: The location is not usable, or a partition does not fit the table.
-            UnguardedError, SluiceError: ``partitions`` has values by column; see :func:`.guard_registry.schema_of`.
+            UnguardedError, SluiceError: The lookup of the columns fails; see :func:`.guard_registry.schema_of`.
 
         """
         table = TableResource.of(resource)

@@ -60,7 +60,7 @@ class Clone:
     folder: Path
 
     def commands_of(self, page: str) -> tuple[list[Callable[[], None]], list[str]]:
-        """Return a function for each file that a page writes, and the page's ``spark-submit`` commands."""
+        """Return a function for each block of a page that writes files, and the page's ``spark-submit`` commands."""
         first_block, *later_blocks = blocks(page, "sh")
         assert "sluice zookeeper --port 2181 &" in first_block, f"{page} does not begin with the commands for a clone"
         write_files: list[Callable[[], None]] = [

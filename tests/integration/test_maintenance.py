@@ -310,7 +310,7 @@ def test_a_partition_that_loses_every_race_is_locked_at_last(
     table.create({"a": 2, "b": 2})
     for module in (executor, maintainer):
         monkeypatch.setattr(module, "MAX_TRIES", 2)
-    # Another writer changes both partitions whenever a compaction is about to commit without the lock.
+    # Another writer changes both partitions whenever a compaction is about to commit through the gate.
     race(monkeypatch, lambda: table.writer.update({"value": "concat(value, '!')"}, "key IN (0, 2)"), times=99)
     report = table.maintain(Action.COMPACT, hold_at_most_seconds=hold_at_most_seconds)
     monkeypatch.undo()

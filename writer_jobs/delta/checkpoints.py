@@ -26,8 +26,8 @@ def write_due_checkpoints(spark: SparkSession, manager: LockManager) -> None:
     """Write the checkpoints that commits of this driver made due, except for tables that this thread still locks.
 
     One writer at a time writes a table's checkpoint. If another writer is writing it, this call skips the table: that
-    writer's checkpoint, or the one that is due ten versions later, serves as well. A failure here is not a failure of
-    the write that was committed before. It is logged, and the next write tries again.
+    writer's checkpoint, or the next one that is due, serves as well. A failure here is not a failure of the write that
+    was committed before. It is logged, and the next write tries again.
     """
     checkpoints = log_store(spark, "Checkpoints")
     try:

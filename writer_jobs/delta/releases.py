@@ -51,5 +51,5 @@ def has_checkpoint(delta_log: Any, version: int) -> bool:
 
 def _lacks_method(error: Py4JError, method: str) -> bool:
     """Return whether py4j found no such method. A lost connection is also a Py4JError, and must not be retried."""
-    # The text of an exception that Java threw may be anything, and requires a call.
+    # The text of an exception that Java threw may be anything, and reading it calls the JVM.
     return not isinstance(error, Py4JJavaError) and bool(re.search(rf"Method {method}\(.*does not exist", str(error)))

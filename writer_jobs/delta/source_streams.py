@@ -44,9 +44,7 @@ def source_streams(files: HadoopFiles, table_id: str, checkpoints: Iterable[str]
 
 def _source_stream(files: HadoopFiles, table_id: str, checkpoint: str) -> SourceStream | None:
     if files.status(checkpoint) is None:
-        raise StorageError(
-            f"{checkpoint} does not exist: correct or remove this checkpoint of a stream that reads the table"
-        )
+        raise StorageError(f"{checkpoint} does not exist: correct or remove its name in the list of streams")
     planned_batches = _batches(files, f"{checkpoint}/offsets")
     committed_batches = _batches(files, f"{checkpoint}/commits")
     if not planned_batches:
@@ -75,7 +73,7 @@ def _read_version(files: HadoopFiles, path: str, table_id: str) -> int:
         return min(versions)
     tables = ", ".join(sorted({source_id for source_id, _ in offsets}))
     sources = f"table {tables}, not table {table_id}" if tables else "no Delta table"
-    raise TableError(f"{path}: the stream with this checkpoint reads {sources}; correct or remove the checkpoint")
+    raise TableError(f"{path}: the stream reads {sources}; correct or remove its name in the list of streams")
 
 
 def _delta_offset(line: str) -> tuple[str, int] | None:

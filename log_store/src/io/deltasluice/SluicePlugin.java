@@ -13,7 +13,7 @@ import org.apache.spark.api.plugin.SparkPlugin;
  * Makes every commit of a Spark driver wait for the lock on its table, without any Python code in the program.
  *
  * <p>Set {@code spark.plugins} to this class, and {@code spark.sluice.zookeeper} to the ensemble. The plugin starts an
- * agent beside the driver (a Python process), and sets the guarded log store.
+ * agent (a Python process) beside the driver, and sets the guarded log store.
  */
 public final class SluicePlugin implements SparkPlugin {
   @Override
