@@ -125,7 +125,7 @@ def check_versions(names: Sequence[str]) -> Iterator[str]:
     checkpoints = [int(match[1]) for match in map(_CHECKPOINT_FILE.fullmatch, names) if match]
     recorded_versions = [int(name[:20]) for name in names if CHECKSUM_FILE.fullmatch(name)] + checkpoints
     if versions and versions[0] > 0 and not any(checkpoint >= versions[0] - 1 for checkpoint in checkpoints):
-        yield f"{_missing_text(0, versions[0] - 1)} from the log, and there is no checkpoint"
+        yield f"{_missing_text(0, versions[0] - 1)} from the log, and no checkpoint fills the gap"
     if versions and max(recorded_versions, default=0) > versions[-1]:
         missing_text = _missing_text(versions[-1] + 1, max(recorded_versions))
         yield f"{missing_text} from the log, but a later checksum or checkpoint exists"

@@ -16,7 +16,7 @@ class Replay:
 
     Attributes:
         files: The data files of the table, by key.
-        problems: One sentence for each version that contradicts the earlier ones.
+        problems: One sentence for each contradiction between versions; of many, the first few.
 
     """
 
@@ -83,8 +83,8 @@ def _overwritten_text(last_compared: int, version: int, unseen: AbstractSet[int]
     """
     overwritten = sorted(unseen - {version})
     if overwritten:
-        verb = "was" if len(overwritten) == 1 else "were"
-        return f"{version_ranges(overwritten)} {verb} overwritten after it was read"
+        subject, verb = ("it", "was") if len(overwritten) == 1 else ("they", "were")
+        return f"{version_ranges(overwritten)} {verb} overwritten after {subject} {verb} read"
     candidates = range(last_compared, version + 1)
     return f"one of {version_ranges(candidates)} was overwritten" if version else "version 0 was overwritten"
 
@@ -105,7 +105,8 @@ def check_transactions(commits: Iterable[LogCommit], checksums: Mapping[int, Che
 def describe_overwritten(originals: Mapping[int, LogCommit]) -> Iterator[str]:
     """Describe each overwritten version whose original commit the store keeps."""
     for version, commit in sorted(originals.items()):
+        transaction = f"transaction {commit.txn_id}" if commit.txn_id else "an unknown transaction"
         yield (
-            f"version {version} was overwritten: the bucket keeps its first content, the commit of transaction "
-            f"{commit.txn_id} by {commit.engine or 'an unknown engine'}"
+            f"version {version} was overwritten: the bucket keeps its first content, the commit of {transaction} "
+            f"by {commit.engine or 'an unknown engine'}"
         )

@@ -82,8 +82,12 @@ def pin_problems(pins: Iterable[PinStatus]) -> list[str]:
 def _pin_problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: DeltaTable | None) -> str | None:
     try:
         pinned = pin.of(folder.uri)
-    except PinError as error:
-        return f"{error}: the table was copied, or is read under another name; if it was copied, remove the pin here"
+    except PinError:
+        pinned_uris = ", ".join(table.table for table in pin.tables)
+        return (
+            f"pin {pin.name} keeps a version of {pinned_uris}, not of {folder.uri}: the table was copied, or is read "
+            "under another name; if it was copied, remove the pin here"
+        )
     try:
         version = open_table(folder, pinned.version)
         files = {unquote(path) for path in version.get_add_actions().column("path").to_pylist()}

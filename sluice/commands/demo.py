@@ -26,7 +26,7 @@ def demo(
     commits: Annotated[int, typer.Option(min=1, help="Number of commits of all writers together.")] = 40,
     compare: Annotated[bool, typer.Option("--compare", help="Load again without the lock, and compare.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the report, the picture and the logs.")] = Path("build/demo"),
-    keep: Annotated[bool, typer.Option("--keep", help="Also keep the table and the source files there.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep tables and source files in the output folder.")] = False,
     rows: Annotated[int | None, typer.Option(min=1, help="Load only this many flights.  [dim]default: all[/]")] = None,
     s3_endpoint: Annotated[
         str | None,

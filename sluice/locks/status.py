@@ -108,7 +108,7 @@ def scope_text(entry: QueueEntry) -> str:
         scope = ", ".join(map(printable, entry.partitions))
         scope += f" and {entry.more_partitions} more" if entry.more_partitions else ""
     elif entry.within:
-        scope = ", ".join(f"partitions of {printable(partition) or 'it'}" for partition in entry.within)
+        scope = ", ".join(f"partitions of {printable(partition) or 'the table'}" for partition in entry.within)
     else:
         scope = "the table"
     return f"{scope}, shared" if entry.shared else scope

@@ -1,4 +1,4 @@
-"""A stream that is stopped: it cancels a batch that computes or waits, and completes a batch that commits."""
+"""A stop of a stream cancels a batch that waits for its lock, or computes with neither a lock nor a commit."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_waiting_entry_shows_its_requested_partitions(queues: Queues) -> None:
     queues.add(C, ":l", data={"partitions": ["month=3"], "partition_count": 20})
     queues.add(D, ":p")
     _, b, c, d = queues.entries()
-    scopes = [f"{DAY}, month=2", "month=3 and 19 more, shared", "partitions of it"]
+    scopes = [f"{DAY}, month=2", "month=3 and 19 more, shared", "partitions of the table"]
     assert [scope_text(entry) for entry in (b, c, d)] == scopes
     assert (b.partitions, b.more_partitions, b.within) == ((DAY, "month=2"), 0, ())
     assert (d.partitions, d.within) == ((), ("",))

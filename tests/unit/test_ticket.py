@@ -52,7 +52,9 @@ def new_ticket(on_change: Callable[[], None] = lambda: None) -> Ticket:
         ({"hooks": None}, True, "are not known"),
     ],
 )
-def test_only_independent_commits_can_be_staged(description: dict[str, Any], appends: Any, reason: str | None) -> None:
+def test_commits_that_need_the_lock_earlier_cannot_be_staged(
+    description: dict[str, Any], appends: Any, reason: str | None
+) -> None:
     obstacle = staging_obstacle(StagedCommit.of(BLIND_APPEND | description), appends=appends)
     if reason is None:
         assert obstacle is None
@@ -118,7 +120,7 @@ def test_a_refused_ticket_keeps_its_first_error() -> None:
 
 def test_a_write_expires_after_half_of_the_vacuum_retention() -> None:
     retention_seconds = 7 * 86_400
-    expires_at = time.time() - retention_seconds / 2
-    WriteAttempt({}, "w", expires_at + 100).refuse_if_old(TABLE, retention_seconds)
+    oldest_start = time.time() - retention_seconds / 2
+    WriteAttempt({}, "w", oldest_start + 100).refuse_if_old(TABLE, retention_seconds)
     with pytest.raises(NotStagedError, match="deletedFileRetentionDuration"):
-        WriteAttempt({}, "w", expires_at - 100).refuse_if_old(TABLE, retention_seconds)
+        WriteAttempt({}, "w", oldest_start - 100).refuse_if_old(TABLE, retention_seconds)

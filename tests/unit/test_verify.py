@@ -223,7 +223,7 @@ def test_a_removed_version_is_a_gap(table: EditableTable) -> None:
 
 def test_removed_first_versions_without_a_checkpoint_are_a_gap(table: EditableTable) -> None:
     table.remove_versions(0, 1)
-    assert "versions 0 to 1 are missing from the log, and there is no checkpoint" in table.problem()
+    assert "versions 0 to 1 are missing from the log, and no checkpoint fills the gap" in table.problem()
 
 
 def test_a_gap_below_a_checkpoint_is_found(table: EditableTable) -> None:

@@ -35,7 +35,8 @@ class WriteOptions(TypedDict, total=False):
         metadata: JSON values that the commit records in addition to its id, its hold and its token.
         before_write: Called with the hold before anything is written or, if the lock is held for the commit alone,
             before the commit. An exception that it raises ends the write. It is called again if the write is repeated
-            with the lock held, unless it has committed: then a conflict raises WriteConflictError.
+            with the lock held, unless ``before_write`` itself has committed: then a conflict raises
+            WriteConflictError.
         hold: Deprecated name of ``lock_during``; removed in the next release.
 
     """

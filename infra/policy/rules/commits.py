@@ -96,7 +96,7 @@ def writers_commit_conditionally(args: ResourceValidationArgs) -> Iterator[str]:
         ]
         for nested in (False, True):
             if not any(resource.endswith("/" + VERSION_FILE) and ("/*/" in resource) is nested for resource in denied):
-                location = "below another folder" if nested else "at the root"
+                location = "in sub-folders" if nested else "at the root"
                 yield (
                     f"The policy allows overwriting the version files of tables {location} if the bucket's policy"
                     " does not deny it."

@@ -116,7 +116,7 @@ class FileBatches:
         raise CheckpointError(f"{self._checkpoint}/{names[0]} does not exist: restore it, or use a new checkpoint")
 
     def _base_folder(self, paths: list[str]) -> str | None:
-        """Return the folder whose sub-folders are columns; None without such sub-folders."""
+        """Return the folder whose sub-folders are columns; None for a glob, or without such sub-folders."""
         if self._folder is None:
             return None
         folders = [path.removeprefix(self._folder).rpartition("/")[0] for path in paths]

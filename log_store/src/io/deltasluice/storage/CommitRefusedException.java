@@ -2,7 +2,7 @@ package io.deltasluice.storage;
 
 import java.io.IOException;
 
-/** A commit was refused before anything was sent to the store. The table is unchanged. */
+/** A commit was refused before its version was sent to the store. The table is unchanged. */
 public final class CommitRefusedException extends IOException {
   private static final long serialVersionUID = 1L;
 
