@@ -289,8 +289,6 @@ def test_attach_sets_the_log_store_of_kernel_and_refuses_another(
         set_kernel_log_store(scheme, "io.delta.storage.S3SingleDriverLogStore")
         # Also at a second attempt.
         for _ in range(2):
-            with pytest.raises(
-                GuardMissingError, match=rf"kernel\.logStore\.{scheme}\.impl=io\.delta\.storage\.S3Single"
-            ):
+            with pytest.raises(GuardMissingError, match=rf"logStore\.{scheme}\.impl=io\.delta\.storage\.S3Single"):
                 attach(spark)
         set_kernel_log_store(scheme, GUARDED_LOG_STORE)
