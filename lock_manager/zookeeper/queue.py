@@ -154,7 +154,7 @@ class Acquisition:
             except SESSION_GONE:
                 self._reset()
             except NoNodeError:
-                # A queue does not exist yet, or a contender was removed when it reached the head.
+                # A queue does not exist yet, or a contender of this request was removed.
                 self._entries_unsure = bool(self._entries)
                 if not self._entries:
                     self._hold_id = ""

@@ -24,7 +24,7 @@ OWN_READ = {"roots": [TABLE], "table_id": "id"}
 
 
 class Driver:
-    """Sends the requests of a log store to a guard whose locks are those of this process."""
+    """Sends the requests of a log store to a guard with locks in memory."""
 
     def __init__(self) -> None:
         self.coordinator = MemoryCoordinator()
@@ -145,7 +145,7 @@ def test_a_program_does_not_repeat_a_statement_that_is_always_refused(
     driver: Driver, staged: dict[str, Any], reason: str
 ) -> None:
     answer = driver.turn(staged)
-    # The log store makes Delta's exception for conflicts of a NotStagedError, and programs repeat such statements.
+    # The log store turns a NotStagedError into Delta's exception for conflicts, and programs repeat such statements.
     assert (answer["refused"], reason in answer["message"]) == ("LockNotHeldError", True)
 
 
@@ -187,10 +187,9 @@ def test_a_transaction_gets_its_lock_before_it_begins(driver: Driver, eventually
     eventually(driver.is_free, within=10)
 
 
-def test_the_end_settles_the_other_commits_of_the_hold(driver: Driver, eventually: Callable[..., None]) -> None:
+def test_the_end_settles_the_commits_of_the_hold(driver: Driver, eventually: Callable[..., None]) -> None:
     driver.turn()
-    block = driver.send("commit")
-    assert "holds" in block
+    assert "holds" in driver.send("commit")
     puts = [{"attempt": "a", "version": 8, "txn": None, "outcome": "committed"}]
     driver.send("end", puts=puts)
     eventually(driver.is_free, within=10)

@@ -1,4 +1,4 @@
-"""The gate in front of the soak's S3: each fault strikes one writer as described, and all PUTs are recorded."""
+"""The gate in front of the soak's S3: each fault strikes one writer as described, and PUTs of versions are recorded."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def write_rows(
     """Return the operation that writes rows by ``df.write``, for arguments of the writer's ``append`` or ``overwrite``.
 
     Raises:
-        ValueError: ``options`` has an option that is an argument of the writer's method.
+        ValueError: ``options`` has an option that must be passed as an argument.
 
     """
     writer_options = dict(options or {})

@@ -27,7 +27,7 @@ from writer_jobs.errors import CommitUnknownError, SchemaMismatchError, StorageE
 log = logging.getLogger(__name__)
 
 # Delta raises these, before it writes anything, for rows that do not fit the table.
-# The last one is DELTA_METADATA_MISMATCH in Delta 4.0.
+# The last one is the name of DELTA_METADATA_MISMATCH in Delta 4.0.
 _SCHEMA_CONDITIONS = (
     "DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH", "DELTA_SCHEMA", "_LEGACY_ERROR_TEMP_DELTA_0007",
 )  # fmt: skip

@@ -50,7 +50,7 @@ class FileStatus:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether Spark and Delta ignore the file or folder, by its name."""
+        """Whether the name begins with ``_`` or a dot. Spark and Delta ignore such files."""
         return self.name.startswith(("_", "."))
 
 

@@ -1,4 +1,4 @@
-"""``apply_rows``: apply rows that arrive twice, out of order and late to a table, each row once.
+"""``apply_rows``: apply rows to a table, each row once, even if they arrive twice, out of order or late.
 
 The rows in time are merged, and those that are too late are appended to ``<location>_late``.
 """
@@ -280,7 +280,7 @@ class RowBatchApplier:
         return commit
 
     def _append_too_late(self, rows: DataFrame, counts: Row, options: WriteOptions, merge_result: ChangesResult) -> int:
-        """Append the rows that are too late, unless the table has the same or a newer row with their key.
+        """Append the rows that are too late, except repetitions of rows in the table.
 
         Return the number of appended rows, of this call or of an earlier one with this transaction.
         """

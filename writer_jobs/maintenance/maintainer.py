@@ -1,4 +1,4 @@
-"""The maintainer of a table: it repairs findings, one partition per commit, and gives way to writers in between."""
+"""The maintainer of a table: it repairs findings in units of work, and gives way to writers before each."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class _StreamWatermark:
 class Watermarks:
     """The watermarks of the streams that write a table, as far as its log goes back.
 
-    A restored table has the watermarks of the version to which it was restored. Rows that came without a stream prove
-    nothing, because other rows of their time may still arrive.
+    A restored table has the watermarks of the version to which it was restored, or none if the statement named a time.
+    Rows that came without a stream prove nothing, because other rows of their time may still arrive.
 
     The constructor and :meth:`passed_version` raise StorageError if the log cannot be read.
     """
