@@ -50,13 +50,13 @@ def test_sources_may_be_globs_folders_or_compressed(job: AppendDriver, tmp_path:
 
 
 def test_folders_of_partition_values_become_columns(job: AppendDriver, tmp_path: Path) -> None:
-    job.csv("parts/year=2013/code=007/a.csv", "id", [(1,), (2,)])
-    job.csv("parts/year=2014/code=8/a.csv", "id", [(3,)])
+    job.csv("parts/year=2013/_code=007/a.csv", "id", [(1,), (2,)])
+    job.csv("parts/year=2014/_code=8/a.csv", "id", [(3,)])
     job.succeed("--source", tmp_path / "parts")
-    assert job.rows("id", "year", "code") == [(1, 2013, "007"), (2, 2013, "007"), (3, 2014, "8")]
-    pq.write_table(pa.table({"id": pa.array([4], pa.int32())}), job.csv("more/year=2015/code=09/a.parquet", "", []))
+    assert job.rows("id", "year", "_code") == [(1, 2013, "007"), (2, 2013, "007"), (3, 2014, "8")]
+    pq.write_table(pa.table({"id": pa.array([4], pa.int32())}), job.csv("more/year=2015/_code=09/a.parquet", "", []))
     job.succeed("--source", tmp_path / "more")
-    assert job.rows("id", "year", "code")[-1] == (4, 2015, "09")
+    assert job.rows("id", "year", "_code")[-1] == (4, 2015, "09")
 
 
 def test_files_beside_folders_of_partition_values_are_refused(job: AppendDriver, tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ class FileStatus:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the name begins with ``_`` or a dot. Spark and Delta ignore such files."""
-        return self.name.startswith(("_", "."))
+        """Whether Spark ignores the file or folder by its name (``HadoopFSUtils.shouldFilterOutPathName``)."""
+        # _day=3 is a folder of the column _day.
+        is_private = self.name.startswith("_") and "=" not in self.name
+        return is_private or self.name.startswith(".") or self.name.endswith("._COPYING_")
 
 
 class HadoopFiles:

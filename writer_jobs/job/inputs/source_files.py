@@ -102,7 +102,7 @@ def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
     literal = files.status(source)
     if literal is not None:
         if literal.is_hidden and not literal.is_folder:
-            raise SourceError(f"Spark skips source {source}, because its name begins with _ or a dot: rename the file")
+            raise SourceError(f"Spark skips source {source}, because of its name: rename the file")
         return [literal]
     if not is_glob(source):
         return []
