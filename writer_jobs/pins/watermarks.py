@@ -71,8 +71,9 @@ class Watermarks:
             self._add_commit(version, info)
         watermarks = [watermark for watermark in self._watermarks if watermark.stream not in left_out]
         if not watermarks and not accept_none:
+            exception = " that is not left out" if left_out else ""
             raise PinError(
-                f"no commit in the log of {table} has the watermark of a stream, so rows up to {moment.isoformat()} "
+                f"no commit in the log of {table} has the watermark of a stream{exception}, so rows up to {moment.isoformat()} "
                 "may be missing; if they arrive in another way, pin --without-watermarks (without_watermarks=True)"
             )
         newest: dict[str, datetime] = {}
