@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -237,8 +238,10 @@ class AutomaticTicket:
             reason = "Delta's transaction is not known, as in commits through Delta Kernel: write under a lock"
         elif len(hooks) > 1 and _COMMITTING_HOOK in hooks:
             reason = f"Delta runs {', '.join(hooks)} after it: turn auto-compaction off"
-        elif "age_ms" in description:
-            reason = too_old_reason(self.table, description["age_ms"] / 1000, description["retention_ms"] / 1000)
+        elif "begun_ms" in description:
+            # The wait for the lock counts, too.
+            age_seconds = time.time() - description["begun_ms"] / 1000
+            reason = too_old_reason(self.table, age_seconds, description["retention_ms"] / 1000)
         if reason is not None:
             raise LockNotHeldError(f"a commit to {self.table} was refused: {reason}", resource=self.table)
 
@@ -251,11 +254,6 @@ class AutomaticTicket:
                 "than its lock: run the statement again"
             )
         read_version = staged.read_version
-        if any(read.get("version", read_version) != read_version for read in description["reads"]):
-            raise NotStagedError(
-                f"{self.table} was read before version {read_version}, with which the transaction began: run the "
-                "statement again"
-            )
         if int(request["version"]) - 1 != read_version and (reason := self._obstacle(staged, description)):
             raise NotStagedError(
                 f"another writer has changed {self.table} since the transaction began with version {read_version}, and "

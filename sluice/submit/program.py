@@ -7,6 +7,7 @@ import os
 import runpy
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
 
 def run_program(target: str, arguments: Sequence[str], *, is_module: bool, settings: dict[str, str]) -> None:
-    """Run a script or a module in this process, as ``python`` does.
+    """Run a script or a module in this process, as ``python`` does: an uncaught exception ends it with code 1.
 
     The session that it starts gets the jars of this installation, Delta and the plugin. Its own settings win.
 
@@ -35,19 +36,28 @@ def run_program(target: str, arguments: Sequence[str], *, is_module: bool, setti
     own_arguments = os.environ.get(_SUBMIT_ARGUMENTS, "pyspark-shell")
     os.environ[_SUBMIT_ARGUMENTS] = f"{shlex.join(words)} {own_arguments}"
     sys.argv = [target, *arguments]
-    if is_module:
-        sys.path.insert(0, "")
-        try:
-            spec = importlib.util.find_spec(target)
-        except ModuleNotFoundError:
-            # A package of its name is missing.
-            spec = None
-        if spec is None:
-            raise BadInputError(f"there is no module {target}")
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-        return
-    script = Path(target)
-    if not script.is_file():
+    if not is_module and not Path(target).is_file():
         raise BadInputError(f"there is no script {target}")
-    sys.path.insert(0, str(script.parent.absolute()))
-    runpy.run_path(target, run_name="__main__")
+    sys.path.insert(0, "" if is_module else str(Path(target).parent.absolute()))
+    try:
+        is_missing = is_module and not _has_module(target)
+        if not is_missing and is_module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        elif not is_missing:
+            runpy.run_path(target, run_name="__main__")
+    except Exception:  # noqa: BLE001 (as the interpreter does)
+        traceback.print_exc()
+        sys.exit(1)
+    if is_missing:
+        raise BadInputError(f"there is no module {target}")
+
+
+def _has_module(name: str) -> bool:
+    """Return whether there is a module, after an import of its packages."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # Otherwise a package imports a module that is missing.
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return False

@@ -150,14 +150,8 @@ def set_lock(
     from writer_jobs import attach
     from writer_jobs.commit.driver_guard import GUARD
 
-    def set_automatic_lock(lock: str) -> None:
-        GUARD.automatic = None
-        attach(spark, manager=manager, lock=lock)
-        gateway: Any = spark.sparkContext._gateway
-        spark._jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, lock)
-
-    yield set_automatic_lock
-    set_automatic_lock("none")
+    yield lambda lock: attach(spark, manager=manager, lock=lock)
+    attach(spark, lock="none")
     # The log store does not wait for the end of a ticket.
     eventually(lambda: not GUARD._tickets, within=30, label="the end of all tickets")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.submit.distribution import conf_arguments, jar_arguments, plugin_settings, session_settings
 
 ROOT = Path(__file__).parents[2]
+WAIT = 240
 SPARK_HOME = Path(pyspark.__file__).parent
 
 
@@ -75,9 +77,14 @@ class JavaProgram:
             raise RuntimeError(next((line for line in lines if line.startswith("Exception")), "\n".join(lines[-20:])))
 
     def answer(self) -> str:
-        """Return the answer to a statement; empty if the program has ended."""
+        """Return the answer to a statement; empty if the program has ended, or was killed because it did not answer."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
+        watchdog = threading.Timer(WAIT, self.process.kill)
+        watchdog.start()
+        try:
+            return self.process.stdout.readline().rstrip("\n")
+        finally:
+            watchdog.cancel()
 
     def begin(self, statement: str) -> None:
         """Send a statement without waiting for its answer."""

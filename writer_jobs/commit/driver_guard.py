@@ -54,7 +54,7 @@ _managers: dict[LockSettings, LockManager] = {}
 
 
 def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str | None = None) -> None:
-    """Guard every commit that this driver makes from now on; a second call does nothing.
+    """Guard every commit that this driver makes from now on; a second call without arguments does nothing.
 
     With ``lock="commit"`` each commit of a thread that holds no lock waits for the lock on its table: that of an SQL
     statement, ``df.write``, ``writeStream``, MERGE, OPTIMIZE and so on (docs/how-to/unchanged.md).
@@ -97,10 +97,15 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
         if not _is_attached(context):
             _check_releases(context)
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
-        chosen_lock = _automatic_lock(context, lock)
-        if chosen_lock != _NO_LOCK and (GUARD.automatic is None or manager is not None):
-            GUARD.automatic = AutomaticTickets(manager or default_manager(spark), context.appName)
+        application = context.applicationId
+        if lock is not None or manager is not None or vars(gateway).get("_sluice_application") != application:
+            chosen_lock = _automatic_lock(context, lock)
+            is_automatic = chosen_lock != _NO_LOCK
+            GUARD.automatic = (
+                AutomaticTickets(manager or default_manager(spark), context.appName) if is_automatic else None
+            )
             jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, chosen_lock)  # noqa: SLF001
+            gateway._sluice_application = application  # noqa: SLF001
     guard_this_thread(context)
     raise_refusals_as_python_errors(GUARD)
 

@@ -24,6 +24,9 @@ final class ActiveTransaction implements TransactionExecutionObserver {
   /** The newest transaction of the thread. A weak reference suffices, because Delta holds it until its commit. */
   private WeakReference<OptimisticTransaction> newestTransaction = new WeakReference<>(null);
 
+  /** When the newest transaction began, in milliseconds since the epoch. */
+  private long begunAtMillis;
+
   private Option<TransactionExecutionObserver> nextObserver = Option.empty();
 
   private ActiveTransaction() {}
@@ -55,6 +58,15 @@ final class ActiveTransaction implements TransactionExecutionObserver {
         : null;
   }
 
+  /** Returns when a transaction of this thread began, in milliseconds since the epoch. */
+  static long begunAtMillis(OptimisticTransaction transaction) {
+    ChainableExecutionObserver<?> observer = TransactionExecutionObserver$.MODULE$.getObserver();
+    if (observer instanceof ActiveTransaction tracker && tracker.newestTransaction.get() == transaction) {
+      return tracker.begunAtMillis;
+    }
+    return System.currentTimeMillis() - (System.nanoTime() - transaction.txnStartTimeNs()) / 1_000_000;
+  }
+
   private static OptimisticTransaction nullUnlessOn(String table, OptimisticTransaction transaction) {
     boolean isOnTable = transaction != null && transaction.deltaLog().dataPath().toString().equals(table);
     return isOnTable ? transaction : null;
@@ -63,8 +75,10 @@ final class ActiveTransaction implements TransactionExecutionObserver {
   @Override
   public OptimisticTransaction startingTransaction(Function0<OptimisticTransaction> start) {
     Guard.prepareSession();
+    long startedAtMillis = System.currentTimeMillis();
     OptimisticTransaction transaction = AutomaticTicket.beginUnderLock(start.apply(), start);
     newestTransaction = new WeakReference<>(transaction);
+    begunAtMillis = startedAtMillis;
     return transaction;
   }
 
@@ -87,11 +101,13 @@ final class ActiveTransaction implements TransactionExecutionObserver {
   @Override
   public void transactionCommitted() {
     AutomaticTicket.transactionCommitted();
+    newestTransaction.clear();
   }
 
   @Override
   public void transactionAborted() {
     AutomaticTicket.transactionAborted();
+    newestTransaction.clear();
   }
 
   @Override

@@ -7,11 +7,14 @@ import java.io.File;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
+import java.util.Deque;
 import java.util.List;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import org.apache.spark.SparkConf;
 import org.apache.spark.SparkContext;
 import org.slf4j.Logger;
@@ -21,8 +24,8 @@ import scala.Tuple2;
 /**
  * The agent of a driver: a Python process ({@code lock_manager/agent.py}) that requests locks for the driver's commits.
  *
- * <p>It ends with the driver, because its standard input ends. If it ends before, it is started again, at most
- * {@link #MAX_RESTARTS} times within an hour. Until then commits are refused.
+ * <p>It ends with the driver, because its standard input ends. If it ends before, or does not answer, it is started
+ * again, at most {@link #MAX_RESTARTS} times within an hour. Until then commits are refused.
  */
 public final class Agent {
   private static final Logger LOG = LoggerFactory.getLogger(Agent.class);
@@ -32,24 +35,37 @@ public final class Agent {
   private static final long START_SECONDS = 60;
   private static final long STOP_SECONDS = 15;
 
+  /** Seconds after which a start that failed is repeated. */
+  private static final long RETRY_SECONDS = 10;
+
   private final SparkContext context;
-  private Process process;
-  private long startedAt;
+  private final Guard.AutomaticLock lock;
+  private final ScheduledExecutorService threads = Executors.newScheduledThreadPool(2, work -> {
+    Thread thread = new Thread(work, "sluice-agent");
+    thread.setDaemon(true);
+    return thread;
+  });
+
+  /** When the restarts of the last hour took place ({@link System#nanoTime}). */
+  private final Deque<Long> restarts = new ArrayDeque<>();
+
+  private volatile Process process;
 
   /** Name of its guard. */
-  private String name;
+  private volatile String name;
 
-  private int restarts;
-  private boolean isStopped;
+  private volatile boolean isStopped;
 
-  private Agent(SparkContext context) {
+  private Agent(SparkContext context, Guard.AutomaticLock lock) {
     this.context = context;
+    this.lock = lock;
   }
 
   /**
    * Starts the agent of a driver, and sets what its commits need: the guarded log store.
    *
-   * @throws IllegalStateException the settings name another log store, or the agent does not start
+   * @throws IllegalStateException a setting is not valid, the settings name another log store, or the agent does not
+   *     start
    */
   public static Agent start(SparkContext context) {
     SparkConf conf = context.conf();
@@ -67,7 +83,7 @@ public final class Agent {
       throw new IllegalStateException("Delta Kernel bypasses the guarded log store because of "
           + String.join(", ", otherStores) + ": remove these settings");
     }
-    Agent agent = new Agent(context);
+    Agent agent = new Agent(context, Guard.AutomaticLock.parse(conf.get(PREFIX + "lock", "commit")));
     try {
       agent.startProcess();
     } catch (IOException e) {
@@ -78,12 +94,10 @@ public final class Agent {
 
   /** Ends the agent, and releases its locks. */
   public void stop() {
-    Process running;
-    synchronized (this) {
-      isStopped = true;
-      running = process;
-    }
+    isStopped = true;
+    threads.shutdownNow();
     Guard.remove(name);
+    Process running = process;
     try {
       running.getOutputStream().close();
       if (!running.waitFor(STOP_SECONDS, TimeUnit.SECONDS)) {
@@ -97,109 +111,94 @@ public final class Agent {
     }
   }
 
-  private synchronized void startProcess() throws IOException {
-    if (isStopped) {
-      return;
-    }
+  private void startProcess() throws IOException {
     SparkConf conf = context.conf();
     String python = conf.get(PREFIX + "python", "python3");
-    String lock = conf.get(PREFIX + "lock", "commit");
     ProcessBuilder builder = new ProcessBuilder(python, "-P", "-m", "lock_manager.agent");
     builder.redirectError(ProcessBuilder.Redirect.INHERIT);
     String path = conf.get(PREFIX + "pythonPath", "");
     if (!path.isEmpty()) {
       builder.environment().merge("PYTHONPATH", path, (old, added) -> added + File.pathSeparator + old);
     }
-    startedAt = System.nanoTime();
-    process = builder.start();
+    Process started = builder.start();
+    process = started;
+    try {
+      JsonNode answer = introduce(started, python);
+      Guard.remove(name);
+      name = answer.path("name").asText();
+      Guard.installAgent(name, answer.path("path").asText(), answer.path("timeout_ms").asLong(), lock, started);
+    } catch (IOException | RuntimeException e) {
+      started.destroyForcibly();
+      throw e;
+    }
+    if (isStopped) {
+      Guard.remove(name);
+      started.destroyForcibly();
+    }
+    started.onExit().thenAccept(ended -> {
+      try {
+        threads.execute(() -> restart(ended.exitValue()));
+      } catch (RejectedExecutionException e) {
+        LOG.debug("the agent has ended with its driver");
+      }
+    });
+  }
+
+  /** Tells the agent which driver it serves, and returns its answer. An agent that does not answer is killed. */
+  private JsonNode introduce(Process started, String python) throws IOException {
     ObjectNode driver = CommitBody.JSON.createObjectNode();
     ObjectNode settings = driver.putObject("conf");
-    for (Tuple2<String, String> setting : conf.getAllWithPrefix(PREFIX)) {
+    for (Tuple2<String, String> setting : context.conf().getAllWithPrefix(PREFIX)) {
       settings.put(PREFIX + setting._1(), setting._2());
     }
     driver.set("releases", DriverReleases.asJson());
     driver.put("app_id", context.applicationId());
     driver.put("app_name", context.appName());
-    JsonNode answer;
+    Future<?> watchdog = threads.schedule(started::destroyForcibly, START_SECONDS, TimeUnit.SECONDS);
+    String line;
     try {
-      introduce(driver);
-      answer = CommitBody.JSON.readTree(readLine(python));
-      if (answer.hasNonNull("error")) {
-        throw new IOException(answer.get("error").asText());
-      }
-      name = answer.path("name").asText();
-      Guard.installAgent(name, answer.path("path").asText(), answer.path("timeout_ms").asLong(), lock);
+      started.getOutputStream().write((driver + "\n").getBytes(StandardCharsets.UTF_8));
+      started.getOutputStream().flush();
+      line = new BufferedReader(new InputStreamReader(started.getInputStream(), StandardCharsets.UTF_8)).readLine();
     } catch (IOException e) {
-      process.destroyForcibly();
-      throw e;
+      LOG.debug("the agent has ended", e);
+      line = null;
+    } finally {
+      watchdog.cancel(false);
     }
-    process.onExit().thenAccept(ended -> restart(ended.exitValue()));
-  }
-
-  private void introduce(ObjectNode driver) {
-    try {
-      process.getOutputStream().write((driver + "\n").getBytes(StandardCharsets.UTF_8));
-      process.getOutputStream().flush();
-    } catch (IOException e) {
-      LOG.debug("the agent has ended, and gives no answer", e);
+    if (line == null) {
+      throw new IOException(python + " -m lock_manager.agent ended, or gave no answer within " + START_SECONDS
+          + " s: set spark.sluice.python to an interpreter with the package delta-sluice, or spark.sluice.pythonPath to "
+          + "Sluice's zip");
     }
-  }
-
-  private String readLine(String python) throws IOException {
-    BufferedReader reader = new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8));
-    CompletableFuture<String> line = CompletableFuture.supplyAsync(() -> {
-      try {
-        return reader.readLine();
-      } catch (IOException e) {
-        return null;
-      }
-    });
-    String problem = python + " -m lock_manager.agent ended without an answer: set spark.sluice.python to an interpreter "
-        + "with the package delta-sluice, or spark.sluice.pythonPath to Sluice's zip";
-    try {
-      String answer = line.get(START_SECONDS, TimeUnit.SECONDS);
-      if (answer == null) {
-        throw new IOException(problem);
-      }
-      return answer;
-    } catch (TimeoutException e) {
-      throw new IOException(python + " -m lock_manager.agent did not answer for " + START_SECONDS + " s", e);
-    } catch (ExecutionException e) {
-      throw new IOException(problem, e);
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt();
-      throw new IOException("interrupted while the agent started", e);
+    JsonNode answer = CommitBody.JSON.readTree(line);
+    if (answer.hasNonNull("error")) {
+      throw new IOException(answer.get("error").asText());
     }
+    return answer;
   }
 
   /** Starts the agent again after it has ended, with a new session and without the locks that it had. */
   private void restart(int exitCode) {
-    for (boolean isRunning = false; !isRunning; ) {
-      synchronized (this) {
-        if (isStopped) {
-          return;
-        }
-        if (System.nanoTime() - startedAt > TimeUnit.HOURS.toNanos(1)) {
-          restarts = 0;
-        }
-        if (restarts++ >= MAX_RESTARTS) {
-          Guard.setAdvice("Sluice's agent has ended " + restarts + " times within an hour: restart the driver");
-          return;
-        }
-      }
-      LOG.warn("Sluice's agent has ended with {}, and is started again", exitCode);
-      Guard.setAdvice("Sluice's agent has ended and is started again: run the statement again");
-      try {
-        startProcess();
-        isRunning = true;
-      } catch (IOException e) {
-        LOG.warn("Sluice's agent did not start: {}", e.getMessage());
-        try {
-          TimeUnit.SECONDS.sleep(restarts);
-        } catch (InterruptedException interrupt) {
-          Thread.currentThread().interrupt();
-          return;
-        }
+    long now = System.nanoTime();
+    restarts.removeIf(time -> now - time > TimeUnit.HOURS.toNanos(1));
+    if (restarts.size() >= MAX_RESTARTS) {
+      Guard.setAdvice("Sluice's agent has ended " + (MAX_RESTARTS + 1) + " times within an hour: restart the driver");
+      return;
+    }
+    restarts.add(now);
+    LOG.warn("Sluice's agent has ended with {}, and is started again", exitCode);
+    Guard.setAdvice("Sluice's agent has ended and is started again: run the statement again");
+    startAgain();
+  }
+
+  private void startAgain() {
+    try {
+      startProcess();
+    } catch (IOException | RuntimeException e) {
+      if (!isStopped) {
+        LOG.warn("Sluice's agent did not start; the next try is in {} s: {}", RETRY_SECONDS, e.getMessage());
+        threads.schedule(this::startAgain, RETRY_SECONDS, TimeUnit.SECONDS);
       }
     }
   }

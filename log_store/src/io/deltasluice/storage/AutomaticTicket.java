@@ -16,6 +16,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicReference;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.slf4j.Logger;
@@ -36,7 +37,9 @@ final class AutomaticTicket {
   private static final ThreadLocal<AutomaticTicket> CURRENT = new ThreadLocal<>();
   private static final Set<AutomaticTicket> OPEN = ConcurrentHashMap.newKeySet();
   private static final long WATCH_SECONDS = 1;
-  private static final String OPTIMIZE = "OPTIMIZE";
+
+  /** Operations that after a conflict commit the same files in another transaction. */
+  private static final Set<String> REPEATED = Set.of("OPTIMIZE", "REORG");
 
   /** Prefixes of the classes whose methods are on the stack of a thread that commits. */
   private static final String[] COMMITTING = {"org.apache.spark.sql.delta.OptimisticTransaction", "io.delta.kernel."};
@@ -70,22 +73,25 @@ final class AutomaticTicket {
   private boolean hooksNeedLock;
 
   /** See {@link Guard.Permission}. */
-  private JsonNode restoration = MissingNode.getInstance();
+  private volatile JsonNode restoration = MissingNode.getInstance();
 
   /** Whether the commit of the ticket was made. A hook that commits needs another ticket. */
-  private boolean hasCommitted;
+  private volatile boolean hasCommitted;
 
-  /** Whether Python has ended the ticket, or was asked to. */
-  private volatile boolean hasEnded;
+  /** Changed by its thread, and by the watch, which ends an idle ticket. */
+  private final AtomicReference<State> state = new AtomicReference<>(State.IN_USE);
 
   /** Whether Python was asked to end the ticket, and has not answered yet. */
   private final AtomicBoolean isEnding = new AtomicBoolean();
 
   /** Ids of the holds of the ticket's commit. */
-  private List<String> holds = List.of();
+  private volatile List<String> holds = List.of();
 
-  /** Whether the thread is in the log store. Otherwise Delta checks for conflicts, or runs hooks. */
-  private volatile boolean isWriting;
+  /**
+   * {@code IN_USE}: the thread is in the log store. {@code IDLE}: Delta executes the statement, checks for conflicts, or
+   * runs hooks. {@code ENDED}: Python has ended the ticket, or was asked to.
+   */
+  private enum State { IN_USE, IDLE, ENDED }
 
   private AutomaticTicket(String guardName, VersionFile file, String txn, boolean isFromBeginning) {
     this.guardName = guardName;
@@ -104,7 +110,7 @@ final class AutomaticTicket {
   static OptimisticTransaction beginUnderLock(OptimisticTransaction transaction, Function0<OptimisticTransaction> start) {
     String table = transaction.deltaLog().dataPath().toString();
     AutomaticTicket ticket = CURRENT.get();
-    boolean isUsable = ticket != null && !ticket.hasEnded && !ticket.hasCommitted && ticket.isFromBeginning;
+    boolean isUsable = ticket != null && !ticket.hasEnded() && !ticket.hasCommitted && ticket.isFromBeginning;
     if (!isUsable || !ticket.file.table().equals(table)) {
       String guardName = Guard.guardOfWrites();
       // An earlier transaction of this thread has ended, even if Delta has not reported it. After its commit, a hook may
@@ -137,9 +143,8 @@ final class AutomaticTicket {
   /** Returns the ticket of this thread's transaction for another attempt, or a new ticket. */
   static AutomaticTicket of(String guardName, VersionFile file, CommitBody body) {
     AutomaticTicket current = CURRENT.get();
-    if (current != null && !current.hasEnded
-        && Objects.equals(current.txn, body.txn) && current.file.table().equals(file.table())) {
-      current.isWriting = true;
+    if (current != null && Objects.equals(current.txn, body.txn) && current.file.table().equals(file.table())
+        && current.state.compareAndSet(State.IDLE, State.IN_USE)) {
       return current;
     }
     if (current != null) {
@@ -149,7 +154,6 @@ final class AutomaticTicket {
   }
 
   private static AutomaticTicket open(AutomaticTicket ticket) {
-    ticket.isWriting = true;
     CURRENT.set(ticket);
     OPEN.add(ticket);
     return ticket;
@@ -212,13 +216,18 @@ final class AutomaticTicket {
   /** Records that the commit was made, and whether Python has ended the ticket with the report of it. */
   void setCommitted(boolean isEnded) {
     hasCommitted = true;
-    hasEnded |= isEnded;
+    if (isEnded) {
+      state.set(State.ENDED);
+    }
+  }
+
+  private boolean hasEnded() {
+    return state.get() == State.ENDED;
   }
 
   /** Records that the thread leaves the log store; {@code ends}: without need for the lock. */
   void leave(boolean ends) {
-    isWriting = false;
-    if (hasEnded) {
+    if (!state.compareAndSet(State.IN_USE, State.IDLE)) {
       detach();
       forget();
     } else if (ends) {
@@ -228,7 +237,7 @@ final class AutomaticTicket {
 
   /** Releases the ticket's lock, or ends the wait for it. */
   private void end() {
-    hasEnded = true;
+    state.set(State.ENDED);
     detach();
     if (isEnding.compareAndSet(false, true)) {
       if (!restoration.isMissingNode() && hasCommitted) {
@@ -249,7 +258,6 @@ final class AutomaticTicket {
     if (CURRENT.get() == this) {
       CURRENT.remove();
     }
-    isWriting = false;
   }
 
   /** Removes the ticket, which Python has ended. */
@@ -289,7 +297,9 @@ final class AutomaticTicket {
   private static void endAbandoned() {
     for (AutomaticTicket ticket : OPEN) {
       try {
-        if (ticket.hasEnded || (!ticket.isWriting && !ticket.isCommitting())) {
+        boolean isAbandoned = ticket.state.get() == State.IDLE && !ticket.isCommitting()
+            && ticket.state.compareAndSet(State.IDLE, State.ENDED);
+        if (isAbandoned || ticket.hasEnded()) {
           ticket.end();
         }
       } catch (Throwable e) {
@@ -307,19 +317,18 @@ final class AutomaticTicket {
 
   /**
    * Adds the properties of a commit that only automatic tickets need: {@code reads}, the reads of the statement, see
-   * {@link PlanReads}; and, if the transaction is known, {@code table_id}, Delta's id of the table, {@code age_ms}, the
-   * age of the transaction, and {@code retention_ms}, the age at which VACUUM deletes files that belong to no commit.
+   * {@link PlanReads}; and, if the transaction is known, {@code table_id}, Delta's id of the table, {@code begun_ms}, when
+   * the transaction or the oldest of its files began, in milliseconds since the epoch, and {@code retention_ms}, the age
+   * at which VACUUM deletes files that belong to no commit.
    */
   void describe(ObjectNode staged, CommitBody body) {
     hooksNeedLock = !staged.path("hooks").isEmpty();
     OptimisticTransaction transaction = ActiveTransaction.of(file.table());
     new PlanReads(SparkSession.active(), staged.putArray("reads")).addStatement(transaction);
     if (transaction != null) {
-      long transactionAge = (System.nanoTime() - transaction.txnStartTimeNs()) / 1_000_000;
-      // After a conflict OPTIMIZE commits the same files in another transaction.
-      long fileAge = OPTIMIZE.equals(body.operation) ? System.currentTimeMillis() - body.oldestRewrittenMillis() : 0;
+      long oldestFile = REPEATED.contains(body.operation) ? body.oldestRewrittenMillis() : Long.MAX_VALUE;
       staged.put("table_id", transaction.snapshot().metadata().id());
-      staged.put("age_ms", Math.max(transactionAge, fileAge));
+      staged.put("begun_ms", Math.min(ActiveTransaction.begunAtMillis(transaction), oldestFile));
       staged.put("retention_ms", ReadVersion.retentionMillis(file));
     }
   }

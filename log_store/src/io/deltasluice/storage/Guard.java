@@ -69,8 +69,10 @@ public final class Guard {
     return thread;
   });
 
-  private static volatile String advice = "attach(spark) in PySpark installs one, and spark.plugins=io.deltasluice."
-      + "SluicePlugin in other drivers";
+  private static final String ADVICE =
+      "attach(spark) in PySpark installs one, and spark.plugins=io.deltasluice.SluicePlugin in other drivers";
+
+  private static volatile String advice = ADVICE;
 
   /** Guards by name, the newest last. Several Python processes may use one JVM, and each knows only its own holds. */
   private static final Map<String, PythonGuard> GUARDS = Collections.synchronizedMap(new LinkedHashMap<>());
@@ -90,7 +92,22 @@ public final class Guard {
   enum Mode { REQUIRED, OBSERVE, OFF }
 
   /** When a commit of a thread without block and ticket gets its lock: never, when it waits, or when it begins. */
-  enum AutomaticLock { NONE, COMMIT, WRITE }
+  enum AutomaticLock {
+    NONE, COMMIT, WRITE;
+
+    /**
+     * Parses the setting {@code spark.sluice.lock}.
+     *
+     * @throws IllegalStateException the text is another one
+     */
+    static AutomaticLock parse(String text) {
+      try {
+        return valueOf(text.trim().toUpperCase(Locale.ROOT));
+      } catch (IllegalArgumentException e) {
+        throw new IllegalStateException("spark.sluice.lock=" + text + ": must be commit, write or none", e);
+      }
+    }
+  }
 
   /**
    * Installs the guard of a Python process. It decides on the commits of the threads that are bound to it.
@@ -101,13 +118,16 @@ public final class Guard {
    * @throws IOException the process cannot be reached
    */
   public static void install(String name, String path, long timeoutMillis) throws IOException {
-    install(name, new PythonGuard(path, timeoutMillis, false));
+    install(name, new PythonGuard(path, timeoutMillis, null));
   }
 
   /** Installs the guard of the driver's agent, see {@link #install(String, String, long)} and {@link #setAutomaticLock}. */
-  static void installAgent(String name, String path, long timeoutMillis, String lock) throws IOException {
-    install(name, new PythonGuard(path, timeoutMillis, true));
-    setAutomaticLock(name, lock);
+  static void installAgent(String name, String path, long timeoutMillis, AutomaticLock lock, Process agent)
+      throws IOException {
+    PythonGuard guard = new PythonGuard(path, timeoutMillis, agent);
+    guard.automaticLock = lock;
+    install(name, guard);
+    advice = ADVICE;
   }
 
   private static void install(String name, PythonGuard guard) throws IOException {
@@ -116,9 +136,12 @@ public final class Guard {
     GUARDS.put(name, guard);
   }
 
-  /** Removes a guard that answers no more. */
+  /** Removes a guard, if it is there. */
   static void remove(String name) {
-    GUARDS.remove(name);
+    if (name != null) {
+      GUARDS.remove(name);
+    }
+    advice = ADVICE;
   }
 
   /** Sets what a user can do about commits that are refused because there is no guard. */
@@ -132,7 +155,7 @@ public final class Guard {
    * @param lock {@code none}, {@code commit} or {@code write}
    */
   public static void setAutomaticLock(String name, String lock) {
-    GUARDS.get(name).automaticLock = AutomaticLock.valueOf(lock.toUpperCase(Locale.ROOT));
+    GUARDS.get(name).automaticLock = AutomaticLock.parse(lock);
   }
 
   /** Binds this thread to blocks in a JVM without Spark; null unbinds it. */
@@ -182,10 +205,13 @@ public final class Guard {
    */
   static AutomaticTicket automaticTicket(VersionFile file, CommitBody body) throws CommitRefusedException {
     String guardName = mode() == Mode.OFF ? null : automaticGuard(EnumSet.of(AutomaticLock.COMMIT, AutomaticLock.WRITE));
-    if (guardName == null) {
+    if (guardName == null || (hasCommitLock() && mode() == Mode.OBSERVE)) {
       return null;
     }
-    refuseCommitLock(file);
+    if (hasCommitLock()) {
+      throw new CommitRefusedException("LockNotHeldError", "a commit to " + file.table() + " was refused: with "
+          + COMMIT_LOCK + "=true it would block all readers of this driver while it waits: remove that setting");
+    }
     return AutomaticTicket.of(guardName, file, body);
   }
 
@@ -206,7 +232,7 @@ public final class Guard {
     String boundGuard = localProperty(NAME);
     return guards(boundGuard).stream()
         .filter(entry -> locks.contains(entry.getValue().automaticLock))
-        .filter(entry -> boundGuard == null || entry.getKey().equals(boundGuard) || entry.getValue().isAgent)
+        .filter(entry -> boundGuard == null || entry.getKey().equals(boundGuard) || entry.getValue().isAgent())
         .map(Map.Entry::getKey).findFirst().orElse(null);
   }
 
@@ -250,12 +276,9 @@ public final class Guard {
     }
   }
 
-  private static void refuseCommitLock(VersionFile file) throws CommitRefusedException {
+  private static boolean hasCommitLock() {
     Option<String> setting = SparkSession.active().conf().getOption(COMMIT_LOCK);
-    if (setting.isDefined() && setting.get().trim().equalsIgnoreCase("true")) {
-      throw new CommitRefusedException("LockNotHeldError", "a commit to " + file.table() + " was refused: with "
-          + COMMIT_LOCK + "=true it would block all readers of this driver while it waits: remove that setting");
-    }
+    return setting.isDefined() && setting.get().trim().equalsIgnoreCase("true");
   }
 
   /** Returns whether the guard may allow a commit of this thread. Required mode needs a block or a ticket. */
@@ -414,21 +437,29 @@ public final class Guard {
       throws CommitRefusedException, InterruptedIOException {
     AutomaticTicket automatic = AutomaticTicket.current();
     String boundGuard = automatic == null ? localProperty(NAME) : automatic.guardName();
+    boolean isHeld = automatic != null || blocks() != null || ticket() != null;
     for (Map.Entry<String, PythonGuard> entry : guards(boundGuard)) {
       PythonGuard guard = entry.getValue();
+      if (automatic != null && !entry.getKey().equals(boundGuard)) {
+        throw lostLock(file);
+      }
       Future<String> call = CALLS.submit(() -> guard.send(request));
       String problem;
       try {
         return CommitBody.JSON.readTree(call.get(guard.timeoutMillis, TimeUnit.MILLISECONDS));
       } catch (TimeoutException e) {
         problem = "did not answer for " + guard.timeoutMillis / 1000 + " s";
+        if (guard.isAgent()) {
+          GUARDS.remove(entry.getKey(), guard);
+          guard.abandon();
+        }
       } catch (ExecutionException e) {
         if (e.getCause() instanceof ConnectException) {
-          // The Python process has ended, and its holds are lost.
+          // The Python process has ended, and its holds are lost. Or its socket was removed.
           GUARDS.remove(entry.getKey(), guard);
-          if (entry.getKey().equals(boundGuard) && (automatic != null || blocks() != null || ticket() != null)) {
-            throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
-                + " for this thread has ended");
+          guard.abandon();
+          if (entry.getKey().equals(boundGuard) && isHeld) {
+            throw lostLock(file);
           }
           continue;
         }
@@ -448,6 +479,11 @@ public final class Guard {
     throw new CommitRefusedException("GuardMissingError",
         "this driver has no commit guard to ask whether the lock on " + file.table() + " is held (" + MODE + "=required): "
             + advice);
+  }
+
+  private static CommitRefusedException lostLock(VersionFile file) {
+    return new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
+        + " for this thread has ended");
   }
 
   /** Returns the guard to which this thread is bound, and then the other guards, the newest first. */

@@ -78,9 +78,8 @@ final class PlanReads {
   /**
    * @param session session that parses the conditions and resolves their functions
    * @param reads array to which each read adds an object: {@code roots} of the files, with {@code table_id} for a Delta
-   *     table or its change feed, {@code newest} (whether the transaction plans the read of its version) and, in a
-   *     micro-batch, {@code version} (version when the batch was planned); or {@code unknown}, the name of a read that
-   *     may read any table
+   *     table or its change feed, and {@code newest} (whether the transaction plans the read of its version); or
+   *     {@code unknown}, the name of a read that may read any table
    */
   PlanReads(SparkSession session, ArrayNode reads) {
     this.session = session;
@@ -169,11 +168,7 @@ final class PlanReads {
 
   private void addRelation(BaseRelation relation) {
     if (relation instanceof HadoopFsRelation files && files.location() instanceof TahoeFileIndex table) {
-      ObjectNode read = addTable(table.deltaLog());
-      read.put("newest", isPlannedInTransaction(table));
-      if (isStream && table instanceof TahoeLogFileIndex index) {
-        read.put("version", index.snapshotAtAnalysis().version());
-      }
+      addTable(table.deltaLog()).put("newest", isPlannedInTransaction(table));
     } else if (relation instanceof HadoopFsRelation files && !(files.location() instanceof CatalogFileIndex)) {
       // A partition of a table in the catalog may be anywhere.
       addRoots(CollectionConverters.asJava(files.location().rootPaths()));

@@ -11,6 +11,8 @@ import java.nio.channels.Channels;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The guard of one Python process ({@code guard_server.py}). It decides on every commit, at the last moment before the
@@ -18,13 +20,15 @@ import java.nio.file.Files;
  * has ended.
  */
 final class PythonGuard {
+  private static final Logger LOG = LoggerFactory.getLogger(PythonGuard.class);
+
   private final UnixDomainSocketAddress address;
 
   /** Milliseconds to wait for an answer. */
   final long timeoutMillis;
 
-  /** Whether the process is the driver's agent ({@link Agent}). */
-  final boolean isAgent;
+  /** The process, if it is the driver's agent ({@link Agent}); else null. */
+  private final Process agent;
 
   /** When the guard opens an automatic ticket. */
   volatile Guard.AutomaticLock automaticLock = Guard.AutomaticLock.NONE;
@@ -35,12 +39,12 @@ final class PythonGuard {
   /**
    * @param path path of the socket
    * @param timeoutMillis milliseconds to wait for an answer
-   * @param isAgent whether the process is the driver's agent
+   * @param agent the process, if it is the driver's agent; else null
    */
-  PythonGuard(String path, long timeoutMillis, boolean isAgent) {
+  PythonGuard(String path, long timeoutMillis, Process agent) {
     address = UnixDomainSocketAddress.of(path);
     this.timeoutMillis = timeoutMillis;
-    this.isAgent = isAgent;
+    this.agent = agent;
   }
 
   /** Makes sure that the Python process can be reached. */
@@ -48,6 +52,23 @@ final class PythonGuard {
     send("");
     lifeline = open();
     lifeline.write(StandardCharsets.UTF_8.encode("lifeline\n"));
+  }
+
+  boolean isAgent() {
+    return agent != null;
+  }
+
+  /** Gives up a process that cannot be asked: it releases the locks of automatic tickets. An agent is killed. */
+  void abandon() {
+    try {
+      lifeline.close();
+    } catch (IOException e) {
+      // Then its process has ended.
+      LOG.debug("a lifeline was not closed", e);
+    }
+    if (agent != null) {
+      agent.destroyForcibly();
+    }
   }
 
   /**
