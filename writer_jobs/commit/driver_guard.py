@@ -100,10 +100,9 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
         application = context.applicationId
         if lock is not None or manager is not None or vars(gateway).get("_sluice_application") != application:
             chosen_lock = _automatic_lock(context, lock)
-            is_automatic = chosen_lock != _NO_LOCK
-            GUARD.automatic = (
-                AutomaticTickets(manager or default_manager(spark), context.appName) if is_automatic else None
-            )
+            GUARD.automatic = None
+            if chosen_lock != _NO_LOCK:
+                GUARD.automatic = AutomaticTickets(manager or default_manager(spark), context.appName)
             jvm.io.deltasluice.storage.Guard.setAutomaticLock(gateway._sluice_guard.name, chosen_lock)  # noqa: SLF001
             gateway._sluice_application = application  # noqa: SLF001
     guard_this_thread(context)
