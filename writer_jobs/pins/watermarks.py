@@ -74,7 +74,8 @@ class Watermarks:
             exception = " that is not left out" if left_out else ""
             raise PinError(
                 f"no commit in the log of {table} has the watermark of a stream{exception}, so rows up to "
-                f"{moment.isoformat()} may be missing; if they arrive in another way, pin --without-watermarks (without_watermarks=True)"
+                f"{moment.isoformat()} may be missing; if they arrive in another way, pin --without-watermarks "
+                "(without_watermarks=True)"
             )
         newest: dict[str, datetime] = {}
         passed_versions: dict[str, int] = {}
