@@ -242,12 +242,17 @@ def test_rows_of_other_tables_are_appended_after_other_writers(program: Program,
 
 
 @pytest.mark.full
-def test_a_stream_is_appended_once_after_other_writers(program: Program, tmp_path: Path) -> None:
+def test_a_stream_is_appended_once_after_other_writers(
+    program: Program, copy_of: Callable[..., Path], tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     program.spark.range(5, 7).write.parquet(str(source))
+    # Each micro-batch also reads another table, whose version is another one.
+    other_table = copy_of("CREATE TABLE {t} USING delta AS SELECT 0L AS zero", to="other")
 
     def stream() -> None:
-        rows = program.spark.readStream.schema("id LONG").parquet(str(source))
+        other_rows = program.spark.read.format("delta").load(str(other_table))
+        rows = program.spark.readStream.schema("id LONG").parquet(str(source)).crossJoin(other_rows).select("id")
         sink = rows.writeStream.format("delta").option("checkpointLocation", str(tmp_path / "checkpoint"))
         sink.trigger(availableNow=True).start(str(program.path)).awaitTermination()
 
@@ -255,8 +260,9 @@ def test_a_stream_is_appended_once_after_other_writers(program: Program, tmp_pat
         program.insert(1)
     # As if the query had been killed after its commit: the next run has the batch again.
     (tmp_path / "checkpoint" / "commits" / "0").unlink()
+    program.spark.range(7, 8).write.mode("append").parquet(str(source))
     stream()
-    assert program.ids() == [0, 1, 5, 6]
+    assert program.ids() == [0, 1, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
