@@ -52,16 +52,16 @@ SHARED_DRIVERS = {
     ),
     "writer driver": (
         "test_adopt.py", "test_automatic.py", "test_checkpoints.py", "test_commit_identity.py",
-        "test_conditional_put.py",
-        "test_ensemble_lost.py", "test_every_way.py", "test_gate_hooks.py", "test_gate_reads.py", "test_guard.py",
-        "test_guard_partitions.py", "test_guard_transport.py", "test_writer.py",
+        "test_conditional_put.py", "test_ensemble_lost.py", "test_every_way.py", "test_gate_hooks.py",
+        "test_gate_reads.py", "test_guard.py", "test_guard_partitions.py", "test_guard_transport.py", "test_writer.py",
     ),
     "faults driver": ("test_spark_drivers.py", "test_unknown.py"),
 }  # fmt: skip
 DRIVER_BY_FILE = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}
 SLOWEST = (
     *SHARED_DRIVERS,
-    "test_benchmarks.py", "test_promises.py", "test_maintain_process.py", "test_upsert_process.py",
+    "test_benchmarks.py", "test_promises.py", "test_fault_pairs.py", "test_unchanged_programs.py", "test_kafka.py",
+    "test_agent.py", "test_how_to.py", "test_maintain_process.py", "test_upsert_process.py",
     "test_append_process.py", "test_controls.py", "test_session_faults.py", "test_stack.py", "test_real_ensemble.py",
     "test_ensemble_command.py", "test_ensemble_recovery.py", "test_ensemble_growth.py", "test_demo.py",
     "test_security.py", "test_lock_machine.py", "test_spark_engine.py", "test_command_line.py", "test_ensemble.py",

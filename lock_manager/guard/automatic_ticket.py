@@ -32,7 +32,7 @@ from lock_manager.table_records.adoption import UNSET_PROPERTIES, Adoption
 log = logging.getLogger(__name__)
 
 # An in-commit timestamp may be older than the acquisition of the lock by at most this time.
-_TIMESTAMP_SECONDS = 1.0
+_TIMESTAMP_SECONDS = 5.0
 # Delta's name of a hook that commits. It cannot run while another hook keeps the lock.
 _COMMITTING_HOOK = "Auto Compact"
 

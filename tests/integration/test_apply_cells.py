@@ -98,7 +98,7 @@ def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkey
     assert sum(stored.get(row) != expected.get(row) for row in stored.keys() | expected.keys()) > 100
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_expiry_of_hidden_cells_keeps_the_rows(
     feed: Feed,
     maintain: Callable[..., MaintenanceReport],

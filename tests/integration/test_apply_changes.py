@@ -234,7 +234,7 @@ def test_negative_control_without_the_order_in_a_batch_older_rows_win(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_repetitions_and_older_changes_rewrite_no_file(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
@@ -369,7 +369,7 @@ def hot_batches(number: int) -> list[list[Change]]:
     return batches
 
 
-@pytest.mark.parametrize("feed_count", [4, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.parametrize("feed_count", [4, pytest.param(8, marks=pytest.mark.soak)])
 def test_feeds_at_once_leave_one_current_row_per_key(
     make_manager: Callable[..., ZookeeperLockManager], feed: Feed, feed_count: int
 ) -> None:
@@ -446,7 +446,7 @@ def test_a_side_table_that_is_removed_meanwhile_is_an_error(
     assert not tombstones.exists()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_maintenance_keeps_tombstones_of_a_killed_batch(feed: Feed, maintain: Callable[..., MaintenanceReport]) -> None:
     options: dict[str, Any] = {"keys": ["key", "value"], "apply_as_deletes": "at % 2 = 1"}
     tombstones = f"{feed.table}_tombstones"
@@ -486,7 +486,7 @@ def test_a_type_that_the_table_would_truncate_is_refused(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("scd_type", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_delta_computes_generated_columns(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], scd_type: int
 ) -> None:

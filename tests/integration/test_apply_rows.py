@@ -139,7 +139,9 @@ def stream(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> S
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("options", [{}, {"sequence_by": "version"}], ids=["first", "latest"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"sequence_by": "version"}, marks=pytest.mark.soak)], ids=["first", "latest"]
+)
 def test_rows_in_any_order_equal_the_model(stream: Stream, options: dict[str, str], number: int) -> None:
     model = Model(keeps_newest=bool(options))
     for batch_number, batch in enumerate(arrivals(number, 3, 2 if options else 1)):

@@ -36,7 +36,7 @@ def demo(output: Path, *arguments: str, writers: int = 2, **variables: str) -> I
             process.kill()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.parametrize("compare", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["alone", "compared"])
 def test_a_small_demo_on_s3_loses_no_commit(tmp_path: Path, *, compare: bool) -> None:

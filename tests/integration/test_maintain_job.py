@@ -115,7 +115,7 @@ def test_a_table_that_fails_does_not_stop_the_other_tables(lake: Lake, manager: 
     assert [line["action"] for line in events(repeated_job, "done")] == ["compact"]
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_with_a_budget_the_table_with_the_largest_gain_is_first(lake: Lake) -> None:
     small_table, large_table, clean_table = lake.create("few", 5), lake.create("many", 12), lake.create("clean", 1)
     tables = [argument for table in (small_table, clean_table, large_table) for argument in ("--table", table)]

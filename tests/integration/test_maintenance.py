@@ -443,7 +443,7 @@ def test_the_plan_orders_partitions_by_their_worth(table: MaintainedTable) -> No
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("parallel", [2, 1])
+@pytest.mark.parametrize("parallel", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_partitions_are_compacted_in_parallel(
     table: MaintainedTable, parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

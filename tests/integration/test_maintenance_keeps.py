@@ -125,7 +125,7 @@ def test_orphans_are_removed_and_unread_changes_are_kept(table: MaintainedTable,
         table.vacuum(streams=[str(offsets.parent)])
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_needed_files_in_folders_with_random_names_are_kept(table: MaintainedTable) -> None:
     table.create(
         {"a": 1},
@@ -352,7 +352,7 @@ def test_an_orphan_is_kept_for_a_day_under_any_retention(table: MaintainedTable)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("reader", ["pin", "stream", "none"])
+@pytest.mark.parametrize("reader", ["pin", pytest.param("stream", marks=pytest.mark.soak), "none"])
 def test_the_log_keeps_the_versions_of_a_pin_and_a_stream(
     table: MaintainedTable, stream: TableStream, reader: str
 ) -> None:

@@ -153,7 +153,7 @@ def test_parquet_files_may_have_narrower_types_than_the_table(
     assert (outcome.code, "id: bigint and string" in error_line(outcome)) == (2, True), outcome.error
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_repetition_may_reorder_fields_and_narrow_types(
     run_job: Callable[..., Any], copy_of: Callable[..., Path], rows_of: Callable[..., Any], tmp_path: Path
 ) -> None:

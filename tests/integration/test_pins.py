@@ -448,7 +448,9 @@ def test_negative_control_without_the_pin_the_read_fails(table: PinnableTable) -
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("location", ["s3a://{root}/pins/a b+c%20/", "s3://root-of-pins/"])
+@pytest.mark.parametrize(
+    "location", ["s3a://{root}/pins/a b+c%20/", pytest.param("s3://root-of-pins/", marks=pytest.mark.soak)]
+)
 def test_a_table_on_s3_is_pinned_under_any_of_its_names(table: PinnableTable, s3: Any, location: str) -> None:
     if "root-of-pins" in location:
         if not isinstance(s3, LocalS3):
@@ -534,7 +536,7 @@ def test_vacuum_removes_old_uncommitted_files_and_no_young_ones(table: PinnableT
     assert table.keys() == [0, 1, 2]
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_stream_continues_during_a_pin_and_vacuums(table: PinnableTable, tmp_path: Path) -> None:
     source = str(tmp_path / "source")
     for version in range(3):
@@ -707,7 +709,7 @@ def test_a_pin_does_not_apply_to_a_later_table_at_its_location(table: PinnableTa
     assert "pin x is of an earlier table at this location; remove the pin" in verify_table(table.path).problems
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_undone_commits_and_unnamed_streams_set_no_watermark(table: PinnableTable) -> None:
     table.apply("one", 0, (1, 5, "1"))
     table.apply("one", 1, (2, 20, "1"))

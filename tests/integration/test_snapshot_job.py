@@ -51,7 +51,7 @@ def ids(table: Path) -> list[int]:
     return sorted(DeltaTable(str(table)).to_pyarrow_table().column("id").to_pylist())
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_two_tables_are_pinned_at_one_moment_and_copied(lake: Lake, tmp_path: Path) -> None:
     first, second = lake.apply_stream("first", 0, 10), lake.apply_stream("second", 0, 20)
     pin_arguments, copies = ("--table", first, "--table", second, "--pin", "five"), tmp_path / "copies"

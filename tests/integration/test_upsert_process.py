@@ -28,7 +28,7 @@ OPTIONS = ("--keys", "id", "--sequence-by", "at", "--apply-as-deletes", "op = 'd
 STREAM = ("--trigger", "1 second", "--max-files-per-batch", 1, "--lock-timeout", 60)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_killed_stream_resumes_and_stops_at_sigterm(
     submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
