@@ -247,7 +247,7 @@ def _compare_files(table: DeltaTable, replay_result: Replay) -> list[str]:
     if in_snapshot == in_log:
         return []
     problem = (
-        f"the version files add up to {len(in_log)} data files, but the snapshot has {len(in_snapshot)}: "
+        f"the version files add up to {len(in_log)} data files and the snapshot has {len(in_snapshot)}, but "
         f"{len(in_log - in_snapshot)} are missing from the snapshot, and {len(in_snapshot - in_log)} are only in the "
         "snapshot; probably a checkpoint was written from other version files"
     )

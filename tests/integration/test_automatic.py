@@ -247,7 +247,7 @@ def test_a_stream_is_appended_once_after_other_writers(
 ) -> None:
     source = tmp_path / "source"
     program.spark.range(5, 7).write.parquet(str(source))
-    # Each micro-batch also reads another table, whose version is another one.
+    # Each micro-batch also reads another table.
     other_table = copy_of("CREATE TABLE {t} USING delta AS SELECT 0L AS zero", to="other")
 
     def stream() -> None:
@@ -272,7 +272,7 @@ def test_a_stream_is_appended_once_after_other_writers(
     ids=["in-commit timestamps"],
     indirect=True,
 )
-def test_an_in_commit_timestamp_is_not_older_than_its_lock(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_old_in_commit_timestamp_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program.insert(1)
     monkeypatch.setattr(automatic_ticket, "_TIMESTAMP_SECONDS", 0.0)
     with program.waiting(lambda: program.insert(2)) as running:
@@ -345,7 +345,7 @@ def test_in_observe_mode_a_commit_does_not_wait(
 
 
 def test_the_end_of_the_jvm_frees_the_lock(program: Program) -> None:
-    """The ticket is granted, and the JVM does not come back."""
+    """The JVM ends after its ticket got the lock."""
     table = program.writer.table
     turn = {
         "kind": "turn", "ticket": "automatic-test", "automatic": True, "table": table, "version": 1, "attempt": "a",

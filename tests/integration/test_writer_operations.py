@@ -193,7 +193,7 @@ def test_partitions_that_match_later_are_locked_too(table: Table) -> None:
     assert running_write.result().metrics["numDeletedRows"] == "4"
 
 
-def test_an_overwrite_of_the_whole_table_locks_the_table(table: Table) -> None:
+def test_an_overwrite_of_the_whole_table_needs_the_table_lock(table: Table) -> None:
     overwrite, frame = table.writer.overwrite, table.frame
     with spark_settings(table.spark.conf, {"spark.sql.sources.partitionOverwriteMode": "dynamic"}):
         assert overwrite(frame((9, 1)), txn=("daily", 1)).rows == 1

@@ -266,10 +266,10 @@ def test_a_version_overwritten_by_a_later_holder_is_found(table: EditableTable, 
     ]
 
 
-def test_a_version_overwritten_before_a_checkpoint_is_found(table: EditableTable) -> None:
+def test_an_overwritten_version_below_a_checkpoint_is_found(table: EditableTable) -> None:
     table.create_checkpoint()
     table.update_action(3, "add", path="month=1/another.parquet")
-    expected = "the version files add up to 5 data files, but the snapshot has 5: 1 are missing from the snapshot"
+    expected = "the version files add up to 5 data files and the snapshot has 5, but 1 are missing from the snapshot"
     assert expected in table.problem()
 
 

@@ -13,7 +13,7 @@ _MEMBERS_RULES = ("zookeeper-quorum", "zookeeper-election", "zookeeper-aws", "zo
 
 @invariant
 def other_groups_admit_only_https(graph: Graph) -> Iterator[str]:
-    """The rules check the ports of the members, but allow other groups to open any port to private addresses."""
+    """The policy pack checks the members' ports, but lets other groups open most ports to private addresses."""
     members = {interface.inputs["securityGroups"][0] for interface in graph.some("NetworkInterface")}
     for rule in graph.some("SecurityGroupIngressRule"):
         inputs = rule.inputs
@@ -24,7 +24,7 @@ def other_groups_admit_only_https(graph: Graph) -> Iterator[str]:
 
 @invariant
 def nodes_reach_only_aws(graph: Graph) -> Iterator[str]:
-    """The rules allow HTTPS to any address. With interface endpoints no egress rule may name an address."""
+    """The policy pack allows HTTPS to any address. With interface endpoints no egress rule may name an address."""
     endpoints = [item for item in graph.some("VpcEndpoint") if item.inputs["vpcEndpointType"] == "Interface"]
     ports = {CLIENT_PORT, QUORUM_PORT, ELECTION_PORT, 443}
     for rule in graph.some("SecurityGroupEgressRule"):
