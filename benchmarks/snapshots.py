@@ -44,7 +44,7 @@ KEYS = ("carrier", "flight")
 
 
 def batches_of(rows: DataFrame, folder: Path, number: int) -> list[str]:
-    """Write the batches of the stream, ordered by departure. Late rows go to a random later batch."""
+    """Write the batches of the stream, ordered by departure. Late rows go to their own or a later batch, at random."""
     order = F.percent_rank().over(Window.orderBy("time_hour"))
     due = F.least(F.floor(order * number), F.lit(number - 1))
     late = F.floor(due + F.rand(2) * (number - due))

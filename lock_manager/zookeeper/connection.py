@@ -15,7 +15,7 @@ from kazoo.hosts import collect_hosts
 from lock_manager.deadline import Deadline
 
 WORD_SECONDS = 2.0
-"""Time limit for a four-letter word: connection, TLS and response, in seconds. Resolving the name is not included."""
+"""Time limit for a four-letter word: connection, TLS and response, in seconds. The resolver has no timeout."""
 
 _MIN_SECONDS = 0.1
 

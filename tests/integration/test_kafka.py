@@ -1,4 +1,4 @@
-"""``cdc.py`` and ``stream.py`` read a topic of a Kafka server under spark-submit; kills lose and repeat no message."""
+"""``cdc.py`` and ``stream.py`` read a Kafka topic under spark-submit; kills lose no message and repeat no row."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def change(operation: str, position: int, key: int, name: str | None) -> tuple[s
     return json.dumps({"id": key}), json.dumps(value)
 
 
-def test_changes_of_a_topic_are_applied_once_across_kills(
+def test_all_changes_of_a_topic_are_applied_across_kills(
     kafka: Kafka, run_on_topic: Callable[..., TopicJob], table: Path, rows_of: Callable[..., Any]
 ) -> None:
     job = run_on_topic(Path(cdc.__file__), TOPIC, "--decoder", "debezium", "--option", "maxOffsetsPerTrigger=25")

@@ -35,7 +35,7 @@ def test_each_server_that_ends_is_reported_once(ensemble: EmbeddedZooKeeper) -> 
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
         # The read returns when the server has ended.
-        assert server.output.read() == b"", "the killed server wrote output"
+        assert server.output.read() == b"", "the supervisor wrote more than the pid"
     assert {ensemble.wait_for_end(), ensemble.wait_for_end()} == {first, second}
     first.start()
     third.kill()

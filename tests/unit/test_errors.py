@@ -30,7 +30,7 @@ from writer_jobs import errors
 WRITE_FAILED = errors.WriteFailedError(table="s3://b/t", reason="no")
 COMMIT_UNKNOWN = errors.CommitUnknownError(table="s3://b/t", reason="no", commit_id="c")
 UNPROVEN_COMMIT = errors.UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c")
-#: Errors whose constructors take more than a message.
+#: Errors whose constructors do not take a message alone.
 ERRORS_WITH_FIELDS = [
     EnsembleUnavailableError("a:1", 3.0),
     EnsembleRefusedError("a:1", "NoAuthError"),

@@ -55,7 +55,7 @@ def no_inverted_elements(args: ResourceValidationArgs) -> Iterator[str]:
     """No Allow statement has NotAction, NotResource or NotPrincipal, which allow everything else."""
     for statement in _allow_statements(args):
         if statement.inverted:
-            yield f"A statement allows everything except the elements that it names ({', '.join(statement.inverted)})."
+            yield f"A statement allows everything except the values of {', '.join(statement.inverted)}."
 
 
 @resource_rule(*DOCUMENTS, controls=("KMS.1", "KMS.2"))

@@ -61,7 +61,7 @@ def endpoints_are_limited(args: ResourceValidationArgs) -> Iterator[str]:
             key in _ACCOUNT_KEYS and operator.startswith("string") for operator, key in statement.conditions
         )
         if statement.inverted:
-            yield f"A statement allows everything except the elements that it names ({', '.join(statement.inverted)})."
+            yield f"A statement allows everything except the values of {', '.join(statement.inverted)}."
         elif all_resources and is_gateway:
             yield "A statement allows every bucket: data can be copied to buckets of other accounts."
         elif not own_account and (all_resources or set(statement.actions) - _UNCONDITIONAL_ACTIONS):

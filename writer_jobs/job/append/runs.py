@@ -115,7 +115,7 @@ class RunRecords:
         return [run for run in (*map(self.with_digest, digests), self.of_earlier_release()) if run is not None]
 
     def only_record(self) -> Run | None:
-        """Return the record if it is complete and no other file is in the folder; else None."""
+        """Return the only complete record, if the folder has at most one file; else None."""
         entries = self._files.children(self.folder)
         return runs[0] if len(entries) <= 1 and len(runs := self.all()) == 1 else None
 

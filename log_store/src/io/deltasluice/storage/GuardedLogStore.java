@@ -39,7 +39,7 @@ public class GuardedLogStore extends LogStore {
   /** Maximum number of puts of a version, if the outcome is not known and the version may still be free. */
   private static final int MAX_PUTS = 4;
 
-  /** Pause before the second put, in milliseconds. Before the third put it is twice as long, and so on. */
+  /** Pause before the second put, in milliseconds. It grows by as much before each further put. */
   private static final long PAUSE_MILLIS = 200;
 
   /** Time after which a version is checked again before its put, in nanoseconds. */
@@ -238,7 +238,7 @@ public class GuardedLogStore extends LogStore {
     }
     if (read == null || !read.isCurrent(body.newFiles(), conf)) {
       throw new CommitRefusedException("NotStagedError",
-          "the table that was read is not at " + file.table() + " any more: it was created, removed or replaced");
+          "the table at " + file.table() + " has changed since it was read: it was created, removed or replaced");
     }
   }
 
