@@ -642,16 +642,16 @@ def test_vacuum_restores_the_retention_after_a_killed_run(
 def test_stock_vacuum_keeps_pinned_files(table: PinnableTable) -> None:
     table.create(properties=f"'{FILE_RETENTION}' = 'interval 0 hours'")
     pin = table.pin()
+    pinned_files = table.data_files()
     table.rewrite()
     table.stock_vacuum()
     with pytest.raises(Exception, match="retention"):
         table.stock_vacuum("RETAIN 0 HOURS")
     assert table.pinned_keys(pin) == [0, 1, 2]
-    # Control: without the pin, the table's own retention applies, and VACUUM removes the file.
+    # Control: without the pin, the table's own retention applies, and VACUUM removes the files.
     table.remove_pin()
     table.stock_vacuum()
-    with pytest.raises(Exception, match=r"(?i)retention|does not exist|FILE_NOT_EXIST"):
-        table.pinned_keys(pin)
+    assert pinned_files.isdisjoint(table.data_files())
 
 
 @pytest.mark.full
