@@ -1,6 +1,6 @@
 """The state of a writer process that is a Spark driver; :mod:`soak.worker` describes its commands and events.
 
-The guard is that of the product, attached to the session by :func:`writer_jobs.attach`.
+The soak's guard replaces the product's; :func:`writer_jobs.attach` attaches it to the session.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def test_a_merge_into_an_unlocked_partition_is_refused(table: Table) -> None:
         merge.whenNotMatchedInsertAll().execute(lock=[{"y": 1}])
 
 
-def test_an_operation_that_changes_nothing_has_no_version(table: Table) -> None:
+def test_an_operation_without_a_commit_has_no_version(table: Table) -> None:
     result = table.writer.optimize("y = 77", lock="partitions")
     assert (result.version, result.rows, result.already_committed, result.commit_id) == (None, 0, False, None)
     result = table.writer.optimize("y = 77")

@@ -15,7 +15,7 @@ from .rule import Rule
 
 
 class Verdict(Enum):
-    """How a stack with the default configuration meets a control."""
+    """How a stack meets a control."""
 
     MET = "met"
     SETTING = "by configuration"
@@ -31,7 +31,7 @@ class Control:
     Attributes:
         requirement: Requirement in a few words.
         verdict: How the program meets it.
-        comment: Required setting or action, or the reason for not meeting it; empty if the rules explain it.
+        comment: Required setting or action, or the reason for not meeting it; empty if requirement or rules explain it.
 
     """
 

@@ -72,7 +72,7 @@ def default_group_gets_no_rules(rule: PolicyResource, stack: Stack) -> Iterator[
 
 @stack_rule(INGRESS_RULE)
 def ensemble_ports(rule: PolicyResource, stack: Stack) -> Iterator[str]:
-    """The client port is open only to security groups, and the member ports only to the members."""
+    """The client port is open only to security groups, the member ports only to members; members open no others."""
     [permission] = permissions(rule.resource_type, rule.props)
     group, source = identity(rule, "securityGroupId"), identity(rule, "referencedSecurityGroupId")
     for port, purpose in MEMBER_PORTS.items():

@@ -23,7 +23,7 @@ class DecodedBatch:
 
     Attributes:
         changes: The columns of the source rows, plus :data:`ORDER` and :data:`DELETES`.
-        keys: Columns that together identify a row; empty if there are no changes.
+        keys: Columns that together identify a row; may be empty if there are no changes.
         count: Number of changes; 0 if there is nothing to apply.
         event_count: Number of decoded events. An update that changes a key is one event and two changes.
         dead_letters: Messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.

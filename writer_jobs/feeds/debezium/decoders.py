@@ -49,9 +49,9 @@ def column_decoder(
 ) -> Decoder:
     """Return the decoder of values without a schema for a column of the table.
 
-    ``inferred_type`` is the type that Spark infers from the values. The decoder's type has the fields of the column and
-    of the values. Its decimals have the digits of both, unless the type of the column is fixed. Numbers do not become
-    timestamps, because only a schema states their unit.
+    ``inferred_type`` is the type that Spark infers from the values. The decoder's type has the fields of the column
+    and, except in maps, of the values. Its decimals have the digits of both, unless the type of the column is fixed.
+    Numbers do not become timestamps, because only a schema states their unit.
     """
     if isinstance(data_type, T.StructType):
         return _struct_column_decoder(
@@ -86,12 +86,12 @@ def _struct_column_decoder(data_type: T.StructType, inferred_type: T.StructType)
 
 
 def _wider_decimal(data_type: T.DataType, inferred_type: T.DataType | None) -> T.DataType | None:
-    """Return the decimal type with the digits of a column and of values; None if the column's type has all of them."""
+    """Return the decimal type with the digits of a column and of values; None if the column keeps its type."""
     if not isinstance(inferred_type, T.DecimalType) or not isinstance(data_type, (T.DecimalType, *DIGITS)):
         return None
     scale = data_type.scale if isinstance(data_type, T.DecimalType) else 0
     digits = data_type.precision - data_type.scale if isinstance(data_type, T.DecimalType) else DIGITS[type(data_type)]
-    # Spark infers 20 digits for every JSON number without a point.
+    # Among decimals, Spark infers 20 digits for each long integer.
     is_longer = inferred_type.precision - inferred_type.scale > max(digits, DIGITS[T.LongType])
     wider = T.DecimalType(
         min(
@@ -200,6 +200,6 @@ _WITHOUT_SCHEMA: Mapping[type[T.DataType], str] = {
 
 
 def struct_ddl(inferred_ddl: str) -> str:
-    """Return the type that ``schema_of_variant_agg`` returned in the form of Spark's SQL."""
+    """Return a type from ``schema_of_variant_agg`` as Spark's SQL."""
     parts = re.split(r"(`(?:[^`]|``)*`)", inferred_ddl)
     return "".join(part if part.startswith("`") else part.replace("OBJECT<", "STRUCT<") for part in parts)

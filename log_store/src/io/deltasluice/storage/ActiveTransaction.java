@@ -24,7 +24,7 @@ final class ActiveTransaction implements TransactionExecutionObserver {
   /** The newest transaction of the thread. A weak reference suffices, because Delta holds it until its commit. */
   private WeakReference<OptimisticTransaction> newestTransaction = new WeakReference<>(null);
 
-  /** When the newest transaction began, in milliseconds since the epoch. */
+  /** When the newest transaction began, or its wait for the lock, in milliseconds since the epoch. */
   private long begunAtMillis;
 
   private Option<TransactionExecutionObserver> nextObserver = Option.empty();
