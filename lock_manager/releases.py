@@ -18,6 +18,7 @@ TESTED = {
 }
 #: Spark setting: ``true`` lets a driver with other releases commit.
 ALLOW_UNTESTED = "spark.sluice.allowUntested"
+#: The version of a build that does not report it.
 UNKNOWN = "unknown"
 # A vendor's build has a suffix, such as 4.0.1-amzn-0. So has a pre-release, such as 4.2.0-preview3.
 _RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")

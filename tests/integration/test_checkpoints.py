@@ -105,10 +105,14 @@ def test_negative_control_a_checkpoint_of_delta_s_hook_is_detected(
     table = table_of(INTERVAL - 1)
     at_release = table.checkpoints_at_release(monkeypatch)
     delta: Any = table.spark._jvm.org.apache.spark.sql.delta
+    observers, no_observer = delta.TransactionExecutionObserver, getattr(delta, "NoOpTransactionExecutionObserver$")
+    observer = observers.getObserver()
     with table.locked():
-        no_observer = getattr(delta, "NoOpTransactionExecutionObserver$")
-        delta.TransactionExecutionObserver.setObserver(getattr(no_observer, "MODULE$"))
-        table.run("OPTIMIZE {t}")
+        observers.setObserver(getattr(no_observer, "MODULE$"))
+        try:
+            table.run("OPTIMIZE {t}")
+        finally:
+            observers.setObserver(observer)
     assert at_release == [[INTERVAL]]
 
 

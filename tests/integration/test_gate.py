@@ -550,7 +550,7 @@ def test_the_settings_of_the_session_of_the_rows_apply(table: Table, operation: 
 def test_a_driver_without_the_log_store_writes_with_guard_off(
     table: Table, without_guard: Callable[..., AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("writer_jobs.delta.log_store._PACKAGE", "nowhere")
+    monkeypatch.setattr("writer_jobs.delta.java_classes._LOG_STORE", "nowhere")
     with without_guard():
         assert table.append(1).version == 1
 

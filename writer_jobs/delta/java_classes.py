@@ -11,6 +11,8 @@ from typing import Any
 from py4j.java_gateway import JavaClass
 from pyspark.sql import SparkSession
 
+_LOG_STORE = "io.deltasluice.storage"
+
 
 def java_class(jvm: Any, name: str) -> Any:
     """Return a class. ``jvm`` is Py4J's view of a JVM; a call of a class that does not exist raises Py4JError."""
@@ -24,4 +26,4 @@ def scala_object(jvm: Any, name: str) -> Any:
 
 def log_store(spark: SparkSession, name: str) -> Any:
     """Return a class of the log store's Java package."""
-    return java_class(spark._jvm, f"io.deltasluice.storage.{name}")  # noqa: SLF001 (PySpark has no public way)
+    return java_class(spark._jvm, f"{_LOG_STORE}.{name}")  # noqa: SLF001 (PySpark has no public way)
