@@ -38,10 +38,13 @@ def submit_words(hosts: str, settings: Mapping[str, str]) -> list[str]:
     return [*jar_arguments(), *conf_arguments(conf)]
 
 
-def children(pid: int) -> list[int]:
-    """Return the child processes of a process."""
-    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], check=False, capture_output=True, text=True)
-    return [int(word) for word in listing.stdout.split()]
+def children(pid: int) -> dict[int, str]:
+    """Return the command of each child process of a process."""
+    listing = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], check=False, capture_output=True, text=True
+    )
+    lines = [line.split(maxsplit=1) for line in listing.stdout.splitlines()]
+    return {int(child): command for child, command in lines}
 
 
 def build_program(folder: Path) -> Path:
@@ -99,7 +102,8 @@ class JavaProgram:
 
     def agent(self) -> int:
         """Return the process id of the agent."""
-        (agent,) = children(self.process.pid)
+        # The driver may have another child for a moment.
+        (agent,) = [child for child, command in children(self.process.pid).items() if "agent" in command]
         return agent
 
     def kill(self) -> None:
