@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import runpy
@@ -39,12 +40,11 @@ def run_program(target: str, arguments: Sequence[str], *, is_module: bool, setti
     if not is_module and not Path(target).is_file():
         raise BadInputError(f"there is no script {target}")
     sys.path.insert(0, "" if is_module else str(Path(target).parent.absolute()))
+    run = functools.partial(runpy.run_module, alter_sys=True) if is_module else runpy.run_path
     try:
         is_missing = is_module and not _has_module(target)
-        if not is_missing and is_module:
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-        elif not is_missing:
-            runpy.run_path(target, run_name="__main__")
+        if not is_missing:
+            run(target, run_name="__main__")
     except Exception:  # noqa: BLE001 (as the interpreter does)
         traceback.print_exc()
         sys.exit(1)

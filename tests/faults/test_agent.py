@@ -152,7 +152,11 @@ def running(
             programs.append(JavaProgram(jar, folder / f"{name}-{len(programs)}.log", arguments))
             return programs[-1]
 
-        yield Programs(start, folder, s3, manager)
+        running = Programs(start, folder, s3, manager)
+        yield running
+        agent = running.second.agent()
+        running.second.kill()
+        eventually(lambda: not Path(f"/proc/{agent}").exists(), within=WAIT, label="the end of the agent")
 
 
 @pytest.fixture

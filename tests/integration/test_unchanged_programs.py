@@ -24,9 +24,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import free_ports
-from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from tests.support.at_the_gate import commit_info
-from tests.support.java_program import environment
+from tests.support.java_program import SMALL_DRIVER, environment
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.spark
@@ -45,7 +44,7 @@ def commands(word: str) -> list[str]:
 
 @dataclass
 class Machine:
-    """A folder in which a user runs the commands of the page.
+    """Runs the commands of the page in one folder, as a user does.
 
     Attributes:
         hosts: The ensemble.
@@ -58,11 +57,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         """Write the settings of small drivers, as an administrator does."""
-        settings = {
-            **LOCAL_DRIVER, **FEW_ROWS, "spark.master": "local[2]", "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": QUICK_JVM, "spark.sql.shuffle.partitions": "2",
-        }  # fmt: skip
-        lines = [f"{name} {value}\n" for name, value in settings.items()]
+        lines = [f"{name} {value}\n" for name, value in SMALL_DRIVER.items()]
         (self.folder / "spark-defaults.conf").write_text("".join(lines))
 
     def start(self, command: str, **options: Any) -> subprocess.Popen[str]:

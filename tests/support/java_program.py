@@ -18,6 +18,11 @@ from sluice.submit.distribution import conf_arguments, jar_arguments, plugin_set
 ROOT = Path(__file__).parents[2]
 WAIT = 240
 SPARK_HOME = Path(pyspark.__file__).parent
+#: Settings of a small driver on this machine.
+SMALL_DRIVER = {
+    **LOCAL_DRIVER, **FEW_ROWS, "spark.master": "local[2]", "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": QUICK_JVM, "spark.sql.shuffle.partitions": "2",
+}  # fmt: skip
 
 
 def environment() -> dict[str, str]:
@@ -30,21 +35,9 @@ def environment() -> dict[str, str]:
 
 def submit_words(hosts: str, settings: Mapping[str, str]) -> list[str]:
     """Return the arguments of a driver whose commits queue."""
-    conf = {
-        **LOCAL_DRIVER, **FEW_ROWS, "spark.master": "local[2]", "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": QUICK_JVM, "spark.sql.shuffle.partitions": "2",
-        **session_settings(), **plugin_settings(), "spark.sluice.zookeeper": hosts, **settings,
-    }  # fmt: skip
+    plugin = {**session_settings(), **plugin_settings(), "spark.sluice.zookeeper": hosts}
+    conf = {**SMALL_DRIVER, **plugin, **settings}
     return [*jar_arguments(), *conf_arguments(conf)]
-
-
-def children(pid: int) -> dict[int, str]:
-    """Return the command of each child process of a process."""
-    listing = subprocess.run(
-        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], check=False, capture_output=True, text=True
-    )
-    lines = [line.split(maxsplit=1) for line in listing.stdout.splitlines()]
-    return {int(child): command for child, command in lines}
 
 
 def build_program(folder: Path) -> Path:
@@ -102,8 +95,10 @@ class JavaProgram:
 
     def agent(self) -> int:
         """Return the process id of the agent."""
+        command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
+        children = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
         # The driver may have another child for a moment.
-        (agent,) = [child for child, command in children(self.process.pid).items() if "agent" in command]
+        (agent,) = [int(child.split()[0]) for child in children if "agent" in child]
         return agent
 
     def kill(self) -> None:
