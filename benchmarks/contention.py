@@ -9,6 +9,11 @@ each commit they do no work, wait 2 s (a slow source), or compute sums over the 
     stock         no lock, and Delta's log store for S3, which loses commits
     limit         one driver that repeats commits of a ready-made action
 
+With --modes also, for programs that request no lock (docs/how-to/unchanged.md):
+
+    automatic     an automatic ticket for each commit, from this process (``attach(lock="commit")``)
+    agent         an automatic ticket for each commit, from the agent of ``SluicePlugin``
+
 Drivers start once and warm up on separate tables; modes take turns. Everything runs on this machine.
 
     python benchmarks/contention.py [--quick] [--writers 1 2 4 8] [--work 0 2 cpu]
@@ -39,8 +44,10 @@ from figures import percentile, print_table, save
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.demo.flights import deal_flights
 from sluice.local.s3 import LocalS3
+from sluice.submit.distribution import plugin_settings
 
 MODES = ("gate", "whole write", "optimistic", "stock")
+UNCHANGED_PROGRAMS = ("automatic", "agent")
 ROOT = Path(__file__).parent
 
 
@@ -166,7 +173,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="five minutes: 1 and 4 writers, no work and 2 s")
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--work", nargs="+", default=["0", "2", "cpu"], choices=["0", "2", "cpu"])
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, metavar="MODE", help=", ".join(MODES))
+    modes = MODES + UNCHANGED_PROGRAMS
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=modes, metavar="MODE", help=", ".join(modes))
     parser.add_argument("--seconds", type=float, default=20, help="minimum duration of each cell (20)")
     parser.add_argument("--flights", type=int, help="read only this many flights (all)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/contention.json"))
@@ -175,7 +183,7 @@ def main() -> None:
         options.writers, options.work, options.seconds = [1, 4], ["0", "2"], 12.0
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        bench = start(stack, max(options.writers), options.flights)
+        bench = start(stack, max(options.writers), options.flights, has_agents="agent" in options.modes)
         # Warm-up: otherwise the JIT compilation would count for the first mode.
         for mode in ("gate", "whole write"):
             bench.cell(mode, len(bench.drivers), 0, options.seconds)
@@ -200,13 +208,14 @@ def planned_cells(
             yield work, writers, mode
 
 
-def start(stack: ExitStack, writers: int, flights_limit: int | None) -> Bench:
+def start(stack: ExitStack, writers: int, flights_limit: int | None, *, has_agents: bool = False) -> Bench:
     """Start ZooKeeper, S3 and the drivers.
 
     Args:
         stack: Ends everything that is started.
         writers: Number of drivers.
         flights_limit: Number of flights that a driver reads; None for all.
+        has_agents: Whether the drivers have ``SluicePlugin``.
 
     """
     zookeeper = stack.enter_context(EmbeddedZooKeeper())
@@ -215,7 +224,10 @@ def start(stack: ExitStack, writers: int, flights_limit: int | None) -> Bench:
     s3.create_bucket("bench")
     (flights,), _ = deal_flights(folder, 1, limit=flights_limit)
     os.environ.update(s3.environment)
-    environment = {**os.environ, "CONTENTION_CONF": json.dumps(s3.spark_conf)}
+    conf = dict(s3.spark_conf)
+    if has_agents:
+        conf |= {**plugin_settings(), "spark.sluice.zookeeper": zookeeper.hosts, "spark.sluice.timeoutSeconds": "600"}
+    environment = {**os.environ, "CONTENTION_CONF": json.dumps(conf)}
     command = [sys.executable, str(ROOT / "contention_writer.py"), zookeeper.hosts, str(flights)]
     drivers = []
     for number in range(writers):

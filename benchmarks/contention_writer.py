@@ -3,7 +3,8 @@
 Standard input has lines of JSON. A cell has two lines: first ``table``, ``mode``, ``work_s``, ``number``, and from
 ``operations.py`` also ``operation`` and ``part``; then ``until`` (Unix time) and ``commits``; the cell ends when
 both are reached. ``{"end": 1}`` ends the writer. The answers on standard output are ``started``, and for
-each cell ``ready`` and its figures: the duration of each write, and the processor time of this driver with its JVM.
+each cell ``ready`` and its figures: the duration of each write, and the processor time of this driver, its JVM and its
+agent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from lock_manager import ZookeeperLockManager
-from writer_jobs import CommitResult, LockedDeltaWriter
+from writer_jobs import CommitResult, LockedDeltaWriter, attach
 from writer_jobs.commit.options import LockDuring
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
@@ -161,7 +162,10 @@ class Writer:
 
     @contextmanager
     def configured_store(self, mode: str) -> Iterator[None]:
-        """Set the guard mode and the log store of a mode. They apply to tables that this driver opens later."""
+        """Set the guard mode, the log store and the lock of unchanged programs of a mode.
+
+        The guard mode and the log store apply to tables that this driver opens later.
+        """
         changes = {}
         if mode in ("optimistic", "stock", "limit"):
             changes[GUARD_MODE] = "off"
@@ -170,9 +174,13 @@ class Writer:
         defaults = {GUARD_MODE: "required", LOG_STORE_SETTING: LOG_STORE}
         for name, value in changes.items():
             self.conf.set(name, value)
+        if mode == "automatic":
+            attach(self.spark, manager=self.manager, lock="commit")
         try:
             yield
         finally:
+            if mode == "automatic":
+                attach(self.spark, lock="none")
             for name in changes:
                 self.conf.set(name, defaults[name])
 

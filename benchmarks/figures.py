@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(jvm: int) -> float:
-    """Return the processor time that this process and its JVM have used so far, in seconds."""
+    """Return the processor time that this process, its JVM and the agent of that JVM have used so far, in seconds."""
+    command = ["ps", "-o", "pid=", "--ppid", str(jvm)]
+    children = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
     total = 0
-    for pid in (os.getpid(), jvm):
+    for pid in (os.getpid(), jvm, *children):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total / TICKS

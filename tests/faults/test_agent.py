@@ -205,6 +205,29 @@ def test_faults_at_any_step_with_a_fault_of_the_second_put(programs: Programs, s
     )  # fmt: skip
 
 
+@pytest.mark.full
+def test_an_agent_that_does_not_answer_is_replaced(programs: Programs) -> None:
+    answer_seconds, stopped = programs.folder / "answer-seconds", programs.folder / "stopped"
+    answer_seconds.write_text("10")
+    programs.first.kill()
+    programs.start_first()
+    try:
+        agent = programs.first.agent()
+        (programs.folder / "stop-at").write_text("commit")
+        answer = programs.first.sql(programs.insert(1))
+        assert stopped.exists()
+        assert answer.startswith("CommitRefusedException")
+        assert "did not answer for 10 s" in answer
+        programs.commit_again()
+        assert programs.first.agent() != agent
+        assert rows(programs.table) == [3]
+    finally:
+        answer_seconds.unlink()
+        stopped.unlink(missing_ok=True)
+        programs.first.kill()
+        programs.start_first()
+
+
 def test_negative_control_without_the_check_a_paused_agent_commits_later(programs: Programs) -> None:
     unprotected = programs.folder / "unprotected"
     unprotected.touch()

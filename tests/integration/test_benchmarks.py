@@ -46,7 +46,8 @@ SMOKES = {
         "--rows 100 --changes 100 --cells 0 --rounds 1 --warm-up 0", (("plain MERGE", "apply_changes"),)
     ),
     "contention.py": Smoke(
-        "--writers 1 --work 0 --seconds 0 --flights 100 --modes gate stock", (("limit", "gate", "stock"),)
+        "--writers 1 --work 0 --seconds 0 --flights 100 --modes gate stock automatic agent",
+        (("limit", "gate", "stock", "automatic", "agent"),),
     ),
     "granularity.py": Smoke("--writers 1,2 --commits 1 --work 0", (LOCKS * 2,)),
     "guard.py": Smoke("--commits 1 --warm-up 1", (("file", "s3a"),)),

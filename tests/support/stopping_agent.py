@@ -4,6 +4,7 @@ A test names the step in ``FOLDER/stop-at``. The agent renames this file to ``FO
 and waits until that file is removed. The steps are ``turn``, before the answer that the commit has its lock, and
 ``commit``, ``allowed`` and ``outcome``: before the permission for the commit, after it, and before the agent knows the
 outcome of the put. While ``FOLDER/unprotected`` exists, the agent allows each commit without a check of its hold.
+If ``FOLDER/answer-seconds`` exists, the driver of an agent that starts waits so long for each answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,4 +55,6 @@ if __name__ == "__main__":
     checked_intend = HeldLock.intend
     HeldLock.intend = intend  # type: ignore[method-assign]
     agent.CommitGuard = StoppingGuard  # type: ignore[misc]
+    with suppress(FileNotFoundError):
+        agent.ANSWER_SECONDS = int((FOLDER / "answer-seconds").read_text())
     sys.exit(agent.main())
