@@ -78,7 +78,7 @@ class Releases:
             f"(the nearest tested pair: Spark {spark} with Delta {delta})"
         )
 
-    def refusal(self, allow_untested: str) -> str | None:
+    def refusal(self, allow_untested: str = "false") -> str | None:
         """Return why a driver with these releases must not commit; None if it may.
 
         Args:

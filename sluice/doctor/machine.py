@@ -9,7 +9,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 
 from lock_manager.errors import LocalServerError
-from lock_manager.releases import ALLOW_UNTESTED, Releases
+from lock_manager.releases import Releases
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.errors import JarsError
@@ -74,12 +74,8 @@ def _spark_finding() -> Finding:
         java=java_version[1] if java_version else "unknown",
         creates_conditionally=creates_conditionally,
     )
-    problem = releases.problem()
-    if problem is not None:
-        return failed(
-            check, f"{problem}: use that pair, or set {ALLOW_UNTESTED}=true for each driver to go on at your own risk"
-        )
-    return ok(check, str(releases))
+    refusal = releases.refusal()
+    return ok(check, str(releases)) if refusal is None else failed(check, refusal)
 
 
 def _jars_finding() -> Finding:

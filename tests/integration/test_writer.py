@@ -483,6 +483,24 @@ def test_relative_paths_and_delta_identifiers_are_locations(spark: SparkSession,
     assert locate_table(spark, "./x/../y") == f"file:{Path.cwd()}/y"
 
 
+@pytest.mark.full
+def test_another_catalog_decides_where_its_new_tables_are(spark: SparkSession, tmp_path: Path) -> None:
+    options = {
+        "": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog",
+        ".url": f"jdbc:derby:{tmp_path / 'derby'};create=true", ".driver": "org.apache.derby.jdbc.EmbeddedDriver",
+    }  # fmt: skip
+    for name, value in options.items():
+        spark.conf.set(f"spark.sql.catalog.others{name}", value)
+    assert locate_table(spark, "default.new", new=True).endswith("/new")
+    spark.sql("USE others")
+    try:
+        with pytest.raises(TableError, match="does not exist in the catalog"):
+            locate_table(spark, "default.new", new=True)
+        assert locate_table(spark, "spark_catalog.default.new", new=True).endswith("/new")
+    finally:
+        spark.sql("USE spark_catalog")
+
+
 def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
     with pytest.raises(UnsupportedSessionError, match="Spark Connect is not supported"):

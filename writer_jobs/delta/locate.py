@@ -15,6 +15,7 @@ from writer_jobs.errors import StorageError, TableError
 
 _PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`", re.IGNORECASE)
 _DETAILS = "# Detailed Table Information"
+_SESSION_CATALOG = "spark_catalog"
 
 
 def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
@@ -73,8 +74,10 @@ def _catalog_location(spark: SparkSession, name: str, *, new: bool) -> str:
 def _new_location(spark: SparkSession, parts: list[str]) -> str | None:
     """Return where the session catalog would create a table; None for other catalogs, which decide at its creation."""
     *namespace, name = parts
-    if namespace[:1] == ["spark_catalog"]:
+    if namespace[:1] == [_SESSION_CATALOG]:
         namespace = namespace[1:]
+    elif spark.catalog.currentCatalog() != _SESSION_CATALOG:
+        return None
     if len(namespace) > 1:
         return None
     jvm: Any = spark._jvm  # noqa: SLF001

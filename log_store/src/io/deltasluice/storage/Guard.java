@@ -204,11 +204,15 @@ public final class Guard {
    * driver opens tickets.
    */
   static AutomaticTicket automaticTicket(VersionFile file, CommitBody body) throws CommitRefusedException {
-    String guardName = mode() == Mode.OFF ? null : automaticGuard(EnumSet.of(AutomaticLock.COMMIT, AutomaticLock.WRITE));
-    if (guardName == null || (hasCommitLock() && mode() == Mode.OBSERVE)) {
+    Mode mode = mode();
+    String guardName = mode == Mode.OFF ? null : automaticGuard(EnumSet.of(AutomaticLock.COMMIT, AutomaticLock.WRITE));
+    if (guardName == null) {
       return null;
     }
     if (hasCommitLock()) {
+      if (mode == Mode.OBSERVE) {
+        return null;
+      }
       throw new CommitRefusedException("LockNotHeldError", "a commit to " + file.table() + " was refused: with "
           + COMMIT_LOCK + "=true it would block all readers of this driver while it waits: remove that setting");
     }
