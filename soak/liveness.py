@@ -14,7 +14,7 @@ _OUTCOMES = frozenset({"stored", "filled", "refused", "unknown"})
 
 
 def all_attempts_have_outcomes(evidence: Evidence) -> Iterator[Violation]:
-    """I6: every attempt to commit a version gets an outcome, unless the writer is killed."""
+    """I6: every attempt to commit a version gets an outcome, unless a fault kills the writer or its JVM."""
     attempted: dict[tuple[int, str], Event] = {}
     # `taken` is not an outcome: the hold tries the next version, or reports that it gives up.
     outrun_attempts: dict[tuple[int, int], Event] = {}

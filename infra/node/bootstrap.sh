@@ -72,7 +72,7 @@ mount_volume "$(device_of "$SLUICE_LOG_VOLUME")" "$STATE/log"
 chown zookeeper:zookeeper "$STATE/data" "$STATE/log"
 printf '%s\n' "$SLUICE_NODE" > "$STATE/data/myid"
 # A member without data does not vote (db.autocreate=false in zoo.cfg), because all members with data may be down. In a
-# new ensemble it must vote. ZooKeeper then lets it vote if this file exists, and deletes the file.
+# new ensemble it must vote. ZooKeeper lets it vote if log/initialize exists, and deletes that file.
 if [[ ! -e $STATE/data/version-2 && ! -e $STATE/log/version-2 ]]; then
   initialized=$(retry aws ssm get-parameter --region "$SLUICE_REGION" --name "$SLUICE_INITIALIZED" \
     --query Parameter.Value --output text)

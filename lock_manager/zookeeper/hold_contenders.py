@@ -55,7 +55,7 @@ class HoldContenders:
     ) -> Any:
         """Send a quorum request that checks whether all contenders exist; return kazoo's AsyncResult.
 
-        ``operation`` adds one operation to the transaction, which is executed if and only if all contenders exist.
+        ``operation`` adds one operation to the transaction, which is executed only if all contenders exist.
         ``data`` returns the new data of a contender; without it the data stays.
         """
         transaction = checking_transaction(self._session.client, self._entries)

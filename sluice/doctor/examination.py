@@ -23,7 +23,7 @@ def examine(
     """Run all checks, and return their findings. A fault is a finding, not an error.
 
     Args:
-        settings: Settings of the lock. None, if no ensemble is given, is a fault, and the adoption is not checked.
+        settings: Settings of the lock. None if no ensemble is given: a fault, and the adoption is not checked.
         store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to check its conditional PUT; None to omit that check.
         table: Location of a table, to check its adoption; None to omit that check.
 

@@ -194,7 +194,7 @@ def build_graph(run: Run) -> dict[str, Any]:
         options[args.type_, args.name] = resource_options
 
     async def program() -> None:
-        # The last transformation gets the options after the transformations of the program.
+        # A stack transformation gets only the resources that are created after its registration.
         pulumi.runtime.register_stack_transformation(record_options)
         runpy.run_path(str(infra / "__main__.py"), run_name="__main__")
 

@@ -40,7 +40,7 @@ class PinsAndStreams:
     Attributes:
         pins: Pins that have not expired.
         streams: Streams that have started to read the table.
-        checkpoints: Checkpoint folders of all named streams.
+        checkpoints: All given streaming checkpoints, also of streams that have not started.
 
     """
 

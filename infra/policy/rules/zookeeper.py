@@ -13,7 +13,7 @@ from .secrets import PARAMETER
 
 #: Required settings of zoo.cfg: the value, and the connections that the member would accept with another value.
 REQUIRED_SETTINGS: Mapping[str, tuple[str, str]] = {
-    "secureClientPort": ("2281", "clients in clear text"),
+    "secureClientPort": ("2281", "clients that do not use TLS on port 2281"),
     "ssl.clientAuth": ("need", "clients without a certificate"),
     "enforce.auth.enabled": ("true", "clients without authentication"),
     "enforce.auth.schemes": ("x509", "clients without authentication by certificate"),

@@ -67,11 +67,11 @@ def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
     """Find the files of paths, URIs, globs and folders.
 
     A folder means the files directly in it, or all files below it if its sub-folders are named ``column=value``. Names
-    that begin with ``_`` or ``.`` are skipped.
+    that Spark ignores (:attr:`.FileStatus.is_hidden`) are skipped.
 
     Raises:
         SourceError: A source does not exist, cannot be listed, is a file that Spark skips, is a folder of other
-            folders, or is one of several folders with columns; or the sources have no files.
+            folders, or has ``column=value`` folders and is not the only source; or the sources have no files.
 
     """
     files_by_path: dict[str, FileStatus] = {}

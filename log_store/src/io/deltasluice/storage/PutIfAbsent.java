@@ -20,9 +20,9 @@ import org.apache.hadoop.fs.Path;
 interface PutIfAbsent {
   /**
    * The C library's messages of EPERM, EOPNOTSUPP, ENOSYS, EMLINK, EXDEV and EROFS. After such an error the request has
-   * created no link, and will create none later. Java's exception has the message, but no error number. After any
-   * other error, or with messages in another language, the outcome is unknown: an NFS server may create a link after
-   * its client timed out (EIO, ETIMEDOUT).
+   * created no link, and will create none later. Java's exception has the message, but no error number. (EACCES, which
+   * is as definite, has a class of its own.) After any other error, or with messages in another language, the outcome
+   * is unknown: an NFS server may create a link after its client timed out (EIO, ETIMEDOUT).
    */
   Set<String> DEFINITE_LINK_ERRORS = Set.of(
       "Operation not permitted",
