@@ -160,7 +160,7 @@ class EmbeddedServer:
         server_id: 1, 2 or 3.
         client_port: Port for clients on 127.0.0.1.
         folder: Folder with configuration, data and log (``server.log``).
-        pid: Process id of the Java process while it runs, else None.
+        pid: Process id of the Java process; None before :meth:`start` and after :meth:`stop`.
         end_reported: Whether :meth:`EmbeddedZooKeeper.wait_for_end` has returned this server since its last start.
 
     """
@@ -204,7 +204,7 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the process; :meth:`wait_until_serving` waits until it serves."""
         if self._supervisor is not None:
-            raise LocalServerError(f"server {self.server_id} is running already (pid {self.pid})")
+            raise LocalServerError(f"server {self.server_id} was started already (pid {self.pid}): stop it first")
         classpath = os.pathsep.join(map(str, find_server_jars()))
         command = [find_java(), *small_jvm_options(), "-Dorg.apache.logging.log4j.level=INFO", *self._java_options]
         command += ["-cp", classpath, self._main_class, str(self.folder / "zoo.cfg")]
@@ -324,7 +324,7 @@ class EmbeddedZooKeeper:
     def start(self, timeout_seconds: float = 60.0) -> Self:
         """Start all servers and wait until they serve."""
         if self.servers:
-            raise LocalServerError("the embedded ZooKeeper is running already")
+            raise LocalServerError("the embedded ZooKeeper was started already: stop it first")
         deadline = time.monotonic() + timeout_seconds
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
@@ -350,7 +350,7 @@ class EmbeddedZooKeeper:
         """
         servers = [server for server in self.servers if not server.end_reported]
         if not servers:
-            raise LocalServerError("all servers have ended: start the ensemble again")
+            raise LocalServerError("all servers have ended: stop the ensemble, and start it again")
         ended_server = next((server for server in servers if server.pid is None), None)
         if ended_server is None:
             # The pipe from the supervisor closes with it, and a closed pipe is readable at once.
@@ -406,8 +406,8 @@ class EmbeddedZooKeeper:
 def send_signal(pid: int, number: signal.Signals) -> None:
     """Send a signal if the process exists; with SIGSTOP, return when all of its threads have stopped.
 
-    One thread handles the signal when it gets a processor, and stops the others. They may run until then. Without
-    ``/proc`` the function returns at once.
+    One thread handles the signal when it gets a processor, and stops the others. They may run until then. The
+    function waits for at most 10 s, and not at all without ``/proc``.
     """
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -132,7 +132,7 @@ def test_the_manifest_lists_all_files_of_concurrent_appends(table: Table) -> Non
     ids=["plain", "auto-compaction that the session turns off", "checkpoint", "manifest"],
     indirect=["table"],
 )
-def test_harmless_hooks_run_behind_the_gate(table: Table, *, staged: bool) -> None:
+def test_a_write_with_harmless_hooks_goes_through_the_gate(table: Table, *, staged: bool) -> None:
     initial_files = table.files()
     table.append(1, before_write=table.record_files)
     assert (table.files_at_lock[-1] != initial_files) == staged

@@ -150,7 +150,7 @@ def wider_of(left_type: T.DataType, right_type: T.DataType) -> T.DataType | None
 def holds(table: T.DataType, rows: T.DataType) -> bool:
     """Return whether a cast from the type of the rows to the type of the table keeps each value, or fails.
 
-    A cast that depends on the time zone does not count: a timestamp to text, a local time or a date to a timestamp.
+    A cast that depends on the time zone does not count: a timestamp to text; a local time or a date to a timestamp.
     """
     if isinstance(table, T.StructType | T.ArrayType | T.MapType):
         return type(table) is type(rows) and not any(
@@ -175,12 +175,12 @@ def type_to_read(
 
     """
     if isinstance(table, T.StructType) and isinstance(inferred_type, T.StructType):
-        names_in_json = {fold(field.name): field for field in inferred_type}
+        json_fields = {fold(field.name): field for field in inferred_type}
         names = {fold(field.name) for field in table}
         # Spark's JSON reader matches names exactly, so the returned type has the names in the files.
         columns = [
             T.StructField(field.name, field.dataType)
-            if (match := names_in_json.get(fold(field.name))) is None
+            if (match := json_fields.get(fold(field.name))) is None
             else T.StructField(match.name, type_to_read(field.dataType, match.dataType, fold, widens=widens))
             for field in table
         ]

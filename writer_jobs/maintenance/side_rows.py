@@ -2,7 +2,7 @@
 
 A feed appends to a side table with each batch, and holds the lock on it over both commits of the batch. Maintenance
 rewrites the side table without the lock and holds the lock for its own commit only, so that feeds do not wait. Rows
-that a batch appends meanwhile stay. An expired row stays expired when rows are appended: a hidden cell stays hidden.
+that a batch appends meanwhile stay. A cell that a delete hides stays hidden when rows are appended.
 """
 
 from __future__ import annotations
