@@ -164,7 +164,7 @@ class Writer:
     def configured_store(self, mode: str) -> Iterator[None]:
         """Set the guard mode, the log store and the lock of unchanged programs of a mode.
 
-        The guard mode and the log store apply to tables that this driver opens later.
+        The log store applies to tables that this driver opens later.
         """
         changes = {}
         if mode in ("optimistic", "stock", "limit"):

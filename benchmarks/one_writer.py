@@ -2,9 +2,9 @@
 
 The append of a writer goes through the gate. The automatic append is ``df.write`` with an automatic ticket, as in a
 program that requests no lock. The plain append is ``df.write`` through the same log store with the guard off. The order
-alternates. The intervals of the ratios come from 2,000 resamples of the rounds (bootstrap, 95 %). A second table splits
-the time of an append of the writer into phases, from the times of requests to the guard; it has means, because these
-add up. Everything runs on this machine: S3 is moto, ZooKeeper one embedded server.
+alternates. The intervals of the ratios come from 2,000 resamples of the rounds (bootstrap, 95 %). The first table
+splits the time of an append of the writer into phases, from the times of requests to the guard; only its means add up.
+Everything runs on this machine: S3 is moto, ZooKeeper one embedded server.
 
     python benchmarks/one_writer.py [--rounds 60]
 """

@@ -19,10 +19,10 @@ REMOVAL_VERSION, NEWEST_VERSION = 2, 3
 
 
 class AgedTable(MaintainedTable):
-    """A table of four versions, all of them eight days old. Version 2 removed a file and wrote change data."""
+    """A table of four versions. Version 2 removed a file and wrote change data."""
 
     def set_statement_time(self, days_ago: float) -> None:
-        """Set the time of the removal's statement to ``days_ago``, as if its commit had waited since then."""
+        """Set the time of the removal's statement to ``days_ago``, and the age of all files to eight days."""
         path = self.version_file(REMOVAL_VERSION)
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         for action in actions:
@@ -68,6 +68,7 @@ def test_removed_files_stay_for_the_retention_after_their_commit(
         commit_file = aged_table.version_file(REMOVAL_VERSION)
     else:
         aged_table.clean_log()
+        # A removal whose version file is gone counts from the oldest version of the log.
         commit_file = aged_table.version_file(NEWEST_VERSION)
     set_file_age(commit_file, 24 * (retain_days - 1))
     assert aged_table.removable_file_count(retain_days) == 0

@@ -131,7 +131,7 @@ def build_session(
 def repair_interrupts() -> None:
     """Make Ctrl-C raise KeyboardInterrupt with PySpark 4.0 and 4.1, too, if this is the main thread.
 
-    Their handler first cancels all jobs. Within a call of py4j that fails, and the caller gets ``Py4JError`` instead.
+    Their handler first cancels all jobs. This fails during a call of py4j, and the caller gets ``Py4JError`` instead.
     """
     handler = signal.getsignal(signal.SIGINT)
     if (
@@ -212,7 +212,7 @@ def refuse_lenient_casts(spark: SparkSession) -> None:
     """Make sure that casts out of range fail; raise UnsupportedSessionError if ``spark.sql.ansi.enabled`` is false."""
     if str(spark.conf.get(_ANSI, "true")).lower() != "true":
         raise UnsupportedSessionError(
-            f"{_ANSI} is false, so that Spark stores another number where a column cannot hold one: set "
+            f"{_ANSI} is false, so Spark stores a wrong number if a value is out of a column's range: set "
             f"--conf {_ANSI}=true"
         )
 

@@ -1,7 +1,6 @@
 """The position of a change in its database's log, derived from Debezium's ``source``.
 
-A position is a text. Each number in it is padded to the same number of digits, so texts sort as numbers do. All
-connectors share this type, so a feed keeps its order when it moves to another database.
+A position is a text. Its numbers have fixed widths, so texts sort as numbers do. All connectors share this type.
 
 - PostgreSQL: the LSN of the last commit before the change, then the change's own LSN (``source.sequence``). The LSN
   alone is not an order: a transaction writes while others commit, and an incremental snapshot can read in between.
