@@ -1,4 +1,4 @@
-"""A driver of ``maintenance.py`` that writes to a table repeatedly until a file exists.
+"""A driver that ``maintenance.py`` starts. It writes to a table repeatedly until a file exists.
 
 ``maintenance_appender.py append|update HOSTS TABLE OUTPUT READY STOP``: each write appends a row, or updates a row of
 partition 0. After the warm-up the driver creates READY. When STOP exists, it writes its figures to OUTPUT and ends.
@@ -22,7 +22,7 @@ WARM_UP = 5
 def main() -> None:
     operation, hosts, table, output, ready, stop = sys.argv[1:]
     spark = bench_session("appender", {"spark.master": "local[1]"})
-    appends = []
+    writes = []
     with ZookeeperLockManager(hosts) as manager:
         writer = LockedDeltaWriter(spark, manager, table)
         number = 0
@@ -36,13 +36,13 @@ def main() -> None:
                     {"value": f"'{number}'"}, "part = 0 AND id = 0", lock=[{"part": 0}], lock_during="commit"
                 )
             if number >= WARM_UP:
-                appends.append(
+                writes.append(
                     {"asked_at": asked_at, "took_s": time.perf_counter() - began, "waited_s": result.waited_seconds}
                 )
             number += 1
-            if appends:
+            if writes:
                 Path(ready).touch()
-    Path(output).write_text(json.dumps(appends))
+    Path(output).write_text(json.dumps(writes))
     spark.stop()
 
 

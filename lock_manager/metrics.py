@@ -251,7 +251,7 @@ def _exclusive_access(file: Path) -> Iterator[None]:
 
 
 def _read_counters(file: Path) -> dict[str, Metric]:
-    """Return the counters and histograms of a file by name, without the label ``file``."""
+    """Return the counters, histograms and summaries of a file by name, without the label ``file``."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 (an optional extra)
 
     counters: dict[str, Metric] = {}

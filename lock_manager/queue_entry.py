@@ -67,7 +67,7 @@ class QueueEntry:
 
     @property
     def targets(self) -> tuple[QueuedNode, ...]:
-        """The innermost nodes: those of the requested table or partitions."""
+        """The innermost nodes: those of the requested table or partitions, unless :attr:`QueuedNode.is_ancestor`."""
         return tuple(node for node in self.nodes if not any(_is_below(inner, node) for inner in self.nodes))
 
     @property

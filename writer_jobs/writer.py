@@ -498,7 +498,9 @@ class LockedDeltaWriter:
         try:
             write_due_checkpoints(self._spark, self._manager)
         except BaseException as interrupt:
-            interrupt.add_note(f"the write to {self.table} has ended: look for {execution.write_id} in `sluice log`")
+            interrupt.add_note(
+                f"the write to {self.table} has ended: look for {execution.write_id} in `sluice log --json`"
+            )
             raise
 
     def _run(
@@ -529,7 +531,7 @@ class LockedDeltaWriter:
         return with_storable_values(df, partitions)
 
     def _refuse_clock_changes(self, state: TableState | None) -> None:
-        """Make sure that rows of the table can be copied into other files."""
+        """Raise SchemaMismatchError if clock changes could alter a partition value of rows that are copied."""
         if state is not None:
             refuse_clock_changes(self._spark, self.table, state.partition_types)
 

@@ -36,10 +36,10 @@ _SEARCH_SECONDS = 600.0
 """Interval of the search through the partitions of a table in use, in seconds."""
 
 _MAX_RECORDED = 10_000
-"""Maximum number of recorded partitions. The one that was unused for the longest time is dropped first."""
+"""Maximum number of recorded partitions. The partition with the earliest due time is dropped first."""
 
 _MAX_AT_ONCE = 100
-"""Maximum number of requests in one round, so that more urgent work of the thread is not delayed."""
+"""Maximum number of znodes that one round checks, so that more urgent work of the thread is not delayed."""
 
 _MAX_SEARCHED = 200
 """Maximum number of znodes of one table that one search lists."""
@@ -65,7 +65,7 @@ class EmptyZnodes:
     def record_use(self, nodes: Iterable[str]) -> bool:
         """Schedule a check of queues of partitions that were used just now; ignore queues of tables.
 
-        Return whether no check was scheduled before: then :meth:`seconds_until_due` has changed from None.
+        Return whether :meth:`seconds_until_due` has changed from None to a number.
         """
         now = time.monotonic()
         with self._lock:

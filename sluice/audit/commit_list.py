@@ -69,7 +69,7 @@ def _commit_json(commit: LogCommit) -> dict[str, Any]:
 
 
 def print_log(location: str, commits: Sequence[LogCommit | str], console: Console) -> None:
-    """Print a line for each commit. Commits without the lock are yellow. Ids are cut to 8 characters."""
+    """Print a line for each commit, with ids cut to 8 characters. Commits without the lock are yellow."""
     console = table_console(console)
     ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
     # A single ensemble is in the title and needs no column.

@@ -104,7 +104,7 @@ def parse_errors(folder: Path, queries: Iterable[str]) -> str:
 
 
 def mistakes(board: dict[str, Any]) -> Iterator[str]:
-    """Yield the metrics and labels of a board that the code does not export."""
+    """Yield a message for each wrong metric or label in a board's expressions and legends."""
     for panel in panels(board):
         for target in panel["targets"]:
             expression = target["expr"]

@@ -78,7 +78,8 @@ class HeldWrite:
         except BaseException as error:
             # Most likely a second Ctrl-C, or a Ctrl-C after the write had ended.
             error.add_note(
-                f"the write to {table} may have been committed: look for {self._execution.write_id} in `sluice log`"
+                f"the write to {table} may have been committed: look for {self._execution.write_id} in "
+                "`sluice log --json`"
             )
             raise
         if interrupt is not None:

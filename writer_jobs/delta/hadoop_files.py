@@ -50,7 +50,7 @@ class FileStatus:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether Spark ignores the file or folder by its name (``HadoopFSUtils.shouldFilterOutPathName``)."""
+        """Whether Spark ignores the file or folder by its name (its ``shouldFilterOutPathName`` and ``isDataPath``)."""
         # _day=3 is a folder of the column _day.
         is_private = self.name.startswith("_") and "=" not in self.name
         return is_private or self.name.startswith(".") or self.name.endswith("._COPYING_")

@@ -31,7 +31,7 @@ class Statement:
     inverted: tuple[str, ...]
 
     def covers_action(self, action: str) -> bool:
-        """Return whether the statement covers this action."""
+        """Return whether the statement's ``Action`` covers this action."""
         return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in self.actions)
 
     @property
