@@ -1,4 +1,4 @@
-"""A driver that ``maintenance.py`` starts. It writes to a table repeatedly until a file exists.
+"""A Spark driver for ``maintenance.py`` that writes to a table repeatedly until a file exists.
 
 ``maintenance_appender.py append|update HOSTS TABLE OUTPUT READY STOP``: each write appends a row, or updates a row of
 partition 0. After the warm-up the driver creates READY. When STOP exists, it writes its figures to OUTPUT and ends.

@@ -70,7 +70,7 @@ class Adoption:
 
     @classmethod
     def to_restore(cls, previous: Adoption | None, current: Adoption | None, hold: Adoption) -> Adoption | None:
-        """Return the adoption that a table needs after a statement that changed it as a side effect; None if no other.
+        """Return the adoption to restore after a statement that changed it as a side effect; None to keep ``current``.
 
         REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
         source. So the table gets back its previous adoption. If it had none before and has one now, that adoption is

@@ -69,7 +69,7 @@ class Table(TableAtTheGate):
             self.rows(*ids).write.format("delta").mode("append").save(str(self.path))
 
     def append_by_delta_rs(self, *ids: int) -> None:
-        """Append with delta-rs, which writes no checksum file. The caller holds the lock."""
+        """Append with delta-rs, which writes no checksum file."""
         write_deltalake(str(self.path), pa.table({"id": pa.array(ids, pa.int64())}), mode="append")
 
     def add_column(self) -> None:
@@ -326,7 +326,7 @@ def new_table(request: pytest.FixtureRequest, make_rival: Callable[..., RivalMan
     return Table.create(request, rival=make_rival())
 
 
-@pytest.mark.parametrize("fixture_name", ["table", "new_table"], ids=["removed", "created and removed"])
+@pytest.mark.parametrize("fixture_name", ["table", "new_table"], ids=["removed", "new"])
 def test_a_removed_table_is_created_by_the_repeated_write(fixture_name: str, request: pytest.FixtureRequest) -> None:
     table: Table = request.getfixturevalue(fixture_name)
     with table.waiting(1) as running:

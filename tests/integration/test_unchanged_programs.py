@@ -204,7 +204,7 @@ def test_sessions_of_a_thrift_server_queue(machine: Machine, manager: ZookeeperL
 
 
 @pytest.mark.full
-def test_an_agent_that_does_not_start_is_one_sentence(machine: Machine) -> None:
+def test_an_error_names_the_setting_if_no_agent_starts(machine: Machine) -> None:
     (command,) = commands("spark-sql")
     code, output = machine.run(command.replace(" -e ", " --conf spark.sluice.python=/usr/bin/false -e "))
     assert code != 0
@@ -218,7 +218,6 @@ select id, n + 1 as n from {% if is_incremental() %} {{ this }} {% else %} (sele
 """
 PROJECT = "name: lake\nprofile: lake\nflags: {send_anonymous_usage_stats: false}\n"
 PROFILES = "lake: {target: dev, outputs: {dev: {type: spark, method: session, schema: lake, host: none}}}\n"
-#: An interpreter with dbt finds PySpark and Sluice in the environment of the tests, after its own packages.
 REQUIREMENTS = Path(__file__).parents[1] / "data" / "dbt.txt"
 
 
@@ -229,6 +228,7 @@ def test_four_runs_of_a_dbt_project_each_increase_all_rows(machine: Machine) -> 
     subprocess.run([uv, "venv", "--python", sys.executable, machine.folder / "dbt"], check=True)
     subprocess.run([uv, "pip", "install", "--python", interpreter, "-r", REQUIREMENTS], check=True)
     (site,) = (machine.folder / "dbt").glob("lib/python*/site-packages")
+    # The interpreter finds PySpark and Sluice in the environment of the tests, after its own packages.
     (site / "tests.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     first = machine.folder / "first"
     (first / "models").mkdir(parents=True)

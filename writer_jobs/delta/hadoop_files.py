@@ -96,7 +96,7 @@ class HadoopFiles:
         return self._call(folder, lambda system, location: _statuses(system.listStatus(location)), absent=[])
 
     def glob(self, pattern: str) -> list[FileStatus]:
-        """Return the files and folders that match a pattern (``*``, ``?``, ``[a-z]``, ``{a,b}``), by name."""
+        """Return the files and folders that match a pattern (``*``, ``?``, ``[a-z]``, ``{a,b}``), by path."""
         return self._call(pattern, lambda system, location: _statuses(system.globStatus(location) or []), absent=[])
 
     def read_text(self, path: str) -> str | None:

@@ -80,7 +80,7 @@ def apply_rows(
         options: Options of the rows and the table; see :class:`~writer_jobs.late_rows.options.RowOptions`.
 
     Raises:
-        TypeError: A required option is missing, or there is no such option.
+        TypeError: A required option is missing, or an option does not exist.
         ValueError: Options contradict each other.
         ChangesError: The rows lack a column, a key is null, an event time is beyond the years 1 to 9999, or two rows
             have the same key and sequence, but different values.

@@ -53,7 +53,7 @@ def with_defaults(options: RowOptions) -> RowOptions:
     """Return the options, with the default of each option that is not set.
 
     Raises:
-        TypeError: A required option is missing, or there is no such option.
+        TypeError: A required option is missing, or an option does not exist.
 
     """
     complete = {**_DEFAULTS, **options}

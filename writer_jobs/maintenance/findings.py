@@ -24,7 +24,7 @@ _EPSILON = 1e-9
 # Partitions whose average size is below this share of the target file size are too small.
 _TINY_PARTITION = 1 / 8
 _MANY_PARTITIONS = 100
-# So many files that a listing includes cost about as much as one file that a reader opens.
+# A listing of this many files costs about as much as one file that a reader opens.
 _LISTED_FILES_PER_OPENED_FILE = 100
 
 

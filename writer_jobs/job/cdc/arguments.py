@@ -54,7 +54,7 @@ decoders:
 
 rules:
   hbase: the table has the values that HBase shows: the newest value of each column that no delete hides. TABLE_cells
-  stores all cells for --tombstone-days at least. A new qualifier becomes a new column.
+  stores cells; deletes and replaced values stay for --tombstone-days at least. A new qualifier becomes a new column.
   debezium: the newest event of each key is applied, by its position in the database's log. TABLE_tombstones stores
   deletes. New columns and wider types are added with the events.
   The first run binds the table to its keys, order and SCD type (table property sluice.feed). Other values are refused
