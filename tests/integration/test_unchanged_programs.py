@@ -236,7 +236,7 @@ def test_four_runs_of_a_dbt_project_each_increase_all_rows(machine: Machine) -> 
     (first / "dbt_project.yml").write_text(PROJECT)
     (first / "profiles.yml").write_text(PROFILES)
     _, command = commands("sluice run")
-    in_folder = f"env LAKE={machine.folder}/lake -C {{}} {interpreter} -m {command}"
+    in_folder = f"env -C {{}} LAKE={machine.folder}/lake {interpreter} -m {command}"
     code, output = machine.run(in_folder.format(first))
     assert code == 0, output
     folders = [Path(shutil.copytree(first, machine.folder / f"copy-{number}")) for number in range(4)]
