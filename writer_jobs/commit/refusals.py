@@ -1,7 +1,8 @@
 """The guard's refusals as typed Python errors, in every Spark call: an append, MERGE, OPTIMIZE, a stream.
 
 Delta wraps the exceptions of its log store in up to six layers. PySpark converts the outermost into a Python exception,
-in one function for all calls into the JVM. This module first looks for a refusal in the other layers.
+in one function for all calls into the JVM. This module first looks for a refusal in the other layers. It also imports
+Delta's own conversion of conflicts, which Delta before 4.4 leaves to the program.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import delta.exceptions.captured  # noqa: F401
 from pyspark import SparkContext
 from pyspark.errors.exceptions import captured
 
