@@ -172,7 +172,7 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table (1000000)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table; a fifth for cells (1000000)")
     parser.add_argument("--changes", type=int, default=1_000_000, help="changes in the batch (1000000)")
     parser.add_argument("--cells", type=int, default=100_000, help="cells in the batch of cells (100000)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, in turns (3)")

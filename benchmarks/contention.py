@@ -11,10 +11,10 @@ each commit they do no work, wait 2 s (a slow source), or compute sums over the 
 
 With --modes also, for programs that request no lock (docs/how-to/unchanged.md):
 
-    automatic     an automatic ticket for each commit, from this process (``attach(lock="commit")``)
+    automatic     an automatic ticket for each commit, from the driver's Python process (``attach(lock="commit")``)
     agent         an automatic ticket for each commit, from the agent of ``SluicePlugin``
 
-Drivers start once and warm up on separate tables; modes take turns. Everything runs on this machine.
+Drivers start once and warm up on other tables; modes take turns. Everything runs on this machine.
 
     python benchmarks/contention.py [--quick] [--writers 1 2 4 8] [--work 0 2 cpu]
 """

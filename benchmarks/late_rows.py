@@ -134,7 +134,7 @@ def main() -> None:
         "contain them"
     )
     print(f"apply_rows is {results[0]['seconds'] / results[1]['seconds']:.2f} times as fast as a plain MERGE")
-    save(options.output, {"files": files, "near": overlapping_files, "runs": results})
+    save(options.output, {"files": files, "overlapping_files": overlapping_files, "runs": results})
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def uncontended(zookeeper: EmbeddedZooKeeper, rounds: int, per_round: int) -> li
 
 
 def waiter(kind: str, hosts: str) -> None:
-    """Queue once for each line of standard input; print the sequence number and the times of acquire and release."""
+    """Queue once for each line of input; print the token or sequence number and the times of acquire and release."""
     report: Callable[..., None] = lambda *values: print(*values, flush=True)  # noqa: E731
     if kind == "sluice":
         manager = ZookeeperLockManager(hosts, timeout_seconds=300)
@@ -136,17 +136,17 @@ def waiter(kind: str, hosts: str) -> None:
         if kind == "sluice":
             hold = manager.acquire(TABLE)
             held_at = time.monotonic()
-            sequence_number = hold.token
+            number = hold.token
             released_at = time.monotonic()
             hold.release()
         else:
             lock = client.Lock(KAZOO_PATH)
             lock.acquire()
             held_at = time.monotonic()
-            sequence_number = int(lock.node[-10:])
+            number = int(lock.node[-10:])
             released_at = time.monotonic()
             lock.release()
-        report(sequence_number, held_at, released_at)
+        report(number, held_at, released_at)
 
 
 def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int) -> dict[str, Any]:

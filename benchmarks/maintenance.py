@@ -1,10 +1,11 @@
 """Measure maintenance of a table with many small files: its health check, its compaction, and the waits of an appender.
 
-Copies of one table are compacted: by maintenance, partition by partition, and by plain ``OPTIMIZE`` with the same sizes
-in a session without the guard. In further runs another driver appends rows without a pause: during maintenance; during
-maintenance while a third driver keeps changing one partition, which therefore loses its races and is compacted with its
-lock held; and during ``optimize(lock_during="write")``, the alternative without a gate. The health check is compared
-with stock tools: deltalake's list of files and a walk through the folder.
+Copies of one table are compacted: by maintenance, with a commit for each partition (in the run ``few`` for up to 16),
+and by plain ``OPTIMIZE`` with the same sizes in a session without the guard. In further runs another driver appends
+rows without a pause: during maintenance; during maintenance while a third driver keeps changing one partition, whose
+compaction therefore conflicts until it holds the partition's lock; and during ``optimize(lock_during="write")``, the
+alternative without a gate. The health check is compared with stock tools: deltalake's list of files and a walk through
+the folder.
 
     python benchmarks/maintenance.py [--files 20000] [--partitions 20]
 """
@@ -128,10 +129,10 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=20, help="partitions of each table (20)")
     parser.add_argument(
         "--runs", nargs="+", default=[*ALONE, *WITH_APPENDER], choices=[*ALONE, *WITH_APPENDER], metavar="RUN",
-        help=f"compactions without an appender: {', '.join(ALONE)}; with one: {', '.join(WITH_APPENDER)} (all)",
+        help=f"compactions without an appender: {', '.join(ALONE)}; with an appender: {', '.join(WITH_APPENDER)} (all)",
     )  # fmt: skip
     parser.add_argument(
-        "--quiet", type=float, default=10, metavar="SECONDS", help="appends before a compaction with an appender (10)"
+        "--quiet", type=float, default=10, metavar="SECONDS", help="how long an appender runs before a compaction (10)"
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench/maintenance.json"))
     options = parser.parse_args()
@@ -222,16 +223,16 @@ def measure_and_save(
             time.sleep(options.quiet)
             began, ended = compact(f"{name}, beside an appender", work)
             waits_before, waits_during = waits(end_appender(), began, ended)
-        appender_waits.append({"beside": f"nothing, before {name}", **wait_figures(waits_before)})
-        appender_waits.append({"beside": name, **wait_figures(waits_during)})
+        appender_waits.append({"when": f"before {name}", **wait_figures(waits_before)})
+        appender_waits.append({"when": f"during {name}", **wait_figures(waits_during)})
     write_figures(
-        options.output, {"seen": measurements, "rates": rates, "kept_back": appender_waits, "held": longest_holds}
+        options.output, {"measurements": measurements, "rates": rates, "waits": appender_waits, "held": longest_holds}
     )
 
 
 def write_figures(output: Path, figures: dict[str, list[Any]]) -> None:
     """Print the tables of the compactions and store all figures."""
-    for rows in filter(None, (figures["rates"], figures["kept_back"])):
+    for rows in filter(None, (figures["rates"], figures["waits"])):
         print_table(rows)
     seconds_held = [round(seconds, 3) for seconds in figures["held"]]
     print_table([{"maintenance held a lock at most, by run, s": seconds_held}])

@@ -43,7 +43,7 @@ class Operations:
         self.tables = 0
 
     def table(self, files: int = 1) -> str:
-        """Create a table with a part of ``KEYS`` rows for each writer, in ``files`` commits; return its URI."""
+        """Create a table of ``KEYS`` rows for each writer's part; append a row ``files - 1`` times; return its URI."""
         self.tables += 1
         uri = f"s3://bench/operations{self.tables}"
         parts = range(1, len(self.bench.drivers) + 1)

@@ -121,7 +121,7 @@ def row(name: str, counts: list[Counter[str]], seconds: float | None) -> dict[st
 
 
 def move_past_checkpoint(spark: SparkSession, writer: LockedDeltaWriter, rounds: int) -> None:
-    """Append until a checkpoint exists and the next ``rounds`` versions, at most eight, end before the next one."""
+    """Append until a checkpoint exists and none is due in the next ``rounds`` versions, if these are at most eight."""
     last_first_digit = max(FIRST_DIGIT, INTERVAL - rounds)
     while True:
         version = writer.log.head().version + 1

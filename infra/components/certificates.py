@@ -137,7 +137,7 @@ def store_secret(
 ) -> tuple[aws.secretsmanager.Secret, aws.secretsmanager.SecretVersion]:
     """Create a secret in Secrets Manager and its value.
 
-    The secret's name in AWS is ``prefix`` and a suffix that AWS appends; ``name`` is Pulumi's name.
+    The secret's name in AWS is ``prefix`` and a suffix that the provider appends; ``name`` is Pulumi's name.
     A deleted secret can be restored for a week.
     """
     secret = aws.secretsmanager.Secret(

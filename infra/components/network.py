@@ -66,7 +66,7 @@ class AwsEgress:
     resources: Sequence[pulumi.Resource] = ()
 
     def allow(self, name: str, group_id: pulumi.Input[str], opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
-        """Create rules that allow a security group HTTPS to the interface endpoints, else to all addresses.
+        """Create rules that allow a security group HTTPS to S3 and the interface endpoints, else to all addresses.
 
         ``name`` is the prefix of the rules' names.
         """

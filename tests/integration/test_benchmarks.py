@@ -64,7 +64,7 @@ SMOKES = {
         (
             ("1", "2", "3"),
             ("plain OPTIMIZE, alone", "maintain.py --compact, beside an appender"),
-            ("nothing, before maintain.py --compact", "maintain.py --compact"),
+            ("before maintain.py --compact", "during maintain.py --compact"),
             ("[",),
         ),
     ),
@@ -117,7 +117,7 @@ LONGER_RUNS = {
         (
             ("1", "2", "3"),
             (*LABELS_ALONE, *(f"{name}, beside an appender" for name in LABELS_BESIDE_APPENDER)),
-            tuple(row for name in LABELS_BESIDE_APPENDER for row in (f"nothing, before {name}", name)),
+            tuple(row for name in LABELS_BESIDE_APPENDER for row in (f"before {name}", f"during {name}")),
             ("[",),
         ),
     ),
