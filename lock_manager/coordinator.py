@@ -109,7 +109,7 @@ class Hold(Protocol):
         requested_at: When ``acquire`` was called, seconds since the epoch.
         acquired_at: When the lock was acquired, seconds since the epoch.
         waited_seconds: Time between these two, on the monotonic clock.
-        released_at: When ``release`` was called, seconds since the epoch; None before.
+        released_at: When ``release`` was called or the manager closed, seconds since the epoch; None before.
         thread: Thread that acquired the hold, for the rule on nested acquires.
 
     """

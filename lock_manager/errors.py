@@ -153,7 +153,7 @@ class MetricsError(SluiceError, RuntimeError):
 class NotStagedError(SluiceError, RuntimeError):
     """The commit of a write cannot wait for the lock: the write runs again, with the lock held from its beginning.
 
-    The writer handles it; its callers never see it.
+    The writer handles it, or the log store for an unchanged program; callers never see it.
     """
 
 
@@ -161,7 +161,7 @@ class LockError(SluiceError):
     """Base of the errors of a lock.
 
     Attributes:
-        resource: Canonical URI of the table.
+        resource: Names of the tables and partitions, for people; for one whole table its canonical URI.
 
     """
 

@@ -78,8 +78,9 @@ class Settings:
             pulumi.RunError: A value is invalid. ``pulumi up`` shows the message of this error without a traceback.
 
         """
-        # Names in AWS contain the stack's name, and some names are limited to 38 characters.
-        _require(_STACK.fullmatch(self.stack), "stack's name", self.stack, "1 to 18 of a-z, 0-9 and -, such as prod")
+        # Names in AWS contain the stack's name, and the name prefix of a role has at most 38 characters.
+        requirement = "1 to 18 of a-z, 0-9 and -, without - at either end, such as prod"
+        _require(_STACK.fullmatch(self.stack), "stack's name", self.stack, requirement)
         _require(self.egress in ("endpoints", "nat"), "egress", self.egress, "endpoints or nat")
         mode = self.commit_policy
         _require(mode in ("off", "prefixes", "all"), "commitPolicy", mode, "off, prefixes or all")
@@ -124,7 +125,7 @@ class Settings:
         )
         for prefix in self.table_prefixes:
             # A wildcard would also act as one in the resources of a policy.
-            _require(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders, without * ? $ and blanks")
+            _require(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders of a-z, A-Z, 0-9 and !_.'()/=-")
         if self.commit_policy == "prefixes":
             _require(self.table_prefixes, "tablePrefixes", [], "set when commitPolicy is prefixes")
         for key, arns in (

@@ -163,7 +163,7 @@ class AutomaticTicket:
             self.end()
 
     def restoration(self) -> dict[str, Any] | None:
-        """Return the adoption that the commit removes or brings along, and the block of the commit that restores it."""
+        """Return the adoption to restore after this commit, and the block of the commit that restores it."""
         staged, block = self._staged, self.block
         if staged is None or block is None or staged.new_properties is None or staged.operation == UNSET_PROPERTIES:
             return None
@@ -268,7 +268,7 @@ class AutomaticTicket:
             return reason
         if not staged.changes_rows:
             return None
-        # Delta registers such reads, and checks them for conflicts. A blind append has registered no read.
+        # Delta registers ``newest`` reads, and checks them for conflicts. A blind append has registered no read.
         unregistered = [read for read in description["reads"] if staged.is_blind or not read.get("newest")]
         return own_read_reason(unregistered, self.table, description.get("table_id"))
 

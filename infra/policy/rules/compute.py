@@ -90,7 +90,7 @@ def machines_are_deleted_before_replacement(args: ResourceValidationArgs) -> Ite
 
 @stack_rule(INSTANCE)
 def machines_are_replaced_on_purpose(instance: PolicyResource, stack: Stack) -> Iterator[str]:
-    """Only the machine that replaceNode names may be replaced or stopped."""
+    """At most one machine may be replaced or stopped, and only if replaceNode is set."""
     replaceable = [
         machine for machine in stack.of_type(INSTANCE) if not set(machine.opts.ignore_changes) >= REPLACING_PROPERTIES
     ]

@@ -78,7 +78,7 @@ def data_resources_are_named(args: ResourceValidationArgs) -> Iterator[str]:
 
 @resource_rule(ROLE)
 def trust_is_named(args: ResourceValidationArgs) -> Iterator[str]:
-    """Only named principals may assume a role, and services only for this account."""
+    """Only named principals may assume a role, and services only for this account or organization."""
     for statement in allow_statements(args.props.get("assumeRolePolicy")):
         if statement.is_for_everybody or statement.inverted:
             yield "Any principal may assume the role: name the principals."

@@ -50,7 +50,7 @@ def flow_logs(vpc: PolicyResource, stack: Stack) -> Iterator[str]:
 
 @resource_rule(ENDPOINT)
 def endpoints_are_limited(args: ResourceValidationArgs) -> Iterator[str]:
-    """Each endpoint has a policy: S3's names buckets, and the others allow only principals of this account."""
+    """Each endpoint has a policy: S3's names buckets, and the others name the account or organization."""
     document = args.props.get("policy")
     if document is None:
         yield "The endpoint has no policy: AWS's default policy allows everything to everybody."

@@ -1,4 +1,4 @@
-"""Only Secrets Manager stores keys, deleted secrets and KMS keys are recoverable, and parameters have fixed names."""
+"""Secrets, KMS keys and parameters: keys only in Secrets Manager, recoverable deletions, parameters below one path."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def deleted_keys_are_recoverable(args: ResourceValidationArgs) -> Iterator[str]:
 
 @resource_rule(PARAMETER)
 def parameter_names_belong_to_the_stack(args: ResourceValidationArgs) -> Iterator[str]:
-    """Parameter names belong to the stack."""
+    """Parameter names are below /sluice-STACK/zookeeper/."""
     name = args.props.get("name")
     if not isinstance(name, str) or not _PARAMETER_NAME.fullmatch(name):
         yield f"The name {name!r} is not below /sluice-STACK/zookeeper/: IAM policies of roles allow only that path."

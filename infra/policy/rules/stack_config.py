@@ -1,8 +1,8 @@
 """Values of the stack's configuration that change what rules require.
 
-Pulumi passes the stack's configuration to a policy pack. The rules read exceptions only from there, because the program
-under test could change a tag, and an option of the pack would repeat the configuration. Without a configured value
-there is no exception.
+Pulumi passes the stack's configuration to a policy pack. The exceptions in this module are neither tags, which the
+program under test could change, nor options of the pack, which would repeat the configuration. Without a configured
+value there is no exception.
 """
 
 from __future__ import annotations
