@@ -141,7 +141,7 @@ def check_name(name: str) -> None:
     """Raise unless a pin may have this name.
 
     Raises:
-        PinError: The name has other characters or is too long.
+        PinError: The name is malformed or too long.
 
     """
     if _NAME.fullmatch(name) is None:

@@ -21,7 +21,7 @@ class ServerSecurity:
         trust_store: PEM file with the authorities that sign client certificates; required with ``key_store``.
         sasl_users: Passwords by user name, for the SASL mechanism DIGEST-MD5. Not in the repr.
         schemes: Authentication schemes (``sasl``, ``digest``, ``x509``). The server refuses a client that authenticates
-            with none of them. If empty, it accepts every client.
+            with none of them. If empty, it requires none.
 
     """
 
@@ -32,8 +32,8 @@ class ServerSecurity:
 
     def configuration(self, port: int) -> str:
         """Return the lines of ``zoo.cfg`` for a server on ``port`` of 127.0.0.1."""
-        secure = "secureClientPort" if self.key_store else "clientPort"
-        lines = [f"{secure}={port}", f"{secure}Address=127.0.0.1"]
+        port_setting = "secureClientPort" if self.key_store else "clientPort"
+        lines = [f"{port_setting}={port}", f"{port_setting}Address=127.0.0.1"]
         if self.key_store:
             lines += [
                 "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",

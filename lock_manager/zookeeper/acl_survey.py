@@ -1,4 +1,4 @@
-"""Find znodes whose ACL lets every client delete contenders. The ACL of the contender's *parent* decides that."""
+"""Find znodes whose ACL lets every client delete contenders or intents. The ACL of their *parent* decides that."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class AclSurvey:
 
 
 def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
-    """Read the ACLs of the lock root, of some tables and of some of their partitions.
+    """Read the ACLs of the lock root, of some tables and their intents, and of some of their partitions.
 
     Raises:
-        KazooException: The connection was lost.
+        KazooException, KazooTimeoutError: The ensemble did not respond, see ``session.UNANSWERED``.
 
     """
     root = session.settings.lock_root

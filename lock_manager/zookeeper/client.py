@@ -188,7 +188,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
     @property
     def is_dead(self) -> bool:
-        """Whether kazoo's connection thread has ended by its own error. No request gets a response afterwards."""
+        """Whether kazoo's connection thread has ended. No request gets a response afterwards."""
         thread = self._connection._connection_routine  # noqa: SLF001
         return thread is not None and not thread.is_alive()
 

@@ -149,7 +149,7 @@ def _no_address_message(servers: Sequence[tuple[str, int]]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the shortest description that an error contains; its class name if it contains none."""
+    """Return the most specific description that an error contains; its class name if it contains none."""
     description = getattr(error, "verify_message", None) or getattr(error, "reason", None)
     return str(description or error) or type(error).__name__
 

@@ -285,7 +285,8 @@ class HeldLock:
         self._discard_contenders()
         if was_proven:
             log.warning(
-                "ZooKeeper did not answer the release of the lock on %s: the lock ends with its session", self.resource
+                "ZooKeeper did not answer the release of the lock on %s: the lock ends with its session at the latest",
+                self.resource,
             )
             return None
         return "the ensemble did not answer, so another client may have the lock"

@@ -74,11 +74,12 @@ class HoldIntents:
         # Guards the next attribute. It is never held across a request.
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
+        #: Version of each intent's znode when it was read, by name.
         self._read_versions: dict[str, int] = {}
 
     @property
     def open(self) -> Mapping[str, int]:
-        """Version that each attempt may put, by name, for the attempts of this hold whose outcome is unknown."""
+        """Version that each attempt may put, by attempt id, for the attempts of this hold whose outcome is unknown."""
         with self._lock:
             return dict(self._open)
 
@@ -141,7 +142,7 @@ class HoldIntents:
     def clear(self) -> None:
         """Delete the unfinished intents whose znodes have not changed since they were read; see :meth:`Intents.clear`.
 
-        After an error of :meth:`HeldLock.check`, the next holder finds the intents that were not deleted.
+        If this raises an error of :meth:`HeldLock.check`, the next holder finds the intents that were not deleted.
         """
         self._isolation.run(self._clear)
 
@@ -160,8 +161,8 @@ class HoldIntents:
 
     def _clear(self) -> None:
         deadline = self._session.response_deadline(_MAX_SECONDS)
-        for name, version in self._read_versions.items():
-            delete = methodcaller("delete", child_node(self._node, name), version)
+        for name, znode_version in self._read_versions.items():
+            delete = methodcaller("delete", child_node(self._node, name), znode_version)
             problem = self._confirm(deadline, "clear an intent", delete)
             if isinstance(problem, BadVersionError):
                 log.info("the intent %s has changed since it was read: its hold is alive, so the intent stays", name)

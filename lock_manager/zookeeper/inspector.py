@@ -58,7 +58,7 @@ class LockInspector:
     def tables(self) -> list[TableLocks]:
         """Return every table that was ever locked, sorted by URI.
 
-        This takes two requests for each table, and more for tables with contenders.
+        This takes two requests for each table, and more for tables with contenders or queues of partitions.
         """
         return self._run(self._read_tables)
 

@@ -36,7 +36,7 @@ def ensure_ensemble_id(session: RootSession, deadline: Deadline) -> str:
 
     Raises:
         EnsembleFormatError: An unknown release or another program wrote the lock root.
-        KazooException: The ensemble did not respond, see ``session.NO_ANSWER``.
+        KazooException, KazooTimeoutError: The ensemble did not respond, see ``session.UNANSWERED``.
 
     """
     root = session.settings.lock_root
@@ -56,10 +56,10 @@ def ensure_ensemble_id(session: RootSession, deadline: Deadline) -> str:
 
 
 def read_ensemble_id(session: RootSession, deadline: Deadline) -> str | None:
-    """Return the UUID of the ensemble; None if no program has used this lock root yet. Create nothing.
+    """Return the UUID of the ensemble; None if no lock manager has used this lock root yet. Create nothing.
 
     Raises:
-        EnsembleFormatError, KazooException: As :func:`ensure_ensemble_id`.
+        EnsembleFormatError, KazooException, KazooTimeoutError: As :func:`ensure_ensemble_id`.
 
     """
     root = session.settings.lock_root

@@ -40,7 +40,7 @@ class QueueReader:
     def _newest_change(self, node: str, deadline: Deadline) -> int:
         """Return the newest zxid now; lists that are read later contain every znode that was created before it."""
         client = self._session.client
-        # Another server than this session's may have answered the holders.
+        # This session's server may lag behind the servers of the holders.
         self._session.wait(client.sync_async(node), deadline)
         self._session.wait(client.exists_async(node), deadline)
         return int(client.last_zxid)
