@@ -106,7 +106,7 @@ def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
 
 
 def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:
-    """Run one of three servers of an ensemble, and acquire a lock through it."""
+    """Restart one of the three servers of an ensemble to write the archive, and acquire a lock through it."""
     with EmbeddedZooKeeper(servers=3) as ensemble:
         server = ensemble.servers[0]
         server.stop()

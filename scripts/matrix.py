@@ -27,12 +27,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lock_manager.releases import TESTED
 from lock_manager.testing.embedded import free_ports
 
 ROOT = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")
 BUILD = ROOT / "build" / "matrix"
-#: The newest release of each line that its Delta accepts.
+#: The newest PySpark of each Spark line that the Delta releases of the line accept.
 PYSPARK = {"4.2": "4.2.0", "4.1": "4.1.1", "4.0": "4.0.2"}
 #: Seconds for a command of a step.
 LIMITS = {"install": 900, "append": 600, "demo": 600, "tests": 1800}
@@ -333,8 +334,6 @@ def examine(pair: Pair, wheel: Path, workers: int, *, quick: bool) -> str | None
 
 def main() -> None:
     """Test the pairs of the command line."""
-    from lock_manager.releases import TESTED  # noqa: PLC0415 (after --help)
-
     tested = [f"{spark}/{delta}" for spark in TESTED for delta in TESTED[spark]]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", nargs="*", metavar="SPARK/DELTA", help=f"pairs to test (default: {' '.join(tested)})")

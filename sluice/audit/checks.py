@@ -63,7 +63,7 @@ class Interval:
 
 
 def find_overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
-    """Return the pairs of holds that overlap although they exclude each other: one pair for two owners.
+    """Return the pairs of holds that overlap although they exclude each other: one pair for each two owners.
 
     Overlaps up to ``clock_skew_seconds`` are ignored, because the clocks of the hosts differ.
     """

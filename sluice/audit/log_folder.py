@@ -44,7 +44,10 @@ class LogFolder(Protocol):
     options: dict[str, str]
 
     def names(self) -> list[str]:
-        """Return the names of the files in the folder, sorted. The list is empty if there is no such folder."""
+        """Return the names of the files in the folder, sorted. The list is empty if there is no such folder.
+
+        On a disk it also contains the names of subfolders.
+        """
 
     def read(self, name: str) -> bytes:
         """Return a file's content. A missing file is a LogAccessError."""
@@ -53,7 +56,7 @@ class LogFolder(Protocol):
         """Return the original content of each of these files that was overwritten, by name.
 
         Content from before a deletion of the file is ignored. The result is empty if the store keeps no object
-        versions, or refuses to list or read them.
+        versions or refuses to list them, and incomplete if it refuses to read one.
         """
 
     def files_of_table(self) -> set[str]:

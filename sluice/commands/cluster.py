@@ -1,4 +1,4 @@
-"""Commands that prepare a cluster or a first try: ``jars``, ``dist``, ``submit-args``, ``sample``, ``zookeeper``."""
+"""Commands that prepare a cluster or a first try, and ``run``, which runs an unchanged program."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def submit_args(
     lock: Annotated[
         LockMode | None,
         typer.Option(
-            help="Let each commit of an unchanged program wait for its lock, or each transaction when it begins.",
+            help="Let an unchanged program wait for the lock at each commit, or when each transaction begins.",
             show_default=False,
         ),
     ] = None,
@@ -136,7 +136,7 @@ def run(
     [bold]sluice run --zookeeper zk1:2281,zk2:2281 job.py --date 2013-01-01[/]
     [bold]sluice run -m company.jobs.nightly[/]
 
-    SQL, DataFrames, DeltaTable and streams of the program queue (docs/how-to/unchanged.md).
+    This covers SQL, DataFrames, DeltaTable and streams (docs/how-to/unchanged.md).
     Options of sluice run come before the program. The exit code is the program's.
     """
     from sluice.submit.program import run_program  # noqa: PLC0415

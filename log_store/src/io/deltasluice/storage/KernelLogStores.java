@@ -46,7 +46,7 @@ public final class KernelLogStores {
         otherStores.add(key + "=" + store);
       }
     }
-    // Otherwise the next call must find the other stores again.
+    // With other stores the next call must search again, to find them again.
     conf.setBoolean(SEARCHED, otherStores.isEmpty());
     return otherStores;
   }

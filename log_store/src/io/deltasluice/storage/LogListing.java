@@ -21,7 +21,7 @@ import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
  * Lists the files of a table's log on S3, starting at a given name.
  *
  * <p>Delta lists the log for every new snapshot and every check for conflicts. Delta's own store requests the names of
- * all files in the folder, by default those of the last 30 days, and then drops the earlier ones.
+ * all files in the folder, by default those of the last 30 days, and then drops those before the given name.
  */
 final class LogListing {
   private static final Logger LOG = LoggerFactory.getLogger(LogListing.class);

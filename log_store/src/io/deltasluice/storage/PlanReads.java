@@ -170,7 +170,7 @@ final class PlanReads {
     if (relation instanceof HadoopFsRelation files && files.location() instanceof TahoeFileIndex table) {
       addTable(table.deltaLog()).put("newest", isPlannedInTransaction(table));
     } else if (relation instanceof HadoopFsRelation files && !(files.location() instanceof CatalogFileIndex)) {
-      // A partition of a table in the catalog may be anywhere.
+      // A catalog's file index is excluded: a partition of its table may be anywhere.
       addRoots(CollectionConverters.asJava(files.location().rootPaths()));
     } else if (DeltaApi.changeFeedLog(relation) != null) {
       addTable(DeltaApi.changeFeedLog(relation));
@@ -186,7 +186,7 @@ final class PlanReads {
   /**
    * Returns whether the transaction plans, and so registers, the read of its version through this index. Spark plans a
    * micro-batch before its transaction begins, and a cached read earlier still. Delta recognizes the table by its id and
-   * path, and it misses subqueries if it skips no data ({@code OptimisticTransaction.getDeltaScanGenerator},
+   * path, and it misses subqueries if data skipping is off ({@code OptimisticTransaction.getDeltaScanGenerator},
    * {@code PrepareDeltaScan}; tag v4.4.0).
    */
   private boolean isPlannedInTransaction(TahoeFileIndex table) {

@@ -33,7 +33,7 @@ final class PythonGuard {
   /** When the guard opens an automatic ticket. */
   volatile Guard.AutomaticLock automaticLock = Guard.AutomaticLock.NONE;
 
-  /** Open until this JVM ends. Then Python releases the locks of automatic tickets. */
+  /** Open until this JVM ends or {@link #abandon}. Then Python releases the locks of automatic tickets. */
   private SocketChannel lifeline;
 
   /**
@@ -75,13 +75,14 @@ final class PythonGuard {
    * Sends a request and returns the answer.
    *
    * <p>Each request has {@code kind}, {@code table} (URI of the folder above {@code _delta_log}), {@code version} and
-   * {@code attempt} (UUID of this attempt to put). A request of an unknown kind is refused. The kinds are:
+   * {@code attempt} (UUID of this attempt to put; in {@code lock} the name of the ticket, in {@code end} empty). A
+   * request of an unknown kind is refused. The kinds are:
    *
    * <ul>
    *   <li>{@code commit}: May this version be put? Fields: {@code txn} ({@code commitInfo.txnId}, may be null),
    *       {@code operation} (may be null), {@code metadata} (whether the commit contains {@code metaData}),
    *       {@code blocks} (ids of the blocks to which the thread is bound, may be null), {@code ticket} (name of the
-   *       ticket to which the thread is bound, may be null), {@code write} (id of the operation attempt that the
+   *       commit's ticket, may be null), {@code write} (id of the operation attempt that the
    *       thread executes; absent if it executes none) and with it {@code retention_ms} (age at which VACUUM deletes
    *       files that belong to no commit), {@code observe} (whether a refusal is only logged), {@code footprint}
    *       (actions and partitions of the commit, see {@code CommitBody}; only if a block or the ticket locks
