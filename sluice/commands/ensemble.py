@@ -72,7 +72,7 @@ def ready(
     Requires one leader, with all others as its followers, in sync and at its
     epoch. Writes a scratch node below the lock root through one server, reads it
     through each server, and deletes it. A standalone server is ready only
-    with --expect 1. Use it before the next server is replaced:
+    with --expect 1. Run this command before the next server is replaced:
 
     [bold]sluice ensemble ready --wait 300 && pulumi up[/]
     [bold]sluice ensemble ready --zookeeper zk1:2281,zk2:2281,zk3:2281 --expect 3[/]

@@ -180,7 +180,7 @@ def doctor(
     storage_option: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the requirements of a locked write. Each line is ok, or names the next step.
+    """Check the requirements of a locked write. A check that fails names the next step.
 
     The ensemble: every server answers, there is one leader and a quorum that
     accepts writes; versions, latency, clocks, and permissions below the lock

@@ -34,7 +34,7 @@ class Outcome:
         lost: Ids of the lost commits.
         unacknowledged_commits: Number of commits in the log that no writer reported.
         versions: Number of version files in the log that can be parsed.
-        missing_versions: Number of versions below the newest one without such a file.
+        missing_versions: Number of versions without such a file, below the newest one.
         conflicts: Number of commits without the lock that lost at least one race for a version.
         in_conflict: Ids of these commits. A commit without an id is not among them.
         unacknowledged_conflicts: Number of these commits that no writer reported.

@@ -21,7 +21,7 @@ class Finding:
     """One line of ``sluice doctor``.
 
     Attributes:
-        message: Details of the result. If the verdict is not ok, also the next step.
+        message: Details of the result, and the next step if there is one.
         verdict: Result of the check.
 
     """

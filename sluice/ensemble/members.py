@@ -19,7 +19,7 @@ _SRVR_RESPONSE = re.compile(
     re.DOTALL,
 )
 #: The problem of a server that answers, but does not report its state.
-NO_ANSWER_TO_SRVR = "answers, but not to srvr: it allows no four-letter words (4lw.commands.whitelist=srvr,mntr)"
+NO_ANSWER_TO_SRVR = "answers, but not to srvr: set 4lw.commands.whitelist=srvr,mntr"
 
 
 @dataclass(frozen=True)

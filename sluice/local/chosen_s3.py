@@ -70,7 +70,7 @@ class ChosenS3:
     def __init__(self, endpoint: str | None, bucket: str | None = None) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
         scratch_name = f"sluice-{uuid.uuid4().hex[:16]}"
-        # boto3 and deltalake read the variable themselves. S3A must use the same store.
+        # boto3 and deltalake read AWS_ENDPOINT_URL themselves. S3A must use the same store.
         self.endpoint = endpoint = endpoint or s3_endpoint({})
         self.bucket = bucket or scratch_name
         self.root = f"{bucket}/{scratch_name}" if bucket else scratch_name
@@ -91,7 +91,7 @@ class ChosenS3:
         """Create the bucket, or check that the existing one can be listed."""
         if self._owns_bucket:
             region = self.environment["AWS_REGION"]
-            # AWS requires the location of every region except this one.
+            # AWS requires the location of every region except the default one.
             bucket_config = {"CreateBucketConfiguration": {"LocationConstraint": region}}
             options = {} if region == _DEFAULT_REGION else bucket_config
             self._request("create_bucket", "name an existing bucket instead", **options)
