@@ -117,7 +117,7 @@ def soak(
 
     With --jobs mixed, append.py, upsert.py, cdc.py, stream.py and maintain.py
     --auto work on one table with real flights, and are killed and restarted.
-    In the end the table must contain exactly the rows that were fed, and no job
+    In the end the table must contain exactly the expected rows, and no job
     may fail by itself. Files are removed a minute after they were replaced. The
     files of a pinned version and of a slow reader must remain, and planted
     orphans must be removed. Then stock Delta without a lock does the same, for

@@ -63,7 +63,8 @@ def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) 
     missing_faults = verdict["did_not_strike"] if must_strike else []
     if missing_faults:
         message = (
-            f"{', '.join(missing_faults)} never struck, so this run does not test it: raise --commits or lower --gap"
+            f"{', '.join(missing_faults)} never struck, so this run does not test it: "
+            "raise --commits or --minutes, or lower --gap"
         )
         stderr_console.print(message, style="bold red", soft_wrap=True)
     return not violations and not missing_faults

@@ -2,7 +2,7 @@
 
 Each server is a container with the configuration of an embedded server. Three servers are an ensemble on a separate
 network. Clients connect through ports of this machine. A separate process removes the containers and the network when
-this process ends, even if it is killed. So no helper image is needed.
+this process ends, even if it is killed. So testcontainers' reaper, which needs an image of its own, is not used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The protections that a negative control can leave out, and functions that return the parts of a writer for a control.
+"""The protections that a negative control can leave out, and the functions of a writer that leave them out.
 
 The parts that lack a protection are in :mod:`soak.unprotected`.
 """
@@ -35,7 +35,7 @@ class Protection(StrEnum):
     INTENT = "intent"
     #: A lock manager does not know the holds that a thread has through other lock managers.
     REGISTRY = "registry"
-    #: A later block of a hold forgets the puts without an answer of an earlier block.
+    #: A later block of a hold forgets an earlier block's puts without an answer.
     ATTEMPTS = "attempts"
     #: An intent that was read is removed even if it has changed since.
     VERSION = "version"

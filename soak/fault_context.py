@@ -20,12 +20,12 @@ Incident = Generator[None, Event | None, None]
 """A running fault. :func:`advance` sends it each event, and None while there is none."""
 
 Wait = Generator[None, Event | None, Event | None]
-"""A part of a fault that waits. It returns the event that it waited for; None if the time is over."""
+"""A part of a fault that waits. It returns the event that it waited for, or None."""
 
 #: Events that end a transaction or its writer.
 OUTCOMES = frozenset({"acknowledged", "refused", "unknown", "gave-up", "ended"})
 PUT = "put"
-"""The point at which S3 has received a PUT that the store has not seen yet. The other points are the writer's own."""
+"""The point at which the fault gate has received a PUT that S3 has not. The other points are the writer's own."""
 
 
 class Stop(NamedTuple):
@@ -51,7 +51,7 @@ class FaultContext:
 
     Attributes:
         writers: Writers by name. A killed writer is replaced by a new one of the same name.
-        session_seconds: Session timeout of the writers that ZooKeeper granted, in seconds.
+        session_seconds: Session timeout that ZooKeeper granted the writers, in seconds.
         gate: The gate in front of the embedded S3; None with another S3.
         zookeeper: The ensemble, if the run has started it; None with another ensemble.
         queues: Queues of the tables' locks.

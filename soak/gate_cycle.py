@@ -51,7 +51,7 @@ class GateCycle(SparkCycle):
                 del worker.cycles[hold_id]
 
     def on_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Record the outcome of a put while the lock is held, in the thread that receives it."""
+        """Record a stored put while the lock is held, in the thread that receives its outcome."""
         if outcome["outcome"] == "committed":
             self._record_stored(str(outcome["attempt"]))
             self._reach("stored")

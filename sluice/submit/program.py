@@ -57,7 +57,7 @@ def _has_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
-        # Otherwise a package imports a module that is missing.
         if not f"{name}.".startswith(f"{error.name}."):
+            # A package imports another module, which is missing.
             raise
         return False

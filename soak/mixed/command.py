@@ -156,7 +156,7 @@ def _print_verdict(verdict: dict[str, dict[str, Any]], console: Console) -> None
     for name in verdict:
         table.add_column(name, justify="right")
     rows = {
-        "rows fed": "rows",
+        "expected rows": "rows",
         "missing rows at the end": "missing",
         "surplus rows at the end": "surplus",
         "all applied in time": "all_applied",

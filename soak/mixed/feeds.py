@@ -60,7 +60,7 @@ class Message:
     """A change of a row.
 
     Attributes:
-        row: The row; for a delete, only its key and position count.
+        row: The row; for a delete, only its key and position matter.
         operation: ``c`` (create), ``u`` (update) or ``d`` (delete).
 
     """

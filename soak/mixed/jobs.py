@@ -82,7 +82,7 @@ def locked_job(name: str, workspace: Workspace, *, file: Path | None = None) -> 
 
 
 def prepare_job(workspace: Workspace) -> list[str]:
-    """Return the command of the job that pins the table and names the slow reader."""
+    """Return the command of the job that pins the table and names the slow reader in its properties."""
     arguments = [str(workspace.table), str(workspace.checkpoints / READER), workspace.hosts]
     return submit_command(_PREPARE, arguments, conf=_CONF)
 

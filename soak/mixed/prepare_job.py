@@ -14,7 +14,7 @@ from lock_manager import ZookeeperLockManager
 from writer_jobs import build_session, locked, take_pin
 
 _PROPERTIES = {
-    # VACUUM may delete a file one minute after a compaction or a MERGE has replaced it, so during the soak.
+    # With one minute, VACUUM deletes the files that a compaction or a MERGE replaces during the soak.
     "delta.deletedFileRetentionDuration": "interval 1 minute",
     "delta.enableChangeDataFeed": "true",
     "delta.enableExpiredLogCleanup": "false",
