@@ -60,7 +60,8 @@ def response_or_session_end(session: Session, result: Any, deadline: Deadline) -
     """Wait for kazoo's AsyncResult; return the response, or the exception if the session has ended.
 
     Raises:
-        KazooException: An error of :data:`NO_ANSWER` or an expected error of the ensemble, see :meth:`Session.wait`.
+        KazooException, KazooTimeoutError: An error of :data:`NO_ANSWER` or an expected error of the ensemble, see
+            :meth:`Session.wait`.
 
     """
     try:

@@ -89,7 +89,7 @@ class SessionState(enum.Enum):
 
 
 class Session:
-    """One kazoo client from its first use to :meth:`close`; thread-safe.
+    """The current kazoo client, from the first use to :meth:`close`; thread-safe.
 
     Methods that connect or wait for a connection raise ClosedError, see :meth:`check_usable`.
 
@@ -135,7 +135,7 @@ class Session:
         """The kazoo client; use it only between :meth:`ensure_ready` and the end of the request."""
         self.check_usable()
         if self._client is None:
-            raise ClosedError("the ZooKeeper session was never started")
+            raise ClosedError("the ZooKeeper session was not started, or was given up")
         return self._client
 
     @property
@@ -290,7 +290,8 @@ class Session:
         """Wait for a kazoo AsyncResult until the deadline.
 
         Raises:
-            KazooException: An error of :data:`EXPECTED_ERRORS`; one of :data:`NO_ANSWER` if no response arrived.
+            KazooException, KazooTimeoutError: An error of :data:`EXPECTED_ERRORS`; one of :data:`UNANSWERED` if no
+                response arrived.
             EnsembleRefusedError: The ensemble returned any other error.
 
         """
@@ -311,7 +312,7 @@ class Session:
     # -- state changes -------------------------------------------------------------------------------------------
 
     def add_waker(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` at every state change, in kazoo's thread. It must not block."""
+        """Call ``wake`` at every state change, usually in kazoo's thread. It must not block."""
         with self._lock:
             self._wakers.add(wake)
 
@@ -324,7 +325,7 @@ class Session:
         """Call ``wake`` when ``path`` is deleted, or when its deletion may be missed; return kazoo's AsyncResult.
 
         A child watch on a node without children fires only at the deletion. Kazoo keeps a watcher until it fires. So
-        all waiters share one watcher, and :meth:`unwatch` leaves no watcher behind for each of them.
+        all waiters share one watcher. With a watcher of its own, each waiter would leave it behind at :meth:`unwatch`.
         """
         with self._lock:
             self._watchers.setdefault(path, set()).add(wake)

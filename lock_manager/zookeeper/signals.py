@@ -1,10 +1,10 @@
 """Protect the state of threads and kazoo from Ctrl-C and other exceptions that signal handlers raise.
 
 Python runs signal handlers in the main thread, between any two steps. If a handler raises inside ``Condition.wait`` or
-its ``__enter__``, a lock stays held forever. If it raises inside kazoo, kazoo takes every exception for a closed
-connection (``KazooClient._call``). Kazoo's connection thread would then block on the lock, and the session would end a
-while after a Ctrl-C that a notebook survived. So the main thread lets another thread do the work and waits for it on a
-plain lock, which is one step. Other threads get no signals and do the work themselves.
+its ``__enter__``, a lock stays held forever. Kazoo's connection thread would block on that lock, and the session would
+end a while after a Ctrl-C that a notebook survived. If it raises inside kazoo, kazoo takes every exception for a closed
+connection (``KazooClient._call``). So the main thread lets another thread do the work and waits for it on a plain lock,
+which is one step. Other threads get no signals and do the work themselves.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ import org.slf4j.LoggerFactory;
 import scala.Function0;
 
 /**
- * The ticket of a commit by a program that requests no lock: its thread has neither a block nor a ticket.
+ * The ticket of a commit by a program that requests no lock: its thread is bound to neither a block nor a ticket.
  *
  * <p>The ticket belongs to one transaction of one thread. Python requests the lock when the first commit with the ticket
  * arrives, or when the transaction begins ({@code spark.sluice.lock=write}). It keeps the lock until the ticket ends:
- * with the outcome of the put, or, if hooks need the lock, after them. If
- * another writer has the version, Delta checks for conflicts under the lock, and tries the next version with the same
- * ticket. Delta reports the end of a transaction that it gives up ({@link ActiveTransaction}).
+ * with the outcome of the put, or, if hooks need the lock, after them. If another writer has the version, Delta checks
+ * for conflicts, and tries the next version with the same ticket, which keeps its place in the queue, or its lock.
+ * Delta reports the end of a transaction that it gives up ({@link ActiveTransaction}).
  */
 final class AutomaticTicket {
   private static final Logger LOG = LoggerFactory.getLogger(AutomaticTicket.class);
@@ -47,7 +47,7 @@ final class AutomaticTicket {
   /** Prefix of the classes whose methods are on the stack of a thread that executes a statement of Delta. */
   private static final String[] EXECUTING = {"org.apache.spark.sql.delta."};
 
-  /** Ends the tickets of threads that no longer commit, because an error that Delta does not report ended them. */
+  /** Ends the tickets of threads that no longer commit, after an error that Delta does not report. */
   private static final ScheduledExecutorService WATCH = Executors.newSingleThreadScheduledExecutor(work -> {
     Thread thread = new Thread(work, "sluice-tickets");
     thread.setDaemon(true);
@@ -81,7 +81,7 @@ final class AutomaticTicket {
   /** Changed by its thread, and by the watch, which ends an idle ticket. */
   private final AtomicReference<State> state = new AtomicReference<>(State.IN_USE);
 
-  /** Whether Python was asked to end the ticket, and has not answered yet. */
+  /** Whether Python was asked to end the ticket; false again if the request failed. */
   private final AtomicBoolean isEnding = new AtomicBoolean();
 
   /** Ids of the holds of the ticket's commit. */
@@ -101,10 +101,10 @@ final class AutomaticTicket {
   }
 
   /**
-   * Returns the transaction that a statement executes: this one or, if transactions get their lock when they begin,
+   * Returns the transaction that a statement executes: this one or, if it had to begin under the lock and did not,
    * another one that has begun under the lock.
    *
-   * @param transaction transaction that has begun without the lock
+   * @param transaction transaction that Delta has begun
    * @param start begins a transaction on the newest version
    */
   static OptimisticTransaction beginUnderLock(OptimisticTransaction transaction, Function0<OptimisticTransaction> start) {
@@ -140,7 +140,7 @@ final class AutomaticTicket {
     return transaction;
   }
 
-  /** Returns the ticket of this thread's transaction for another attempt, or a new ticket. */
+  /** Returns the ticket of this thread's transaction, or a new ticket if it has none. */
   static AutomaticTicket of(String guardName, VersionFile file, CommitBody body) {
     AutomaticTicket current = CURRENT.get();
     if (current != null && Objects.equals(current.txn, body.txn) && current.file.table().equals(file.table())
@@ -183,7 +183,7 @@ final class AutomaticTicket {
   static void transactionCommitted() {
     AutomaticTicket current = CURRENT.get();
     if (current != null) {
-      // The commit that restores the adoption belongs to the block.
+      // The commit that restores the adoption belongs to a block, and not to this ticket.
       current.detach();
       try {
         current.restoreAdoption();
@@ -213,7 +213,7 @@ final class AutomaticTicket {
     restoration = permission.restoration();
   }
 
-  /** Records that the commit was made, and whether Python has ended the ticket with the report of it. */
+  /** Records that the commit was made, and whether Python ended the ticket when it received the report. */
   void setCommitted(boolean isEnded) {
     hasCommitted = true;
     if (isEnded) {
@@ -225,7 +225,7 @@ final class AutomaticTicket {
     return state.get() == State.ENDED;
   }
 
-  /** Records that the thread leaves the log store; {@code ends}: without need for the lock. */
+  /** Records that the thread leaves the log store, and ends the ticket if {@code ends}. */
   void leave(boolean ends) {
     if (!state.compareAndSet(State.IN_USE, State.IDLE)) {
       detach();
@@ -241,8 +241,8 @@ final class AutomaticTicket {
     detach();
     if (isEnding.compareAndSet(false, true)) {
       if (!restoration.isMissingNode() && hasCommitted) {
-        LOG.error("version {} of {} is committed, but has changed the table's adoption, which is not restored: run "
-            + "`sluice adopt` again", file.version(), file.table());
+        LOG.error("a commit to {} has changed the table's adoption, which is not restored: run `sluice adopt` again",
+            file.table());
       }
       Guard.end(this, file, holds);
     }
@@ -265,7 +265,7 @@ final class AutomaticTicket {
     OPEN.remove(this);
   }
 
-  /** Throws Delta's own exception for a statement that must run again, because programs handle it; else the refusal. */
+  /** Throws Delta's exception, which programs handle, if a statement must run again; else returns the refusal. */
   static CommitRefusedException asDeltaException(CommitRefusedException refusal) {
     if (refusal.errorName().equals("NotStagedError")) {
       throw new ConcurrentWriteException(refusal.getMessage());
@@ -318,8 +318,8 @@ final class AutomaticTicket {
   /**
    * Adds the properties of a commit that only automatic tickets need: {@code reads}, the reads of the statement, see
    * {@link PlanReads}; and, if the transaction is known, {@code table_id}, Delta's id of the table, {@code begun_ms}, when
-   * the transaction or the oldest of its files began, in milliseconds since the epoch, and {@code retention_ms}, the age
-   * at which VACUUM deletes files that belong to no commit.
+   * the transaction began or, if earlier, when the oldest file of an OPTIMIZE or REORG was written, in milliseconds
+   * since the epoch, and {@code retention_ms}, the age at which VACUUM deletes files that belong to no commit.
    */
   void describe(ObjectNode staged, CommitBody body) {
     hooksNeedLock = !staged.path("hooks").isEmpty();

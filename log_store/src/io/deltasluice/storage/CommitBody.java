@@ -108,7 +108,7 @@ final class CommitBody {
   }
 
   /**
-   * Returns the properties of a commit whose data files were written without the lock.
+   * Returns the properties of a commit with a ticket.
    *
    * @return JSON object: {@code blind} (the transaction read nothing of the table), {@code removes} (the commit removes
    *     files), {@code dated} (it has an in-commit timestamp, and may change rows), {@code changes_rows},
@@ -178,7 +178,7 @@ final class CommitBody {
     /** Whether a line cannot be parsed. Such a line may change anything. */
     boolean hasUnreadableLine;
 
-    /** Whether a file may change rows: its {@code dataChange} is not false. */
+    /** Whether a file may change rows: it is a {@code cdc} file, or its {@code dataChange} is not false. */
     boolean changesRows;
 
     Contents(List<String> lines) {
@@ -207,7 +207,7 @@ final class CommitBody {
     }
 
     private void addFile(String name, JsonNode action) {
-      // In the object of a removed file Delta leaves out nulls. Older actions have no object.
+      // Delta leaves nulls out of a removed file's partitionValues. Older actions have no partitionValues.
       JsonNode values = action.path("partitionValues");
       if (values.isObject()) {
         partitions.add(values);

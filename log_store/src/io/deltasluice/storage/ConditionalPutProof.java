@@ -20,7 +20,8 @@ import org.slf4j.LoggerFactory;
  *
  * <p>The proof is one refused put of {@link #NAME} in the log's folder. The object stays in the store, so each later
  * driver needs one request. It is not deleted, because a writer's role may not delete objects of a log, and because
- * refused puts leave no versions in a versioned bucket. Readers, VACUUM and Delta's log clean-up ignore the object.
+ * each new object would leave a version in a versioned bucket. Readers, VACUUM and Delta's log clean-up ignore the
+ * object.
  */
 final class ConditionalPutProof {
   /** Name of the object, in the log of the first table to which a driver commits. */

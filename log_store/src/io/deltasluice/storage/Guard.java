@@ -85,20 +85,20 @@ public final class Guard {
    * @param holds ids of the holds that cover the commit
    * @param stamp stamp of the commit
    * @param restoration for an automatic ticket whose commit changes the table's adoption: {@code properties} to set
-   *     after it, and {@code block}, the block of that commit; else a missing node
+   *     after it, and {@code block}, the block in which to set them; else a missing node
    */
   record Permission(List<String> holds, ObjectNode stamp, JsonNode restoration) {}
 
   enum Mode { REQUIRED, OBSERVE, OFF }
 
-  /** When a commit of a thread without block and ticket gets its lock: never, when it waits, or when it begins. */
+  /** When a thread without block and ticket requests a lock: never, when it commits, or when a transaction begins. */
   enum AutomaticLock {
     NONE, COMMIT, WRITE;
 
     /**
      * Parses the setting {@code spark.sluice.lock}.
      *
-     * @throws IllegalStateException the text is another one
+     * @throws IllegalStateException the setting has another value
      */
     static AutomaticLock parse(String text) {
       try {
@@ -164,8 +164,9 @@ public final class Guard {
   }
 
   /**
-   * Asks the guard for a commit, whose ticket may be null.
+   * Asks the guard for permission for a commit.
    *
+   * @param ticket name of the commit's ticket, or null
    * @throws CommitRefusedException the guard refuses or does not answer, and the mode is {@code required}
    * @throws InterruptedIOException the thread was interrupted, for example because its stream is stopped
    */
@@ -266,8 +267,8 @@ public final class Guard {
   }
 
   /**
-   * Turns off, in this thread's session, what cannot run beside commits that wait, unless the user has set it: Delta's own
-   * lock, which blocks all readers of the driver meanwhile, and compactions within a commit.
+   * Turns off, in this thread's session, two features that do not suit commits that wait, unless the user has set them:
+   * Delta's own lock, which would block all readers of the driver, and auto-compaction.
    */
   static void prepareSession() {
     Option<SparkSession> session = opensTickets() ? SparkSession$.MODULE$.getActiveSession() : Option.empty();
@@ -376,7 +377,7 @@ public final class Guard {
         // The process has ended, and its holds are lost.
         ticket.forget();
       } catch (IOException e) {
-        LOG.info("a ticket on {} is ended again later", file.table(), e);
+        LOG.info("a ticket on {} was not ended; the request is sent again", file.table(), e);
         ticket.endLater();
       }
     });

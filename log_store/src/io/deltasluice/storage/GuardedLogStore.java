@@ -143,7 +143,7 @@ public class GuardedLogStore extends LogStore {
       commit(storage, automatic.name(), file, body, checkedAt, conf);
       ends = !automatic.keepsLock();
     } catch (FileAlreadyExistsException e) {
-      // Delta checks for conflicts under the lock, and calls again with the same ticket.
+      // Delta checks for conflicts, and calls again. The ticket keeps its place in the queue, or its lock.
       ends = false;
       throw e;
     } catch (CommitRefusedException e) {
