@@ -23,7 +23,7 @@ class SoakOptions:
         commits: Number of acknowledged commits after which the run ends; None if ``minutes`` ends it.
         minutes: Minutes after which the run ends; None if ``commits`` ends it.
         faults: Names of the classes of faults.
-        seed: Seed of the plan of faults.
+        seed: Seed of the faults and of the writers' steps.
         without: Protection to leave out, or None.
         zookeeper: Connection string of an ensemble; None for an ensemble of this run.
         zookeeper_image: Image of the ensemble's containers; None for embedded servers.

@@ -173,7 +173,7 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
     def record(event_name: str, /, **fields: Any) -> None:
         context.record(event_name, **fields)
         if event_name == "fault":
-            # Send the command before the fault acts, because the next holder may be fast.
+            # Send the command at once, because the next holder may be fast.
             strikes.append({"token": -1, "table": None, **fields})
             _send(context, waiters, f"stop-at {_NEXT_POINT}")
 

@@ -41,7 +41,7 @@ def process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool)
             context.record("holder-gone", worker=writer, token=event["token"], table=event["table"])
         if put is None:
             process.send("go")
-        # The fault ends when the next holder has read, or when it has committed.
+        # The writer or its PUT continues when the next holder has read, or when it has committed.
         kind = context.random.choice(("read", "acknowledged"))
         # A paused JVM alone does not lose the lock, because Python keeps the session.
         seconds = 3 * context.session_seconds + 5 + context.slack_seconds if python else 1.3 * context.session_seconds

@@ -165,7 +165,7 @@ class Soak:
     def _begin(self, pair: Pair) -> Incident | None:
         self.progress.current_fault = f"{pair.first.name} at {pair.point} of {pair.writer}"
         if pair.second is not None:
-            self.progress.current_fault += f", {pair.second.name} at {pair.second_point} of the {pair.meeting}"
+            self.progress.current_fault += f", {pair.second.name} at {pair.second_point} ({pair.meeting})"
         for fault in filter(None, (pair.first, pair.second)):
             self._record("chance", kind=fault.name, writer=pair.writer)
         return advance(pair.strike(self.context), None)
@@ -220,7 +220,7 @@ class Soak:
         credentials = self._s3.environment if self._s3 else {}
         applications = {event["transaction"][0] for event in self.history if event.get("transaction")}
         states = {table: read_table(table, credentials, sorted(applications)) for table in self.tables}
-        # A Spark writer records an attempt when Spark asks the guard. Without a guard it records none.
+        # A Spark writer records an attempt when Spark asks the guard. Without a guard it does not record every attempt.
         is_recorded = self._engine is not SPARK or self.options.without != Protection.GUARD
         return Evidence(
             history=self.history,

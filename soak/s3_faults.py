@@ -1,7 +1,7 @@
 """An embedded S3 that injects faults into commits: moto behind a gate, in this process.
 
 A request passes three layers: :class:`FaultGate`, which injects the faults of a writer's next PUTs of version files;
-the gate of the embedded S3, which passes one request at a time for each key; and moto. A PUT that is held back waits in
+``OneAtATimePerKey``, which passes one request at a time for each key; and moto. A PUT that is held back waits in
 the outermost layer, like a request in the network. Its body has been read, so it is stored even if its sender is dead.
 """
 
@@ -80,7 +80,8 @@ class Put:
         txn: Id of its transaction.
         status: HTTP status of the store's response.
         digest: ETag of the content if it was stored, else empty.
-        operation: Operation of S3A's audit that sent it: ``op_createfile``, or ``sluice_put`` with S3A's client.
+        operation: Operation of S3A's audit that sent it: ``op_createfile``, or ``sluice_put`` with S3A's client of the
+            AWS SDK.
 
     """
 
@@ -123,7 +124,7 @@ class FaultGate:
         return fault
 
     def disarm(self, writer: str) -> None:
-        """Remove the faults of this writer that have not struck yet."""
+        """Let the armed faults strike no further PUT of this writer."""
         with self._lock:
             self._armed.pop(writer, None)
 

@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.5
 
 
 def s3_fault(name: str, **fields: Any) -> Callable[..., Incident]:
-    """Return the fault that strikes the next PUT of a commit with an :class:`S3Fault` of these fields."""
+    """Return the fault that strikes the next PUTs of a commit with an :class:`S3Fault` of these fields."""
 
     def strike(context: FaultContext, writer: str, point: str) -> Incident:
         stop = yield from stop_at(context, writer, point)
@@ -75,7 +75,7 @@ def s3_late(context: FaultContext, writer: str, point: str) -> Incident:
         yield from wait_for(_UNKNOWN_SECONDS + context.slack_seconds, is_from_hold(stop.event, *OUTCOMES))
     context.gate.disarm(writer)
     if has_arrived:
-        # After an unknown outcome the writer may open a second block under its hold, so this allows for two steps.
+        # After an unknown outcome the writer may open a second block under its hold, so the slack counts twice.
         takeover = is_takeover(stop.event, "read")
         yield from wait_for(3 * context.session_seconds + 2 * context.slack_seconds, takeover)
     # Release even without an arrival: a PUT that arrives later must not be held back for good.

@@ -1,7 +1,7 @@
-"""The turn of a Spark driver with the lock over the whole write: Delta's transactions behind the product's guard.
+"""The turn of a Spark driver with the lock over the whole write: Delta's transactions behind the guard.
 
 Events and points are those of :mod:`soak.store_cycle`, with these differences: Delta names the transaction, so its id
-is known when the guard is asked; the point ``data`` is just before the guard decides; and
+is known only when the guard is asked; the point ``data`` is just before the guard decides; and
 :func:`writer_jobs.commit.guarded.guarded` settles unfinished intents. Appends and MERGEs take turns.
 """
 
@@ -127,7 +127,7 @@ class SparkCycle(Cycle[SparkWorker]):
             self._reach("stored")
 
     def _write(self, newest: int) -> Exception | None:
-        """Write, again after a conflict with a writer without the lock; return the last error, None on success."""
+        """Write, and retry after a conflict with a writer without the lock; return the last error, None on success."""
         for number in range(1, _MAX_TRIES + 1):
             self._attempts.clear()
             # The first version is an append, because MERGE needs a table.
@@ -269,7 +269,7 @@ class SettlingLog(DeltaTableLog):
         self._fill_with = fill
 
     def snapshot(self) -> Snapshot:
-        """Return the newest version, bound to no feed, because the history lacks the commit that binds the table."""
+        """Return the newest version, bound to no feed: the history would lack the commit that binds the table."""
         snapshot = super().snapshot()
         if snapshot.state is not None:
             vars(snapshot)["state"] = replace(snapshot.state, feed=UNBOUND)

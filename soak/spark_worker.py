@@ -1,4 +1,4 @@
-"""The state of a writer process that is a Spark driver; :mod:`soak.worker` describes its commands and events.
+"""The state of a writer process that is a Spark driver; :mod:`soak.worker` describes its commands.
 
 The soak's guard replaces the product's; :func:`writer_jobs.attach` attaches it to the session.
 """

@@ -1,4 +1,4 @@
-"""A listing of queues that stalls, so that the intent of a valid hold looks unfinished.
+"""A listing of intents that stalls, so that the intent of a valid hold looks unfinished.
 
 A request for a partition lists the queues first and the intents last (``Acquisition._send_listing``). If a holder of
 another partition comes in between and stores an intent, the first list lacks the holder, and the second list has the

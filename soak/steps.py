@@ -1,7 +1,7 @@
 """The steps that writers take in addition to their transactions.
 
-A step is not a fault: it makes ordinary requests, which must succeed. The seed chooses a writer's steps. The writer
-records the result of each step (event ``step`` in the history) for the verdict; see :mod:`soak.liveness`.
+A step is not a fault: it makes ordinary requests. The seed chooses a writer's steps. The writer records the result of
+each step (event ``step`` in the history) for the verdict; see :mod:`soak.liveness`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Steps:
         self._make_manager = make_manager
         self.without = without
         self._second_manager: LockManager | None = None
-        #: Whether the second manager was ever connected, and so knows its ensemble.
+        #: Whether a two-managers step has reached ZooKeeper. Then the second manager knows its ensemble.
         self.connected = False
 
     def take(self, moment: str, context: StepContext) -> Iterator[dict[str, Any]]:
@@ -160,7 +160,7 @@ _ALL = (
          ACQUIRED, _stall_listing),
     Step("second-block", "after a transaction with an unknown outcome, the writer reads in another block of the hold",
          UNKNOWN, _open_second_block, share=1.0),
-    Step("two-threads", "in one block on a separate table, one thread deletes with the writer, and another inserts",
+    Step("two-threads", "in one block on a separate table, a thread deletes with LockedDeltaWriter and another inserts",
          ACQUIRED, _commit_in_two_threads, share=0.05, needs_spark=True),
 )  # fmt: skip
 #: Kinds of steps by name.

@@ -1,4 +1,4 @@
-"""The step with two threads in one block: a DELETE of the writer and a plain INSERT under the same hold.
+"""The step with two threads in one block: a DELETE by LockedDeltaWriter and a plain INSERT under the same hold.
 
 The INSERT commits the version that the DELETE is about to commit, so that Delta finds a conflict. Each of the two may
 fail or be repeated, but a statement that is reported as done must be in the table. The step uses a separate table.

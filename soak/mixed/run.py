@@ -218,7 +218,7 @@ class MixedRun:
             time.sleep(_POLL_SECONDS)
 
     def _drain(self, show: Callable[[str], None]) -> bool:
-        """Write the late messages and wait for all expected rows; return whether the table has them in time."""
+        """Write the last files and wait for all expected rows; return whether the table has them in time."""
         self._write_streams(is_last=True)
         end = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < end:
