@@ -116,7 +116,7 @@ def _retention_problem(pin: Pin, newest: DeltaTable | None) -> str | None:
         interval = _INTERVAL.fullmatch(properties.get(name, default))
         if interval is None:
             continue
-        if timedelta(**{f"{interval[2]}s": int(interval[1])}) < pin.expires_at - pin.created_at:
+        if timedelta(**{f"{interval[2].lower()}s": int(interval[1])}) < pin.expires_at - pin.created_at:
             return (
                 f"pin {pin.name} is in danger: {name} is {properties.get(name, default)}, shorter than the pin lasts, "
                 "because it was lowered or the table was restored; make another pin, which raises it for all pins"

@@ -54,8 +54,9 @@ def _version_findings(serving_servers: Sequence[Server]) -> list[Finding]:
         return []
     if versions[0] < _OLDEST_VERSION:
         return [failed(check, f"{dotted(versions[0])} is too old: the lock needs ZooKeeper 3.5 (create2); use 3.9.5")]
-    if versions[0] < (3, 8) or versions[0] < _FIXED_VERSIONS.get(versions[0][:2], (0,)):
-        return [note(check, f"{dotted(versions[0])} has CVE-2023-44981 or CVE-2024-23944: update; 3.9.5 is tested")]
+    vulnerable = (version for version in versions if version < _FIXED_VERSIONS.get(version[:2], (3, 8)))
+    if (version := next(vulnerable, None)) is not None:
+        return [note(check, f"{dotted(version)} has CVE-2023-44981 or CVE-2024-23944: update; 3.9.5 is tested")]
     if len(versions) > 1:
         return [
             note(check, f"the servers have different versions: {', '.join(map(dotted, versions))}; finish the update")

@@ -172,6 +172,7 @@ def test_tables_and_partitions_with_an_open_acl_are_named(ensemble: EmbeddedZooK
         ([(3, 7, 2)], Verdict.NOTE, "CVE"),
         ([(3, 4, 14)], Verdict.FAILED, "too old"),
         ([(3, 9, 5), (3, 9, 4)], Verdict.NOTE, "differ"),
+        ([(3, 8, 4), (3, 9, 0)], Verdict.NOTE, "3.9.0 has CVE"),
     ],
 )
 def test_old_and_different_versions_are_reported(

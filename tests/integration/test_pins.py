@@ -617,9 +617,9 @@ def test_the_retention_is_raised_while_pins_need_it(table: PinnableTable) -> Non
 def test_a_retention_lowered_by_an_operator_is_raised_again(table: PinnableTable) -> None:
     table.create()
     table.pin("long", days=100)
-    table.set_file_retention("2 days")
+    table.set_file_retention("2 DAYS")
     (problem,) = verify_table(table.path).problems
-    assert f"pin long is in danger: {FILE_RETENTION} is interval 2 days, shorter than the pin lasts" in problem
+    assert f"pin long is in danger: {FILE_RETENTION} is interval 2 DAYS, shorter than the pin lasts" in problem
     table.pin("short")
     assert table.retention()[FILE_RETENTION] == table.retention()[LOG_RETENTION] == "interval 2424 hours"
     assert verify_table(table.path).problems == ()
