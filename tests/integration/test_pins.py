@@ -625,7 +625,7 @@ def test_a_retention_lowered_by_an_operator_is_raised_again(table: PinnableTable
     assert verify_table(table.path).problems == ()
     for name in ("short", "long"):
         table.remove_pin(name)
-    assert table.retention() == {FILE_RETENTION: "interval 2 days"}
+    assert table.retention() == {FILE_RETENTION: "interval 2 DAYS"}
 
 
 def test_vacuum_restores_the_retention_after_a_killed_run(
