@@ -24,6 +24,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import free_ports
+from sluice.local.jars import jars_folder
 from tests.support.at_the_gate import commit_info
 from tests.support.java_program import SMALL_DRIVER, environment
 from tests.support.waiting import eventually
@@ -236,7 +237,7 @@ def test_four_runs_of_a_dbt_project_each_increase_all_rows(machine: Machine) -> 
     (first / "dbt_project.yml").write_text(PROJECT)
     (first / "profiles.yml").write_text(PROFILES)
     _, command = commands("sluice run")
-    in_folder = f"env -C {{}} LAKE={machine.folder}/lake {interpreter} -m {command}"
+    in_folder = f"env -C {{}} LAKE={machine.folder}/lake SLUICE_JARS={jars_folder()} {interpreter} -m {command}"
     code, output = machine.run(in_folder.format(first))
     assert code == 0, output
     folders = [Path(shutil.copytree(first, machine.folder / f"copy-{number}")) for number in range(4)]
