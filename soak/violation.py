@@ -43,7 +43,7 @@ def hold_of(event: Event) -> str:
 def related_events(
     evidence: Evidence, table: str, txns: Collection[str], version: int | None = None, tokens: Collection[int] = ()
 ) -> list[Event]:
-    """Return the events about these transactions, holds or version of a table; of more than 14, the first and last."""
+    """Return the events about these transactions, holds or version of a table; of more than 14, seven at each end."""
     events = [
         event
         for event in evidence.history

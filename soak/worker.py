@@ -97,7 +97,7 @@ class Worker(ABC):
         self._stop_points: set[str] = set()
         self._stopped_at: str | None = None
         self._stop_lock = threading.Lock()
-        #: Whether a step commits to a separate table. While it is true, the writer ignores ``stop-at``.
+        #: Whether a step commits to a separate table. While it is true, the writer stops at no points.
         self.in_step = False
         self._go = threading.Event()
         self._close = threading.Event()

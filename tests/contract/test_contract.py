@@ -15,7 +15,7 @@ from tests.contract.conftest import LockedTable
 from tests.support.waiting import eventually
 
 TIMEOUT, RELEASE_AFTER = 4, 3
-"""Timeout of the request with a deadline, and time after which the holder before it releases the lock, in seconds."""
+"""Timeout of the request with a deadline, and time after which the first holder releases the lock, in seconds."""
 
 
 def test_the_queue_is_fifo_and_tokens_increase(table: LockedTable) -> None:

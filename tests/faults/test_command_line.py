@@ -1,7 +1,7 @@
 """``python -m soak --engine store`` from the command line, and its negative control.
 
-2 writers, 8 commits, one fault of each of two classes, seed 1. The control has no guard; with seed 27 its first faults
-strike after the log is read or the data file is written.
+2 writers, 8 commits, faults of two classes, seed 1. The control has no guard; with seed 27 its first pair of faults
+strikes at the PUT and after the data file is written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Negative controls: without one protection, the same faults break a promise, and the verdict names it.
 
-Seed 1, 2 writers, one fault each. Two controls need no fault: a contender that remains and writers that hang. Controls
-of steps (``soak/steps.py``) have one writer and seed 3: the writer takes both steps under its first lock. A further
-control without the guard is in test_command_line.py.
+Seed 1, 2 writers, one fault each. Some controls need no fault: a contender that remains, writers that hang, and those
+of steps (``soak/steps.py``), which have one writer and seed 3: the writer takes ``two-managers`` and
+``stalled-listing`` under its first lock. A further control without the guard is in test_command_line.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 SEED = 6
 MAX_TRIES = 6
-# Operations without userMetadata, which the guard's stamp identifies.
+# Operations without userMetadata. The guard's stamp identifies them.
 STAMPED = {"merge", "delete", "apply_rows"}
 
 

@@ -1,6 +1,6 @@
 """Each fault at points of a commit: the outcome that the writer reports, and finally every promise.
 
-Seed 1, 2 writers. The negative controls are in test_controls.py.
+Seed 1, 2 writers. The faults of an ensemble are in test_ensemble.py, the negative controls in test_controls.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``python -m soak`` with Spark drivers, from the command line.
 
-In CI one driver without faults, to test the engine. With ``-m soak`` 2 writers and one fault. Seed 1. The negative
-controls with Spark drivers are in test_spark_drivers.py.
+In CI one driver without faults, to test the engine. With ``-m soak`` 2 writers and one class of faults. Seed 1.
+The negative controls with Spark drivers are in test_fault_pairs.py and test_spark_drivers.py.
 """
 
 from __future__ import annotations
