@@ -1,4 +1,4 @@
-"""The bucket policy and the policies of the roles: each test compares a refused request with an allowed one."""
+"""The bucket policy and the policies of the roles: allowed and refused requests, and Parliament's findings."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def findings() -> Findings:
 @pytest.mark.parametrize("role", [name for name in POLICIES if name != "a mistake"])
 def test_parliament_accepts_a_policy(role: str, findings: Findings) -> None:
     # Parliament is older than the key s3:if-none-match; the tests above show that the statement works. It also does
-    # not know that ssmmessages:OpenDataChannel accepts sessions, as in AWS's sample policies for Session Manager.
+    # not know sessions as resources of ssmmessages:OpenDataChannel, as in AWS's sample policies for Session Manager.
     unknown = ("s3:if-none-match", "ssmmessages:OpenDataChannel")
     assert [finding for finding in findings[role] if not any(name in finding[1] for name in unknown)] == []
 

@@ -122,7 +122,7 @@ class TestANewNode:
         services = node.calls("systemctl", "amazon-cloudwatch")
         assert services[0].startswith("amazon-cloudwatch-agent-ctl")
         assert services[-1].startswith("systemctl start --no-block zookeeper.service")
-        # A replaced node must own the files under the same user id.
+        # After a replacement of the machine, the same user id must own the files.
         assert [call.split()[:4] for call in node.calls("useradd")] == [["useradd", "--system", "--uid", "2181"]]
 
     def test_keeps_the_data_on_its_volumes(self, node: Node) -> None:

@@ -190,7 +190,7 @@ class TestStrangers:
         assert ensemble.refuses({})
 
     def test_a_client_with_a_certificate_of_a_member_is_refused(self, ensemble: Ensemble) -> None:
-        """A member's certificate is valid only for the quorum's port."""
+        """The client port does not trust the authority of the members."""
         pair = (ensemble.members.nodes[0].machine.root / "etc/zookeeper/tls/member.pem").read_text()
         assert ensemble.refuses({"tls_certificate": pair, "tls_key": pair})
 

@@ -83,7 +83,7 @@ def test_a_run_that_is_killed_twice_is_completed_once(
     driver.eventually(lambda: not is_running(holder.data["pid"]), within=120, label="the end of the orphaned Python")
     assert driver.exit_code() is None
 
-    # Kill both processes after a commit was acknowledged, before the next.
+    # Kill both processes after the second commit was acknowledged, before the last.
     killed_job = start()
     driver.eventually(lambda: ("commit", 2) in killed_job, within=240, label="the second commit")
     killed_job.kill()

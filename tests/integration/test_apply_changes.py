@@ -193,7 +193,7 @@ def test_changes_without_a_known_order_are_refused(feed: Feed) -> None:
 @HISTORIES
 @pytest.mark.usefixtures("berlin")
 def test_histories_in_any_order_equal_the_model(feed: Feed, number: int) -> None:
-    """A batch is killed between the commits to the tombstones and to the table. See SPARK-56683."""
+    """A batch is killed between the commits to the tombstones and to the table."""
     changes = histories(SEED, number)
     first_batch, killed_batch, third_batch = shuffled_batches(SEED, changes, 3)
     feed.apply(first_batch, nested=True)
@@ -304,7 +304,7 @@ def test_missing_columns_come_from_the_previous_history_row(feed: Feed) -> None:
 def test_files_without_keys_of_the_batch_are_not_read(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
-    """SPARK-56016: the AutoCDC of Spark reads the whole table for each batch."""
+    """In apache/spark pull request 56016, AutoCDC reads its whole auxiliary table for each batch."""
     options = {"stored_as_scd_type": scd_type}
     feed.apply([("a", 1, "one"), ("b", 1, "one")], **options)
     feed.apply([("m", 1, "one")], **options)
