@@ -18,7 +18,7 @@ from writer_jobs import cdc, stream
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.full,
-    pytest.mark.skipif(SPARK < (4, 2), reason="the tests pin Spark's source for Kafka of Spark 4.2"),
+    pytest.mark.skipif(SPARK < (4, 2), reason="the tests pin Spark 4.2's source for Kafka"),
 ]
 
 TOPIC = "customers"

@@ -73,7 +73,7 @@ def test_late_rows_are_written_once_after_their_batch(
         result = apply(*late_rows, row_in_time, txn=("s", 1))
         assert (result.already_applied, counts(result)) == (True, (0, 0, 3, 3))
         assert rows_of(late_table, *columns) == expected
-    # A batch without rows in time makes no commit in the table. Each log has one application name.
+    # A batch without rows in time makes no commit in the table. The late rows' table has its own application id.
     for _ in range(2):
         assert counts(apply((5, 1, 1, "alone"), txn=("s", 2))) == (0, 0, 0, 1)
     expected.append((5, 1, "alone"))

@@ -111,7 +111,7 @@ def test_negative_control_without_middleware_several_puts_win(monkeypatch: pytes
     widen_window(monkeypatch, seconds=60)
     with moto_in_this_process(lambda application: application) as endpoint:
         request(endpoint, "PUT", "/direct")
-        # Without the middleware a request may also fail while moto changes its own records. Its key has one winner.
+        # Without the middleware a request may also fail while moto changes its records. Its key may have one winner.
         results = race(endpoint, bucket="direct", keys=10, statuses=frozenset({200, 412, 500}))
     assert any(len(winners) > 1 for winners, _ in results)
 

@@ -63,8 +63,8 @@ def test_acquire_check_and_release(make_manager, table):
 
 
 def test_spellings_of_one_table_are_one_lock(make_manager, make_rival, table):
-    bucket_and_path = table.removeprefix("s3a://lake")
-    with make_rival().acquire(f"s3n://LAKE//{bucket_and_path}/"), pytest.raises(LockTimeoutError):
+    path = table.removeprefix("s3a://lake")
+    with make_rival().acquire(f"s3n://LAKE//{path}/"), pytest.raises(LockTimeoutError):
         make_manager().acquire(table, timeout_seconds=0)
 
 
@@ -124,7 +124,7 @@ def test_shared_holds_exclude_an_exclusive_hold(make_manager, table, eventually)
 
 
 def test_one_release_wakes_one_waiter(table, eventually):
-    """The server counts the watches that deletions fire."""
+    """The server counts the watches that fire."""
     waiter_count = 20
     with EmbeddedZooKeeper() as ensemble, ZookeeperLockManager(ensemble.hosts) as manager:
 

@@ -366,7 +366,7 @@ class LockMachine(RuleBasedStateMachine):
         return any(acquisition._entries for acquisition in acquisitions if acquisition not in earlier_acquisitions)
 
     def check_the_order(self, request: Request) -> None:
-        """Record a fault if an earlier request still waits and excludes this one."""
+        """Record a fault if an earlier request still waits, and excludes this one in the first queue of both."""
         self.counts["granted"] += 1
         for earlier in self.requests:
             if earlier is request:

@@ -235,7 +235,7 @@ def test_orphans_are_removed_and_needed_files_are_kept(
         for place in "ab"
         for index in range(orphan_count // 2)
     ]
-    # All files are older than the retention, which the pin has raised to two days.
+    # All files outside the log are older than the retention, which the pin has raised to two days.
     for path in filter(Path.is_file, table.path.rglob("*")):
         set_file_age(path, 30 if "_delta_log" in path.parts else 50)
     old_files = table.data_files()
