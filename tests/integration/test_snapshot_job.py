@@ -31,7 +31,7 @@ class Lake:
     folder: Path
 
     def apply_stream(self, name: str, start: int, end: int) -> Path:
-        """Apply a batch of a stream to a table: one row for each hour since 1970."""
+        """Apply a batch of a stream to a table: a row for each hour of 1970 from ``start`` up to ``end``."""
         table = self.folder / "lake" / name
         rows = self.spark.range(start, end).selectExpr("id", "timestamp_seconds(id * 3600) as at", "'x' as kind")
         writer, txn = LockedDeltaWriter(self.spark, self.manager, str(table)), (f"stream of {name}", start)

@@ -136,7 +136,7 @@ def test_submit_arguments_bring_all_that_a_cluster_needs(
     for module in ("lock_manager", "writer_jobs", "kazoo", "delta"):
         assert not can_import(bare_python, module, tmp_path)
 
-    # The machine that submits the job has only the job's file.
+    # This copy of the job's file has no packages next to it.
     job = tmp_path / "job" / "append.py"
     job.parent.mkdir()
     shutil.copy(str(append_module.__file__), job)

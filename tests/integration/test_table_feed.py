@@ -146,7 +146,7 @@ def test_feeds_of_rows_and_of_cells_bind_a_table(
         apply_changes(cell_writer, rows((1, "a", "one", 5)), **OPTIONS, column_list=["id"])
 
 
-def test_columns_that_change_before_the_lock_are_checked_again(
+def test_columns_are_checked_again_under_the_lock(
     spark: SparkSession, writer: LockedDeltaWriter, rows: Callable[..., Any], table: Path
 ) -> None:
     apply_changes(writer, rows((1, "a", "one", 5)), **OPTIONS)
@@ -177,7 +177,7 @@ def test_the_feed_property_is_read_under_the_lock(
     sql("ALTER TABLE {table} UNSET TBLPROPERTIES ('sluice.feed')")
     apply_changes(writer, rows((1, "a", "two", 6)), **position_options)
     assert feed_of(table)["sequence_column"] == "pos"
-    # A table without a binding gets several feeds, each with its own keys.
+    # A table without a binding gets several feeds, each with its own rows.
     sql("ALTER TABLE {table} SET TBLPROPERTIES ('sluice.feed' = 'off')")
     apply_changes(writer, rows((2, "b", "one", 5)), **OPTIONS)
     apply_changes(writer, rows((3, "c", "one", 5)), **position_options)

@@ -308,7 +308,7 @@ def test_a_copied_folder_is_refused_until_it_is_adopted(
 
 
 @pytest.mark.full
-def test_a_copy_is_moved_to_another_ensemble_once(source: NamedTable, another_ensemble: str, tmp_path: Path) -> None:
+def test_a_copy_is_moved_and_renamed_by_one_version(source: NamedTable, another_ensemble: str, tmp_path: Path) -> None:
     copy, ensemble = source.copy_to(tmp_path / "copy"), source.manager.settings.zk_hosts
     adoption = source.adoption()
     assert adoption is not None

@@ -283,7 +283,7 @@ def test_the_settings_of_the_acquiring_manager_apply(
         hold.check()
 
 
-def test_a_new_manager_connects_within_the_deadline(
+def test_a_deadline_cancel_or_close_ends_connecting(
     manager: ZookeeperLockManager, eventually: Callable[..., None], table: str
 ) -> None:
     with ZookeeperLockManager(NOWHERE) as unreachable_manager, manager.acquire(table) as hold:

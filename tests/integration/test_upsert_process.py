@@ -83,10 +83,10 @@ def test_a_killed_stream_resumes_and_stops_at_sigterm(
 
 
 @pytest.mark.soak
-def test_a_stream_killed_under_its_lock_applies_files_once(
+def test_a_stream_killed_at_random_applies_files_once(
     submit: Callable[..., SubmittedJob], csv_file: Callable[..., Path], tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
-    """The stream is killed at random times under its lock. A history shows every change that is applied twice."""
+    """Each run is killed at a random time after it has the lock. A history shows each change that is applied twice."""
     chance = random.Random(SEED)
     table, landing, kills = tmp_path / "table", tmp_path / "landing", 12
     landing.mkdir()
