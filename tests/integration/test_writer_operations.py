@@ -219,7 +219,7 @@ def test_a_merge_that_locks_partitions_needs_a_condition_on_them(table: Table) -
         "t.id = s.id OR t.y = s.y",
         "CAST(t.y AS BOOLEAN) = (s.id = 1)",
         "t.y = t.id",
-        # Several long integers can equal one double.
+        # Refused for any integer, because several long integers can equal one double.
         "t.y = s.half",
     ):
         with pytest.raises(TableError, match=r"add t\.y ="):

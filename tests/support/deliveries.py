@@ -51,7 +51,7 @@ def odd_text(number: int, name: str) -> str:
 
     Args:
         number: Selects the text; 0 gives the empty text. Texts of successive numbers can be numerically equal.
-        name: Makes the text unique.
+        name: Part of each text that is neither empty nor a number.
 
     """
     texts = (

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """Forwards requests to an S3."""
+    """Forwards requests to an S3, without ``If-None-Match``."""
 
     protocol_version = "HTTP/1.1"
     backend = ""

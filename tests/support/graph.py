@@ -38,7 +38,7 @@ class Resource:
         type: The type of Pulumi, such as ``aws:s3/bucket:Bucket``.
         name: The name in the program.
         inputs: Inputs by name in camel case, without unknown values.
-        options: The options named in ``stack_graph.OPTIONS``.
+        options: The options named in ``stack_graph.OPTIONS``, and ``depends_on``.
         secrets: Names of the inputs that Pulumi encrypts in its state.
 
     """

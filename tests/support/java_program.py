@@ -26,7 +26,7 @@ SMALL_DRIVER = {
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a program that takes Sluice from its Spark settings alone."""
+    """Return the environment of a program that configures Sluice by Spark settings alone."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SLUICE_"))},
         "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT),

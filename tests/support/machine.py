@@ -93,7 +93,7 @@ class Machine:
 
     @property
     def calls(self) -> list[str]:
-        """The command line of each call of a stand-in."""
+        """The command line of each call of a stand-in except ``id``."""
         file = self.root / "calls"
         return file.read_text().splitlines() if file.exists() else []
 

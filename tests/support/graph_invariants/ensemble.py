@@ -116,7 +116,7 @@ def certificates_are_renewed_in_time(graph: Graph) -> Iterator[str]:
         inputs = certificate.inputs
         renewal_hours, validity_hours = inputs.get("earlyRenewalHours", 0), inputs["validityPeriodHours"]
         if not 60 * 24 <= renewal_hours <= validity_hours / 2:
-            yield f"{certificate} is renewed {renewal_hours} hours before its end, of {validity_hours} hours"
+            yield f"{certificate} is valid for {validity_hours} hours, and renewed {renewal_hours} hours before its end"
 
 
 @invariant
