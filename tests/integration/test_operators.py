@@ -81,15 +81,15 @@ class Operators:
         assert result.exit_code == 0, result.output
         return {table["table"]: table for table in json.loads(result.stdout)["tables"]}
 
-    def wait_behind_holder(self, waiters: int = 1, **options: Any) -> Future[int]:
-        """Let the rival wait for the table in a thread; return a future with its token."""
+    def wait_behind_holder(self, position: int = 1, **options: Any) -> Future[int]:
+        """Let the rival wait for the table in a thread, at this position; return a future with its token."""
 
         def wait() -> int:
             with self.rival.acquire(TABLE, **options) as hold:
                 return hold.token
 
         token = self.pool.submit(wait)
-        self.eventually(lambda: len(self.tables()[URI]["waiters"]) == waiters, label="the rival in the queue")
+        self.eventually(lambda: len(self.tables()[URI]["waiters"]) == position, label="the rival in the queue")
         return token
 
     def hold_partition(self, *levels: str) -> list[str]:
@@ -168,7 +168,7 @@ def test_holders_and_waiters_are_listed_in_order(operators: Operators) -> None:
     with operators.manager.acquire("s3a://lake/idle"):
         pass
     with operators.manager.acquire(TABLE) as hold:
-        tokens = [operators.wait_behind_holder(waiters) for waiters in (1, 2)]
+        tokens = [operators.wait_behind_holder(position) for position in (1, 2)]
         table = operators.tables(TABLE)[URI]
         assert list(operators.tables()) == [URI, "s3://lake/idle"]
         (holder,) = table["holders"]

@@ -248,7 +248,7 @@ def test_partitions_are_named_by_their_values(make_manager, make_rival, table):
 
 @pytest.mark.parametrize("end", ["closed", "broken", "too long", "released"])
 def test_the_next_holder_of_a_partition_finds_the_intent(end, make_manager, zookeeper, table, znodes, eventually):
-    """An intent is unfinished once its contender is gone. So a hold leaves the table's queue before the partition's."""
+    """An intent is unfinished once its hold has left the table's queue. So a hold leaves no other queue before it."""
     max_hold_seconds = 2 if end == "too long" else None
     year_path = f"{znodes.path}/partitions/year=2013"
     for version in range(2 if max_hold_seconds else 5):

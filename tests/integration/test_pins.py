@@ -299,7 +299,7 @@ def test_a_shallow_clone_is_refused(table: PinnableTable) -> None:
 @pytest.fixture
 def tables(spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]) -> list[PinnableTable]:
     """Two tables with one row each."""
-    # The name is part of the statement: each table has its own id.
+    # Copies made by one statement have the same table id, so the statements differ.
     statement = "CREATE TABLE {t} USING delta COMMENT 'NAME' AS SELECT 0L AS id"
     paths = [copy_of(statement.replace("NAME", name), to=name) for name in ("departures", "arrivals")]
     return [PinnableTable(spark, manager, copy_of, str(path)) for path in paths]
@@ -370,7 +370,7 @@ def killed_while_writing(monkeypatch: pytest.MonkeyPatch, folder: str) -> Iterat
 
 
 @pytest.mark.full
-def test_a_run_killed_between_two_tables_leaves_no_pin(
+def test_a_run_killed_between_tables_leaves_an_incomplete_pin(
     tables: list[PinnableTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed_while_writing(monkeypatch, "/arrivals/"):
@@ -594,7 +594,7 @@ def test_files_that_the_store_does_not_remove_are_reported(table: PinnableTable)
 
 
 @pytest.mark.full
-def test_the_retention_is_raised_while_pins_need_it(table: PinnableTable) -> None:
+def test_the_retention_is_raised_until_the_last_pin_is_removed(table: PinnableTable) -> None:
     table.create(properties=f"'{FILE_RETENTION}' = 'interval 2 days'")
     initial_retention = table.retention()
     short_pin = table.pin("short", days=0.5)

@@ -101,7 +101,7 @@ def test_the_granted_timeout_counts_not_the_requested_one(server, eventually):
 
 @pytest.mark.full
 def test_a_holder_is_invalid_before_the_next_one_holds(manager, proxy, rival, eventually):
-    """Kazoo stays SUSPENDED while the rival acquires the lock. Before that, is_valid turns False and stays so."""
+    """Kazoo stays SUSPENDED while the rival acquires the lock. is_valid turns False before the rival holds it."""
     hold = manager.acquire(TABLE)
     lost_holds: list[object] = []
     hold.on_loss(lost_holds.append)
@@ -193,7 +193,7 @@ def test_a_suspended_hold_is_not_valid(manager, proxy, eventually):
     hold.release()
 
 
-def test_every_method_of_an_expired_hold_reports_the_loss(server, rival, eventually):
+def test_an_expired_hold_reports_its_loss(server, rival, eventually):
     manager = ZookeeperLockManager(server.hosts, session_timeout_seconds=SESSION_SECONDS)
     hold = manager.acquire(TABLE)
     validity_of_next_hold: list[bool] = []
@@ -259,7 +259,7 @@ def test_a_release_in_an_outage_is_bounded_and_completes(manager, proxy, znodes,
     hold = manager.acquire(TABLE)
     proxy.cut()
     started = time.monotonic()
-    hold.release()  # The hold was valid at that time.
+    hold.release()  # It raises no error, because the hold is still valid.
     assert time.monotonic() - started < SESSION_SECONDS + 4
     proxy.mend()
     eventually(lambda: znodes.contenders() == [])
