@@ -118,6 +118,7 @@ def test_a_waiter_is_granted_after_its_last_predecessor(make_manager, make_rival
     waiting_request = in_new_thread(waiter.acquire, table, partitions=[part(2013)])
     eventually(lambda: len(manager.queue(table)) == 3)
     first_hold.release()
+    eventually(lambda: manager.queue(table)[-1].waits_for == (second_hold.hold_id,))
     assert not waiting_request.done()
     second_hold.release()
     hold = waiting_request.result(30)

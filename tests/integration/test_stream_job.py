@@ -323,9 +323,9 @@ def test_messages_with_json_of_the_schema_become_rows(
         "partition by another column",
         25: f"column fares[]: the value '0.012345678901234568' {not_exact} {decimal}",
     }
-    assert dict(stream.rows("origin", "reason", suffix="_dead_letters")) == {
-        f"departures/0/{offset}": reason for offset, reason in reasons.items()
-    }
+    assert stream.rows("origin", "reason", suffix="_dead_letters") == sorted(
+        ((f"departures/0/{offset}", reason) for offset, reason in reasons.items()), key=repr
+    )
     bad_stream = replace(stream, table=tmp_path / "empty", landing=tmp_path / "bad", checkpoint=tmp_path / "another")
     rows.where("offset IN (3, 4)").coalesce(1).write.parquet(str(bad_stream.landing))
     # The second run has no messages.

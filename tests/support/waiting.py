@@ -26,5 +26,5 @@ def eventually(
     while not condition():
         if time.monotonic() >= deadline:
             text = label if isinstance(label, str) else label()
-            raise AssertionError(f"{text} did not become true within {within:g} s")
+            raise AssertionError(f"not within {within:g} s: {text}")
         time.sleep(POLL_SECONDS)
