@@ -83,7 +83,7 @@ class Model:
 
 
 def arrivals(number: int, batches: int, versions: int) -> list[list[Row]]:
-    """Return batches of rows of half a year. Most rows are in the batch of their event time; some are late or twice."""
+    """Return batches of rows of half a year. Most are in the batch of their event time; some in another or repeated."""
     chance = random.Random(SEED)
     arrived: list[list[Row]] = [[] for _ in range(batches)]
     last = batches - 1

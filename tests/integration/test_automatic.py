@@ -198,7 +198,7 @@ def test_a_change_of_other_partitions_is_committed_after_other_writers(program: 
 
 @pytest.mark.full
 @pytest.mark.parametrize("program", [PARTITIONED], ids=["partitioned"], indirect=True)
-def test_a_read_by_another_name_of_the_table_is_no_read_of_the_transaction(program: Program, tmp_path: Path) -> None:
+def test_a_stale_read_of_the_table_by_another_name_is_refused(program: Program, tmp_path: Path) -> None:
     other_name = tmp_path / "link"
     other_name.symlink_to(program.path)
     rows = program.spark.sql(f"SELECT id, 1L AS part FROM delta.`{other_name}` WHERE part = 2")
@@ -210,7 +210,7 @@ def test_a_read_by_another_name_of_the_table_is_no_read_of_the_transaction(progr
 
 
 @pytest.mark.full
-def test_a_new_session_does_not_block_readers_while_its_commit_waits(program: Program) -> None:
+def test_a_new_session_blocks_no_other_while_its_commit_waits(program: Program) -> None:
     session = program.spark.newSession()
     with program.waiting(lambda: session.sql(f"INSERT INTO delta.`{program.path}` VALUES (1)")) as running:
         # Delta's own lock would make this statement wait for the commit, which waits for this thread's lock.

@@ -129,7 +129,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> AttemptClock:
 def test_an_empty_commit_proves_no_write_with_old_files(table: Table, operation: str, clock: AttemptClock) -> None:
     table.leave_intent()
     with table.waiting_write(lambda: table.operate(operation)) as running:
-        # VACUUM deletes files that belong to no commit after seven days.
+        # A write may take half of the seven days after which VACUUM deletes files that belong to no commit.
         clock.offset = timedelta(days=4)
     result = running.result()
     # The write was repeated with the lock held from its beginning. Version 1 is the empty commit.

@@ -121,7 +121,7 @@ def test_timestamps_enabled_at_the_gate_repeat_the_write(table: Table) -> None:
     assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000) >= enabled_ms
 
 
-def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None:
+def test_a_compaction_with_timestamps_waits_at_the_gate(table: Table) -> None:
     initial_files = table.files()
     with table.waiting_write(lambda: table.run("optimize")) as running:
         table.sql(INSERT)

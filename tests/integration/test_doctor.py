@@ -289,7 +289,7 @@ class Blocks(Atomic):
 
 @pytest.fixture
 def gateway(s3: S3) -> Iterator[Callable[[type[Gateway]], str]]:
-    """Start a store that has a fault; return its endpoint as a storage option."""
+    """Start a gateway in front of the S3; return its endpoint as a storage option."""
     require_embedded_s3("a store with a fault of its own")
     with ExitStack() as stack:
         yield lambda kind: f"AWS_ENDPOINT_URL={stack.enter_context(serve_gateway(kind, s3.endpoint or ''))}"
@@ -462,7 +462,7 @@ def test_the_releases_are_named_and_untested_ones_are_a_fault(monkeypatch: pytes
 
 
 class SparkHome:
-    """A folder of Spark with empty jars. The doctor reads only their names."""
+    """A folder of Spark with empty jars. The doctor reads only the names of jars and of the files in them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jars = folder / "jars"
