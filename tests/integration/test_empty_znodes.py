@@ -156,7 +156,7 @@ def test_used_partitions_stay_and_idle_ones_are_removed(
         patch.setattr(EmptyZnodes, "remove_due", use_and_remove)
         manager.acquire(table, partitions=[part(2012, 1), part(2013, 1)]).release()
         creation = partitions.creation(used)
-        # Both znodes are due at almost the same moment, so a round checks one of them or both.
+        # The znodes are due at almost the same moment, so a round may check only some of them.
         eventually(lambda: partitions.client.exists(idle) is None and len(creations) > 6)
         assert partitions.creation(used) == creation
     assert set(creations) == {creation}
@@ -208,7 +208,7 @@ def test_a_waiter_creates_removed_queues_again(
     caplog: pytest.LogCaptureFixture,
     eventually: Callable[..., None],
 ) -> None:
-    """A waiter for the table has left the queues of its partitions. They may be removed before it goes on."""
+    """A request that waits in the table's queue has left its partition's queues. They may be removed meanwhile."""
     manager, waiting_manager = make_manager(), make_manager()
     caplog.set_level(logging.WARNING)
     for removed_levels in (1, 2, 3, 4):

@@ -1,4 +1,4 @@
-"""`sluice ensemble status` and `ready` report the faults of real ensembles: each fault is caused on real servers."""
+"""`sluice ensemble status` and `ready` report the faults of ensembles. Most faults are caused on real servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.authority import Authority
 from tests.support.lock_znodes import connected_client
 
 MOST_COMMAND_SECONDS = 30.0
-"""Upper bound for `status` and `ready` with a suspended server: requests, the session and its end time out."""
+"""Upper bound for `status` and `ready` with a suspended server: requests, the session and its close time out."""
 
 WAIT_SECONDS = 60.0
 
@@ -356,7 +356,7 @@ def test_an_address_without_an_answer_takes_two_seconds(standalone: EmbeddedZooK
     assert report["mode"] == "standalone"
 
 
-def test_a_server_that_trickles_bytes_is_not_waited_for() -> None:
+def test_the_wait_for_a_server_that_trickles_bytes_ends() -> None:
     end = threading.Event()
 
     def trickle() -> None:

@@ -27,9 +27,9 @@ from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 pytestmark = pytest.mark.spark
 
-# Operations that call a constructor of Spark that Spark 4.0.1 changed.
+# Operations that read Parquet footers. For that they call a constructor of Spark that Spark 4.0.1 changed.
 READ_FOOTERS = ("REORG", "CONVERT TO DELTA")
-SPARK_4_0_1 = needs_delta((4, 0, 1), "call of this constructor of Spark 4.0.1")
+SPARK_4_0_1 = needs_delta((4, 0, 1), "way to read Parquet footers with Spark 4.0.1")
 KERNEL_WRITES = needs_delta((4, 4), "writes through Delta Kernel")
 ENABLE_MODE = "spark.databricks.delta.v2.enableMode"
 KERNEL_KEY = "io.delta.kernel.logStore.{}.impl"

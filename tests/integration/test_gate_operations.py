@@ -1,4 +1,4 @@
-"""Operations that read the table behind the gate: Delta finds conflicts, and the writer repeats the operation."""
+"""Operations at the gate that read the table: Delta finds conflicts, and the writer repeats the operation."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_a_gated_append_equals_a_plain_append(name: str, pair_of: Callable[..., 
     written = json.loads(newest.read_text())
     newest.unlink()
     derived = read_as(spark, "t", newest)
-    # Delta writes no files into the checksum where the metadata changes; the next derived checksum lacks them, too.
+    # Delta's checksum of a commit that changes metadata lists no files; nor does a checksum that is derived from it.
     files = written.pop("allFiles", None)
     if "allFiles" in derived:
         assert pop_files(derived) == pop_files({"allFiles": files})
@@ -195,7 +195,7 @@ def test_a_gated_append_equals_a_plain_append(name: str, pair_of: Callable[..., 
     assert derived == written
 
 
-def test_a_constraint_is_checked_at_the_gate(pair_of: Callable[..., Pair]) -> None:
+def test_a_gated_append_checks_a_constraint(pair_of: Callable[..., Pair]) -> None:
     pair = pair_of(AppendCase(), "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 100)")
     assert pair.append_to_both(pair.rows())
     pair.check_equal()

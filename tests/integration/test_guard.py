@@ -317,7 +317,7 @@ def test_an_existing_version_is_not_filled(table: Table) -> None:
 
 
 def test_an_intent_that_does_not_fit_fills_the_next_version(table: Table) -> None:
-    # The version is far ahead, as if the dead hold had dropped and created the table.
+    # The version is far ahead, as if the dead hold had dropped the table and a later hold had created it.
     table.leave_intent(7)
     with table.locked():
         assert table.version() == 1
@@ -396,10 +396,10 @@ def test_ctrl_c_raises_keyboard_interrupt_not_py4j_error(new_table: Table, monke
             pass
 
     monkeypatch.setattr(handler, "__module__", "pyspark.core.context")
-    for guard in (lambda: attach(new_table.spark), lambda: build_session("another"), open_block):
+    for repair_handler in (lambda: attach(new_table.spark), lambda: build_session("another"), open_block):
         original = signal.signal(signal.SIGINT, handler)
         try:
-            guard()
+            repair_handler()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         finally:

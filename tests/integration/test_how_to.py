@@ -1,4 +1,7 @@
-"""The commands of docs/how-to run with local addresses, and have the results that the pages describe."""
+"""The jobs of docs/how-to run with local addresses, and have the results that the pages describe.
+
+test_unchanged_programs.py tests unchanged.md.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def expand(word: str) -> list[str]:
 
 @dataclass
 class Clone:
-    """Runs the commands of a page and their jobs in one folder."""
+    """Runs the commands of a page in one folder, as a user runs them in a clone of the repository."""
 
     run_job: Callable[..., Any]
     rows_of: Callable[..., list[tuple[Any, ...]]]
@@ -229,12 +232,12 @@ def test_the_pins_page(clone: Clone, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.full
 def test_the_overwrite_page(clone: Clone) -> None:
-    (repetition_block,) = blocks("overwrite.md", "json")
+    (commit_block,) = blocks("overwrite.md", "json")
     write_files, (load, replace, replace_dynamically, replace_all) = clone.commands_of("overwrite.md")
     for write_file in write_files:
         write_file()
     new_rows, other_rows = [("B6725", -1), ("DL461", -4)], [("AA1141", 33), ("UA1545", 2)]
-    expected = fields_in(repetition_block)
+    expected = fields_in(commit_block)
     clone.run(load)
     for command in (replace, replace, replace_dynamically):
         job = clone.run(command)
