@@ -2,6 +2,7 @@
 
 Each line on standard input is a JSON object with ``do`` (a method of :class:`Driver`) and its arguments. Each line on
 standard output is the answer: ``{"done": …}`` or ``{"error": class, "message": …, "version": …, "commits": …}``.
+Some commands also answer ``{"done": …}`` in the middle, and continue after a line with any text.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Driver:
             rows.write.format("delta").mode("append").save(table)
 
     def merge_hot(self, table: str, name: str, until: float, *, locked: bool) -> dict[str, Any]:
-        """Repeat a MERGE that appends a new word to the same rows; return versions, words and the seconds of each."""
+        """Repeat a MERGE that appends a word to the same rows; return the seconds, and if locked versions and words."""
         writer = LockedDeltaWriter(self.spark, self.manager, table) if locked else None
         versions_and_words, seconds = [], []
         while time.time() < until:

@@ -1,10 +1,10 @@
 """The agent of a driver, which waits at one step of a commit: ``python stopping_agent.py FOLDER``.
 
 A test names the step in ``FOLDER/stop-at``. The agent renames this file to ``FOLDER/stopped`` when it reaches the step,
-and waits until that file is removed. The steps are ``turn``, before the answer that the commit has its lock, and
-``commit``, ``allowed`` and ``outcome``: before the permission for the commit, after it, and before the agent knows the
-outcome of the put. While ``FOLDER/unprotected`` exists, the agent allows each commit without a check of its hold.
-If ``FOLDER/answer-seconds`` exists, the driver of an agent that starts waits so long for each answer.
+and waits until that file is removed. The steps are ``turn`` (before the answer that the commit has its lock),
+``commit`` (before the permission for the commit), ``allowed`` (after it) and ``outcome`` (before the agent knows the
+outcome of the put). While ``FOLDER/unprotected`` exists, the agent allows each commit without a check of its hold.
+If ``FOLDER/answer-seconds`` exists when the agent starts, the driver waits that number of seconds for each answer.
 """
 
 from __future__ import annotations

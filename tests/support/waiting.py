@@ -16,7 +16,7 @@ def eventually(
     Args:
         condition: Function that returns a true value when the condition holds.
         within: Seconds to wait.
-        label: The condition in words, for the error message, or a function that returns them.
+        label: Noun phrase for the condition in the error message, or a function that returns it.
 
     Raises:
         AssertionError: The condition did not become true in time.
@@ -26,5 +26,5 @@ def eventually(
     while not condition():
         if time.monotonic() >= deadline:
             text = label if isinstance(label, str) else label()
-            raise AssertionError(f"not within {within:g} s: {text}")
+            raise AssertionError(f"waited {within:g} s in vain for {text}")
         time.sleep(POLL_SECONDS)

@@ -22,7 +22,7 @@ def test_options_have_defaults() -> None:
     arguments.check()
 
 
-def test_every_option_is_parsed() -> None:
+def test_options_are_parsed() -> None:
     arguments = parse_arguments([
         *REQUIRED, "b.csv", "--source", "c.csv", "--format", "csv", "--partition-by", "year, month", "--commits", "8",
         "--lock-timeout", "2.5", "--run-id", "r", "--report", "s3a://lake/r.json", "--option", "sep==",

@@ -149,7 +149,7 @@ def test_a_program_does_not_repeat_a_statement_that_is_always_refused(
     assert (answer["refused"], reason in answer["message"]) == ("LockNotHeldError", True)
 
 
-def test_a_statement_that_began_too_early_runs_again(driver: Driver) -> None:
+def test_a_statement_with_an_old_in_commit_timestamp_runs_again(driver: Driver) -> None:
     assert driver.turn({"dated": True, "timestamp": 1000})["refused"] == "NotStagedError"
 
 

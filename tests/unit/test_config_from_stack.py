@@ -38,7 +38,7 @@ OUTPUTS: dict[str, Any] = {
     "policy_arns": {"appender": "arn:aws:iam::123456789012:policy/appender"},
     "commit_policy_statements": [{"Sid": "x"}],
 }
-# SparkSubmitUtils reads a properties file with java.util.Properties and trims the values.
+# Spark's Utils.getPropertiesFromFile uses java.util.Properties and trims the values.
 PROPERTY = re.compile(r"([^\s=:]+)[\s=:]\s*(.*?)\s*")
 
 
@@ -108,7 +108,7 @@ def test_the_lock_reads_the_outputs_of_the_stack(config: ConfigCommand, monkeypa
 
 
 def test_docker_and_systemd_read_the_same_values_as_a_shell(config: ConfigCommand) -> None:
-    """Docker and systemd do not remove quotes from a value, so the file must not contain any."""
+    """Docker does not remove quotes from a value, so the file must not contain any."""
     config.run()
     lines = config.environment_file.read_text(encoding="utf-8").splitlines()
     assert dict(line.split("=", 1) for line in lines) == config.variables()
