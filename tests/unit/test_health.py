@@ -109,7 +109,7 @@ def test_the_most_valuable_finding_comes_first() -> None:
     assert [dict(values) for values in compaction.partitions] == [{"day": "2"}, {"day": "1"}]
 
 
-def test_the_help_has_every_property_and_default_value() -> None:
+def test_the_help_has_every_property_and_numeric_default() -> None:
     # A description may continue on the next line.
     text = re.sub(r"\n {20,}", " ", _EPILOG)
     lines = dict(re.findall(rf"^  {re.escape(PREFIX)}(\w+) +(.*)$", text, re.MULTILINE))

@@ -20,8 +20,8 @@ ZOOKEEPER_IMPORTERS = {
     "sluice.doctor.ensemble": "examines the servers of an ensemble",
     "sluice.ensemble.members": "asks each server of an ensemble",
     "sluice.ensemble.ready": "writes a node through one server and reads it through the others",
-    "soak.stalls": "delays the queue of a contender",
-    "soak.unprotected": "replaces the queue's registry",
+    "soak.stalls": "stalls a listing of queues, and checks an intent",
+    "soak.unprotected": "replaces parts of the lock manager and of a hold's intents",
 }
 JOBS = ("append", "overwrite", "upsert", "cdc", "stream", "snapshot", "maintain")
 #: Packages that only these modules of the same top package import.
@@ -60,7 +60,7 @@ def edges(imports: Imports) -> list[tuple[str, str]]:
 
 
 def relative_imports(imports: Imports) -> list[tuple[str, str]]:
-    """Return imports with dots, which the other rules do not resolve."""
+    """Return relative imports, which the other rules do not resolve."""
     return [edge for edge in edges(imports) if edge[1].startswith(".")]
 
 

@@ -165,6 +165,7 @@ def test_the_page_has_a_row_for_each_tested_pair() -> None:
 
 
 def test_an_unclosed_socket_is_an_error() -> None:
+    """Also with Spark 4.0 and 4.1: ``tests/conftest.py`` closes PySpark's sockets and does not ignore the warning."""
     with pytest.raises(ResourceWarning):
         warnings.warn(
             "unclosed <socket.socket fd=9, laddr=('127.0.0.1', 2), raddr=('127.0.0.1', 3)>", ResourceWarning,

@@ -1,4 +1,4 @@
-"""Settings from keywords, environment and URL; an error shows the invalid value or its name."""
+"""Settings from keywords, environment and URL; an error shows the invalid value or the setting's name."""
 
 from __future__ import annotations
 

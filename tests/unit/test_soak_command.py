@@ -66,7 +66,7 @@ def test_a_listed_class_that_never_struck_fails_the_soak(
     assert json.loads(output.out)["violations"] == 0
 
 
-def test_a_class_that_is_not_listed_need_not_strike(run_soak: Callable[..., bool]) -> None:
+def test_a_class_selected_by_all_need_not_strike(run_soak: Callable[..., bool]) -> None:
     assert run_soak(("pause-both", "s3-500"), sound_evidence(), must_strike=False)
 
 

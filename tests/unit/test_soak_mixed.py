@@ -58,7 +58,7 @@ def test_appended_rows_are_expected_once(tmp_path: Path) -> None:
     assert rows[0]["at"].isoformat().replace("+00:00", "Z") in {row[4] for row in feed.expected_rows()}
 
 
-def test_a_seed_determines_the_messages(tmp_path: Path) -> None:
+def test_a_seed_determines_the_expected_rows(tmp_path: Path) -> None:
     for name in FEEDS:
         feeds = [Feed(name, tmp_path / folder / name, 3) for folder in ("one", "two")]
         for feed in feeds:

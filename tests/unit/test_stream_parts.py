@@ -58,7 +58,7 @@ def test_timestamps_and_dates_are_moments() -> None:
         assert moment_of(value) is None
 
 
-def test_only_changes_have_a_side_table() -> None:
+def test_first_rows_have_no_side_table() -> None:
     side_table = {"side_table", "side_rows"}
     assert side_table <= set(dir(NewestRows))
     assert not side_table & set(dir(FirstRows))
