@@ -297,7 +297,7 @@ def test_a_missing_data_file_is_found(table: EditableTable) -> None:
     assert table.problem().startswith("the data cannot be read")
 
 
-def test_a_data_file_with_more_rows_than_its_statistics_is_found(table: EditableTable) -> None:
+def test_a_data_file_with_fewer_rows_than_in_the_log_is_found(table: EditableTable) -> None:
     table.update_action(1, "add", stats='{"numRecords": 3}')
     assert table.problem() == "10 rows are in the data files, but 11 by the log's statistics"
 

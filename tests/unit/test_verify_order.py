@@ -46,7 +46,7 @@ def test_holds_of_two_partitions_commit_in_any_order() -> None:
     [
         # The table's holder came after the holders of partitions.
         ("a", {"shared": {TABLE_NODE: 10}, "tokens": {MONTH_1: 11}}, "token 10, not above 20 of version 2"),
-        # An exclusive token must be above the earlier shared ones, too.
+        # A later hold's token must be above the token of the table's holder.
         ("d", {"tokens": {TABLE_NODE: 12}}, "token 12, not above 20 of version 2"),
         ("d", {"tokens": {TABLE_NODE: 20}}, "token 20, not above 20 of version 2"),
     ],

@@ -54,7 +54,9 @@ _managers: dict[LockSettings, LockManager] = {}
 
 
 def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str | None = None) -> None:
-    """Guard every commit that this driver makes from now on; a second call without arguments does nothing.
+    """Guard every commit that this driver makes from now on.
+
+    A second call without arguments changes nothing in the same thread and session.
 
     With ``lock="commit"`` each commit of a thread that holds no lock waits for the lock on its table: that of an SQL
     statement, ``df.write``, ``writeStream``, MERGE, OPTIMIZE and so on (docs/how-to/unchanged.md).

@@ -1,4 +1,4 @@
-"""Guarded blocks: a commit of this thread passes if and only if the lock to which the thread is bound still stands.
+"""Guarded blocks: a commit of this thread passes only if the lock to which the thread is bound still stands.
 
 Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.guard.commit_guard`), and the
 log store in the driver's JVM (``log_store/``), which asks for the decision. A Spark local property binds a thread to
@@ -201,7 +201,7 @@ def _open_block(spark: SparkSession, block: GuardedBlock) -> Iterator[None]:
 
 @contextmanager
 def _bound_thread(spark: SparkSession, block: GuardedBlock) -> Iterator[None]:
-    """Bind this thread to a block that the guard knows."""
+    """Bind this thread to a block."""
     context = spark.sparkContext
     outer_blocks = context.getLocalProperty(_BLOCKS_PROPERTY)
     try:
@@ -224,7 +224,7 @@ def _adoption_restored(
         try:
             _restore_adoption(spark, table_log, block, adoption)
         except Exception as problem:  # noqa: BLE001 (the body's error matters more than any error here)
-            error.add_note(f"the block changed the table's adoption ({adoption}), run `sluice adopt` again: {problem}")
+            error.add_note(f"the adoption may have changed (from {adoption}), run `sluice adopt` again: {problem}")
         raise
     _restore_adoption(spark, table_log, block, adoption)
 
@@ -289,8 +289,7 @@ def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
 def _settle(spark: SparkSession, block: GuardedBlock) -> None:
     """Record which attempts under the hold have an outcome, and make the log store forget them when all have one.
 
-    An attempt belongs to the hold and the table, not to this block. An attempt that an earlier block left open stays
-    open.
+    An attempt belongs to the hold and the table, not to this block: one that an earlier block left open counts, too.
     """
     hold, other_blocks = block.hold, driver_guard.GUARD.sibling_blocks(block)
     intents = hold.intents_of(block.table)
@@ -307,6 +306,7 @@ def _settle_unfinished_intents(spark: SparkSession, table_log: DeltaTableLog, bl
     """Make sure that no put of an earlier block can still succeed; return whether any intent is settled now.
 
     Such a put belongs to an earlier hold that left its intent unfinished, or belongs to this hold and got no answer.
+    Under a shared hold, which allows no commit, this only logs a warning.
     """
     intents = block.hold.intents_of(block.table)
     busy_attempts = {

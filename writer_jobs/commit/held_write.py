@@ -61,7 +61,7 @@ class HeldWrite:
         table = self._context.table
         if snapshot.has_transaction(self._operation.txn):
             return CommitResult.of(self._execution, self._hold, None)
-        # Nothing is written if the hold was lost while the write waited for it, or during before_write.
+        # Nothing is written if the hold was lost before this, for example during before_write.
         self._hold.check()
         if self._context.is_cancelled():
             raise LockCancelledError(resource=table)

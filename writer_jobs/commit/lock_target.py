@@ -36,8 +36,8 @@ Partitions = Collection[Mapping[str, object]]
 """Partitions, each a mapping of column names to values."""
 
 PartitionFinder = Callable[[TableState], Partitions | None]
-"""Returns the partitions that a write touches, at most one more than can be locked one by one; None if it may
-touch any."""
+"""Returns the partitions that a write touches; None if it may touch any. A result of more partitions than can be locked
+one by one need not be complete."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def partitions_of_rows(
     their text is ambiguous where clocks are put back.
 
     Args:
-        column_expressions: Expression on the rows for each partition column; by default the rows' column of that name.
+        column_expressions: Expressions on the rows, by partition column; by default the rows' columns of these names.
 
     """
     row_columns = {name.lower() for name in df.columns}

@@ -49,7 +49,7 @@ class Operation:
         rows: Rows that the operation appends; None for any other operation.
         reads: Plans, columns and SQL conditions of the caller, or None. The gate examines them.
         options: Options of Delta's writer.
-        session: Session of the rows, whose settings count when they are written; None if it is the writer's.
+        session: Session of the rows, whose settings count when they are written; None for the writer's.
 
     """
 

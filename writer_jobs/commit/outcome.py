@@ -152,7 +152,7 @@ class Outcome:
 
 
 def failed_write(execution: Execution, failure: BaseException) -> WriteFailedError:
-    """Return the error of a write that failed before anything of it was put."""
+    """Return the error of a write that failed without a commit."""
     table = execution.context.table
     with suppress(TableError, StorageError):
         reason = _misfit_reason(failure, execution.operation, execution.context.log.state())

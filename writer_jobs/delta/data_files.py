@@ -32,7 +32,7 @@ class DataFiles:
         self._files = data_file_rows(spark, snapshot) if files is None else files
 
     def within(self, condition: Column) -> DataFiles:
-        """Return the files that can have rows that match a condition, by their statistics and partition values.
+        """Return the version's files that can have rows that match a condition, by statistics and partition values.
 
         The condition needs literals of its columns' types. A condition that needs a cast excludes no file.
         """
@@ -142,7 +142,7 @@ def deletion_vector_path(encoded_name: str) -> str:
         for position in range(start, start + _WORD_DIGITS):
             value = f"(({value}) * {len(_Z85_DIGITS)} + position(substring(name, {position}, 1), '{_Z85_DIGITS}') - 1)"
         words.append(f"lpad(hex({value}), {_WORD_HEX_DIGITS}, '0')")
-    # The lambda gives the expression a name, which would otherwise be repeated twenty times.
+    # The lambda names the expression, which would otherwise be repeated twenty times.
     digits = f"element_at(transform(array({name}), name -> lower(concat({', '.join(words)}))), 1)"
     uuid = f"regexp_replace({digits}, '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5')"
     prefix = f"regexp_extract({encoded_name}, '^(.*).{{{_UUID_DIGITS}}}$', 1)"

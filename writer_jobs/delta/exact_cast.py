@@ -90,13 +90,13 @@ def _cast_floating(text: Column, target: T.DataType) -> Column:
     integer = F.when(F.abs(value) < _LONG_LIMIT, value.try_cast("bigint"))
     is_finite = ~value.isin(*(F.lit(name).cast(target) for name in ("Infinity", "-Infinity")))
     digits = _significant_digits(text)
-    is_zero = (value == F.lit(0).cast(target)) & (digits != "")
+    rounds_to_zero = (value == F.lit(0).cast(target)) & (digits != "")
     is_exact = (
         (F.length(digits) <= EXACT_DIGITS[type(target)])
         | (digits == _significant_digits(value.cast("string")))
         | F.coalesce(text.try_cast(T.DecimalType(MOST_DIGITS, 0)) == integer, F.expr("false"))
     )
-    is_number = text.rlike(_NUMBER) & is_finite & ~is_zero & ((_decimal_places(text) > 0) | is_exact)
+    is_number = text.rlike(_NUMBER) & is_finite & ~rounds_to_zero & ((_decimal_places(text) > 0) | is_exact)
     half_digits = EXACT_DIGITS[type(target)] // 2
     return F.when(text.rlike(_plain_number(half_digits, half_digits)), value).when(
         is_number | F.lower(text).isin(*_NOT_FINITE), value
