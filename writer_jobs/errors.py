@@ -20,7 +20,7 @@
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
     │   │   └── NothingAppliedError                no message of a load or a stream could be applied
-    │   ├── WriteConflictError                     another writer was faster, and the write must not be repeated
+    │   ├── WriteConflictError                     another writer was faster, and the write was not repeated
     │   ├── HeldTooLongError (TimeoutError)        not done in the time that the lock may be held
     │   ├── StreamError                            a stream failed outside of its batches; earlier batches stay
     │   ├── MaintenanceError                       the store failed during maintenance; earlier commits stay
@@ -130,7 +130,7 @@ class MaintenanceError(WriteFailedError):
 
 
 class WriteConflictError(WriteFailedError):
-    """Another writer has changed rows or files that the write had read, and the write must not be repeated.
+    """Another writer has changed the table meanwhile, and the write was not repeated.
 
     Nothing was written.
 

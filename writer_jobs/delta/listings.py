@@ -12,7 +12,7 @@ from writer_jobs.delta.table_log import LOG_FOLDER
 
 # Folder of change data files. VACUUM deletes expired files in it, although its name begins with an underscore.
 _CHANGE_DATA = "_change_data"
-# Folder of the parts of checkpoints.
+# Folder of the sidecar files of V2 checkpoints.
 _SIDECARS = "_sidecars"
 # Spark plans tasks by file sizes and counts each file as at least 4 MiB, so 10,000 version files make 312 tasks. With
 # this setting each core gets one task.

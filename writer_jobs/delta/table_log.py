@@ -59,7 +59,7 @@ class Commit:
 
     Attributes:
         version: Number of the version.
-        rows: Number of rows that it added; None if Delta's metrics are off (``history.metricsEnabled``).
+        rows: Number of rows written (``numOutputRows``); None if Delta does not record it.
         metrics: Delta's ``operationMetrics``.
 
     """

@@ -51,8 +51,8 @@ def apply_events(
         writer: Writer of the table. The table is created if its location is empty.
         messages: ``key`` and ``value`` (binary), ``origin`` (string).
         keys: Columns that together identify a row; by default the fields of the messages' keys.
-        sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``transaction`` and ``origin``;
-            by default the position in the database's log.
+        sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``ts_us``, ``ts_ns``,
+            ``transaction``, and ``origin``; by default the position in the database's log.
         source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``. Events of other
             tables are filtered out and counted as ``filtered``. A name that matches several tables is refused. By
             default events of several tables are refused.

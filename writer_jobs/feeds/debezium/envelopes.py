@@ -146,7 +146,7 @@ def _is_skipped() -> Column:
 
 
 def _dead_letter_reason(text: Column) -> Column:
-    """Return why a message is not a change event; null for a change event."""
+    """Return the reason of a dead letter that is known before its row is decoded; null for other messages."""
     op, is_row = F.col("op"), F.coalesce(is_object(member(F.col("payload"), "after")), F.expr("false"))
     return (
         F.when(

@@ -70,7 +70,7 @@ class Decoder:
         return self.encoding == "plain" and isinstance(self.type, T.StringType)
 
     def for_column(self, data_type: T.DataType | None) -> Decoder:
-        """Return the decoder for a table's column whose type can hold the same values as this decoder's type."""
+        """Return a decoder for a table's column if its type holds this decoder's values in another form, else self."""
         is_time = isinstance(self.type, T.TimestampType) and self.encoding in _UNITS
         if is_time and isinstance(data_type, T.TimestampNTZType):
             return replace(self, type=data_type)

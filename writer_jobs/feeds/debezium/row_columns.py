@@ -235,6 +235,6 @@ class RowColumns:
             )
         advice = "make the table's column a string" if is_held_by_string(data_types) else "feed a new table"
         raise FeedError(
-            f"the type of the column {name} has changed at the source, and no type holds both {type_names}: apply the "
-            f"events before the change alone, or {advice}"
+            f"the type of the column {name} has changed at the source, and no type holds both {type_names}: apply only "
+            f"the events before the change, or {advice}"
         )

@@ -9,8 +9,8 @@ enough versions and runs no major compactions:
   before it.
 - A row exists if a reader sees one of its values.
 
-Source: HBase's reference guide, "Versions", and ``ScanDeleteTracker``: at one timestamp deletes precede Puts, also
-if they were written later.
+Source: HBase's reference guide, "Versions", and ``ScanDeleteTracker``: at one timestamp a delete hides a Put, even one
+that was written later.
 
 So a side table stores all cells. The rows that a batch touches are computed from all of their cells.
 """
@@ -96,18 +96,18 @@ class CellRows(TableModel):
         fields = {name.lower(): batch.rows.schema[name] for name in self._spec.keys}
         for target in self._mapping.targets:
             fields[target.column.lower()] = StructField(target.column, target.type.spark_type)
-        cell_columns: dict[str, str] = {}
+        hbase_columns: dict[str, str] = {}
         for row in sorted(row for row in qualifiers if row[_COLUMN] is not None):
-            name, cell = row[_COLUMN], f"{row[FAMILY]}:{row[QUALIFIER]}"
-            key = name.lower()
-            if cell_columns.setdefault(key, cell) != cell or (key in fields and cell not in self._mapping.columns):
-                raise self._duplicate_column(cell, name)
-            fields[key] = StructField(name, self._mapping.type_of(name).spark_type, metadata={"comment": cell})
+            name, hbase_column = row[_COLUMN], f"{row[FAMILY]}:{row[QUALIFIER]}"
+            key, is_mapped = name.lower(), hbase_column in self._mapping.columns
+            if hbase_columns.setdefault(key, hbase_column) != hbase_column or (key in fields and not is_mapped):
+                raise self._duplicate_column(hbase_column, name)
+            fields[key] = StructField(name, self._mapping.type_of(name).spark_type, metadata={"comment": hbase_column})
         return StructType(list(fields.values()))
 
-    def _duplicate_column(self, cell: str, column: str) -> ChangesError:
+    def _duplicate_column(self, hbase_column: str, column: str) -> ChangesError:
         return self._spec.misfit(
-            f"{cell} would be the column {column}, which has other values: map {cell} to another column"
+            f"{hbase_column} would be the column {column}, which has other values: map {hbase_column} to another column"
         )
 
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
@@ -117,9 +117,9 @@ class CellRows(TableModel):
         """
         comments = {field.name.lower(): field.metadata.get("comment") for field in table}
         for field in row:
-            cell, stored_cell = field.metadata.get("comment"), comments.get(field.name.lower())
-            if cell is not None and stored_cell is not None and stored_cell != cell:
-                raise self._duplicate_column(cell, field.name)
+            hbase_column, stored_column = field.metadata.get("comment"), comments.get(field.name.lower())
+            if hbase_column is not None and stored_column is not None and stored_column != hbase_column:
+                raise self._duplicate_column(hbase_column, field.name)
 
     def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
         """Return all rows of the batch for the side table."""
@@ -161,7 +161,7 @@ class CellRows(TableModel):
         )
 
     def _fold_repetitions(self, cells: DataFrame) -> DataFrame:
-        """Fold repetitions of a cell into one cell. The query fails at cells of one timestamp with different values.
+        """Fold repetitions of a cell into one cell. The query fails if repetitions have different values and no order.
 
         The cells of a row come into one task, in the order that :func:`_with_visibility` needs. So one shuffle and one
         sort are enough.
