@@ -23,7 +23,7 @@ _INTEGER = DecimalType(MOST_DIGITS, 0)
 
 
 def long_decimal(unscaled_value: Column, scale: int) -> Column:
-    """Return the decimal of a two's complement of at most 64 bits; null for a longer one."""
+    """Return the decimal of a two's complement of at most 64 bits and 18 digits; null for a longer one."""
     unit = F.lit(Decimal(1).scaleb(-scale)).cast(DecimalType(scale + 1, scale))
     fits = F.length(unscaled_value).between(1, _LONG_BYTES)
     # If the factors had more digits, Spark would round the product to at most 38 digits.
@@ -36,7 +36,7 @@ def cast_decimal(number: Column, data_type: DataType) -> Column:
 
 
 def decimal_text(unscaled_value: Column, scale: Column) -> Column:
-    """Return the text of a big-endian two's complement with a scale, as Java's ``BigDecimal`` writes it.
+    """Return the text of a big-endian two's complement with a scale, without an exponent.
 
     Null for more than 38 digits, the most that Spark's decimals have.
     """

@@ -38,7 +38,7 @@ class _Plan:
         committed_count: Number of the run's commits in the table.
         run: The run, recorded before its first commit; None without a run id.
         schema: Names and types to read the files with.
-        versions: Table versions by the number of the run's commits, as far as the log still has them.
+        versions: Table versions of the run's commits, by commit number, as far as the log still has them.
 
     """
 
@@ -144,7 +144,7 @@ class AppendLoad:
             raise WriteFailedError(table=self._writer.table, reason=error_reason(error)) from error
         try:
             for commit in range(plan.committed_count + 1, commits + 1):
-                # Checked for each commit: Spark reads rows that its cache evicted from the files again.
+                # Checked for each commit: if the cache evicts rows, Spark reads them from the files again.
                 self._check_sources_unchanged()
                 part = rows if split is None else split.part(commit - 1)
                 self._make_commit(commit, part, plan, is_first=commit == plan.committed_count + 1)

@@ -245,7 +245,7 @@ def _digest(text: str) -> str:
 
 
 def _hash_options(options: Mapping[str, str], salt: str) -> dict[str, Any]:
-    """Return the salt, and a slow hash of each value. The option's name is hashed, too, so that equal values differ."""
+    """Return the salt, and a slow hash of each value. The option's name makes the hashes of equal values differ."""
 
     def hashed(name: str, value: str) -> str:
         return hashlib.pbkdf2_hmac("sha256", value.encode(), f"{salt} {name}".encode(), _HASH_ITERATIONS).hex()

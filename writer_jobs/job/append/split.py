@@ -57,7 +57,8 @@ class SplitRows:
 
 def _hashable(df: DataFrame, name: str) -> Column:
     column = _column(df, name)
-    # Spark refuses to hash types whose equal values can differ in memory. Their JSON is the same in one Spark version.
+    # Spark refuses to hash types whose equal values can differ in memory. In one Spark version the same row of a file
+    # always has the same JSON.
     return F.to_json(F.struct(column)) if _has_no_hash(df.schema[name].dataType) else column
 
 

@@ -66,8 +66,8 @@ class JsonMessages:
         text = F.col("value").cast("string")
         text_schema = as_text(self._schema, _TEXT_TYPES)
         document = parse_single_value(text)
-        # from_json finds values of the wrong JSON type, but reads a number as text through a double. The variant keeps
-        # the number's digits.
+        # from_json finds values of the wrong JSON type, but converts a number to text through a double. The variant
+        # keeps the number's digits.
         json_row = F.from_json(
             text,
             T.StructType([*text_schema, T.StructField(_CORRUPT, T.StringType())]),

@@ -118,7 +118,7 @@ def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: 
 def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
     """Return the line separator of files with newlines in quotes.
 
-    Without this option Spark's reader converts other newlines in quotes to line feeds.
+    Without the option lineSep Spark's reader converts other newlines in quotes to line feeds.
 
     Raises:
         LinesError: Quotes are malformed or not closed, or records end with different separators.

@@ -23,7 +23,7 @@ _FORMAT_OPTIONS: Mapping[type[T.DataType], str] = {
 }
 # A fraction of a second that is finer than microseconds.
 _TOO_MANY_DIGITS = r"\.\d{6}0*[1-9]"
-# CSV options with texts for values without digits, and the names of these values in SQL.
+# CSV options with texts for NaN and the infinities, and the names of these values in SQL.
 _NOT_FINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
 _REPLACEMENT = "\ufffd"
 
@@ -121,7 +121,7 @@ class SourceValues:
         schema = T.StructType([T.StructField("value", target), T.StructField("local", T.TimestampNTZType())])
         # from_json parses all of these types by a format; no SQL function does.
         parsed_values = F.from_json(F.to_json(F.struct(text.alias("value"), text.alias("local"))), schema, options)
-        # Null if the format has a time zone.
+        # local is null if the format has a time zone.
         value, local = parsed_values.getField("value"), parsed_values.getField("local")
         if isinstance(target, T.DateType):
             is_exact = value.cast(T.TimestampNTZType()) == local

@@ -67,7 +67,7 @@ class SourceReader:
         self, spark: SparkSession, sources: SourceFiles, file_format: str | None, options: Mapping[str, str], table: str
     ) -> None:
         if sources.base is not None and any(file.path.rpartition("/")[0] == sources.base for file in sources.files):
-            raise SourceError(f"{sources.base} has files beside column=value folders, which Spark skips: move these")
+            raise SourceError(f"{sources.base} has files beside column=value folders: Spark skips the files; move them")
         #: Format of the files.
         self.format = file_format = file_format or sources.format
         self._user_options = {name.lower(): value for name, value in options.items()}
