@@ -174,7 +174,7 @@ class Job(Generic[_Arguments]):
 
 @contextmanager
 def storage_errors_as_failed_writes(table: str) -> Iterator[None]:
-    """Convert errors of a store during the job's work to failed writes, because the arguments were valid at the start.
+    """Convert errors of a store to failed writes; unconverted they would have the exit code of bad arguments.
 
     Raises:
         WriteFailedError: The block raised a StorageError.

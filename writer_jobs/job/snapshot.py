@@ -43,8 +43,9 @@ rules:
   A pin is made if, according to the tables' logs, the watermark of each stream that writes one of the tables is past
   --at. Otherwise the job ends with exit code 2, and names the stream. Rows with an event time up to --at that arrive
   after the pin are late, and do not belong to it.
-  If the tables have a pin with this name, the job reads it: it takes no lock, changes nothing, and does not extend the
-  pin. Then --table must name exactly the pin's tables. With --at the job checks that the pin has this moment.
+  If the tables have a pin with this name that has not expired, the job reads it: it takes no lock, changes nothing, and
+  does not extend the pin. Then --table must name exactly the pin's tables. With --at the job checks that the pin has
+  this moment.
   If delta.deletedFileRetentionDuration and delta.logRetentionDuration of its tables are too short, a pin raises them by
   a commit; when the last pin is removed, they get their previous values. `sluice pins TABLE` lists and removes pins.
 

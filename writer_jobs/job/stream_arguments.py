@@ -54,7 +54,7 @@ def take_stream(options: argparse.Namespace) -> StreamArguments | None:
     """Remove the options of :class:`StreamArguments` from a namespace and return them; None for no stream.
 
     Raises:
-        ArgumentsError: ``--trigger`` or ``--checkpoint`` is missing, or ``--skip-missing`` has no effect.
+        ArgumentsError: Only one of ``--trigger`` and ``--checkpoint`` is given, or ``--skip-missing`` has no effect.
 
     """
     if (options.trigger is None) != (options.checkpoint is None):

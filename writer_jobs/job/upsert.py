@@ -98,9 +98,9 @@ _END = """\
   default has all files that exist.
 
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes,
-folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence; for a stream also batch,
-missing_files and, if the sequence is a timestamp or a date, lag_s: the age of its newest change in seconds. The report
-of a stream has the last commits, and totals.
+folded (the newest of each key; with --scd-type 2 each change once), inserted, updated, deleted, unchanged and
+newest_sequence; for a stream also batch, missing_files and, if the sequence is a timestamp or a date, lag_s: the age of
+its newest change in seconds. The report of a stream has the last commits, and totals.
 """
 
 

@@ -82,8 +82,8 @@ def apply_rows(
     Raises:
         TypeError: A required option is missing, or an option does not exist.
         ValueError: Options contradict each other.
-        ChangesError: The rows lack a column, a key is null, an event time is beyond the years 1 to 9999, or two rows
-            have the same key and sequence, but different values.
+        ChangesError: The rows lack a column, a key is null, an event time is outside 0001-01-03 to 9999-12-29
+            (UTC), or two rows have the same key and sequence, but different values.
         SchemaMismatchError: The rows do not fit the table, or lack one of its partition columns.
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
@@ -207,7 +207,7 @@ class RowBatchApplier:
         first, last = EVENT_RANGE
         event_times = [micros for micros in (counts.oldest, counts.newest) if micros is not None]
         if any(not first <= micros <= last for micros in event_times):
-            raise self._spec.misfit(f"a row has an event time {self._event_time} beyond the years 1 to 9999")
+            raise self._spec.misfit(f"a row's event time {self._event_time} is outside 0001-01-03 to 9999-12-29 (UTC)")
         earlier_times = () if self._newest_before is None else (self._newest_before,)
         return max((*earlier_times, *map(moment_of_micros, event_times)), default=None)
 
@@ -243,7 +243,7 @@ class RowBatchApplier:
             return ChangesResult.of_batch(table, model, batch, commit, already_applied=already_applied)
 
     def _commit(self, batch: ChangeBatch, options: WriteOptions) -> CommitResult | None:
-        """Commit the merge of a batch; return None if the table has all rows of the batch already."""
+        """Commit the merge of a batch; return None if a comparison with the table leaves no rows."""
         writer, model = self._writer, self._model
         deadline = lock_deadline(options, writer.manager)
         row = model.row(batch)

@@ -39,8 +39,8 @@ from writer_jobs.writer import LockedDeltaWriter
 MAX_TRIES = 3
 #: Longest time for the last try to hold the lock of its partition, in seconds.
 HOLD_AT_MOST_SECONDS = 5.0
-# The last try does not hold the lock if the try before it took at least this many times the limit. The last try may be
-# faster, because it runs alone.
+# The last try does not hold the lock from its beginning if the try before it took at least this many times the limit.
+# The last try may be faster, because it runs alone.
 _MAX_OVERRUN = 3
 # Seconds to give way before each unit. The limit is needed because some writer may always be waiting.
 _GIVE_WAY_SECONDS = 5.0
@@ -55,8 +55,9 @@ class UnitExecutor:
     Args:
         table: Location or name in the catalog.
         lock_timeout_seconds: Seconds to wait for each lock; None: the manager's default.
-        hold_at_most_seconds: Longest time for the last try on a partition to hold its lock, in seconds; 0: it never
-            does. The same limit applies to a table whose writes hold the lock from their beginning.
+        hold_at_most_seconds: Longest time for the last try on a partition to hold its lock, in seconds; 0: it holds
+            the lock for its commit only. The same limit applies to a table whose writes hold the lock from their
+            beginning.
 
     Raises:
         TableError, StorageError: There is no such table, or it cannot be read.

@@ -41,7 +41,8 @@ class FileState(StrEnum):
     #: In the newest version.
     LIVE = "live"
     #: Removed from the table, or written as change data, by a commit less than the retention ago. Also a file that is
-    #: older than a log that begins after version 0, less than the retention ago: an earlier version may have named it.
+    #: older than the log, if the log begins after version 0 and less than the retention ago: an earlier version may
+    #: have named it.
     REMOVED = "removed"
     #: As REMOVED, but the commit, or the beginning of the log, is at least the retention ago.
     EXPIRED = "expired"

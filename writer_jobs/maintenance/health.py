@@ -188,7 +188,7 @@ class TableHealth:
 
     @property
     def small_share(self) -> float:
-        """Small share of the data files."""
+        """Share of the small files among the data files."""
         return share(self.total.small.files, self.total.total.files)
 
     def to_json(self) -> dict[str, Any]:

@@ -73,18 +73,18 @@ rules:
   of --source-table with such a null becomes a dead letter.
 
 locks:
-  Files are read and rows are compared without the lock; the lock is held for the commit. If the rows have all partition
-  columns of the table, only the partitions of a batch are locked. If another writer meanwhile adds rows that a batch
-  may have, too, the batch is compared again.
+  Files are read and rows are compared without the lock; the lock is held for the commit. In a partitioned
+  table only the partitions of a batch are locked; the rows must have all partition columns. If another writer meanwhile
+  adds rows that a batch may have, too, the batch is compared again.
 
 """
 _END = """\
   With --source-table the job reads Delta's own source: a table whose rows are changed or removed needs --option
   skipChangeCommits=true. Messages that are not JSON of --value-schema are written to TABLE_dead_letters and counted.
-  So are messages, and rows of a table, with a null in a key, or without an event time of the years 1 to 9999. If the
-  whole input of a run becomes dead letters, the exit code is 8.
-  --option applies to Delta's source, or to Kafka's: options such as maxBytesPerTrigger and maxOffsetsPerTrigger limit a
-  batch.
+  So are messages, and rows of a table, with a null in a key, or without an event time from 0001-01-03 to 9999-12-29
+  (UTC). If the whole input of a run becomes dead letters, the exit code is 8.
+  With --source-table or --kafka, --option applies to Delta's or Kafka's source: options such as maxBytesPerTrigger and
+  maxOffsetsPerTrigger limit a batch.
   For files, the source is one folder, or a glob in quotes. A file is read once, so it must be complete when it appears
   (rename it into place) and must not change. Remove it only after it is applied, or start the stream with
   --skip-missing. --max-files-per-batch limits a micro-batch, which by default has all files that exist.

@@ -115,7 +115,7 @@ def _file_messages(context: JobContext[StreamJobArguments], sources: SourceFiles
     """Return the messages in files with the columns of Spark's source for Kafka.
 
     Raises:
-        SourceError: The files have other columns.
+        SourceError: The files are not Parquet, or have other columns.
 
     """
     if (file_format := context.arguments.format or sources.format) == "parquet":
