@@ -1,4 +1,4 @@
-"""The plan of a maintenance run: units of work, each under its own lock, by descending worth."""
+"""The plan of a maintenance run: units of work, by descending worth."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _TABLE_ACTIONS = (Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
 
 @dataclass(frozen=True, kw_only=True)
 class WorkUnit:
-    """One action on a table or on some of its partitions, under one lock.
+    """One action on a table or on some of its partitions, under at most one lock.
 
     Attributes:
         partitions: Values of the partitions that one commit rewrites; empty: the unit is about the table.
         worth: Files that the unit saves, see :class:`Finding`.
         tries: Number of earlier tries.
-        work_seconds: Seconds that the last try worked before it lost its race.
+        work_seconds: Seconds per partition that the last try worked before it lost its race.
 
     """
 

@@ -82,7 +82,7 @@ class MaintenanceReport:
         findings: Findings before the first unit, by descending worth.
         done: Results, by the time at which the units ended.
         left: Number of units that were not executed, because the budget was spent or the work ended early.
-        after: Health after the last unit; None: no unit was executed.
+        after: Health after the last unit; None: the table was not measured again.
         findings_after: Findings after the last unit.
 
     """

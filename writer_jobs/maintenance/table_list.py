@@ -91,7 +91,7 @@ def _list_database(spark: SparkSession, database: str) -> list[str]:
 
 
 def _may_be_delta(spark: SparkSession, name: str) -> bool:
-    """Return whether a table is a Delta table, or its provider is unknown; the executor reports that error."""
+    """Return whether a table is a Delta table; True if Spark cannot describe it: the executor reports the error."""
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where("col_name = 'Provider'").collect()
     except SPARK_ERRORS:

@@ -50,7 +50,7 @@ class VacuumResult:
         version: Newest version of the table.
         files: Number of removed files; in a dry run, of files that would be removed.
         size: Size of these files, in bytes.
-        orphans: Number of these files that no version in the log names.
+        orphans: Number of these files that no version ever named.
         orphans_size: Size of the orphans, in bytes.
         kept_for_pins: Number of removable files that a pin needs.
         kept_for_streams: Number of removable files that a stream needs and no pin.
@@ -89,8 +89,9 @@ def vacuum(
     - belongs to no version in the log, and was written longer ago than each of ``delta.deletedFileRetentionDuration``,
       ``retain`` and one day: a running write may still commit a younger file,
 
-    and no pin keeps it, and no stream that reads the table may still read it. This function chooses the files. Delta's
-    own VACUUM removes them, after it has checked once more that the newest version does not have them.
+    and no pin keeps it, and no stream that reads the table may still read it. If the log begins after version 0, a file
+    that is older than the log is also kept until that beginning is ``retain`` ago. This function chooses the files.
+    Delta's own VACUUM removes them, after it has checked once more that the newest version does not have them.
 
     The function holds no lock meanwhile, because it does not change the table, so no writer waits. A reader of a
     version that is older than ``retain`` and not pinned may miss files; so may a RESTORE to such a version at the same

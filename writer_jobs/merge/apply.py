@@ -81,7 +81,8 @@ def apply_changes(
         keys: Columns that together identify a row.
         sequence_by: Order of the changes of a key: a column name, SQL or a column, such as
             ``struct("committed_at", "position")``. A text column is refused; an expression of a text column is not. SCD
-            type 1 stores the sequence in ``__SEQUENCE``, unless it is a column that the table gets.
+            type 1 stores the sequence in ``__SEQUENCE``, unless the argument is the name of a column that the table
+            gets.
         apply_as_deletes: Condition (SQL or a column) that is true for deletes; null counts as false.
         column_list: Columns that the table gets; None: all columns.
         except_column_list: Columns that the table does not get.

@@ -28,7 +28,8 @@ class ChangeBatch:
     """The folded changes of a batch: the newest of each key, or one of each key and sequence.
 
     Deletes are ordered by the sequence like all changes. Two changes with the same key and sequence are a repetition if
-    all columns are equal, or if both are deletes. Otherwise their order is not known, and the batch is refused.
+    all columns are equal, or if both are deletes. Otherwise their order is not known, and the batch is refused if the
+    result depends on it.
 
     The changes are read once, and the folded rows are kept in a local checkpoint. They are never recomputed from a
     source that may have changed, and the merge knows how the keys are distributed over tasks.
@@ -123,8 +124,8 @@ class ChangeBatch:
         if metrics["ambiguous"]:
             sample = _sample_keys(self._spec, self._materialized.rows, F.col(AMBIGUOUS))
             raise self._spec.misfit(
-                f"{metrics['ambiguous']} keys have different changes with the same sequence, so the newest is not "
-                f"known; extend sequence_by so that it orders them; keys: {sample}"
+                f"different changes of a key have the same sequence ({metrics['ambiguous']} times), so the newest is "
+                f"not known; extend sequence_by so that it orders them; keys: {sample}"
             )
 
 

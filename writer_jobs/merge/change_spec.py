@@ -19,7 +19,7 @@ from writer_jobs.errors import ChangesError, WriteFailedError
 _COLUMN_NAME = re.compile(r"(\w+|`[^`]+`)(\.(\w+|`[^`]+`))*")
 _INTERNAL_PREFIX = "__sluice_"
 SEQUENCE = "__SEQUENCE"
-"""Table column with a row's sequence, if the sequence is not a column of the changes."""
+"""Table column with a row's sequence, unless ``sequence_by`` is the name of a column that the table gets."""
 
 SEQ = "__sluice_sequence"
 """Column of prepared changes with the sequence."""

@@ -11,7 +11,10 @@ _WIDENING = "delta.enableTypeWidening"
 
 
 def target_type(column_type: DataType, row_type: DataType) -> DataType:
-    """Return the type that a column needs to store rows: its own, or that of the rows if its own would lose values."""
+    """Return the type that a column needs to store rows: its own, or that of the rows if its own would lose values.
+
+    If one of the types is not an ``AtomicType``, the type of the rows is returned.
+    """
     if not (isinstance(column_type, AtomicType) and isinstance(row_type, AtomicType)):
         return row_type
     return column_type if holds(column_type, row_type) and not is_wider(row_type, column_type) else row_type

@@ -1,4 +1,4 @@
-"""Conditions on literals that limit a table's keys to the bounds of a batch, so that Delta skips other files.
+"""Conditions with literals that limit a table's keys to the bounds of a batch, so that Delta skips other files.
 
 Delta stores the smallest and the largest value of a column for each file. It compares literals with these before it
 reads the file.
@@ -113,7 +113,7 @@ def _comparable(name: str, key_type: DataType) -> Column:
 
 
 def _literal(value: Any, key_type: DataType) -> Column | None:
-    """Return a value of :func:`_comparable` as a literal of the key's type; None if Python cannot represent it."""
+    """Return a :func:`_comparable` value as a literal of the key's type; None before ``_FIRST`` and after ``_LAST``."""
     if isinstance(key_type, StringType):
         return F.lit(value)
     if not isinstance(key_type, TimestampType | DateType):

@@ -121,7 +121,7 @@ class NewestRows(ScdRows):
         return merge if self._is_compared else merge.with_repeatable_source()
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
-        """Drop changes that are older than the tombstone of their key; fail on a change with its sequence."""
+        """Drop changes older than the tombstone of their key; fail on a change with its sequence. Deletes are kept."""
         keys = list(self._spec.keys)
         newest_tombstones = tombstones.groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(_TOMBSTONE))
         joined_rows = rows.join(newest_tombstones, keys, "left")

@@ -93,7 +93,7 @@ class TableShape:
         refuse_clock_changes(self.spark, self.writer.table, partitions)
         keys = {name: key_type for name, key_type in partitions.items() if name in self.spec.keys}
         non_keys = {name: column_type for name, column_type in partitions.items() if name not in keys}
-        # The table stores only the keys of a delete.
+        # Only the keys of a delete are stored.
         return with_storable_values(with_storable_values(prepared, keys), non_keys, ~F.col(DELETED))
 
     def ensure_table(
@@ -143,8 +143,8 @@ class TableShape:
         if self._layout(state, state.schema) != self._layout_at_check:
             raise WriteConflictError(
                 table=self.writer.table,
-                reason="another writer created the table, or changed its partition columns, after the changes were "
-                "checked: run the job again",
+                reason="another writer created the table, or changed its partition columns or the types of its keys, "
+                "after the changes were checked: run the job again",
             )
         refuse_mismatch(self.writer.table, state, row)
         return state

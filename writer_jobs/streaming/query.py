@@ -144,7 +144,10 @@ class BatchQuery:
             query.stop()
 
     def _give_up(self) -> None:
-        """End the batch's wait and its Spark jobs, unless it holds its lock. The caller holds ``_hold_lock``."""
+        """End the wait of a batch that does not hold its lock, and its Spark jobs if it has not committed.
+
+        The caller holds ``_hold_lock``.
+        """
         if self._hold is not None and not self._hold.over:
             return
         self._writer.give_up()
