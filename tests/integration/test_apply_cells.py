@@ -225,6 +225,13 @@ def test_bytes_are_decoded_as_hbase_encodes_them(spark: SparkSession) -> None:
     assert row.asDict() == expected
 
 
+def test_a_value_is_decoded_beside_a_key_column_of_its_name(spark: SparkSession) -> None:
+    cells = spark.range(1).select(F.lit(struct.pack(">i", 2) + b"\x30\x39").alias("value"))
+    decoded = ValueType("decimal(9,2)").decode(F.col("value"))
+    (row,) = cells.select(F.lit(b"\0\0\0\1key").alias("value"), decoded.alias("decoded")).collect()
+    assert row["decoded"] == Decimal("123.45")
+
+
 TYPED_MAPPING = """{
   "row_key": [
     {"column": "country", "type": "string", "until": "|"},

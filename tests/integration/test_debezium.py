@@ -524,7 +524,7 @@ def test_undecodable_messages_become_dead_letters(decode_batch: Decode) -> None:
         after = {"id": 1, "n": 1, "blob": None, "dates": None, **values}
         return with_schema(event("u", lsn, after=after), schema)
 
-    unavailable = "did not receive"
+    unavailable, no_array = "did not receive", {"type": "array", "items": "string"}
     cases: list[tuple[Any, Any, str]] = [
         ({"id": 1}, b"\xff{}", "UTF-8"),
         ({"id": 1}, b'{"op":', "not one JSON object"),
@@ -538,6 +538,8 @@ def test_undecodable_messages_become_dead_letters(decode_batch: Decode) -> None:
         ({"id": 1}, event("u", 1), "after is not an object"),
         ({"id": 1}, event("c", 1, after='{"_id": 1}'), "after is not an object"),
         ({"id": 1}, {"schema": {"type": "struct"}, "payload": event("c", 1, after={"id": 1})}, "not a Kafka Connect"),
+        ({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=no_array))), "not a Kafka"),
+        (with_schema({"id": 1}, struct(id=no_array)), row(), "not a Kafka Connect"),
         (None, event("c", 1, after={"v": 1}), "key column id"),
         (None, event("d", 1), "key column id"),
         ({"id": None}, event("d", 1), "key column id"),
@@ -788,6 +790,14 @@ def test_dropped_columns_and_wider_numbers_fit_any_batch(feed: Feed) -> None:
     }  # fmt: skip
     # No event has the column "note".
     assert {row["id"] for row in stored if row["note"] == "mine"} == {1, 2, 3}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", [{"schema": 5, "payload": 7}, {"payload": 7}, {"schema": "public"}], ids=str)
+def test_columns_of_a_key_may_be_named_schema_and_payload(decode_batch: Decode, key: Json) -> None:
+    batch = decode_batch([message(key, event("d", 1))])
+    assert reasons(batch) == {}
+    assert [{name: row[name] for name in key} for row in rows(batch)] == [key]
 
 
 def test_names_of_keys_match_regardless_of_case(decode_batch: Decode) -> None:

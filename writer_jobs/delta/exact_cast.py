@@ -78,10 +78,13 @@ def _plain_number(digits: int, decimal_places: int) -> str:
 
 
 def _decimal_places(number: Column) -> Column:
-    """Return the number of digits after the decimal point, without trailing zeros."""
-    fraction = F.length(F.regexp_extract(number, r"^[^.eE]*\.(\d*?)0*([eE]|\z)", 1))
+    """Return the number of digits after the decimal point, without trailing zeros; negative for a multiple of ten."""
+    significand = F.regexp_replace(number, r"[eE].*\z", "")
+    digits = F.regexp_replace(significand, "[+.-]", "")
+    fraction = F.length(F.regexp_extract(significand, r"\.(\d*)\z", 1))
     exponent = F.coalesce(F.regexp_extract(number, r"[eE]([+-]?\d+)\z", 1).try_cast("int"), F.lit(0))
-    return fraction - exponent
+    trailing_zeros = F.length(digits) - F.length(F.regexp_replace(digits, r"0+\z", ""))
+    return F.when(digits.rlike("[1-9]"), fraction - exponent - trailing_zeros).otherwise(0)
 
 
 def _cast_floating(text: Column, target: T.DataType) -> Column:

@@ -42,11 +42,13 @@ def decimal_text(unscaled_value: Column, scale: Column) -> Column:
     """
     fits = (F.length(unscaled_value) > 0) & (F.length(unscaled_value) <= _MOST_BYTES)
     integer = compute_once(F.hex(unscaled_value), _integer)
+    number = F.struct(integer.alias("integer"), scale.alias("scale"))
+    return F.when(fits, compute_once(number, lambda number: _text(number["integer"], number["scale"])))
 
-    def text_of_integer(number: Column) -> Column:
-        return compute_once(_digits(number, scale), lambda digits: _with_point(number, digits, scale))
 
-    return F.when(fits, compute_once(integer, text_of_integer))
+def _text(integer: Column, scale: Column) -> Column:
+    """Return the text of a number. The columns are parts of one column that is computed once."""
+    return compute_once(_digits(integer, scale), lambda digits: _with_point(integer, digits, scale))
 
 
 def _integer(hex_digits: Column) -> Column:

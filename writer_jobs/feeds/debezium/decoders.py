@@ -27,7 +27,7 @@ def connect_decoder(schema: Mapping[str, Any]) -> Decoder:
     """Return the decoder of a Connect schema, which ``JsonConverter`` writes with the payload.
 
     Raises:
-        KeyError, TypeError, ValueError: The schema is not a Connect schema.
+        AttributeError, KeyError, TypeError, ValueError: The schema is not a Connect schema.
 
     """
     name, connect_type = schema.get("name") or "", schema["type"]

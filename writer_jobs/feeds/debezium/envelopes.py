@@ -65,13 +65,20 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) ->
         .alias("schema"),
         F.when(F.col("is_pair"), F.get_json_object(text, "$.key.schema"))
         .otherwise(F.get_json_object(key_text, "$.schema"))
-        .alias("key_schema"),
+        .alias("schema_of_key"),
     )
     body, key_body = F.col("body"), F.col("key_body")
+    # Without a schema, these may be names of the key's columns.
+    has_schema = (
+        _has_field(key_body, "payload")
+        & _has_field(key_body, "schema")
+        & F.coalesce(is_object(member(key_body, "schema")), F.expr("true"))
+    )
     envelopes = envelopes.select(
-        *("key", "value", "origin", "json_value", "body", "schema", "key_schema"),
+        *("key", "value", "origin", "json_value", "body", "schema"),
         F.when(_has_field(body, "payload"), member(body, "payload")).otherwise(body).alias("payload"),
-        F.when(_has_field(key_body, "payload"), member(key_body, "payload")).otherwise(key_body).alias("key_payload"),
+        F.when(has_schema, member(key_body, "payload")).otherwise(key_body).alias("key_payload"),
+        F.when(has_schema, F.col("schema_of_key")).alias("key_schema"),
     ).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
     envelopes = envelopes.withColumn("source_table", _source_table(F.col("payload")))
     reason = _dead_letter_reason(F.col("value").cast("string"))

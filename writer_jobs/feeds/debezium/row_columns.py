@@ -47,7 +47,7 @@ class SchemaGroup:
     def __init__(self, summary: Row, types: Mapping[str, DataType], key_names: Collection[str]) -> None:
         schema, key_schema = summary["schema"], summary["key_schema"]
         columns = keys = None
-        with suppress(KeyError, TypeError, ValueError, StopIteration):
+        with suppress(AttributeError, KeyError, TypeError, ValueError, StopIteration):
             columns = (
                 _inferred_decoders(summary["shape"], types, key_names) if schema is None else _row_decoders(schema)
             )
