@@ -129,7 +129,7 @@ def lookup_problem(servers: Sequence[tuple[str, int]]) -> tuple[bool, str]:
     if all(map(_is_unknown_name, errors)):
         return True, _no_address_message(servers)
     reasons = dict.fromkeys(describe_error(error) for error in errors if error is not None)
-    return False, f"the name service fails: {'; '.join(reasons)}"
+    return False, f"the name service fails: {'; '.join(reasons) or 'a second lookup succeeded'}"
 
 
 def _lookup_error(host: str, port: int) -> OSError | None:

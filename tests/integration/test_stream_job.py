@@ -309,7 +309,7 @@ def test_messages_with_json_of_the_schema_become_rows(
         2: f"column at: the value 'soon' {not_exact} timestamp",
         5: "null in flight",
         6: "null in at",
-        7: "the event time is beyond the years 1 to 9999",
+        7: "the event time is outside 0001-01-03 to 9999-12-29 (UTC)",
         9: f"column fares[]: the value '19.9999999999999999999999' {not_exact} {decimal}",
         10: f"column fares[]: the value '1.0' {not_exact} {decimal}",
         11: f"column at: the value '1700000000000' {not_exact} timestamp",

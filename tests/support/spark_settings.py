@@ -9,7 +9,10 @@ from typing import Any
 
 @contextmanager
 def spark_settings(conf: Any, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set values in the ``conf`` of a session or a driver; restore the previous values at the end of the block."""
+    """Set values in the ``conf`` of a session; restore the previous values at the end of the block.
+
+    The ``conf`` of a driver works, too, for settings that are set already.
+    """
     previous = {name: conf.get(name, None) for name in settings}
     for name, value in settings.items():
         conf.set(name, value)

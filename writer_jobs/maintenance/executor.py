@@ -1,4 +1,4 @@
-"""The executor of maintenance: it executes units of work on one table, each under its own lock."""
+"""The executor of maintenance: it executes units of work on one table."""
 
 from __future__ import annotations
 

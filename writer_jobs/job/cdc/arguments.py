@@ -146,8 +146,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     )  # fmt: skip
     add(
         "--sequence-by", type=nonblank, metavar="SQL",
-        help="SQL expression over source, op, ts_ms, transaction, origin; the event of a key with the largest value "
-        "wins; by default the position in the database's log",
+        help="SQL expression over source, op, ts_ms, ts_us, ts_ns, transaction, origin; the event of a key with the "
+        "largest value wins; by default the position in the database's log",
     )  # fmt: skip
     add(
         "--source-table", dest="source_tables", action="append", type=nonblank, default=[], metavar="NAME",

@@ -188,9 +188,8 @@ def _event_time_reasons(value: Column, data_type: T.DataType) -> Iterator[Column
     event_time = exact_cast(value, target) if isinstance(data_type, T.StringType) else value
     yield F.when(event_time.isNull(), "the event time is not a timestamp")
     if is_event_time(target):
-        yield F.when(
-            ~event_micros(event_time, target).between(*EVENT_RANGE), "the event time is beyond the years 1 to 9999"
-        )
+        reason = "the event time is outside 0001-01-03 to 9999-12-29 (UTC)"
+        yield F.when(~event_micros(event_time, target).between(*EVENT_RANGE), reason)
 
 
 def with_event_timestamps(rows: DataFrame, event_time: str) -> DataFrame:
