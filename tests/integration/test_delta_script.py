@@ -3,8 +3,7 @@
 ``SLUICE_TEST_DELTA_SCRIPT`` names the script in a copy of Delta's source:
 ``storage-s3-dynamodb/integration_tests/dynamodb_logstore.py``. It overwrites a table with no rows, appends one row in
 each of ``ROWS`` transactions of four threads, and checks that all of these rows are there. Its log store is chosen by
-a variable.
-It also reads a DynamoDB table, which no log store of these tests writes.
+a variable. It also reads a DynamoDB table, which no log store of these tests writes.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ pytestmark = [
 ]
 
 DRIVERS, ROWS, WAIT = 3, 24, 900
+FEW_PARTITIONS = {"spark.databricks.delta.snapshotPartitions": "2"}
 STOCK = "io.delta.storage.S3SingleDriverLogStore"
 DYNAMODB = {
     "AttributeDefinitions": [{"AttributeName": name, "AttributeType": "S"} for name in ("tablePath", "fileName")],
@@ -102,7 +102,7 @@ def drivers(s3: Any, tmp_path: Path) -> Iterator[Drivers]:
         run_id = tmp_path.name
         client = boto3.client("dynamodb", endpoint_url=endpoint, region_name="us-west-2")
         client.create_table(TableName=f"ddb_table_{run_id}", **DYNAMODB)
-        lines = [f"{name} {value}\n" for name, value in {**SMALL_DRIVER, **s3.spark_conf}.items()]
+        lines = [f"{name} {value}\n" for name, value in {**SMALL_DRIVER, **FEW_PARTITIONS, **s3.spark_conf}.items()]
         (tmp_path / "spark-defaults.conf").write_text("".join(lines))
         variables = {
             **environment(), **s3.environment, "AWS_ENDPOINT_URL_DYNAMODB": endpoint, "SPARK_CONF_DIR": str(tmp_path),

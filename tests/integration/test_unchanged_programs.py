@@ -219,15 +219,21 @@ select id, n + 1 as n from {% if is_incremental() %} {{ this }} {% else %} (sele
 """
 PROJECT = "name: lake\nprofile: lake\nflags: {send_anonymous_usage_stats: false}\n"
 PROFILES = "lake: {target: dev, outputs: {dev: {type: spark, method: session, schema: lake, host: none}}}\n"
-REQUIREMENTS = Path(__file__).parents[1] / "data" / "dbt.txt"
+DATA = Path(__file__).parents[1] / "data"
+
+
+def create_environment(folder: Path, requirements: str) -> Path:
+    """Create a virtual environment with the packages of a file in ``tests/data``; return its folder of programs."""
+    uv, interpreter = SCRIPTS / "uv", folder / "bin" / "python"
+    subprocess.run([uv, "venv", "--python", sys.executable, folder], check=True)
+    subprocess.run([uv, "pip", "install", "--python", interpreter, "-r", DATA / requirements], check=True)
+    return interpreter.parent
 
 
 @pytest.mark.soak
 def test_four_runs_of_a_dbt_project_each_increase_all_rows(machine: Machine) -> None:
     """Each process has a copy of a metastore with the table, because Derby serves one process only."""
-    uv, interpreter = SCRIPTS / "uv", machine.folder / "dbt" / "bin" / "python"
-    subprocess.run([uv, "venv", "--python", sys.executable, machine.folder / "dbt"], check=True)
-    subprocess.run([uv, "pip", "install", "--python", interpreter, "-r", REQUIREMENTS], check=True)
+    interpreter = create_environment(machine.folder / "dbt", "dbt.txt") / "python"
     (site,) = (machine.folder / "dbt").glob("lib/python*/site-packages")
     # The interpreter finds PySpark and Sluice in the environment of the tests, after its own packages.
     (site / "tests.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
@@ -245,3 +251,20 @@ def test_four_runs_of_a_dbt_project_each_increase_all_rows(machine: Machine) -> 
     assert [process.wait(WAIT) for process in processes] == 4 * [0]
     assert machine.rows("lake/numbers") == [{"id": number, "n": 5} for number in range(3)]
     assert None not in machine.holders("lake/numbers")
+
+
+@pytest.mark.soak
+def test_a_task_of_airflow_queues(machine: Machine) -> None:
+    airflow = create_environment(machine.folder / "environment", "airflow.txt") / "airflow"
+    (dag,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "airflow" in block]
+    job, table = machine.folder / "job.py", machine.folder / "lake" / "numbers"
+    job.write_text(SCRIPT.replace("sys.argv[1]", repr(str(table))).replace("sys.exit(3)", ""))
+    dags = machine.folder / "airflow" / "dags"
+    dags.mkdir(parents=True)
+    (dags / "dag.py").write_text(dag.replace('"job.py"', repr(str(job))).replace("127.0.0.1:2181", machine.hosts))
+    connection = '{"conn_type": "spark", "host": "local[2]"}'
+    variables = f"AIRFLOW_HOME={dags.parent} AIRFLOW_CONN_SPARK_DEFAULT='{connection}'"
+    for command in ("db migrate", "dags test lake"):
+        code, output = machine.run(f"env {variables} AIRFLOW__CORE__LOAD_EXAMPLES=false {airflow} {command}")
+        assert code == 0, output
+    assert machine.holders("lake/numbers") == ["nightly"]
