@@ -74,7 +74,7 @@ class Adoption:
 
         REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
         source. So the table gets back its previous adoption. If it had none before and has one now, that adoption is
-        another table's, and the table gets the adoption that names the lock of the hold.
+        another table's or an older one, and the table gets the adoption that names the lock of the hold.
 
         Args:
             previous: Adoption before the statement.

@@ -183,7 +183,7 @@ class Session:
 
         Raises:
             EnsembleUnavailableError: The ensemble did not respond before the deadline, or the wait was cancelled.
-            EnsembleRefusedError, EnsembleFormatError: The lock root cannot be used.
+            EnsembleRefusedError, EnsembleFormatError: The connection was refused, or the lock root cannot be used.
 
         """
         # The cause of an earlier client's refusal may have been fixed since.

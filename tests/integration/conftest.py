@@ -133,7 +133,7 @@ def source(csv_file: Callable[..., Path]) -> Path:
 def unguarded_sql(
     spark: SparkSession, without_guard: Callable[..., AbstractContextManager[None]]
 ) -> Callable[[str], None]:
-    """Run a SQL statement as a program without the guard runs it."""
+    """Run a SQL statement without the guard."""
 
     def run(statement: str) -> None:
         with without_guard():

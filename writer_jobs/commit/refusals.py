@@ -69,8 +69,6 @@ def _error_by_name(name: str, message: str) -> SluiceError:
             return error(message)
     if name == LockLostError.__name__:
         lock_lost = LockLostError(resource="", hold_id="", reason=message)
-        lock_lost.args = (
-            f"{message}: the guard could not be asked whether the lock is held, so nothing was committed",
-        )
+        lock_lost.args = (f"{message}: the guard did not confirm the lock, so nothing was committed",)
         return lock_lost
     return LockNotHeldError(message, resource="") if hasattr(lock_manager.errors, name) else SluiceError(message)
