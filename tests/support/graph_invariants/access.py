@@ -26,7 +26,7 @@ def a_node_reads_only_its_own_secret(graph: Graph) -> Iterator[str]:
         role = graph.one("InstanceProfile", f"zookeeper-{node}").inputs["role"]
         (policy,) = [policy for policy in graph.all("RolePolicy") if policy.inputs["role"].startswith(role)]
         statements = policy.document()["Statement"]
-        own_statements = [entry for entry in statements if entry["Sid"] in ("OwnSecret", "OwnConfiguration")]
+        own_statements = [entry for entry in statements if re.search("secretsmanager:|zoo[.]cfg", str(entry))]
         if [re.split("[:/]", entry["Resource"])[-1] for entry in own_statements] != [f"zookeeper-{node}", "zoo.cfg"]:
             yield f"{policy} allows other resources than the secret and zoo.cfg of node {node}: {own_statements}"
         if f"node-{node}/" not in own_statements[1]["Resource"]:
