@@ -64,7 +64,7 @@ class DistributionError(SluiceError, RuntimeError):
 
 
 class JarsError(SluiceError, RuntimeError):
-    """The jars are missing, could not be resolved, or differ from the pinned ones."""
+    """Spark and Delta are not a tested pair, or the jars are missing, unresolved or not the pinned ones."""
 
 
 class SparkSubmitError(SluiceError, RuntimeError):
@@ -84,4 +84,4 @@ class LocalS3Error(SluiceError, RuntimeError):
 
 
 class ChosenS3Error(SluiceError, RuntimeError):
-    """The user's S3 does not answer, or refuses a request for the scratch bucket or prefix."""
+    """The endpoint is malformed, or the user's S3 does not answer or refuses a request for the bucket or prefix."""

@@ -47,12 +47,12 @@ class ZookeeperLockManager:
     ::
 
         with ZookeeperLockManager("zk1:2181,zk2:2181,zk3:2181", timeout_seconds=600) as manager:
-            with manager.acquire("s3a://lake/flights") as hold:
-                df.write.format("delta").mode("append").save("s3a://lake/flights")
+            with manager.acquire("s3://lake/flights"):
+                write_deltalake("s3://lake/flights", rows, mode="append")
 
     A manager has one ZooKeeper session, which all threads share and which connects at the first use. Each ``acquire``
-    queues for itself. Any thread may release a lock. A lock belongs to the thread that acquired it only for the rule on
-    nested acquires. That rule counts the thread's holds of all managers of the same ensemble
+    queues for itself. Any thread may release a lock. A lock belongs to the thread that acquired it only for
+    :meth:`release` and the rule on nested acquires. Both count the thread's holds of all managers of the same ensemble
     (:mod:`lock_manager.nesting`).
 
     A lock orders writers. Alone it does not prevent a late write by a writer that was paused for longer than its

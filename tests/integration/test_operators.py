@@ -190,7 +190,7 @@ def test_holders_and_waiters_are_listed_in_order(operators: Operators) -> None:
     assert [token.result() for token in tokens] == [first["token"], second["token"]]
 
 
-def test_partition_holds_are_grouped_by_partition(operators: Operators) -> None:
+def test_each_partition_hold_is_listed_with_its_conflicts(operators: Operators) -> None:
     for levels in (("year=2013", "origin=a%2Fb"), ("year=2014",), ("year=2013",), ()):
         operators.hold_partition(*levels)
     table = operators.tables()[URI]

@@ -2,7 +2,7 @@
 
 Other rules can be checked only on the commit itself (:func:`lock_manager.guard.ticket.staging_obstacle`). A write that
 breaks one of those is repeated with the lock held from its beginning. So most of the rules here only save work. Safety
-depends on the rule on plans, because Delta does not register every read. docs/gate.md has all rules in one table.
+depends on :func:`own_read_reason`, because Delta does not register every read. docs/gate.md has all rules in one table.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _options_reason(operation: Operation) -> str | None:
 def _table_reason(facts: Mapping[str, Any], operation: Operation) -> str | None:
     if facts["hooks"]:
         return f"Delta runs hooks after each commit to the table: {', '.join(facts['hooks'])}"
-    # Timestamps and identities of rows that are in the table already do not change.
+    # The time of a commit that changes no row does not matter, and it assigns no identity values.
     if operation.keeps_rows:
         return None
     if facts["in_commit_timestamps"]:

@@ -30,7 +30,7 @@ TextCast = Callable[[Column, T.DataType, str], Column]
 
 
 def as_text(target: T.DataType, text_types: tuple[type[T.DataType], ...]) -> T.DataType:
-    """Return the type with ``string`` in place of ``text_types``, at every depth."""
+    """Return the type with ``string`` in place of ``text_types``, at every depth except in map keys."""
     if isinstance(target, T.StructType):
         fields = ((field, as_text(field.dataType, text_types)) for field in target)
         return T.StructType(
@@ -76,7 +76,7 @@ def misfit_sentence(text: Column, target: T.DataType, path: str) -> Column:
 
 
 def contains_type(target: T.DataType, types: tuple[type[T.DataType], ...]) -> bool:
-    """Return whether a type is, or contains, one of some types."""
+    """Return whether a type is, or contains (map keys excepted), one of some types."""
     if isinstance(target, T.StructType):
         return any(contains_type(field.dataType, types) for field in target)
     if isinstance(target, T.ArrayType):

@@ -133,7 +133,8 @@ def run_stream(context: JobContext[Any], frame: DataFrame, stream: StreamArgumen
     """Apply the micro-batches of a streaming query until it ends, is stopped, or a batch fails.
 
     Each batch prints the events ``begun``, ``holding`` and ``commit``. After a signal, a batch that holds its lock
-    finishes; a batch that computes, or waits for its lock, gives up. Another signal cancels the write.
+    finishes; a batch that computes, or waits for its lock, gives up. A second signal, at least 10 seconds later,
+    cancels the write.
 
     ``apply`` is called for each micro-batch in a thread of the query. Its errors are raised here.
     :func:`claim_checkpoint` must have been called.

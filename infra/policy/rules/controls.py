@@ -145,7 +145,10 @@ _OTHER_STANDARDS = (
     Control("S3.11", "Buckets have event notifications", Verdict.NOT_MET, "Sluice uses no events."),
     Control("S3.14", "Buckets are versioned", Verdict.MET),
     Control(
-        "S3.15", "Buckets have Object Lock", Verdict.NOT_MET, "VACUUM and log cleanup could not delete expired files."
+        "S3.15",
+        "Buckets have Object Lock",
+        Verdict.NOT_MET,
+        "Lifecycle rules could not remove the files that VACUUM and log cleanup delete.",
     ),
     Control("S3.17", "Buckets are encrypted with KMS", Verdict.SETTING, "`kms: true`, for the lake."),
     Control("S3.20", "Buckets have MFA delete", Verdict.NOT_MET, "Only the root user can enable it."),
