@@ -12,6 +12,7 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
+    The help of a command lists others.
     """
     try:
         from sluice.commands.app import app  # noqa: PLC0415 (a package of the extra may be missing)

@@ -1,7 +1,7 @@
 """ZooKeeper servers in Docker containers, with the methods of the embedded servers that faults use.
 
 Each server is a container with the configuration of an embedded server. Three servers are an ensemble on a separate
-network. Clients connect through ports of this machine. A separate process removes the containers and the network when
+network. Clients connect through ports of Docker's host. A separate process removes the containers and the network when
 this process ends, even if it is killed. So testcontainers' reaper, which needs an image of its own, is not used.
 """
 

@@ -54,6 +54,7 @@ def _sluice(
     [bold]sluice zookeeper[/]                     run a ZooKeeper for first tries
 
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
+    The help of a command lists others.
     """
 
 

@@ -49,7 +49,7 @@ class Workspace:
 
 
 def locked_job(name: str, workspace: Workspace, *, file: Path | None = None) -> list[str]:
-    """Return the ``spark-submit`` command of one of the product's jobs.
+    """Return the ``spark-submit`` command of one of the product's jobs or of the slow reader.
 
     Args:
         name: Name of the feed, :data:`MAINTAIN` or :data:`READER`.
@@ -95,7 +95,7 @@ def reader_job(workspace: Workspace, *, trigger: str = _SLOW_TRIGGER) -> list[st
 
 
 def stock_job(name: str, workspace: Workspace, *, file: Path | None = None) -> list[str]:
-    """Return the ``spark-submit`` command of the same job with stock Delta and without a lock."""
+    """Return the command that runs a job of :func:`locked_job` with stock Delta and without a lock."""
     source = workspace.landing / name if file is None else file
     arguments = [name, str(workspace.table), str(source), str(workspace.checkpoints / name), _TRIGGER]
     return submit_command(_STOCK, arguments, conf=_CONF)

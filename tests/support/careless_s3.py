@@ -20,7 +20,7 @@ SCRATCH = "_sluice_conditional_put"
 WRITER = "writer-1"
 _NO_KEY = "(?!)"
 """Pattern that matches no key."""
-_NO_RETRIES = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
+_S3A_SETTINGS = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
 
 
 class CarelessMiddleware:
@@ -79,6 +79,6 @@ def careless_table(spark: SparkSession, unconditional_keys: str = _NO_KEY) -> It
         s3.create_bucket(bucket)
         conf = spark.sparkContext._jsc.hadoopConfiguration()
         settings = {name.removeprefix("spark.hadoop.fs.s3a."): value for name, value in s3.spark_conf.items()}
-        for name, value in (settings | _NO_RETRIES).items():
+        for name, value in (settings | _S3A_SETTINGS).items():
             conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
         yield s3, f"s3a://{bucket}/table"

@@ -1,8 +1,8 @@
 """SCD type 2: the table has every row that a key ever had, and the range of sequences of its validity.
 
 A row is valid from ``__START_AT`` (inclusive) up to ``__END_AT`` (exclusive; null in the current row). So a key has at
-most one current row, and its ranges do not overlap: a row ends where the next change of its key starts, and the key was
-deleted between two ranges with a gap. All of this follows from the changes of the key alone. So the rows of a batch's
+most one current row, and its ranges do not overlap: a row ends at the next change of its key, and a gap between two
+ranges means that the key was deleted. All of this follows from the changes of the key alone. So the rows of a batch's
 keys are recomputed from the table, the tombstones and the batch, and the rows that differ are merged.
 """
 
@@ -46,7 +46,7 @@ class RowHistory(ScdRows):
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
         """Return the rows, with all columns of the table, that the table lacks or has with another end.
 
-        A column that the changes lack has the value of the previous row.
+        A column that the changes lack has the value of the previous row, or null after a delete.
         """
         keys = list(self._spec.keys)
         batch_keys = rows.select(*map(quoted, keys)).distinct()

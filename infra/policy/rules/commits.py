@@ -30,7 +30,7 @@ def commits_are_conditional(args: ResourceValidationArgs) -> Iterator[str]:
 
 @resource_rule(POLICY)
 def only_maintenance_deletes_versions(args: ResourceValidationArgs) -> Iterator[str]:
-    """Only the maintenance role may delete version files from a bucket of tables."""
+    """Only the maintenance role may delete version files of the tables that commitPolicy covers."""
     for file in _undenied_files(args, ("s3:DeleteObject", "s3:DeleteObjectVersion"), _denies_except_maintenance):
         yield f"{file} can be deleted, and then written again, by principals other than the maintenance role."
 

@@ -1,6 +1,6 @@
 """The AWS Security Hub controls that apply to the program's resources, and how the program meets each.
 
-The standard is AWS Foundational Security Best Practices v1.0.0. Controls of other standards are marked. Controls for
+The standard is AWS Foundational Security Best Practices v1.0.0. Controls of other standards come last. Controls for
 an account or an organization, such as those for CloudTrail, are listed only if a reader could expect the program to
 meet them.
 """
@@ -31,7 +31,7 @@ class Control:
     Attributes:
         requirement: Requirement in a few words.
         verdict: How the program meets it.
-        comment: Required setting or action, or the reason for not meeting it; empty if requirement or rules explain it.
+        comment: Required setting or action, or the reason for the verdict; empty if requirement or rules explain it.
 
     """
 
@@ -145,10 +145,7 @@ _OTHER_STANDARDS = (
     Control("S3.11", "Buckets have event notifications", Verdict.NOT_MET, "Sluice uses no events."),
     Control("S3.14", "Buckets are versioned", Verdict.MET),
     Control(
-        "S3.15",
-        "Buckets have Object Lock",
-        Verdict.NOT_MET,
-        "Lifecycle rules could not remove the files that VACUUM and log cleanup delete.",
+        "S3.15", "Buckets have Object Lock", Verdict.NOT_MET, "Deleted files would stay stored until their lock ends."
     ),
     Control("S3.17", "Buckets are encrypted with KMS", Verdict.SETTING, "`kms: true`, for the lake."),
     Control("S3.20", "Buckets have MFA delete", Verdict.NOT_MET, "Only the root user can enable it."),

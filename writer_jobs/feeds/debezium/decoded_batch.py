@@ -31,7 +31,7 @@ class DecodedBatch:
         dead_reason: The most frequent reason; None without dead letters.
         filtered_count: Number of events of other source tables.
         source_tables: See :func:`~writer_jobs.feeds.debezium.envelopes.resolve_source_tables`.
-        columns: Columns in the schemas of the messages.
+        columns: Columns that the messages have.
         skipped_count: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``).
         newest_source_time: Latest ``source.ts_ms`` of the changes, in seconds since the epoch; None without one.
         order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
