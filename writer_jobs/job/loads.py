@@ -183,7 +183,7 @@ class AppliedTotals:
             return
         reasons = []
         if self._dead_letters:
-            reason_note = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
+            reason_note = "" if self._dead_reason is None else f", the last batch most often: {self._dead_reason}"
             reasons.append(f"{self._dead_letters} messages are in {self._writer.table}_dead_letters{reason_note}")
         if self._filtered:
             names = ", ".join(self._source_tables)
