@@ -10,7 +10,7 @@ for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
     if "$candidate" -c "$supported" >/dev/null 2>&1; then python=$candidate; break; fi
 done
 if [ -z "$python" ]; then
-    default_version=$("${PYTHON:-python3}" --version 2>&1 | head -n 1) || default_version="none"
+    default_version=$("${PYTHON:-python3}" --version 2>/dev/null) || default_version="none"
     complain "needs Python 3.11, 3.12 or 3.13 with venv and ensurepip (Debian: python3.11-venv; found: $default_version); install one, or name it: make PYTHON=/path/to/python3.11"
 fi
 

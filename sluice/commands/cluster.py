@@ -19,7 +19,7 @@ def jars(
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Target folder.  [dim]default: $SLUICE_JARS, or share/sluice/jars of this Python[/]"),
+        typer.Option(help="Folder of the jars.  [dim]default: $SLUICE_JARS, or share/sluice/jars of this Python[/]"),
     ] = None,
     class_path: Annotated[
         bool, typer.Option("--class-path", help="Download nothing; print the jars as a Java class path.")
@@ -32,7 +32,7 @@ def jars(
     from sluice.local.jars import jar_paths, resolve_jars  # noqa: PLC0415
 
     if class_path:
-        print(os.pathsep.join(map(str, jar_paths())))
+        print(os.pathsep.join(map(str, jar_paths(folder))))
         return
     console = plain_console()
     with console.status("Resolving the jars …"):

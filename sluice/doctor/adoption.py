@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lock_manager import Adoption, canonical_table_uri
-from lock_manager.errors import LockError, ResourceError
+from lock_manager.errors import SluiceError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_files import versions_in
@@ -26,7 +26,7 @@ def adoption_finding(settings: LockSettings, table: str, storage_options: Mappin
         with LockInspector(settings) as inspector:
             ensemble = inspector.ensemble_id()
         return compare_adoption(table, adoption, ensemble, canonical_table_uri(log.uri))
-    except (LogAccessError, LockError, ResourceError) as error:
+    except SluiceError as error:
         return failed(_CHECK, f"could not be compared: {error}")
 
 

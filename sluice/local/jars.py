@@ -151,31 +151,38 @@ def jars_folder() -> Path:
     return Path(configured) if configured else Path(sys.prefix) / "share" / "sluice" / "jars"
 
 
-def jar_paths() -> list[Path]:
+def jar_paths(folder: Path | None = None) -> list[Path]:
     """Return the paths of the pinned jars and of the guarded log store, for ``--jars``.
+
+    Args:
+        folder: Folder of the pinned jars. Default: :func:`jars_folder`.
 
     Raises:
         JarsError: A jar is missing. The message names the command that downloads it.
 
     """
-    paths = pinned_jar_paths()
+    paths = pinned_jar_paths(folder)
     if not LOG_STORE_JAR.is_file():
         raise JarsError(f"{LOG_STORE_JAR.name} is missing: run `make setup`, or install the package")
     return [*paths, LOG_STORE_JAR]
 
 
-def pinned_jar_paths() -> list[Path]:
+def pinned_jar_paths(folder: Path | None = None) -> list[Path]:
     """Return the paths of the pinned jars.
+
+    Args:
+        folder: See :func:`jar_paths`.
 
     Raises:
         JarsError: See :func:`jar_paths`.
 
     """
-    paths = [jars_folder() / jar.file_name for jar in locked_jars()]
+    folder = folder or jars_folder()
+    paths = [folder / jar.file_name for jar in locked_jars()]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise JarsError(
-            f"{len(missing)} of {len(paths)} jars are missing from {jars_folder()} (the first: {missing[0]}): "
+            f"{len(missing)} of {len(paths)} jars are missing from {folder} (the first: {missing[0]}): "
             "run `sluice jars` once (`make setup` does it)"
         )
     return paths

@@ -25,7 +25,14 @@ from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase import apply as hbase_apply
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.cells import CellRows
-from writer_jobs.feeds.hbase.decode import QUALIFIER, REASON, decode_cells, parse_avro_cells, parse_json_cells
+from writer_jobs.feeds.hbase.decode import (
+    QUALIFIER,
+    REASON,
+    decode_cells,
+    parse_avro_cells,
+    parse_event_cells,
+    parse_json_cells,
+)
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.hbase.values import ValueType
 from writer_jobs.maintenance.policy import Action
@@ -353,6 +360,21 @@ def test_events_of_the_hbase_kafka_proxy_are_decoded(feed: Feed, spark: SparkSes
     mapping = HBaseMapping.parsed(f'{{{ID}, "table": "other"}}')
     with pytest.raises(ChangesError, match="source tables: shop in the table, other in this run"):
         apply_cells(feed.writer, parse_avro_cells(topic, mapping), mapping)
+
+
+@pytest.mark.full
+def test_a_delete_event_with_a_null_qualifier_deletes_the_family(feed: Feed, spark: SparkSession) -> None:
+    events = spark.createDataFrame(
+        [
+            (b"r1", 1, False, b"one", b"x", b"d", b"shop"),
+            (b"r1", 1, False, b"two", b"x", b"m", b"shop"),
+            (b"r1", 1, True, None, None, b"d", b"shop"),
+        ],
+        "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary",
+    )
+    mapping = HBaseMapping.parsed(f"{{{ID}}}")
+    apply_cells(feed.writer, parse_event_cells(events, mapping), mapping)
+    assert feed.values() == {"r1": {"m:x": "two"}}
 
 
 def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[bytes]:

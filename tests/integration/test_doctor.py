@@ -437,6 +437,9 @@ def test_a_table_of_another_ensemble_or_name_is_a_fault(hosts: str, tmp_path: Pa
     assert (code, "could not be compared" in message) == (1, True)
     code, _, message = check("elsewhere", "--lock-root", f"/{tmp_path.name}")
     assert (code, "nothing was ever locked" in message) == (1, True)
+    (port,) = free_ports(1)
+    code, findings = doctor(f"127.0.0.1:{port}", "--table", str(tmp_path / "elsewhere"))
+    assert (code, findings["adoption"][0]) == (1, "failed")
 
 
 # -- this machine ----------------------------------------------------------------------------------------------------

@@ -481,6 +481,7 @@ def test_transactions_are_an_argument_and_no_option(new_table: Table) -> None:
 def test_relative_paths_and_delta_identifiers_are_locations(spark: SparkSession, tmp_path: Path) -> None:
     assert locate_table(spark, f"delta.`{tmp_path}/a b`") == f"file:{tmp_path}/a b"
     assert locate_table(spark, "./x/../y") == f"file:{Path.cwd()}/y"
+    assert locate_table(spark, "delta.`y`") == f"file:{Path.cwd()}/y"
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from lock_manager.errors import LocalServerError
 from lock_manager.releases import TESTED, UNKNOWN, Releases, nearest_tested
 from sluice.errors import JarsError
 from sluice.local import jars
-from sluice.local.jars import chosen_releases, compile_class_path, locked_jars, pinned_releases
+from sluice.local.jars import chosen_releases, compile_class_path, locked_jars, pinned_jar_paths, pinned_releases
 from writer_jobs.delta.releases import has_checkpoint, snapshot_at
 
 PAIRS = [(spark, delta) for spark, deltas in TESTED.items() for delta in deltas]
@@ -121,6 +121,15 @@ def test_the_class_path_has_the_jars_of_one_delta(
     assert spark_jars == f"{tmp_path}/*"
     assert [Path(jar).name for jar in pinned] == [jar.file_name for jar in locked_jars()]
     assert {"delta-storage-4.2.0.jar"} == {Path(jar).name for jar in pinned if "delta-storage" in jar}
+
+
+def test_the_jars_of_another_folder_are_named(machine: Machine, tmp_path: Path) -> None:
+    machine.has("4.1.1", "4.2.0")
+    with pytest.raises(JarsError, match=re.escape(f"missing from {tmp_path}")):
+        pinned_jar_paths(tmp_path)
+    for jar in locked_jars():
+        (tmp_path / jar.file_name).touch()
+    assert {path.parent for path in pinned_jar_paths(tmp_path)} == {tmp_path}
 
 
 @pytest.mark.parametrize(

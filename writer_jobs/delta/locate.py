@@ -21,9 +21,9 @@ _SESSION_CATALOG = "spark_catalog"
 def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
     """Return the qualified location of a table, given by URI, path or catalog name.
 
-    A text with a slash or a colon is a location: ``s3a://lake/flights``, ``./flights``, also ``delta.`/data/flights```.
-    It need not exist. Any other text is a catalog name, which Spark resolves once. If the catalog moves the table
-    afterwards, the old location is still locked and written.
+    A text with a slash or a colon is a location: ``s3a://lake/flights``, ``./flights``. So is ``delta.`flights```.
+    A location need not exist. Any other text is a catalog name, which Spark resolves once. If the catalog moves the
+    table afterwards, the old location is still locked and written.
 
     Args:
         spark: Spark session.
@@ -38,7 +38,7 @@ def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
     """
     path_match = _PATH_IDENTIFIER.fullmatch(table.strip())
     location = path_match["path"] if path_match else table
-    if "/" not in location and ":" not in location:
+    if path_match is None and "/" not in location and ":" not in location:
         location = _catalog_location(spark, location, new=new)
     try:
         return HadoopFiles.of(spark).qualify(location)

@@ -103,7 +103,7 @@ def parse_event_cells(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
     is_filtered = F.expr("false")
     if mapping.table is not None:
         is_filtered = F.coalesce(F.col("table").cast("string") != mapping.table, is_filtered)
-    has_no_qualifier = F.octet_length("qualifier") == 0
+    has_no_qualifier = F.coalesce(F.octet_length("qualifier"), F.lit(0)) == 0
     delete_type = F.when(has_no_qualifier, DELETE_FAMILY).otherwise(mapping.proxy_deletes)
     cell_type = F.when(F.col("delete"), delete_type).when(~F.col("delete"), PUT)
     message_columns = [name for name in (REASON, ORIGIN, MESSAGE) if name in events.columns]
