@@ -40,7 +40,7 @@ final class Checksum implements RecordChecksum {
   private static final Logger LOG = LoggerFactory.getLogger(Checksum.class);
   private static final Pattern NAME = Pattern.compile("(\\d{20})\\.crc");
 
-  /** Operations for which Delta derives the checksum from the previous one. */
+  /** Operations for which this class derives the checksum. */
   private static final Set<String> DERIVABLE_OPERATIONS =
       Set.of("WRITE", "STREAMING UPDATE", "DELETE", "UPDATE", "MERGE", "OPTIMIZE");
 

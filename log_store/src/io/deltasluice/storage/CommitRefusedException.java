@@ -11,7 +11,7 @@ public final class CommitRefusedException extends IOException {
 
   /**
    * @param errorName name of the error that Python raises, such as {@code LockNotHeldError}
-   * @param attempt id of the attempt for which Python stores the error; empty if Python was not asked
+   * @param attempt id of the attempt for which Python stores the error; empty if Python returned no refusal
    * @param message error message of one sentence
    */
   public CommitRefusedException(String errorName, String attempt, String message) {
@@ -20,12 +20,12 @@ public final class CommitRefusedException extends IOException {
     this.attempt = attempt;
   }
 
-  /** Refuses a commit without asking Python. */
+  /** Refuses a commit for which Python returned no refusal. */
   CommitRefusedException(String errorName, String message) {
     this(errorName, "", message);
   }
 
-  /** Returns the id of the attempt for which Python stores the error; empty if Python was not asked. */
+  /** Returns the id of the attempt for which Python stores the error; empty if Python returned no refusal. */
   public String attempt() {
     return attempt;
   }

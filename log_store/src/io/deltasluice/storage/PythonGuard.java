@@ -90,8 +90,9 @@ final class PythonGuard {
    *       {@code stamp} (object that the commit records) and, for some automatic tickets, {@code restoration} (see
    *       {@link Guard.Permission}).
    *   <li>{@code turn}: Does the ticket of a waiting commit have its lock by now? Fields: {@code ticket},
-   *       {@code staged} (the commit, see {@link Guard#describe}), {@code automatic} (whether to open the ticket if it
-   *       is new), {@code observe}. Answer: {@code turn} (boolean).
+   *       {@code staged} (the commit, see {@link Guard#describe}, with {@code hooks}, see {@link PostCommitHooks}, and for
+   *       an automatic ticket the properties of {@link AutomaticTicket#describe}), {@code automatic} (whether to open
+   *       the ticket if it is new), {@code observe}. Answer: {@code turn} (boolean).
    *   <li>{@code lock}: Does an automatic ticket whose transaction has not begun have its lock by now? Fields:
    *       {@code ticket}, {@code automatic}. Answer: {@code turn} (boolean).
    *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},
