@@ -98,7 +98,7 @@ class AutomaticTicket:
 
         Raises:
             NotStagedError: The statement must run again.
-            LockNotHeldError: The statement cannot be committed so, and must not run again unchanged.
+            LockNotHeldError: The commit would be refused again, so its statement must not run again unchanged.
             SluiceError: The lock was not acquired.
 
         """

@@ -27,7 +27,7 @@ from writer_jobs.job.exit_codes import HELP as EXIT_CODES_HELP
 URI_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HELP_END = f"""\
 If the job fails, standard error has one sentence; with --verbose also the stack trace.
-The job reads SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT from the environment.
+The job reads SLUICE_* variables from the environment, such as SLUICE_ZK_HOSTS, SLUICE_LOCK_ROOT and SLUICE_ZK_SECRET.
 
 {EXIT_CODES_HELP}"""
 _IDENTITY, _APPLIED = "identity", "applied"
@@ -187,7 +187,8 @@ class JobParser(argparse.ArgumentParser):
             add("--table", required=True, type=nonblank, metavar="URI|NAME", help="location or CATALOG.SCHEMA.TABLE")
         add(
             "--lock-timeout", type=float, metavar="S",
-            help=f"seconds to wait for each lock (default {LockSettings.timeout_seconds:g}); 0: do not wait",
+            help="seconds to wait for each lock; 0: do not wait "
+            f"(default: $SLUICE_TIMEOUT_SECONDS or {LockSettings.timeout_seconds:g})",
         )  # fmt: skip
 
     def add_report(self) -> None:

@@ -45,8 +45,8 @@ reading files:
            the table are required, except generated ones and those with a default. For a new table the types are
            inferred where they keep all values (007 stays text), which reads the files twice more.
   json     One object per line, without text after it. For an existing table the values are read with the table's
-           types; missing fields are null. The job looks for fields in all files, which reads them twice. A nested field
-           that the table lacks is refused, too.
+           types; missing fields are null. The job looks for fields in all files, which reads them once more. A nested
+           field that the table lacks is refused, too.
   parquet  Columns of all files (mergeSchema=true). Types that are narrower than the table's are read with the table's
            types, also if the files have different types. Other differences from the table's types are refused.
 
