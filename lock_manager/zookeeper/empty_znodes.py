@@ -6,7 +6,7 @@ znode. Each new znode starts its sequence numbers again, but fencing tokens are 
 
 Each manager removes the znodes that it has used, at once when it is closed. Before that, it removes a znode only if it
 was empty and unchanged in two checks, :data:`IDLE_SECONDS` apart. This spares most acquires the additional round trips.
-Every :data:`_SEARCH_SECONDS` it searches the tables whose partitions it locks for the empty znodes of killed managers.
+Every :data:`_SEARCH_SECONDS` it searches for empty znodes of killed managers in the tables whose partitions it locks.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class EmptyZnodes:
         """
         now = time.monotonic()
         with self._lock:
-            was_idle = not self._idle
+            was_empty = not self._idle
             for node in znodes.partition_queues(nodes):
                 self._schedule(node, None)
                 self._searches.setdefault(znodes.table_of(node), now + IDLE_SECONDS)
-            return was_idle and bool(self._idle)
+            return was_empty and bool(self._idle)
 
     def seconds_until_due(self) -> float | None:
         """Return the seconds until the next check or search; None if there is none."""
