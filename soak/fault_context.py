@@ -135,7 +135,7 @@ def stop_at(context: FaultContext, writer: str, point: str) -> StopWait:
             seconds, lambda event: is_from(writer, "stopped", "ended")(event) and event.get("point", point) == point
         )
         return Stop(event, None) if event is not None and event["event"] == "stopped" else None
-    assert context.gate is not None  # noqa: S101 (the class needs a gate)
+    assert context.gate is not None  # noqa: S101 (without a gate the plan has no PUT)
     put = context.gate.arm(writer, S3Fault(held=True))
     deadline = time.monotonic() + seconds
     arrival: Event | None = None

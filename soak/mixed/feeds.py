@@ -106,7 +106,7 @@ class Feed:
         return sorted([*self._appended, *newest_rows], key=repr)
 
     def write(self, messages: int, *, is_last: bool = False) -> Path:
-        """Write the next file atomically and return its path. The last file contains all late messages."""
+        """Write the next file atomically and return its path. If ``is_last``, hold no message back."""
         batch = list(self._messages(messages))
         if is_last:
             batch, self._held_back = [*batch, *self._held_back], []

@@ -38,8 +38,8 @@ class Finding:
         action: Action that repairs it; None: a person has to decide, see ``advice``.
         advice: Recommended repair, in one sentence.
         partitions: Values of the partitions concerned; empty: the finding is about the table.
-        worth: Estimated savings of the repair, in files: files that a reader opens, plus bytes in files of the target
-            size. A file that is only listed counts a hundredth. Maintenance repairs the findings by descending worth.
+        worth: Estimated savings of the repair, in files: files that a reader opens, plus bytes divided by the target
+            file size. A file that is only listed counts a hundredth. Maintenance repairs by descending worth.
 
     """
 
