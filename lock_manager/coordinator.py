@@ -141,7 +141,7 @@ class Hold(Protocol):
 
     @property
     def token(self) -> int:
-        """The largest fencing token; a hold on one table has only one."""
+        """The largest fencing token; a hold on one whole table has only one."""
 
     @property
     def lost(self) -> str | None:

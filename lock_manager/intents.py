@@ -74,6 +74,6 @@ def version_to_fill(intents: Iterable[Intent], newest: int) -> int | None:
     than its put: it may be unreadable, or its hold may have dropped the table and created it again. If no put is on its
     way, the empty commit costs little.
 
-    ``newest`` is the newest version of the table, which must exist: an empty commit creates no table.
+    ``newest`` is the newest version. If it is ``NO_VERSION``, fill nothing: an empty commit creates no table.
     """
     return newest + 1 if any(intent.version > newest for intent in intents) else None

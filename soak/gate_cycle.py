@@ -80,7 +80,7 @@ class GateCycle(SparkCycle):
             self._attempts.clear()
 
     def _on_request(self) -> None:
-        """Record a request for the lock, and that an earlier attempt without it was refused."""
+        """Record a request for the lock, and that an earlier attempt through the gate was refused."""
         for attempt in self._attempts[-1:]:
             self._record("refused", error="NotStagedError", message="repeated with the lock", txn=attempt.txn)
         self._attempts.clear()

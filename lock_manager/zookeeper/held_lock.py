@@ -108,7 +108,7 @@ class HeldLock:
 
     @property
     def token(self) -> int:
-        """The largest fencing token; a hold on one table has only one."""
+        """The largest fencing token; a hold on one whole table has only one."""
         return max(self.tokens.values())
 
     @property
