@@ -76,7 +76,8 @@ class TableMaintainer:
             budget_seconds: Seconds after which no unit starts; running units end normally. None: no limit.
             zorder_by: Columns of the Z-order in place of the policy's columns.
             on_measured: Called with the report before the first unit.
-            measurement: Earlier measurement of the table. The table is measured again if it has another version now.
+            measurement: Earlier measurement of the table. Unless ``actions`` is empty, the table is measured again if
+                it has another version now.
 
         Raises:
             LockTimeoutError: Another maintainer works on the table.
