@@ -106,8 +106,8 @@ def break_lock(
 ) -> None:
     """Show the holders of a table's lock, and remove them after confirmation.
 
-    Use it for a holder that hangs. A dead holder loses its lock after its session
-    timeout without this command. The next waiter gets the lock at once. The
+    Use it for a holder that hangs; the next waiter gets the lock at once. A dead
+    holder loses its lock after its session timeout without this command. The
     guard refuses later commits of the removed holder (LockLostError). A program
     that writes without the guard, such as deltalake, is NOT stopped: end it first.
 

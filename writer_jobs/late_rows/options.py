@@ -13,8 +13,8 @@ class RowOptions(TypedDict, total=False):
     Attributes:
         keys: Columns that, together with the event time, identify a row. Required.
         event_time: Column with the timestamp or date at which the row happened. Required.
-        sequence_by: Column or SQL expression; the row of a key with the largest value stays, as for
-            :func:`writer_jobs.apply_changes`. None (the default): the row that arrives first stays.
+        sequence_by: Column or SQL expression; the version of a row with the largest value stays, as for
+            :func:`writer_jobs.apply_changes`. None (the default): the version of the earlier batch stays.
         watermark_delay: A row that is older than the newest event time by more than this is late. Default: 0.
         allowed_lateness: A row that is older than the newest event time by more than this goes to ``<location>_late``.
             None (the default): no row does.
