@@ -23,7 +23,7 @@ from kazoo.security import make_acl
 from typer.testing import CliRunner
 
 from lock_manager import TableResource, ZookeeperLockManager, canonical_table_uri
-from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper, free_ports
 from lock_manager.zookeeper.znodes import table_node
 from sluice.audit.log_folder import s3_client
 from sluice.commands.app import app
