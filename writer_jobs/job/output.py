@@ -91,8 +91,8 @@ class JobOutput:
     def commit(self, commit: int, result: CommitResult | None, **fields: Any) -> None:
         """Print a commit with the job's counts.
 
-        ``commit`` is its number, from 1. ``result`` is None for a commit that the table already had, and that was found
-        without the lock.
+        ``commit`` is its number, from 1. ``result`` is None without a write: the table already had the commit or, with
+        ``already_committed=False``, there was nothing to commit.
         """
         names = ("token", "hold_id", "commit_id", "requested_at", "acquired_at", "released_at")
         line = {

@@ -86,7 +86,7 @@ def _overview(reports: Sequence[MaintenanceReport]) -> str:
 
 
 def _newest(report: MaintenanceReport) -> tuple[TableHealth, Sequence[Finding]]:
-    """Return health and findings after the work, or before it if no unit was executed."""
+    """Return health and findings after the work, or before it if the table was not measured again."""
     return (report.after, report.findings_after) if report.after else (report.before, report.findings)
 
 
