@@ -1,9 +1,9 @@
 """Group the contenders of one table's queues into entries: one entry for each ``acquire``.
 
 An ``acquire`` needs one contender in each queue that it must pass. For a table, that is the table's queue. For a
-partition, it is a shared contender in the queue of the table and of every ancestor, and one in the partition's own
-queue. Their names begin with the same UUID. An entry holds the lock when it has all of its contenders, and no
-conflicting contender is ahead of any of them. Otherwise it waits.
+partition, it is a ``PARTIAL`` or ``PARTIAL_SHARED`` contender in the queue of the table and of every ancestor, and one
+in the partition's own queue. Their names begin with the same UUID. An entry holds the lock when it has all of its
+contenders, and no conflicting contender is ahead of any of them. Otherwise it waits.
 
 This module sends no requests. :mod:`lock_manager.zookeeper.queue_reader` reads the queues.
 """

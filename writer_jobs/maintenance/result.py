@@ -20,7 +20,7 @@ class UnitResult:
 
     Attributes:
         partitions: Values of the partitions that the commit rewrote; empty: the unit was about the table.
-        version: Version that the unit committed; None: it committed nothing.
+        version: Version of the unit's commit or checkpoint; None: it wrote neither.
         seconds: Seconds that the unit took, including all waiting.
         gave_way_seconds: Seconds of waiting until no writer waited for the table, before the unit started.
         waited_seconds: Seconds of waiting for the lock.

@@ -33,7 +33,7 @@ ColumnDecoders = dict[Decoder, list[int]]
 class SchemaGroup:
     """The messages of one row of :func:`summarize_schemas`: messages with the same schema, or without a schema.
 
-    The types of known columns, by lower-case name, and the names of the keys determine the decoders.
+    Without a schema, the types of known columns, by lower-case name, and the names of the keys affect the decoders.
 
     Attributes:
         schema: Schema of the values as JSON; None for messages without a schema.
