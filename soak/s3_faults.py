@@ -225,7 +225,7 @@ class FaultyS3(LocalS3):
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
-    def start(self, timeout_seconds: float = 30.0) -> Self:  # noqa: ARG002 (it serves at once)
+    def start(self) -> Self:
         """Start serving, without any buckets."""
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # by default it logs each request
         self._server = make_s3_server(self.gate)

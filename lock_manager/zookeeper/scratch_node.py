@@ -58,7 +58,7 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
 
     Raises:
         EnsembleRefusedError: This client has no permission.
-        KazooException: The ensemble did not respond.
+        KazooException, KazooTimeoutError: The ensemble did not respond, see ``session.UNANSWERED``.
 
     """
     path = scratch_node_in(base, uuid.uuid4().hex)

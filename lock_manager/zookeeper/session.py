@@ -84,7 +84,7 @@ class SessionState(enum.Enum):
     NEW = "not connected yet"
     CONNECTED = "connected"
     SUSPENDED = "suspended: no server answers; the session may live on"
-    LOST = "lost: the ensemble ended the session"
+    LOST = "lost: ended by the ensemble, or given up"
     CLOSED = "closed"
 
 
