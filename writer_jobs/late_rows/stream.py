@@ -56,7 +56,7 @@ class RowStream:
     def query_identity(self) -> dict[str, str]:
         """Options that must not change while the checkpoint is in use, by the job's option name.
 
-        The caller adds the source.
+        The job adds the source.
         """
         return {
             "keys": ",".join(self._options["keys"]),

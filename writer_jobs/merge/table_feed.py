@@ -21,7 +21,7 @@ from writer_jobs.delta.sql_names import parsed_expression, property_list
 from writer_jobs.errors import ChangesError
 from writer_jobs.merge.change_spec import END, SEQUENCE, START
 
-#: Value of the property that allows every feed, for a table with several feeds whose keys differ.
+#: Value of the property that allows every feed, for a table with several feeds that change different rows.
 UNBOUND = "off"
 _LIST_FIELDS = ("keys", "source_tables", "source_columns")
 _LABELS = {
