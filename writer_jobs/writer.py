@@ -134,7 +134,7 @@ class LockedDeltaWriter:
             LockLostError: The lock was lost before the write or during it. The write's Spark jobs were cancelled, and
                 nothing was written.
             LockNotHeldError: The write touched partitions that are not locked; nothing was written.
-            UnguardedError: ``lock`` requests partitions, and the commits of this session are not guarded.
+            UnguardedError: ``lock`` requests partitions, and the commit guard is not in ``required`` mode.
             UnprovenCommitError: The write was committed, but the lock could not be confirmed afterwards. A subclass of
                 LockLostError.
             WriteFailedError: Nothing was written; SchemaMismatchError if the rows do not fit the table.
@@ -233,7 +233,7 @@ class LockedDeltaWriter:
                 stay.
 
         Raises:
-            GuardMissingError: The commits of this session are not guarded.
+            GuardMissingError: The commit guard is not in ``required`` mode.
             SluiceError: See :meth:`append`.
 
         """
@@ -328,7 +328,7 @@ class LockedDeltaWriter:
                 partitions stay unchanged. ``lock_during`` is ``"commit"`` by default.
 
         Raises:
-            GuardMissingError: The commits of this session are not guarded.
+            GuardMissingError: The commit guard is not in ``required`` mode.
             WriteConflictError: Another writer was faster, and ``again`` is false; nothing is changed.
             HeldTooLongError: The rewrite took more than ``held_at_most_seconds``; nothing is changed.
             ValueError: ``spark.databricks.delta.optimize.batchSize`` is set; Delta would make several commits.
