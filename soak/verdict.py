@@ -189,7 +189,9 @@ def _missing_effects(
 
     """
     commit = next((commit for commit in state.commits if commit.version == event["version"]), None)
-    if commit is not None and commit.txn_id != event["txn"]:
+    if commit is None and event["version"] is not None:
+        yield f"its version {event['version']} is not in the log"
+    elif commit is not None and commit.txn_id != event["txn"]:
         yield f"that version belongs to another transaction ({commit.txn_id})"
     wrong = {row: counts[row] for row in event["ids"] if counts[row] != 1 and (counts[row] or row not in to_delete)}
     for row, count in list(wrong.items())[:1]:

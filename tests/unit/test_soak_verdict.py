@@ -58,6 +58,8 @@ def attempting_event(txn: str, *deletes: int) -> dict[str, Any]:
 def test_i1_detects_the_version_of_another_transaction() -> None:
     sentence = sentence_of(evidence_with_events(acknowledged_event(txn="t7")), "I1")
     assert "acknowledged version 2, but that version belongs to another transaction (t2)" in sentence
+    sentence = sentence_of(evidence_with_events(acknowledged_event(version=9)), "I1")
+    assert "its version 9 is not in the log" in sentence
 
 
 def test_i1_detects_rows_that_an_acknowledged_delete_left() -> None:
