@@ -26,7 +26,7 @@ def defaults_finding() -> Finding:
     """Check the ``spark-defaults.conf`` that ``spark-submit`` reads on this machine."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        return note(_CHECK, "not checked: PySpark is not installed, so no driver can start here")
+        return note(_CHECK, "not checked: PySpark is not installed in this Python environment")
     path = _defaults_file(Path(spec.origin).parent)
     if not path.is_file():
         return note(_CHECK, "no spark-defaults.conf here: pass the output of `sluice submit-args` to every job")

@@ -163,7 +163,7 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
     if result.crlf and result.lf:
         raise LinesError(
             "in files with newlines in quotes, some records end with CRLF and some with LF: load files with one "
-            "separator at a time, or give --option lineSep=…"
+            "separator at a time, or give --option multiLine=true --option lineSep=…"
         )
     return "\r\n" if result.crlf else "\n"
 

@@ -121,8 +121,8 @@ class SourceReader:
     def read_changes(self, target: TableState | None, *, evolves: bool = False) -> DataFrame:
         """Return the rows of files of changes; see :meth:`read`. Such files may have columns that the table lacks.
 
-        Columns of the table have the table's types. If the table ``evolves``, an inferred type that is wider replaces
-        the table's type. Spark infers the types of other columns and nested fields.
+        Columns of the table have the same types as in :meth:`schema`. If the table ``evolves``, an inferred type that
+        is wider replaces the table's type. Spark infers the types of other columns and nested fields.
 
         Raises:
             SourceError: The files cannot be read as this format, have a column whose types have no common type, or have
