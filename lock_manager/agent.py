@@ -38,7 +38,12 @@ def main() -> int:
         return 2
     guard = CommitGuard()
     guard.automatic = AutomaticTickets(manager, driver["app_name"])
-    server = GuardServer(guard, guard.client_ended)
+    try:
+        server = GuardServer(guard, guard.client_ended)
+    except OSError as error:
+        manager.close()
+        _answer(error=f"the agent cannot create its socket in the folder for temporary files: {error}; set TMPDIR")
+        return 2
     try:
         _answer(name=server.name, path=server.path, timeout_ms=1000 * ANSWER_SECONDS)
         sys.stdin.read()

@@ -68,6 +68,8 @@ CORE = (
     "tests/integration/test_append_job.py",
     "tests/integration/test_upsert_job.py",
     "tests/integration/test_standalone.py",
+    # A program with SluicePlugin.
+    "tests/integration/test_unchanged_programs.py::test_a_python_program_runs_unchanged",
     "tests/unit/test_matrix.py",
     # Versions beyond the retention, and checkpoints: snapshot_at, has_checkpoint.
     "tests/integration/test_pins.py::test_a_pinned_version_is_readable_without_the_earlier_log",

@@ -15,8 +15,8 @@ from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.errors import JarsError
 from sluice.local.jars import LOG_STORE_JAR, chosen_releases, is_pinned, jars_folder, locked_jars, spark_jar_version
 
-# Hadoop's options for creating a file only if it is absent, in its releases since 3.4.2.
-_CONDITIONAL_CREATE = "org/apache/hadoop/fs/Options$CreateFileOptionKeys.class"
+#: The first release of S3A that can create a file only if it is absent.
+_CONDITIONAL_CREATE = (3, 4, 2)
 _PACKAGES = ("delta-sluice", "kazoo", "pyspark", "delta-spark", "deltalake")
 
 
@@ -63,8 +63,8 @@ def _spark_finding() -> Finding:
     if spark is None or hadoop is None:
         name = "spark-core" if spark is None else "hadoop-client-api"
         return note(check, f"the releases are not known, because {folder} has no {name} jar; `attach` logs them")
-    with zipfile.ZipFile(folder / f"hadoop-client-api-{hadoop}.jar") as jar:
-        creates_conditionally = _CONDITIONAL_CREATE in jar.namelist()
+    (s3a,) = (jar.version for jar in locked_jars() if jar.artifact == "hadoop-aws")
+    creates_conditionally = tuple(map(int, s3a.split("."))) >= _CONDITIONAL_CREATE
     process = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     java_version = re.search(r'version "([^"]+)"', process.stderr)
     releases = Releases(

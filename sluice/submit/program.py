@@ -21,7 +21,8 @@ _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 def run_program(target: str, arguments: Sequence[str], *, is_module: bool, settings: dict[str, str]) -> None:
     """Run a script or a module in this process, as ``python`` does: an uncaught exception ends it with code 1.
 
-    The session that it starts gets the jars of this installation, Delta and the plugin. Its own settings win.
+    The session that it starts gets the jars of this installation, Delta and the plugin, in addition to the ``--jars``
+    of ``PYSPARK_SUBMIT_ARGS``. Its own settings win.
 
     Args:
         target: Path of the script, or name of the module.
@@ -33,9 +34,14 @@ def run_program(target: str, arguments: Sequence[str], *, is_module: bool, setti
         JarsError: A jar is missing. The message names the command that downloads it.
 
     """
-    words = [*jar_arguments(), *conf_arguments(session_settings() | plugin_settings() | settings)]
-    own_arguments = os.environ.get(_SUBMIT_ARGUMENTS, "pyspark-shell")
-    os.environ[_SUBMIT_ARGUMENTS] = f"{shlex.join(words)} {own_arguments}"
+    own_words = shlex.split(os.environ.get(_SUBMIT_ARGUMENTS, "pyspark-shell"))
+    jars = jar_arguments()
+    if jars[0] in own_words[:-1]:
+        # spark-submit takes the last --jars only.
+        own_jars = own_words.index(jars[0]) + 1
+        own_words[own_jars] = f"{jars[1]},{own_words[own_jars]}"
+    words = [*jars, *conf_arguments(session_settings() | plugin_settings() | settings), *own_words]
+    os.environ[_SUBMIT_ARGUMENTS] = shlex.join(words)
     sys.argv = [target, *arguments]
     if not is_module and not Path(target).is_file():
         raise BadInputError(f"there is no script {target}")

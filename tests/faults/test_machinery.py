@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from soak.errors import JvmError, StoreError, VersionTakenError, WriteError
@@ -65,6 +66,28 @@ def test_each_commit_sends_the_block_of_its_thread(jvm: StoreJvm, guard: Recordi
     assert [attempt["outcome"] for attempt in jvm.attempts("hold-3")] == ["committed"]
     jvm.forget("hold-3")
     assert jvm.attempts("hold-3") == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("writer", ["writer-1", "writer-2"], ids=["createFile", "S3A's client"])
+def test_versions_have_the_encryption_and_storage_class_of_s3a(
+    s3: FaultyS3, guard: RecordingGuard, tmp_path: Path, writer: str
+) -> None:
+    settings = {
+        **hadoop_settings(writer, s3), "fs.s3a.encryption.algorithm": "AES256",
+        "fs.s3a.create.storage.class": "intelligent_tiering",
+    }  # fmt: skip
+    table = f"{TABLE}-{writer}"
+    store = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, stderr_path=tmp_path / "jvm.log")
+    try:
+        store.write(table, 0, COMMIT, block="hold")
+    finally:
+        store.close()
+    bucket, path = table.removeprefix("s3a://").split("/", 1)
+    version = boto3.client("s3", endpoint_url=s3.endpoint).head_object(
+        Bucket=bucket, Key=f"{path}/_delta_log/{0:020d}.json"
+    )
+    assert (version["ServerSideEncryption"], version["StorageClass"]) == ("AES256", "INTELLIGENT_TIERING")
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta.exceptions import ConcurrentAppendException, ConcurrentWriteException
+from delta.exceptions import ConcurrentAppendException, ConcurrentDeleteReadException, ConcurrentWriteException
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -363,14 +363,31 @@ def test_the_end_of_the_jvm_frees_the_lock(program: Program) -> None:
     assert program.queue_length() == 0
 
 
+@pytest.mark.parametrize("name", ["UPDATE", *(pytest.param(name, marks=pytest.mark.full) for name in [*INCREASES][1:])])
 def test_statements_that_lock_from_the_beginning_have_no_conflict(
-    program: Program, set_lock: Callable[[str], None]
+    program: Program, set_lock: Callable[[str], None], name: str
 ) -> None:
     set_lock("write")
-    with program.waiting(program.update) as running:
+    with program.waiting(lambda: INCREASES[name](program.spark, str(program.path))) as running:
         program.update()
     running.result()
     assert program.ids() == [20]
+
+
+@pytest.mark.full
+def test_a_compaction_that_has_read_an_older_version_waits_at_its_commit(
+    program: Program, set_lock: Callable[[str], None]
+) -> None:
+    program.insert(1)
+    set_lock("write")
+    statement = f"OPTIMIZE delta.`{program.path}`"
+    with program.waiting(lambda: program.spark.sql(statement)) as running:
+        program.update()
+    with pytest.raises(ConcurrentDeleteReadException):
+        running.result()
+    assert program.queue_length() == 0
+    program.spark.sql(statement)
+    assert program.ids() == [10, 11]
 
 
 def test_a_statement_without_a_commit_frees_the_lock(program: Program, set_lock: Callable[[str], None]) -> None:

@@ -38,9 +38,11 @@ def winners(s3: CarelessS3, version: int) -> list[str]:
     return [put.writer for put in s3.faults.puts if put.version == version and put.status == 200]
 
 
-@pytest.mark.parametrize("hold", ["commit", "write"])
-def test_a_store_that_ignores_the_condition_gets_no_commit(spark: SparkSession, append_row: Append, hold: str) -> None:
-    with careless_table(spark, unconditional_keys=".") as (s3, table):
+@pytest.mark.parametrize(("hold", "put"), [("commit", ""), ("write", ""), ("write", "client")])
+def test_a_store_that_ignores_the_condition_gets_no_commit(
+    spark: SparkSession, append_row: Append, hold: str, put: str
+) -> None:
+    with careless_table(spark, unconditional_keys=".", put=put) as (s3, table):
         outcome = append_row(table, "--hold", hold)
         assert (outcome.code, outcome.commits) == (5, [])
         assert len(outcome.error.splitlines()) == 1

@@ -99,9 +99,12 @@ CLASSIC: dict[str, Operation] = {
     ),
     "overwrite": lambda spark, table: writer(spark, "overwrite").save(table),
     "replaceWhere": lambda spark, table: writer(spark, "overwrite", replaceWhere="part = 1").save(table),
+    "saveAsTable": lambda spark, table: writer(spark, "append").saveAsTable(f"delta.`{table}`"),
+    "insertInto": lambda spark, table: rows(spark).write.insertInto(f"delta.`{table}`"),
     "writeTo.append": lambda spark, table: rows(spark).writeTo(f"delta.`{table}`").append(),
     "writeTo.overwrite": lambda spark, table: rows(spark).writeTo(f"delta.`{table}`").overwrite(lit(True)),
     "writeTo.overwritePartitions": lambda spark, table: rows(spark).writeTo(f"delta.`{table}`").overwritePartitions(),
+    "writeTo.create": lambda spark, table: rows(spark).writeTo(f"delta.`{table}-new`").using("delta").create(),
     "DELETE": sql("DELETE FROM {t} WHERE id = 1"),
     "UPDATE": sql("UPDATE {t} SET name = 'x' WHERE id = 1"),
     "MERGE": sql(
@@ -118,6 +121,18 @@ CLASSIC: dict[str, Operation] = {
     "DeltaTable.create": lambda spark, table: (
         DeltaTable.create(spark).location(f"{table}-new").addColumn("id", "LONG").execute()
     ),
+    "DeltaTable.update": lambda spark, table: DeltaTable.forPath(spark, table).update("id = 1", {"name": lit("x")}),
+    "DeltaTable.delete": lambda spark, table: DeltaTable.forPath(spark, table).delete("id = 1"),
+    "DeltaTable.merge": lambda spark, table: (
+        DeltaTable.forPath(spark, table)
+        .alias("t")
+        .merge(rows(spark).alias("s"), "t.id = s.id")
+        .whenMatchedUpdateAll()
+        .whenNotMatchedInsertAll()
+        .execute()
+    ),
+    "DeltaTable.optimize": lambda spark, table: DeltaTable.forPath(spark, table).optimize().executeCompaction(),
+    "DeltaTable.restoreToVersion": lambda spark, table: DeltaTable.forPath(spark, table).restoreToVersion(0),
     "SHALLOW CLONE": sql("CREATE TABLE {new} SHALLOW CLONE {t}"),
     "CONVERT TO DELTA": convert,
     "SET TBLPROPERTIES": sql("ALTER TABLE {t} SET TBLPROPERTIES ('a' = 'b')"),

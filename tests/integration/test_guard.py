@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard.guard_server import GuardServer
 from lock_manager.releases import ALLOW_UNTESTED
+from sluice.doctor.machine import machine_findings
 from tests.support.at_the_gate import commit_info
 from tests.support.lake import S3
 from tests.support.lock_znodes import DEAD_HOLD, LockZnodes
@@ -39,6 +40,7 @@ from writer_jobs import (
 )
 from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.guarded import guarded
+from writer_jobs.delta.releases import driver_releases
 from writer_jobs.delta.table_log import DeltaTableLog
 
 pytestmark = pytest.mark.spark
@@ -364,6 +366,11 @@ def test_attach_names_a_missing_setting(spark: SparkSession, monkeypatch: pytest
     monkeypatch.setattr("writer_jobs.commit.driver_guard.LOG_STORE", "org.example.Another")
     with pytest.raises(GuardMissingError, match=r"--conf spark\.delta\.logStore\.class=org\.example\.Another"):
         attach(spark)
+
+
+def test_the_driver_has_the_releases_that_doctor_finds(spark: SparkSession) -> None:
+    (finding,) = (finding for finding in machine_findings() if finding.check == "spark")
+    assert finding.message == str(driver_releases(spark._jvm))
 
 
 def test_untested_releases_are_refused_unless_the_user_allows_them(

@@ -119,7 +119,7 @@ def with_own_delta(folder: Path, jars: list[Path]) -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("delta", ["by the job", pytest.param("of the cluster", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("delta", ["by the job", "of the cluster"])
 def test_submit_arguments_bring_all_that_a_cluster_needs(
     cluster: str,
     bare_python: Path,

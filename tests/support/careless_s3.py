@@ -69,8 +69,13 @@ class CarelessS3(FaultyS3):
 
 
 @contextmanager
-def careless_table(spark: SparkSession, unconditional_keys: str = _NO_KEY) -> Iterator[tuple[CarelessS3, str]]:
-    """Configure a new bucket of a careless S3 in a running session; yield the S3 and the URI of a table to create."""
+def careless_table(
+    spark: SparkSession, unconditional_keys: str = _NO_KEY, *, put: str = ""
+) -> Iterator[tuple[CarelessS3, str]]:
+    """Configure a new bucket of a careless S3 in a running session; yield the S3 and the URI of a table to create.
+
+    ``put`` is the bucket's ``sluice.put``.
+    """
     with CarelessS3() as s3, pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment.items():
             patch.setenv(name, value)
@@ -79,6 +84,6 @@ def careless_table(spark: SparkSession, unconditional_keys: str = _NO_KEY) -> It
         s3.create_bucket(bucket)
         conf = spark.sparkContext._jsc.hadoopConfiguration()
         settings = {name.removeprefix("spark.hadoop.fs.s3a."): value for name, value in s3.spark_conf.items()}
-        for name, value in (settings | _S3A_SETTINGS).items():
+        for name, value in (settings | _S3A_SETTINGS | {"sluice.put": put}).items():
             conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
         yield s3, f"s3a://{bucket}/table"

@@ -131,8 +131,8 @@ def run_glue_script(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("platform", ["Spark and Dataproc", "Glue", "EMR", "Kubernetes"])
 def test_each_recipe_has_the_settings_of_a_session(platform: str) -> None:
     settings = settings_of(platform)
-    # The Delta of EMR is a build of its own.
-    assert settings.pop(ALLOW_UNTESTED, None) == ("true" if platform == "EMR" else None)
+    # EMR's and Glue's Spark are builds of their own.
+    assert settings.pop(ALLOW_UNTESTED, None) == ("true" if platform in ("EMR", "Glue") else None)
     keys = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog", LOG_STORE_SETTING)
     assert settings == {key: cluster_defaults()[key] for key in keys}
 

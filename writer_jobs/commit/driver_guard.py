@@ -69,7 +69,8 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
     Args:
         manager: Lock manager for ``lock``; by default that of :func:`default_manager`.
         lock: ``commit``; or ``write``: the lock is held from the beginning of each transaction; or ``none``: commits of
-            threads that hold no lock are refused. By default ``spark.sluice.lock``, or ``none`` without it.
+            threads that hold no lock are refused, or queue by the agent if the driver has ``SluicePlugin``. By default
+            ``spark.sluice.lock``, or ``none`` without it.
 
     Raises:
         SettingsError: ``lock`` has another value, or no ensemble is configured.
@@ -92,12 +93,13 @@ def attach(spark: SparkSession, *, manager: LockManager | None = None, lock: str
             "`sluice submit-args` prints, or build_session(jars=…)"
         )
     repair_interrupts()
+    # Before the calls that may differ between releases.
+    _check_releases(context)
     _check_log_store(context)
     _guard_kernel(context)
     with _attach_lock:
         gateway: Any = context._gateway  # noqa: SLF001
         if not _is_attached(context):
-            _check_releases(context)
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
         application = context.applicationId
         if lock is not None or manager is not None or vars(gateway).get("_sluice_application") != application:
@@ -212,7 +214,9 @@ def _guard_kernel(context: SparkContext) -> None:
 
 
 def _check_releases(context: SparkContext) -> None:
-    """Log the releases of this driver; refuse untested ones, unless the user allows them."""
+    """Log the releases of a driver that is not attached; refuse untested ones, unless the user allows them."""
+    if _is_attached(context):
+        return
     releases = driver_releases(context._jvm)  # noqa: SLF001
     log.info("%s", releases)
     conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)

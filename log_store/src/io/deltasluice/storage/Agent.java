@@ -183,7 +183,10 @@ public final class Agent {
     long now = System.nanoTime();
     restarts.removeIf(time -> now - time > TimeUnit.HOURS.toNanos(1));
     if (restarts.size() >= MAX_RESTARTS) {
-      Guard.setAdvice("Sluice's agent has ended " + (MAX_RESTARTS + 1) + " times within an hour: restart the driver");
+      long wait = TimeUnit.HOURS.toNanos(1) - (now - restarts.getFirst());
+      Guard.setAdvice("Sluice's agent has ended " + (MAX_RESTARTS + 1) + " times within an hour, and is started again in "
+          + TimeUnit.NANOSECONDS.toMinutes(wait) + " minutes: restart the driver to go on now");
+      threads.schedule(() -> restart(exitCode), wait + 1, TimeUnit.NANOSECONDS);
       return;
     }
     restarts.add(now);

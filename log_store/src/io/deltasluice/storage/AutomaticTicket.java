@@ -17,6 +17,7 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicReference;
+import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.slf4j.Logger;
@@ -105,7 +106,7 @@ final class AutomaticTicket {
    * another one that has begun under the lock.
    *
    * @param transaction transaction that Delta has begun
-   * @param start begins a transaction on the newest version
+   * @param start begins the transaction again: on the newest version, or on the version that the statement has chosen
    */
   static OptimisticTransaction beginUnderLock(OptimisticTransaction transaction, Function0<OptimisticTransaction> start) {
     String table = transaction.deltaLog().dataPath().toString();
@@ -128,16 +129,33 @@ final class AutomaticTicket {
       try {
         Guard.acquire(ticket, file);
         transaction = start.apply();
-        hasBegun = true;
+        hasBegun = !isOutdated(transaction, version);
       } catch (IOException e) {
         // The caller is Scala's, which has no checked exceptions.
         throw ByName.<RuntimeException>throwUnchecked(e);
       } finally {
         ticket.leave(!hasBegun);
       }
+      if (!hasBegun) {
+        return transaction;
+      }
     }
     ticket.txn = transaction.txnId();
     return transaction;
+  }
+
+  /**
+   * Returns whether a transaction reads an older version than the newest one. OPTIMIZE and others choose their version
+   * before they begin a transaction. Then a lock from the beginning would prevent no conflict.
+   *
+   * @param next version after the one that was the newest before the wait for the lock
+   */
+  private static boolean isOutdated(OptimisticTransaction transaction, long next) throws IOException {
+    if (transaction.snapshot().version() >= next) {
+      return false;
+    }
+    Path file = VersionFile.in(transaction.deltaLog().logPath(), next);
+    return file.getFileSystem(transaction.deltaLog().newDeltaHadoopConf()).exists(file);
   }
 
   /** Returns the ticket of this thread's transaction, or a new ticket if it has none. */

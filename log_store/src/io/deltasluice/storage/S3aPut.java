@@ -44,8 +44,8 @@ final class S3aPut implements PutIfAbsent {
 
   private static boolean s3aCreatesConditionally() {
     try {
-      // A class of hadoop-aws: the release of Hadoop's other jars may be another one.
-      Class.forName("org.apache.hadoop.fs.s3a.impl.write.WriteObjectFlags", false, FileSystem.class.getClassLoader());
+      // A class of hadoop-aws: the release of Hadoop's other jars, and their class loader, may be other ones.
+      Class.forName("org.apache.hadoop.fs.s3a.impl.write.WriteObjectFlags", false, S3aPut.class.getClassLoader());
       return true;
     } catch (ClassNotFoundException e) {
       return false;
