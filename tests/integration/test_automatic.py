@@ -385,7 +385,7 @@ def test_a_compaction_that_has_read_an_older_version_waits_at_its_commit(
         program.update()
     with pytest.raises(ConcurrentDeleteReadException):
         running.result()
-    assert program.queue_length() == 0
+    program.eventually(lambda: program.queue_length() == 0, within=30, label="the release of the lock")
     program.spark.sql(statement)
     assert program.ids() == [10, 11]
 
