@@ -70,8 +70,8 @@ format: $(LOG_STORE) ## Let ruff format the code and apply its fixes
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
-quick: $(LOG_STORE) $(ARCHIVES) ## The inner loop, under two minutes: lint, types, unit tests and the contract of coordinators
-	@$(MAKE) --no-print-directory -j 3 lint types test ARGS="tests/unit tests/contract"
+quick: $(LOG_STORE) $(ARCHIVES) ## The inner loop, under two minutes: lint, types, unit tests, the contract of coordinators and the model of commits
+	@$(MAKE) --no-print-directory -j 3 lint types test ARGS="tests/unit tests/contract tests/model"
 
 check: $(LOG_STORE) $(ARCHIVES) ## Lint, types and test in parallel; CI runs this, then test-all
 	@$(MAKE) --no-print-directory -j 3 lint types test

@@ -1,0 +1,582 @@
+"""The commit protocol as a state machine, searched breadth first.
+
+Processes write to one table. Each has one hold, and threads that execute operations under it. A session may expire, a
+process may die, a reply of the store may be lost, and a put may arrive late, each at any step. The search visits every
+state, and checks the promises of docs/develop.md in each one. ``RULES`` names the code that implements each rule. A
+protection that is switched off has to break the promise of ``PROTECTIONS``, and no other one.
+
+    python -m tests.model.commit_protocol    # for each protection, the shortest way to break its promise without it
+
+What the model leaves out: shared and partition locks, several tables, automatic tickets, and repeated operations.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+ONE_WINNER, IN_ORDER, NO_ZOMBIE = "1. one winner", "2. in order", "3. no zombie"
+NO_LOSS, NO_LEAK, ISOLATION = "4. no silent loss", "5. no deadlock, no leak", "isolation"
+
+#: For each protection, the promise that breaks without it.
+PROTECTIONS = {
+    # A put creates a version only if it does not exist.
+    "conditional put": ONE_WINNER,
+    # Only the first contender of the queue holds the lock.
+    "queue": IN_ORDER,
+    # The guard confirms the hold after the version is chosen.
+    "confirmed hold": NO_ZOMBIE,
+    # The request that confirms the hold stores the intent.
+    "intent": NO_ZOMBIE,
+    # A new holder fills the versions of unfinished intents before it reads.
+    "filled intents": NO_ZOMBIE,
+    # The release keeps the intent of a put whose outcome is unknown.
+    "kept intent": NO_ZOMBIE,
+    # After an answer other than success, the log store looks whether its own put has the version.
+    "recognized commit": NO_LOSS,
+    # An operation that failed is reported as not committed only if no put of it may still arrive.
+    "unknown outcome": NO_LOSS,
+    # Only a commit with the write id of the operation proves that the operation is in the table.
+    "write id": NO_LOSS,
+    # An empty commit that fills a version has no write id.
+    "empty commit without write id": NO_LOSS,
+    # A later operation of a hold fills the versions of the hold's puts that got no answer, before it reads.
+    "unanswered puts": NO_ZOMBIE,
+    # The session's end removes the contender.
+    "ephemeral contender": NO_LEAK,
+    # Delta checks for conflicts with the commits since the operation read the table.
+    "conflict check": ISOLATION,
+}
+
+#: For each step, the code that it describes.
+RULES = {
+    "stage": "writer_jobs.commit.gate:StagedWrite",
+    "join": "lock_manager.zookeeper.queue:Acquisition",
+    "grant": "lock_manager.zookeeper.queue:Acquisition",
+    "settle": "lock_manager.guard.guarded_block:GuardedBlock.settle_unfinished",
+    "permit": "lock_manager.zookeeper.held_lock:HeldLock.intend",
+    "put": "log_store/src/io/deltasluice/storage/GuardedLogStore.java:void put(",
+    "look": "log_store/src/io/deltasluice/storage/GuardedLogStore.java:Owner owner(",
+    "find": "writer_jobs.commit.outcome:Outcome.find_commit",
+    "release": "lock_manager.zookeeper.held_lock:HeldLock.release",
+    "fill": "lock_manager.intents:version_to_fill",
+}
+
+
+class Commit(NamedTuple):
+    """A version in the log. ``operation`` is empty for an empty commit; ``attempt`` identifies its put."""
+
+    hold: int
+    operation: str
+    write_id: str
+    attempt: str
+
+
+class Put(NamedTuple):
+    """A request to store a version that may still arrive.
+
+    Attributes:
+        thread, remaining: Its sender, and how many operations that thread had left.
+        number: Number of the request among those of the same put.
+
+    """
+
+    version: int
+    commit: Commit
+    thread: int
+    number: int
+    remaining: int
+
+
+class Process(NamedTuple):
+    """A writer with one hold.
+
+    Attributes:
+        hold: Number of the hold, which is also its fencing token; 0 before it has joined the queue.
+        is_granted: Whether the process has learned that it holds the lock.
+        is_alive: Whether the process runs.
+        open: Attempts under the hold whose outcome it does not know, with their versions.
+        has_ended: Whether it has released the lock, or found it lost.
+
+    """
+
+    hold: int = 0
+    is_granted: bool = False
+    is_alive: bool = True
+    open: frozenset[tuple[str, int]] = frozenset()
+    has_ended: bool = False
+
+
+class Thread(NamedTuple):
+    """A thread that executes operations one after the other.
+
+    Attributes:
+        step: Its next step.
+        operations: Its operations, the current one first.
+        read: Version that the current operation has read.
+        version: Version of the current put.
+        sent: Number of requests of the current put.
+        intents: Unfinished intents that it has read, to be cleared.
+        is_filling: Whether the put is that of an empty commit.
+        is_unknown: Whether a put of the current operation got no answer.
+
+    """
+
+    process: int
+    step: str
+    operations: tuple[str, ...]
+    read: int = -1
+    version: int = -1
+    sent: int = 0
+    intents: frozenset[tuple[int, int]] = frozenset()
+    is_filling: bool = False
+    is_unknown: bool = False
+
+
+class State(NamedTuple):
+    """A state of the table, the coordinator, the network and the processes.
+
+    Attributes:
+        queue: Holds with a contender, in the order of the queue.
+        intents: Stored intents: hold and version.
+        newest_reader: The newest hold that has begun to read the table.
+        puts: Requests that may still arrive.
+        results: Results of operations: ``committed``, ``not committed`` or ``unknown``.
+
+    """
+
+    log: tuple[Commit, ...]
+    queue: tuple[int, ...]
+    intents: frozenset[tuple[int, int]]
+    newest_reader: int
+    puts: frozenset[Put]
+    processes: tuple[Process, ...]
+    threads: tuple[Thread, ...]
+    results: frozenset[tuple[str, str]]
+
+
+#: What happened, the next state, and the promise that it breaks.
+Transition = tuple[str, State, str | None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Processes and faults.
+
+    Attributes:
+        threads: For each process, the operations of each of its threads.
+        staged: Processes that stage their operations before they request the lock.
+        readers: Operations that depend on the rows that they have read.
+        deaths: Number of processes that may die.
+        expiries: Number of sessions that may expire while their process lives.
+        most_requests: Number of requests of each put.
+        protections: Names of the protections that are on.
+
+    """
+
+    threads: tuple[tuple[tuple[str, ...], ...], ...]
+    staged: Collection[int] = ()
+    readers: Collection[str] = ()
+    deaths: int = 1
+    expiries: int = 1
+    most_requests: int = 2
+    protections: frozenset[str] = frozenset(PROTECTIONS)
+
+    def has(self, protection: str) -> bool:
+        """Return whether a protection is on."""
+        return protection in self.protections
+
+    def first_state(self) -> State:
+        """Return the state with a table of one version."""
+        threads = tuple(
+            Thread(process, "stage" if process in self.staged else "join", operations)
+            for process, lists in enumerate(self.threads)
+            for operations in lists
+        )
+        created = Commit(0, "create", "create", "create")
+        processes = tuple(Process() for _ in self.threads)
+        return State((created,), (), frozenset(), 0, frozenset(), processes, threads, frozenset())
+
+
+@dataclass
+class Search:
+    """The reachable states of a scenario.
+
+    Attributes:
+        states: Number of states.
+        broken: For each broken promise, the shortest sequence of steps that breaks it.
+        steps: Names of the steps that were taken.
+
+    """
+
+    states: int = 0
+    broken: dict[str, list[str]] = field(default_factory=dict)
+    steps: set[str] = field(default_factory=set)
+
+
+def search(scenario: Scenario) -> Search:
+    """Visit every reachable state, breadth first."""
+    result, model = Search(), Model(scenario)
+    first = scenario.first_state()
+    came_from: dict[State, tuple[State, str] | None] = {first: None}
+    waiting = deque([first])
+
+    def path_to(state: State, *last: str) -> list[str]:
+        path = list(last)
+        while (origin := came_from[state]) is not None:
+            state, step = origin
+            path.insert(0, step)
+        return path
+
+    while waiting:
+        state = waiting.popleft()
+        transitions = list(model.transitions(state))
+        if not transitions and (problem := model.leak(state)):
+            result.broken.setdefault(NO_LEAK, path_to(state, problem))
+        for step, following, broken in transitions:
+            result.steps.add(step.split(":")[0])
+            if broken is not None and broken not in result.broken:
+                result.broken[broken] = path_to(state, step)
+            if broken is None and following not in came_from:
+                came_from[following] = state, step
+                waiting.append(following)
+    result.states = len(came_from)
+    return result
+
+
+class Model:
+    """The steps that are possible in a state."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._has = scenario.has
+
+    def transitions(self, state: State) -> Iterator[Transition]:
+        """Yield each step that is possible, with the promise that it breaks."""
+        for step, following, broken in self._steps(state):
+            yield step, following, broken or self._wrong_result(following)
+
+    def leak(self, state: State) -> str | None:
+        """Return what is left of a state without further steps; None if nothing is."""
+        if state.queue:
+            return f"the contenders {state.queue} stay"
+        for number, thread in enumerate(state.threads):
+            if thread.operations and state.processes[thread.process].is_alive:
+                return f"thread {number} waits for ever at {thread.step}"
+        return None
+
+    def _wrong_result(self, state: State) -> str | None:
+        counts: dict[str, int] = {}
+        for commit in state.log:
+            if commit.operation:
+                counts[commit.operation] = counts.get(commit.operation, 0) + 1
+        if any(count > 1 for count in counts.values()):
+            return NO_LOSS
+        for operation, result in state.results:
+            expected = {"committed": (1,), "not committed": (0,), "unknown": (0, 1)}[result]
+            if counts.get(operation, 0) not in expected:
+                return NO_LOSS
+        return None
+
+    def _steps(self, state: State) -> Iterator[Transition]:
+        for number, process in enumerate(state.processes):
+            yield from self._process_steps(state, number, process)
+        for number, thread in enumerate(state.threads):
+            if thread.operations and state.processes[thread.process].is_alive:
+                yield from self._thread_steps(state, number, thread)
+        for put in state.puts:
+            yield from self._arrivals(state, put)
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _process_steps(self, state: State, number: int, process: Process) -> Iterator[Transition]:
+        threads = [thread for thread in state.threads if thread.process == number]
+        in_queue = process.hold in state.queue
+        if process.is_alive and not process.hold and all(thread.step == "join" for thread in threads):
+            hold = 1 + max(other.hold for other in state.processes)
+            joined = _with_process(state, number, process._replace(hold=hold))
+            yield f"join:{number}", joined._replace(queue=(*state.queue, hold)), None
+        if process.is_alive and in_queue and not process.is_granted:
+            is_first = state.queue[0] == process.hold
+            if is_first or not self._has("queue"):
+                granted = _with_process(state, number, process._replace(is_granted=True))
+                granted = granted._replace(
+                    threads=tuple(
+                        thread._replace(step="settle") if thread.process == number else thread
+                        for thread in granted.threads
+                    )
+                )
+                yield f"grant:{number}", granted, None if is_first else IN_ORDER
+        if process.is_alive and process.hold and not in_queue and not process.is_granted and not process.has_ended:
+            yield f"loss:{number}", self._lost_wait(state, number, process), None
+        is_done = not any(thread.operations for thread in threads)
+        if process.is_alive and process.is_granted and not process.has_ended and is_done:
+            yield f"release:{number}", self._released(state, number, process), None
+        if process.is_alive and process.hold and not process.has_ended:
+            deaths = sum(not other.is_alive for other in state.processes)
+            if deaths < self._scenario.deaths:
+                yield f"death:{number}", _with_process(state, number, process._replace(is_alive=False)), None
+        if in_queue and self._may_expire(state, process) and self._has("ephemeral contender"):
+            yield f"expiry:{number}", state._replace(queue=_without(state.queue, process.hold)), None
+
+    def _may_expire(self, state: State, process: Process) -> bool:
+        if not process.is_alive:
+            return True
+        expired = [
+            other for other in state.processes
+            if other.is_alive and other.hold and not other.has_ended and other.hold not in state.queue
+        ]  # fmt: skip
+        return len(expired) < self._scenario.expiries
+
+    def _lost_wait(self, state: State, number: int, process: Process) -> State:
+        """End a process that has lost its contender before it got the lock."""
+        lost = [thread for thread in state.threads if thread.process == number]
+        results = {(operation, "not committed") for thread in lost for operation in thread.operations}
+        threads = tuple(
+            thread._replace(operations=()) if thread.process == number else thread for thread in state.threads
+        )
+        ended = _with_process(state, number, process._replace(has_ended=True))
+        return ended._replace(threads=threads, results=state.results | results)
+
+    def _released(self, state: State, number: int, process: Process) -> State:
+        intents = state.intents
+        if process.hold in state.queue and not (process.open and self._has("kept intent")):
+            intents = frozenset(intent for intent in intents if intent[0] != process.hold)
+        released = _with_process(state, number, process._replace(has_ended=True, open=frozenset()))
+        return released._replace(queue=_without(state.queue, process.hold), intents=intents)
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
+    def _thread_steps(self, state: State, number: int, thread: Thread) -> Iterator[Transition]:
+        process = state.processes[thread.process]
+        name = f"{number} {thread.operations[0]}"
+        if thread.step == "stage":
+            staged = thread._replace(step="join", read=len(state.log) - 1)
+            yield f"stage:{name}", _with_thread(state, number, staged), None
+        elif thread.step == "settle":
+            yield f"settle:{name}", self._settled(state, number, thread, process), None
+        elif thread.step == "permit":
+            yield f"permit:{name}", *self._permitted(state, number, thread, process)
+        elif thread.step == "put":
+            commit = self._commit_of(thread, process)
+            put = Put(thread.version, commit, number, thread.sent, len(thread.operations))
+            sent = _with_thread(state, number, thread._replace(step="sent", sent=thread.sent + 1))
+            yield f"put:{name}", sent._replace(puts=state.puts | {put}), None
+        elif thread.step == "sent":
+            yield f"timeout:{name}", _with_thread(state, number, thread._replace(step="look")), None
+        elif thread.step == "look":
+            yield from self._looks(state, number, thread, process, name)
+
+    def _settled(self, state: State, number: int, thread: Thread, process: Process) -> State:
+        """Read unfinished intents and unanswered puts: fill a version, or read the table."""
+        if process.hold not in state.queue:
+            # The request for the intents confirms the hold.
+            return self._failed(state, number, thread)
+        unfinished = frozenset(intent for intent in state.intents if intent[0] != process.hold)
+        busy = {self._commit_of(other, process).attempt for other in state.threads if other.step in _PUTTING}
+        unanswered = [version for attempt, version in process.open if attempt not in busy]
+        versions = [version for _, version in unfinished] if self._has("filled intents") else []
+        if self._has("unanswered puts"):
+            versions += unanswered
+        thread = thread._replace(intents=unfinished)
+        if any(version >= len(state.log) for version in versions):
+            filling = thread._replace(step="permit", version=len(state.log), is_filling=True, sent=0)
+            return _with_thread(state, number, filling)
+        return self._reading(state, number, thread)
+
+    def _reading(self, state: State, number: int, thread: Thread) -> State:
+        """Clear the settled intents, and read the table, unless the operation is staged."""
+        process = state.processes[thread.process]
+        newest = len(state.log) - 1
+        still_open = frozenset(attempt for attempt in process.open if attempt[1] > newest)
+        if not self._has("unanswered puts"):
+            still_open = process.open
+        read = thread.read if thread.process in self._scenario.staged else newest
+        state = _with_process(state, thread.process, process._replace(open=still_open))
+        state = state._replace(
+            intents=state.intents - thread.intents, newest_reader=max(state.newest_reader, process.hold)
+        )
+        ready = thread._replace(step="permit", read=read, is_filling=False, intents=frozenset(), sent=0)
+        return _with_thread(state, number, ready)
+
+    def _permitted(self, state: State, number: int, thread: Thread, process: Process) -> tuple[State, str | None]:
+        """Check for conflicts, confirm the hold and store the intent."""
+        version = len(state.log)
+        operation = thread.operations[0]
+        if not thread.is_filling and operation in self._scenario.readers:
+            changed = any(commit.operation for commit in state.log[thread.read + 1 :])
+            if changed and self._has("conflict check"):
+                return self._failed(state, number, thread), None
+        if process.hold not in state.queue and self._has("confirmed hold"):
+            return self._failed(state, number, thread), None
+        thread = thread._replace(step="put", version=version, sent=0)
+        attempt = self._commit_of(thread, process).attempt
+        process = process._replace(open=process.open | {(attempt, version)})
+        if self._has("intent"):
+            highest = max((old for hold, old in state.intents if hold == process.hold), default=version)
+            others = frozenset(intent for intent in state.intents if intent[0] != process.hold)
+            state = state._replace(intents=others | {(process.hold, max(highest, version))})
+        return _with_thread(_with_process(state, thread.process, process), number, thread), None
+
+    def _looks(self, state: State, number: int, thread: Thread, process: Process, name: str) -> Iterator[Transition]:
+        """Look which put has the version; put again if none has, or give up."""
+        commit = self._commit_of(thread, process)
+        if thread.version < len(state.log):
+            if state.log[thread.version].attempt == commit.attempt and self._has("recognized commit"):
+                yield f"look:{name} own", self._stored(state, number, thread), None
+            else:
+                state = self._answered(state, thread)
+                yield f"look:{name} taken", self._taken(state, number, thread), None
+        else:
+            if thread.sent < self._scenario.most_requests:
+                yield f"look:{name} again", _with_thread(state, number, thread._replace(step="put")), None
+            unknown = thread._replace(is_unknown=True)
+            yield f"look:{name} unknown", self._failed(state, number, unknown), None
+
+    def _stored(self, state: State, number: int, thread: Thread) -> State:
+        """Continue after a put that stored its version."""
+        state = self._answered(state, thread)
+        if thread.is_filling:
+            return self._reading(state, number, thread)
+        return self._finished(state, number, thread, "committed")
+
+    def _taken(self, state: State, number: int, thread: Thread) -> State:
+        """Continue after a put whose version another one has."""
+        if thread.is_filling:
+            return self._reading(state, number, thread)
+        return _with_thread(state, number, thread._replace(step="permit"))
+
+    def _answered(self, state: State, thread: Thread) -> State:
+        process = state.processes[thread.process]
+        attempt = self._commit_of(thread, process).attempt
+        still_open = frozenset(entry for entry in process.open if entry[0] != attempt)
+        return _with_process(state, thread.process, process._replace(open=still_open))
+
+    def _failed(self, state: State, number: int, thread: Thread) -> State:
+        """Look for the commit of an operation that failed, and report its result."""
+        operation, process = thread.operations[0], state.processes[thread.process]
+        later = state.log[max(thread.read, 0) + 1 :]
+        if self._has("write id"):
+            is_found = any(commit.write_id == operation for commit in later)
+        else:
+            is_found = any(commit.hold == process.hold for commit in later)
+        if is_found:
+            result = "committed"
+        elif thread.is_unknown and not thread.is_filling and self._has("unknown outcome"):
+            result = "unknown"
+        else:
+            result = "not committed"
+        return self._finished(state, number, thread, result)
+
+    def _finished(self, state: State, number: int, thread: Thread, result: str) -> State:
+        results = state.results | {(thread.operations[0], result)}
+        following = Thread(thread.process, "settle", thread.operations[1:])
+        return _with_thread(state, number, following)._replace(results=results)
+
+    def _commit_of(self, thread: Thread, process: Process) -> Commit:
+        operation = thread.operations[0]
+        if thread.is_filling:
+            write_id = "" if self._has("empty commit without write id") else operation
+            return Commit(process.hold, "", write_id, f"empty {thread.version} {operation}")
+        return Commit(process.hold, operation, operation, f"{operation} {thread.version}")
+
+    # -- the store -----------------------------------------------------------------------------------------------------
+
+    def _arrivals(self, state: State, put: Put) -> Iterator[Transition]:
+        """The request arrives, and its reply may be lost."""
+        thread = state.threads[put.thread]
+        process = state.processes[thread.process]
+        waits = (
+            thread.step == "sent" and bool(thread.operations) and process.is_alive
+            and thread.version == put.version and self._commit_of(thread, process).attempt == put.commit.attempt
+        )  # fmt: skip
+        is_free = put.version == len(state.log)
+        broken = None
+        after = state._replace(puts=state.puts - {put})
+        if is_free:
+            after = after._replace(log=(*state.log, put.commit))
+            is_late = put.commit.hold not in state.queue and state.newest_reader > put.commit.hold
+            if is_late or self._has_read_later(thread, put):
+                broken = NO_ZOMBIE
+            elif self._depends_on_old_rows(state, thread, put):
+                broken = ISOLATION
+        elif not self._has("conditional put") and state.log[put.version].attempt != put.commit.attempt:
+            log = (*state.log[: put.version], put.commit, *state.log[put.version + 1 :])
+            after, broken = after._replace(log=log), ONE_WINNER
+        name = f"{put.thread} {put.commit.operation or 'empty'} version {put.version}"
+        yield f"arrival:{name}", after, broken
+        if waits and broken is None:
+            if is_free:
+                yield f"reply:{name}", self._stored(after, put.thread, thread), None
+            else:
+                looking = _with_thread(after, put.thread, thread._replace(step="look"))
+                yield f"refusal:{name}", looking, None
+
+    def _has_read_later(self, thread: Thread, put: Put) -> bool:
+        """Return whether the sender has read the table for a later operation."""
+        is_reading = thread.step in ("permit", *_PUTTING) and not thread.is_filling
+        return len(thread.operations) < put.remaining and bool(thread.operations) and is_reading
+
+    def _depends_on_old_rows(self, state: State, thread: Thread, put: Put) -> bool:
+        if put.commit.operation not in self._scenario.readers or thread.operations[:1] != (put.commit.operation,):
+            return False
+        return any(commit.operation for commit in state.log[thread.read + 1 :])
+
+
+_PUTTING = ("put", "sent", "look")
+
+#: Small scenarios. Together they take every step, and need every protection.
+SCENARIOS = {
+    "two writers at the gate": Scenario(
+        threads=((("a",),), (("b",),)), staged=(0, 1), readers=("b",), deaths=0, most_requests=1
+    ),
+    "two operations of one hold": Scenario(threads=((("a", "b"),),), deaths=0),
+    "two threads of one hold": Scenario(threads=((("a",), ("b",)),), deaths=0, most_requests=1),
+    "a writer that dies": Scenario(threads=((("a",),), (("b",),)), deaths=1, expiries=0, most_requests=1),
+}
+#: Larger scenarios.
+LARGE_SCENARIOS = {
+    "two writers, a death and repeated requests": Scenario(
+        threads=((("a",),), (("b",),)), staged=(0, 1), readers=("b",)
+    ),
+    "two operations of one hold and a rival": Scenario(
+        threads=((("a", "b"),), (("c",),)), staged=(1,), deaths=0, most_requests=1
+    ),
+    "three writers": Scenario(
+        threads=((("a",),), (("b",),), (("c",),)), staged=(1,), readers=("b",), deaths=0, most_requests=1
+    ),
+}
+
+
+def without(scenario: Scenario, protection: str) -> Scenario:
+    """Return a scenario with one protection switched off."""
+    return replace(scenario, protections=scenario.protections - {protection})
+
+
+def _without(queue: tuple[int, ...], hold: int) -> tuple[int, ...]:
+    return tuple(other for other in queue if other != hold)
+
+
+def _with_process(state: State, number: int, process: Process) -> State:
+    processes = state.processes
+    return state._replace(processes=(*processes[:number], process, *processes[number + 1 :]))
+
+
+def _with_thread(state: State, number: int, thread: Thread) -> State:
+    threads = state.threads
+    return state._replace(threads=(*threads[:number], thread, *threads[number + 1 :]))
+
+
+def main() -> None:
+    """Print, for each protection, the shortest way to break its promise without it."""
+    for protection, promise in PROTECTIONS.items():
+        paths = [search(without(scenario, protection)).broken.get(promise) for scenario in SCENARIOS.values()]
+        path = min(filter(None, paths), key=len)
+        sys.stdout.write(f"without {protection}: {promise} breaks by {', '.join(path)}\n")
+
+
+if __name__ == "__main__":
+    main()

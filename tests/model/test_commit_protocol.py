@@ -1,0 +1,77 @@
+"""The model of the commit protocol keeps every promise, and needs each protection for one of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+from pathlib import Path
+
+import pytest
+
+from tests.model.commit_protocol import (
+    LARGE_SCENARIOS,
+    PROTECTIONS,
+    RULES,
+    SCENARIOS,
+    Search,
+    main,
+    search,
+    without,
+)  # fmt: skip
+
+ROOT = Path(__file__).parents[2]
+#: The range of the number of states. Another number shows that the model has changed.
+STATES = {
+    "two writers at the gate": range(2_000, 2_300),
+    "two operations of one hold": range(2_500, 2_800),
+    "two threads of one hold": range(1_000, 1_100),
+    "a writer that dies": range(1_400, 1_600),
+    "two writers, a death and repeated requests": range(70_000, 80_000),
+    "two operations of one hold and a rival": range(23_000, 26_000),
+    "three writers": range(140_000, 160_000),
+}
+STEPS = {
+    "stage", "join", "grant", "settle", "permit", "put", "arrival", "reply", "refusal", "timeout", "look", "release",
+    "expiry", "loss", "death",
+}  # fmt: skip
+
+
+@functools.cache
+def searched(scenario: str) -> Search:
+    return search({**SCENARIOS, **LARGE_SCENARIOS}[scenario])
+
+
+@pytest.mark.parametrize(
+    "scenario", [*SCENARIOS, *(pytest.param(name, marks=pytest.mark.full) for name in LARGE_SCENARIOS)]
+)
+def test_every_state_keeps_the_promises(scenario: str) -> None:
+    result = searched(scenario)
+    assert result.broken == {}
+    assert result.states in STATES[scenario]
+
+
+def test_the_scenarios_take_every_step() -> None:
+    assert set.union(*(searched(scenario).steps for scenario in SCENARIOS)) == STEPS
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_negative_control_each_protection_keeps_one_promise(protection: str) -> None:
+    broken = [search(without(scenario, protection)).broken.keys() for scenario in SCENARIOS.values()]
+    assert functools.reduce(operator.or_, broken) == {PROTECTIONS[protection]}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_names_its_code(rule: str) -> None:
+    module, _, name = RULES[rule].partition(":")
+    if module.endswith(".java"):
+        assert name in (ROOT / module).read_text(encoding="utf-8")
+    else:
+        assert callable(operator.attrgetter(name)(importlib.import_module(module)))
+
+
+def test_the_ways_to_break_a_promise_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(PROTECTIONS)
+    assert all(line.startswith(f"without {name}: ") for line, name in zip(lines, PROTECTIONS, strict=True))
