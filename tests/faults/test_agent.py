@@ -6,6 +6,7 @@ in spite of it, and a fault may strike its put. Then the paused processes go on,
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import sys
@@ -196,13 +197,11 @@ def test_a_killed_or_paused_agent_or_driver_commits_nothing_later(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(30))
-def test_faults_at_any_step_with_a_fault_of_the_second_put(programs: Programs, seed: int) -> None:
-    choices = random.Random(seed)
-    check(
-        programs, choices.choice(STEPS), choices.choice(VICTIMS), choices.choice((SIGKILL, SIGSTOP)),
-        choices.choice(PUT_FAULTS),
-    )  # fmt: skip
+@pytest.mark.parametrize(("step", "victim", "number"), itertools.product(STEPS, VICTIMS, (SIGKILL, SIGSTOP)))
+def test_each_fault_at_each_step_with_a_fault_of_the_second_put(
+    programs: Programs, step: str, victim: str, number: signal.Signals
+) -> None:
+    check(programs, step, victim, number, random.Random(f"{step} {victim} {number}").choice(PUT_FAULTS))
 
 
 @pytest.mark.full
