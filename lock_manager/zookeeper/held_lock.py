@@ -298,9 +298,10 @@ class HeldLock:
         """End the hold because its manager was closed. An entered block sees a loss."""
         with self._lock:
             ends_now = self._hold_state.end() and self.lost is None
-            self._closed_in_block = ends_now and bool(self._block_counts)
+            ends_block = ends_now and bool(self._block_counts)
+            self._closed_in_block |= ends_block
         self._services.keepalive.remove(self._hold_state)
-        if self._closed_in_block:
+        if ends_block:
             self._hold_state.lose("the manager that granted it was closed", at_end=True)
         elif ends_now:
             self._report_end(Event.RELEASED)
