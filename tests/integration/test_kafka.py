@@ -79,6 +79,13 @@ def run_on_topic(
     return make
 
 
+def transactions(table: Path) -> list[tuple[str, int]]:
+    """Return the transactions that the log records, in order; each is that of one batch."""
+    files = sorted((table / "_delta_log").glob("*.json"))
+    actions = (json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    return [(action["txn"]["appId"], action["txn"]["version"]) for action in actions if "txn" in action]
+
+
 def change(operation: str, position: int, key: int, name: str | None) -> tuple[str, str]:
     """Return a message of Debezium's connector for PostgreSQL."""
     source = {"connector": "postgresql", "db": "shop", "schema": "public", "table": "customers", "lsn": position}
@@ -101,6 +108,7 @@ def test_all_changes_of_a_topic_are_applied_across_kills(
         ((key, f"new name {key}" if key % 2 == 0 else f"name {key}") for key in range(KEYS) if key % 4), key=repr
     )
     assert sorted(job.commits) == list(range(len(job.commits)))
+    assert sorted(number for _, number in transactions(table)) == sorted(job.commits)
 
 
 def test_rows_of_a_topic_are_inserted_once_across_kills(
@@ -125,3 +133,4 @@ def test_rows_of_a_topic_are_inserted_once_across_kills(
     job.finish()
     assert rows_of(table, "flight", "seats") == sorted(((f"UA{key}", key) for key in range(45)), key=repr)
     assert sorted(job.commits) == list(range(len(job.commits)))
+    assert sorted(number for _, number in transactions(table)) == sorted(job.commits)
