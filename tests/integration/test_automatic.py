@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta.exceptions import ConcurrentAppendException, ConcurrentDeleteReadException, ConcurrentWriteException
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -22,6 +21,11 @@ from tests.integration.test_every_way import Operation, sql, version_files
 from tests.integration.test_gate_hooks import ONE_ROW, WITH_MANIFEST, with_property
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.new_thread import in_new_thread
+from tests.support.releases import (
+    ConcurrentAppendException,
+    ConcurrentDeleteReadException,
+    ConcurrentWriteException,
+)
 from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.adoption import adoption_under, commit_adoption

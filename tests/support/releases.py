@@ -6,6 +6,15 @@ import re
 from importlib.metadata import version
 
 import pytest
+from py4j.protocol import Py4JJavaError
+
+try:
+    from delta.exceptions import ConcurrentAppendException, ConcurrentDeleteReadException, ConcurrentWriteException
+except ImportError:
+    # The Python package of Delta 4.0.0 lacks this module.
+    ConcurrentAppendException = ConcurrentDeleteReadException = ConcurrentWriteException = Py4JJavaError
+
+__all__ = ["ConcurrentAppendException", "ConcurrentDeleteReadException", "ConcurrentWriteException"]
 
 
 def _numbers(package: str) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import delta.exceptions.captured  # noqa: F401
 from pyspark import SparkContext
 from pyspark.errors.exceptions import captured
 
@@ -22,6 +21,10 @@ from lock_manager.errors import NotStagedError
 from lock_manager.guard.commit_guard import CommitGuard
 from writer_jobs.delta.jvm_errors import LOST_CONTACT, java_layers
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, TableError, UnsafeStoreError
+
+# The Python package of Delta 4.0.0 lacks this module.
+with suppress(ImportError):
+    import delta.exceptions.captured  # noqa: F401
 
 _PACKAGE = "io.deltasluice.storage."
 _GUARD_ATTRIBUTE = "_sluice_guard"
