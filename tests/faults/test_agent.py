@@ -197,7 +197,7 @@ def test_a_killed_or_paused_agent_or_driver_commits_nothing_later(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("step", "victim", "number"), itertools.product(STEPS, VICTIMS, (SIGKILL, SIGSTOP)))
+@pytest.mark.parametrize(("step", "victim", "number"), [*itertools.product(STEPS, VICTIMS, (SIGKILL, SIGSTOP))])
 def test_each_fault_at_each_step_with_a_fault_of_the_second_put(
     programs: Programs, step: str, victim: str, number: signal.Signals
 ) -> None:
