@@ -169,7 +169,8 @@ def programs(running: Programs) -> Programs:
 def check(programs: Programs, step: str, victim: str, number: signal.Signals, put_fault: dict[str, Any]) -> None:
     """Strike, and check that the table has the acknowledged rows, in the order of the locks."""
     answer = programs.strike(step, victim, number, put_fault)
-    is_stored = step == "outcome"
+    # A paused agent that waited requests the lock again.
+    is_stored = step == "outcome" or (step == "wait" and answer.startswith("done"))
     if number is SIGKILL and victim != "agent":
         assert answer == ""
     else:
