@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib.util
 import os
@@ -35,13 +36,7 @@ def run_program(target: str, arguments: Sequence[str], *, is_module: bool, setti
 
     """
     own_words = shlex.split(os.environ.get(_SUBMIT_ARGUMENTS, "pyspark-shell"))
-    jars = jar_arguments()
-    if jars[0] in own_words[:-1]:
-        # spark-submit takes the last --jars only.
-        own_jars = own_words.index(jars[0]) + 1
-        own_words[own_jars] = f"{jars[1]},{own_words[own_jars]}"
-    words = [*jars, *conf_arguments(session_settings() | plugin_settings() | settings), *own_words]
-    os.environ[_SUBMIT_ARGUMENTS] = shlex.join(words)
+    os.environ[_SUBMIT_ARGUMENTS] = shlex.join(_submit_words(own_words, settings))
     sys.argv = [target, *arguments]
     if not is_module and not Path(target).is_file():
         raise BadInputError(f"there is no script {target}")
@@ -56,6 +51,17 @@ def run_program(target: str, arguments: Sequence[str], *, is_module: bool, setti
         sys.exit(1)
     if is_missing:
         raise BadInputError(f"there is no module {target}")
+
+
+def _submit_words(own_words: Sequence[str], settings: dict[str, str]) -> list[str]:
+    """Return the arguments of ``spark-submit`` for these settings and the user's own arguments."""
+    # spark-submit takes the last --jars only.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--jars")
+    own, other_words = parser.parse_known_args(own_words)
+    option, jars = jar_arguments()
+    conf = conf_arguments(session_settings() | plugin_settings() | settings)
+    return [option, ",".join(filter(None, (jars, own.jars))), *conf, *other_words]
 
 
 def _has_module(name: str) -> bool:

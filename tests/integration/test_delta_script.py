@@ -25,7 +25,7 @@ from moto.server import ThreadedMotoServer
 
 from lock_manager import ZookeeperLockManager
 from sluice.submit.distribution import jar_arguments
-from tests.support.java_program import SMALL_DRIVER, environment
+from tests.support.java_program import environment, write_spark_defaults
 from tests.support.waiting import eventually
 from writer_jobs.delta.session import LOG_STORE
 
@@ -102,8 +102,7 @@ def drivers(s3: Any, tmp_path: Path) -> Iterator[Drivers]:
         run_id = tmp_path.name
         client = boto3.client("dynamodb", endpoint_url=endpoint, region_name="us-west-2")
         client.create_table(TableName=f"ddb_table_{run_id}", **DYNAMODB)
-        lines = [f"{name} {value}\n" for name, value in {**SMALL_DRIVER, **FEW_PARTITIONS, **s3.spark_conf}.items()]
-        (tmp_path / "spark-defaults.conf").write_text("".join(lines))
+        write_spark_defaults(tmp_path, {**FEW_PARTITIONS, **s3.spark_conf})
         variables = {
             **environment(), **s3.environment, "AWS_ENDPOINT_URL_DYNAMODB": endpoint, "SPARK_CONF_DIR": str(tmp_path),
             "S3_BUCKET": s3.root, "DELTA_CONCURRENT_WRITERS": "4", "DELTA_CONCURRENT_READERS": "1",

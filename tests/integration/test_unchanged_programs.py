@@ -26,7 +26,7 @@ from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import free_ports
 from sluice.local.jars import jars_folder
 from tests.support.at_the_gate import commit_info
-from tests.support.java_program import SMALL_DRIVER, environment
+from tests.support.java_program import environment, write_spark_defaults
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.spark
@@ -57,9 +57,7 @@ class Machine:
     folder: Path
 
     def __post_init__(self) -> None:
-        """Write the settings of small drivers, as an administrator does."""
-        lines = [f"{name} {value}\n" for name, value in SMALL_DRIVER.items()]
-        (self.folder / "spark-defaults.conf").write_text("".join(lines))
+        write_spark_defaults(self.folder)
 
     def start(self, command: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command of the page with the test's ensemble."""

@@ -7,7 +7,7 @@ protection that is switched off has to break the promise of ``PROTECTIONS``, and
 
     python -m tests.model.commit_protocol    # for each protection, the shortest way to break its promise without it
 
-What the model leaves out: shared and partition locks, several tables, automatic tickets, and repeated operations.
+The model has no shared and partition locks, no second table, no automatic tickets and no repeated operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ONE_WINNER, IN_ORDER, NO_ZOMBIE = "1. one winner", "2. in order", "3. no zombie"
 NO_LOSS, NO_LEAK, ISOLATION = "4. no silent loss", "5. no deadlock, no leak", "isolation"
@@ -51,7 +51,7 @@ PROTECTIONS = {
     "conflict check": ISOLATION,
 }
 
-#: For each step, the code that it describes.
+#: For each rule, the code that implements it.
 RULES = {
     "stage": "writer_jobs.commit.gate:StagedWrite",
     "join": "lock_manager.zookeeper.queue:Acquisition",
@@ -260,7 +260,7 @@ class Model:
             yield step, following, broken or self._wrong_result(following)
 
     def leak(self, state: State) -> str | None:
-        """Return what is left of a state without further steps; None if nothing is."""
+        """Return which contender or thread remains in a state without further steps; None if none does."""
         if state.queue:
             return f"the contenders {state.queue} stay"
         for number, thread in enumerate(state.threads):
@@ -296,19 +296,14 @@ class Model:
         threads = [thread for thread in state.threads if thread.process == number]
         in_queue = process.hold in state.queue
         if process.is_alive and not process.hold and all(thread.step == "join" for thread in threads):
-            hold = 1 + max(other.hold for other in state.processes)
+            hold = 1 + max(writer.hold for writer in state.processes)
             joined = _with_process(state, number, process._replace(hold=hold))
             yield f"join:{number}", joined._replace(queue=(*state.queue, hold)), None
         if process.is_alive and in_queue and not process.is_granted:
             is_first = state.queue[0] == process.hold
             if is_first or not self._has("queue"):
                 granted = _with_process(state, number, process._replace(is_granted=True))
-                granted = granted._replace(
-                    threads=tuple(
-                        thread._replace(step="settle") if thread.process == number else thread
-                        for thread in granted.threads
-                    )
-                )
+                granted = _with_threads_of(granted, number, step="settle")
                 yield f"grant:{number}", granted, None if is_first else IN_ORDER
         if process.is_alive and process.hold and not in_queue and not process.is_granted and not process.has_ended:
             yield f"loss:{number}", self._lost_wait(state, number, process), None
@@ -316,7 +311,7 @@ class Model:
         if process.is_alive and process.is_granted and not process.has_ended and is_done:
             yield f"release:{number}", self._released(state, number, process), None
         if process.is_alive and process.hold and not process.has_ended:
-            deaths = sum(not other.is_alive for other in state.processes)
+            deaths = sum(not writer.is_alive for writer in state.processes)
             if deaths < self._scenario.deaths:
                 yield f"death:{number}", _with_process(state, number, process._replace(is_alive=False)), None
         if in_queue and self._may_expire(state, process) and self._has("ephemeral contender"):
@@ -326,8 +321,8 @@ class Model:
         if not process.is_alive:
             return True
         expired = [
-            other for other in state.processes
-            if other.is_alive and other.hold and not other.has_ended and other.hold not in state.queue
+            writer for writer in state.processes
+            if writer.is_alive and writer.hold and not writer.has_ended and writer.hold not in state.queue
         ]  # fmt: skip
         return len(expired) < self._scenario.expiries
 
@@ -335,16 +330,13 @@ class Model:
         """End a process that has lost its contender before it got the lock."""
         lost = [thread for thread in state.threads if thread.process == number]
         results = {(operation, "not committed") for thread in lost for operation in thread.operations}
-        threads = tuple(
-            thread._replace(operations=()) if thread.process == number else thread for thread in state.threads
-        )
         ended = _with_process(state, number, process._replace(has_ended=True))
-        return ended._replace(threads=threads, results=state.results | results)
+        return _with_threads_of(ended, number, operations=())._replace(results=state.results | results)
 
     def _released(self, state: State, number: int, process: Process) -> State:
         intents = state.intents
         if process.hold in state.queue and not (process.open and self._has("kept intent")):
-            intents = frozenset(intent for intent in intents if intent[0] != process.hold)
+            intents = _without_intent(intents, process.hold)
         released = _with_process(state, number, process._replace(has_ended=True, open=frozenset()))
         return released._replace(queue=_without(state.queue, process.hold), intents=intents)
 
@@ -359,7 +351,7 @@ class Model:
         elif thread.step == "settle":
             yield f"settle:{name}", self._settled(state, number, thread, process), None
         elif thread.step == "permit":
-            yield f"permit:{name}", *self._permitted(state, number, thread, process)
+            yield f"permit:{name}", self._permitted(state, number, thread, process), None
         elif thread.step == "put":
             commit = self._commit_of(thread, process)
             put = Put(thread.version, commit, number, thread.sent, len(thread.operations))
@@ -375,8 +367,8 @@ class Model:
         if process.hold not in state.queue:
             # The request for the intents confirms the hold.
             return self._failed(state, number, thread)
-        unfinished = frozenset(intent for intent in state.intents if intent[0] != process.hold)
-        busy = {self._commit_of(other, process).attempt for other in state.threads if other.step in _PUTTING}
+        unfinished = _without_intent(state.intents, process.hold)
+        busy = {self._commit_of(sender, process).attempt for sender in state.threads if sender.step in _PUTTING}
         unanswered = [version for attempt, version in process.open if attempt not in busy]
         versions = [version for _, version in unfinished] if self._has("filled intents") else []
         if self._has("unanswered puts"):
@@ -402,24 +394,24 @@ class Model:
         ready = thread._replace(step="permit", read=read, is_filling=False, intents=frozenset(), sent=0)
         return _with_thread(state, number, ready)
 
-    def _permitted(self, state: State, number: int, thread: Thread, process: Process) -> tuple[State, str | None]:
+    def _permitted(self, state: State, number: int, thread: Thread, process: Process) -> State:
         """Check for conflicts, confirm the hold and store the intent."""
         version = len(state.log)
         operation = thread.operations[0]
         if not thread.is_filling and operation in self._scenario.readers:
             changed = any(commit.operation for commit in state.log[thread.read + 1 :])
             if changed and self._has("conflict check"):
-                return self._failed(state, number, thread), None
+                return self._failed(state, number, thread)
         if process.hold not in state.queue and self._has("confirmed hold"):
-            return self._failed(state, number, thread), None
+            return self._failed(state, number, thread)
         thread = thread._replace(step="put", version=version, sent=0)
         attempt = self._commit_of(thread, process).attempt
         process = process._replace(open=process.open | {(attempt, version)})
         if self._has("intent"):
             highest = max((old for hold, old in state.intents if hold == process.hold), default=version)
-            others = frozenset(intent for intent in state.intents if intent[0] != process.hold)
-            state = state._replace(intents=others | {(process.hold, max(highest, version))})
-        return _with_thread(_with_process(state, thread.process, process), number, thread), None
+            intent = process.hold, max(highest, version)
+            state = state._replace(intents=_without_intent(state.intents, process.hold) | {intent})
+        return _with_thread(_with_process(state, thread.process, process), number, thread)
 
     def _looks(self, state: State, number: int, thread: Thread, process: Process, name: str) -> Iterator[Transition]:
         """Look which put has the version; put again if none has, or give up."""
@@ -557,12 +549,22 @@ def without(scenario: Scenario, protection: str) -> Scenario:
 
 
 def _without(queue: tuple[int, ...], hold: int) -> tuple[int, ...]:
-    return tuple(other for other in queue if other != hold)
+    return tuple(contender for contender in queue if contender != hold)
+
+
+def _without_intent(intents: frozenset[tuple[int, int]], hold: int) -> frozenset[tuple[int, int]]:
+    return frozenset(intent for intent in intents if intent[0] != hold)
 
 
 def _with_process(state: State, number: int, process: Process) -> State:
     processes = state.processes
     return state._replace(processes=(*processes[:number], process, *processes[number + 1 :]))
+
+
+def _with_threads_of(state: State, number: int, **changes: Any) -> State:
+    """Return the state with changes in all threads of a process."""
+    threads = (thread._replace(**changes) if thread.process == number else thread for thread in state.threads)
+    return state._replace(threads=tuple(threads))
 
 
 def _with_thread(state: State, number: int, thread: Thread) -> State:

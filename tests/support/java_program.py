@@ -40,6 +40,12 @@ def submit_words(hosts: str, settings: Mapping[str, str]) -> list[str]:
     return [*jar_arguments(), *conf_arguments(conf)]
 
 
+def write_spark_defaults(folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    """Write the settings of small drivers, and these, to a folder for ``SPARK_CONF_DIR``."""
+    lines = [f"{name} {value}\n" for name, value in {**SMALL_DRIVER, **(settings or {})}.items()]
+    (folder / "spark-defaults.conf").write_text("".join(lines))
+
+
 def build_program(folder: Path) -> Path:
     """Compile ``SparkProgram.java``; return the jar."""
     tools = Path(find_java()).parent

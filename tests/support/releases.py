@@ -14,8 +14,6 @@ except ImportError:
     # The Python package of Delta 4.0.0 lacks this module.
     ConcurrentAppendException = ConcurrentDeleteReadException = ConcurrentWriteException = Py4JJavaError
 
-__all__ = ["ConcurrentAppendException", "ConcurrentDeleteReadException", "ConcurrentWriteException"]
-
 
 def _numbers(package: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version(package)))

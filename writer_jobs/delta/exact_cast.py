@@ -79,9 +79,8 @@ def _plain_number(digits: int, decimal_places: int) -> str:
 
 def _decimal_places(number: Column) -> Column:
     """Return the number of digits after the decimal point, without trailing zeros; negative for a multiple of ten."""
-    significand = F.regexp_replace(number, r"[eE].*\z", "")
-    digits = F.regexp_replace(significand, "[+.-]", "")
-    fraction = F.length(F.regexp_extract(significand, r"\.(\d*)\z", 1))
+    digits = _digits(number)
+    fraction = F.length(F.regexp_extract(number, r"\.(\d*)", 1))
     exponent = F.coalesce(F.regexp_extract(number, r"[eE]([+-]?\d+)\z", 1).try_cast("int"), F.lit(0))
     trailing_zeros = F.length(digits) - F.length(F.regexp_replace(digits, r"0+\z", ""))
     return F.when(digits.rlike("[1-9]"), fraction - exponent - trailing_zeros).otherwise(0)
@@ -108,8 +107,12 @@ def _cast_floating(text: Column, target: T.DataType) -> Column:
 
 def _significant_digits(number: Column) -> Column:
     """Return the digits of a number without leading and trailing zeros: "15" for 0.0150e7; empty for zero."""
-    significand = F.regexp_replace(number, r"[eE].*\z", "")
-    return F.regexp_replace(F.regexp_replace(significand, "[+.-]", ""), r"^0+|0+\z", "")
+    return F.regexp_replace(_digits(number), r"^0+|0+\z", "")
+
+
+def _digits(number: Column) -> Column:
+    """Return the digits of a number before its exponent."""
+    return F.regexp_replace(F.regexp_replace(number, r"[eE].*\z", ""), "[+.-]", "")
 
 
 def _cast_date(text: Column, target: T.DataType) -> Column:

@@ -42,8 +42,8 @@ def decimal_text(unscaled_value: Column, scale: Column) -> Column:
     """
     fits = (F.length(unscaled_value) > 0) & (F.length(unscaled_value) <= _MOST_BYTES)
     integer = compute_once(F.hex(unscaled_value), _integer)
-    number = F.struct(integer.alias("integer"), scale.alias("scale"))
-    return F.when(fits, compute_once(number, lambda number: _text(number["integer"], number["scale"])))
+    decimal = F.struct(integer.alias("integer"), scale.alias("scale"))
+    return F.when(fits, compute_once(decimal, lambda parts: _text(parts["integer"], parts["scale"])))
 
 
 def _text(integer: Column, scale: Column) -> Column:

@@ -144,7 +144,7 @@ class BatchQuery:
             query.stop()
 
     def _give_up(self) -> None:
-        """End the wait of a batch that does not hold its lock, and its Spark jobs if it has not committed.
+        """End the wait of a batch that does not hold its lock, and its Spark jobs unless it is committed.
 
         The caller holds ``_hold_lock``.
         """
