@@ -61,6 +61,7 @@ CORE = (
     "tests/integration/test_gate_hooks.py",
     "tests/integration/test_gate_reads.py",
     "tests/integration/test_gate_same.py",
+    "tests/integration/test_light_commits.py",
     "tests/integration/test_automatic.py",
     "tests/integration/test_checkpoints.py",
     "tests/integration/test_writer.py",

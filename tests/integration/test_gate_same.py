@@ -195,6 +195,18 @@ def test_a_gated_append_equals_a_plain_append(name: str, pair_of: Callable[..., 
     assert derived == written
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["plain", *(pytest.param(name, marks=pytest.mark.full) for name in ("partitioned", "column mapping", "row tracking"))],
+)
+def test_appends_without_a_new_listing_equal_plain_appends(name: str, pair_of: Callable[..., Pair]) -> None:
+    """The second append begins with the snapshot of the first one (``LightTransaction.java``)."""
+    pair = pair_of(CASES[name])
+    for _ in range(3):
+        assert pair.append_to_both(pair.rows())
+    pair.check_equal()
+
+
 def test_a_gated_append_checks_a_constraint(pair_of: Callable[..., Pair]) -> None:
     pair = pair_of(AppendCase(), "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 100)")
     assert pair.append_to_both(pair.rows())

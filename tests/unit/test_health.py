@@ -50,7 +50,7 @@ UNHEALTHY: dict[str, tuple[dict[str, Any], Policy]] = {
     "expired-rows": ({"remembered_rows": 10, "expired_rows": 2}, Policy()),
     "expired-files": ({"folder": FolderHealth(expired=FileTotals(1, 5))}, Policy()),
     "orphans": ({"folder": FolderHealth(orphans=FileTotals(1, 5))}, Policy()),
-    "old-checkpoint": ({"log": replace(LOG, since_checkpoint=20)}, Policy()),
+    "old-checkpoint": ({"log": replace(LOG, since_checkpoint=120)}, Policy()),
     "long-log": ({"log": replace(LOG, expired_versions=10)}, Policy()),
     "writers-clean-log": ({"log": replace(LOG, writers_clean=True)}, Policy()),
     "long-retention": ({"folder": FolderHealth(removed=FileTotals(9, 600 * MIB))}, Policy()),

@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 
 #: Seconds between two cancellations of a running write.
 CANCEL_AGAIN_SECONDS = 0.2
-#: Local properties of Spark's threads, see ``Guard.java``.
-_TICKET_PROPERTY, _WRITE_PROPERTY = "spark.sluice.ticket", "spark.sluice.write"
+#: Local properties of Spark's threads, see ``Guard.java`` and ``LightTransaction.java``.
+_TICKET_PROPERTY, _WRITE_PROPERTY, _APPEND_PROPERTY = "spark.sluice.ticket", "spark.sluice.write", "spark.sluice.append"
 
 
 class WriteThread:
@@ -212,6 +212,8 @@ class Execution:
         self._spark_context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
         if ticket is not None:
             self._spark_context.setLocalProperty(_TICKET_PROPERTY, ticket)
+            if self.operation.rows is not None:
+                self._spark_context.setLocalProperty(_APPEND_PROPERTY, self.context.log.location)
         self._spark_context.addJobTag(self._tag)
         user_metadata = note_as_user_metadata(self.attempt.note, self.operation.user_metadata)
         self.operation.run(self.context.log.location, user_metadata)

@@ -9,6 +9,9 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.catalyst.catalog.CatalogTable;
+import org.apache.spark.sql.delta.CommittedTransaction;
+import org.apache.spark.sql.delta.DeltaConfigs;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
@@ -16,6 +19,8 @@ import org.apache.spark.sql.delta.hooks.CheckpointHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
+import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Keeps the checkpoints that commits made due, until they are written after the release of the table's lock.
@@ -37,16 +42,29 @@ public final class Checkpoints {
   private static final int MAX_VERSIONS_WITHOUT_CHECKPOINT = 100;
 
   /**
+   * Minimum ratio of the time between two checkpoints to the time that writing one takes. If writers commit faster, some
+   * checkpoints are left out, so that readers of the table wait for some more versions, and writers need at most this
+   * share of their time for checkpoints.
+   */
+  private static final int PAUSE_RATIO = 30;
+
+  /** Assumed duration of a checkpoint before this driver has written one of the table. */
+  private static final long UNKNOWN_DURATION_MILLIS = 1_000;
+
+  /**
    * A checkpoint that is due.
    *
-   * @param runMethod method {@code run} of the hook
-   * @param arguments arguments of the method
-   * @param log log of the table
-   * @param version version of the checkpoint
+   * @param snapshot version of the table
+   * @param catalogTable the table in the catalog, if it was written by its name
    * @param versionFile status of the version's file, after the commit
    */
-  private record DueCheckpoint(
-      Method runMethod, Object[] arguments, DeltaLog log, long version, FileStatus versionFile) {}
+  private record DueCheckpoint(Snapshot snapshot, Option<CatalogTable> catalogTable, FileStatus versionFile) {}
+
+  /** A checkpoint that this driver has written: its version, when it was written, and how long that took. */
+  private record Written(long version, long atMillis, long durationMillis) {}
+
+  /** The last checkpoint of each table that this driver has written, by the table's location. */
+  private static final Map<String, Written> WRITTEN = new ConcurrentHashMap<>();
 
   /** The newest due checkpoint of each table, by the table's location. */
   private static final Map<String, DueCheckpoint> DUE_CHECKPOINTS = new ConcurrentHashMap<>();
@@ -84,17 +102,25 @@ public final class Checkpoints {
   }
 
   /**
-   * Writes a checkpoint with Delta's hook. Writes nothing if the file of its version was removed or replaced, for
-   * example together with the table.
+   * Writes a checkpoint. Writes nothing if the file of its version was removed or replaced, for example together with
+   * the table.
    */
   public static void write(Object checkpoint) throws IOException {
     DueCheckpoint due = (DueCheckpoint) checkpoint;
     Path file = due.versionFile.getPath();
-    if (FileIdentity.isUnchanged(file, due.versionFile, due.log.newDeltaHadoopConf())) {
-      ByName.invoke(CheckpointHook$.MODULE$, due.runMethod, due.arguments);
+    if (FileIdentity.isUnchanged(file, due.versionFile, due.snapshot.deltaLog().newDeltaHadoopConf())) {
+      write(due.snapshot, due.catalogTable);
     } else {
       LOG.info("{} was removed or replaced, so its checkpoint is not written", file);
     }
+  }
+
+  private static void write(Snapshot snapshot, Option<CatalogTable> catalogTable) {
+    DeltaLog log = snapshot.deltaLog();
+    long startNanos = System.nanoTime();
+    log.checkpoint(snapshot, catalogTable);
+    long durationMillis = (System.nanoTime() - startNanos) / 1_000_000;
+    WRITTEN.put(log.dataPath().toString(), new Written(snapshot.version(), System.currentTimeMillis(), durationMillis));
   }
 
   /** Handles Delta's calls of the hook. Its method {@code run} has more parameters in Delta 4.0 than in later ones. */
@@ -124,35 +150,63 @@ public final class Checkpoints {
    * @param arguments session, committed transaction, and in Delta 4.0 version, snapshot and actions
    */
   private static void keepIfDue(Method runMethod, Object[] arguments) {
-    Object transaction = arguments[1];
-    if (!DeltaApi.needsCheckpoint(transaction)) {
-      return;
-    }
-    boolean isDelta40 = arguments.length != 2;
-    long version = (long) (isDelta40 ? arguments[2] : ByName.call(transaction, "committedVersion"));
-    Snapshot snapshot = (Snapshot) (isDelta40 ? arguments[3] : ByName.call(transaction, "postCommitSnapshot"));
-    // With adaptive metadata a checkpoint is a commit, so it needs the lock.
-    if (version - snapshot.checkpointProvider().version() > MAX_VERSIONS_WITHOUT_CHECKPOINT
-        || DeltaApi.triggersCheckpoint(transaction)) {
+    CommittedTransaction transaction = (CommittedTransaction) arguments[1];
+    Snapshot snapshot = transaction.postCommitSnapshot();
+    if (DeltaApi.triggersCheckpoint(transaction)) {
+      // With adaptive metadata a checkpoint is a commit, so it needs the lock.
       ByName.invoke(CheckpointHook$.MODULE$, runMethod, arguments);
+    } else if (versionsSinceCheckpoint(snapshot) > MAX_VERSIONS_WITHOUT_CHECKPOINT
+        && DeltaApi.needsCheckpoint(transaction)) {
+      write(snapshot, transaction.catalogTable());
+    } else {
+      keepIfDue(transaction.committedVersion(), snapshot, transaction.catalogTable());
+    }
+  }
+
+  /**
+   * Keeps the checkpoint of a version, if one is due: at the versions at which Delta writes one. If the table does not
+   * set its interval, checkpoints that would follow the last one too soon are left out.
+   *
+   * @param version version that was committed
+   * @param snapshot this version or a newer one
+   */
+  static void keepIfDue(long version, Snapshot snapshot, Option<CatalogTable> catalogTable) {
+    DeltaLog log = snapshot.deltaLog();
+    if (version == 0 || version % log.checkpointInterval(snapshot.metadata()) != 0 || isTooEarly(snapshot)) {
       return;
     }
-    DeltaLog log = snapshot.deltaLog();
-    Path file = VersionFile.in(log.logPath(), version);
+    Path file = VersionFile.in(log.logPath(), snapshot.version());
     try {
       FileStatus status = file.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(file);
-      if (isDelta40) {
-        // Delta's hook does not read the actions, which would occupy memory until it runs.
-        arguments[4] = scala.collection.Iterator$.MODULE$.empty();
-      }
-      DueCheckpoint checkpoint = new DueCheckpoint(runMethod, arguments, log, version, status);
+      DueCheckpoint checkpoint = new DueCheckpoint(snapshot, catalogTable, status);
       DUE_CHECKPOINTS.merge(log.dataPath().toString(), checkpoint, Checkpoints::newerOf);
     } catch (IOException e) {
       LOG.info("the checkpoint of {} is left to a later version", file, e);
     }
   }
 
+  private static boolean isTooEarly(Snapshot snapshot) {
+    boolean hasOwnInterval = snapshot.metadata().configuration().contains(DeltaConfigs.CHECKPOINT_INTERVAL().key());
+    if (hasOwnInterval || versionsSinceCheckpoint(snapshot) >= MAX_VERSIONS_WITHOUT_CHECKPOINT) {
+      return false;
+    }
+    Written written = WRITTEN.get(snapshot.deltaLog().dataPath().toString());
+    long writtenAtMillis = written == null ? 0 : written.atMillis;
+    for (FileStatus file : CollectionConverters.asJava(snapshot.checkpointProvider().topLevelFiles())) {
+      writtenAtMillis = Math.max(writtenAtMillis, file.getModificationTime());
+    }
+    long durationMillis = written == null ? UNKNOWN_DURATION_MILLIS : written.durationMillis;
+    return System.currentTimeMillis() - writtenAtMillis < PAUSE_RATIO * durationMillis;
+  }
+
+  private static long versionsSinceCheckpoint(Snapshot snapshot) {
+    Written written = WRITTEN.get(snapshot.deltaLog().dataPath().toString());
+    // The snapshot of a driver that does not list the log does not know the driver's own checkpoint.
+    long known = written == null ? 0 : written.version;
+    return snapshot.version() - Math.max(snapshot.checkpointProvider().version(), known);
+  }
+
   private static DueCheckpoint newerOf(DueCheckpoint stored, DueCheckpoint added) {
-    return stored.version > added.version ? stored : added;
+    return stored.snapshot.version() > added.snapshot.version() ? stored : added;
   }
 }
