@@ -54,6 +54,7 @@ PROTECTIONS = {
 #: For each rule, the code that implements it.
 RULES = {
     "stage": "writer_jobs.commit.gate:StagedWrite",
+    "light": "log_store/src/io/deltasluice/storage/LightTransaction.java:OptimisticTransaction begin(",
     "join": "lock_manager.zookeeper.queue:Acquisition",
     "grant": "lock_manager.zookeeper.queue:Acquisition",
     "settle": "lock_manager.guard.guarded_block:GuardedBlock.settle_unfinished",
@@ -348,6 +349,10 @@ class Model:
         if thread.step == "stage":
             staged = thread._replace(step="join", read=len(state.log) - 1)
             yield f"stage:{name}", _with_thread(state, number, staged), None
+            if thread.operations[0] not in self._scenario.readers:
+                # The driver does not know the versions of other writers since its last commit.
+                for read in range(staged.read):
+                    yield f"light:{name} {read}", _with_thread(state, number, staged._replace(read=read)), None
         elif thread.step == "settle":
             yield f"settle:{name}", self._settled(state, number, thread, process), None
         elif thread.step == "permit":

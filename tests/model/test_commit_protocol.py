@@ -32,7 +32,7 @@ STATES = {
     "three writers": range(140_000, 160_000),
 }
 STEPS = {
-    "stage", "join", "grant", "settle", "permit", "put", "arrival", "reply", "refusal", "timeout", "look", "release",
+    "stage", "light", "join", "grant", "settle", "permit", "put", "arrival", "reply", "refusal", "timeout", "look", "release",
     "expiry", "loss", "death",
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from lock_manager import LockManager
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.table_records.commit_stamp import note_as_user_metadata
 from writer_jobs.commit.operation import Operation
+from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import WriteFailedError
@@ -24,8 +25,8 @@ _T = TypeVar("_T")
 
 #: Seconds between two cancellations of a running write.
 CANCEL_AGAIN_SECONDS = 0.2
-#: Local properties of Spark's threads, see ``Guard.java`` and ``LightTransaction.java``.
-_TICKET_PROPERTY, _WRITE_PROPERTY, _APPEND_PROPERTY = "spark.sluice.ticket", "spark.sluice.write", "spark.sluice.append"
+#: Local properties of Spark's threads, see ``Guard.java``.
+_TICKET_PROPERTY, _WRITE_PROPERTY = "spark.sluice.ticket", "spark.sluice.write"
 
 
 class WriteThread:
@@ -212,8 +213,8 @@ class Execution:
         self._spark_context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
         if ticket is not None:
             self._spark_context.setLocalProperty(_TICKET_PROPERTY, ticket)
-            if self.operation.rows is not None:
-                self._spark_context.setLocalProperty(_APPEND_PROPERTY, self.context.log.location)
+            if self.operation.rows is not None and not self.operation.has_storage_options:
+                log_store(self.context.spark, "LightTransaction").expect(ticket, self.context.log.location)
         self._spark_context.addJobTag(self._tag)
         user_metadata = note_as_user_metadata(self.attempt.note, self.operation.user_metadata)
         self.operation.run(self.context.log.location, user_metadata)

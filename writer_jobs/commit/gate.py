@@ -1,6 +1,6 @@
 """A write that is prepared without the lock and holds it for its commit alone: the gate.
 
-Delta's own command runs, unchanged, in a thread that is bound to a ticket. Its commit waits in the log store, in front
+Delta's own command runs in a thread that is bound to a ticket. Its commit waits in the log store, in front
 of a version that is free. The thread that called the writer then queues for the lock, with its own deadline, and can be
 interrupted or cancelled as in any ``acquire``. The lock is released as soon as the log store knows the outcome of the
 put. Delta's new snapshot, hooks and checkpoint follow after that.
@@ -100,7 +100,7 @@ class StagedWrite:
         # Checked before the lock: a writer that changes the partitioning from now on is in conflict with this commit.
         if target.schema is not None:
             refuse_other_partitioning(context.log.snapshot(), target.schema)
-        # The transaction began with the newest version, so the driver has loaded that version or a newer one.
+        # The transaction began with a version that the driver had loaded, so it knows that version or a newer one.
         if not context.log.known_snapshot().has_same_partitioning(self._snapshot):
             raise NotStagedError(f"{context.table} has other partition columns by now")
         requested_at = time.monotonic()

@@ -64,6 +64,11 @@ class Operation:
     options: Mapping[str, str] = field(default_factory=dict)
     session: SparkSession | None = None
 
+    @property
+    def has_storage_options(self) -> bool:
+        """Whether an option configures Hadoop's file systems. Delta then uses a log of its own for the table."""
+        return any(name.lower().startswith(("fs.", "dfs.")) for name in self.options)
+
 
 def delta_table(spark: SparkSession, location: str) -> DeltaTable:
     """Return Delta's own handle of a table; raise UnsupportedSessionError if Delta's Python module is missing."""

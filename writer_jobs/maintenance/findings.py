@@ -26,8 +26,9 @@ _TINY_PARTITION = 1 / 8
 _MANY_PARTITIONS = 100
 # A listing of this many files costs about as much as one file that a reader opens.
 _LISTED_FILES_PER_OPENED_FILE = 100
-# Writers leave out checkpoints that would follow the last one too soon, for at most 110 versions (Checkpoints.java).
-_VERSIONS_WITHOUT_CHECKPOINT = 120
+# With Delta's own interval of checkpoints, writers leave out those that would follow the last one too soon, for about
+# 110 versions (Checkpoints.java).
+_DELTA_INTERVAL, _VERSIONS_WITHOUT_CHECKPOINT = 10, 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,8 @@ def _removable(health: TableHealth, files: FileTotals, reason: str, policy: Poli
 @_rule("old-checkpoint", Action.CHECKPOINT, "write a checkpoint")
 def _old_checkpoint(health: TableHealth, _: Policy) -> _Evidence | None:
     log = health.log
-    if log.since_checkpoint < max(2 * log.checkpoint_interval, _VERSIONS_WITHOUT_CHECKPOINT):
+    has_delta_interval = log.checkpoint_interval == _DELTA_INTERVAL
+    if log.since_checkpoint < (_VERSIONS_WITHOUT_CHECKPOINT if has_delta_interval else 2 * log.checkpoint_interval):
         return None
     since_text = "and no checkpoint" if log.checkpoint_version is None else "since the newest checkpoint"
     message = f"{log.since_checkpoint:,} versions {since_text}: each new reader reads every one of them"

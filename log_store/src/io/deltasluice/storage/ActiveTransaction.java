@@ -76,10 +76,9 @@ final class ActiveTransaction implements TransactionExecutionObserver {
   public OptimisticTransaction startingTransaction(Function0<OptimisticTransaction> start) {
     Guard.prepareSession();
     long startedAtMillis = System.currentTimeMillis();
-    OptimisticTransaction transaction = LightTransaction.begin(start);
-    if (transaction == null) {
-      transaction = AutomaticTicket.beginUnderLock(start.apply(), start);
-    }
+    OptimisticTransaction light = LightTransaction.begin(start);
+    OptimisticTransaction transaction =
+        light != null ? light : AutomaticTicket.beginUnderLock(start.apply(), start);
     newestTransaction = new WeakReference<>(transaction);
     begunAtMillis = startedAtMillis;
     return transaction;

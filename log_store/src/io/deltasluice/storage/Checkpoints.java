@@ -11,8 +11,8 @@ import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.catalyst.catalog.CatalogTable;
 import org.apache.spark.sql.delta.CommittedTransaction;
-import org.apache.spark.sql.delta.DeltaConfigs;
 import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.LastCheckpointInfo;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.hooks.CheckpointHook$;
@@ -36,15 +36,17 @@ public final class Checkpoints {
       PostCommitHook.class.getClassLoader(), new Class<?>[] {PostCommitHook.class}, Checkpoints::handleCall);
 
   /**
-   * Maximum number of versions since the last checkpoint. After more versions, Delta's hook writes the checkpoint at
-   * once, even under the lock, because a lock may be held for hours.
+   * Maximum number of versions since the last checkpoint. After more versions, the hook writes the checkpoint at once,
+   * even under the lock, because a lock may be held for hours.
    */
   private static final int MAX_VERSIONS_WITHOUT_CHECKPOINT = 100;
 
+  /** Delta's interval of checkpoints. A table with another one has no pauses. */
+  private static final int DELTA_INTERVAL = 10;
+
   /**
    * Minimum ratio of the time between two checkpoints to the time that writing one takes. If writers commit faster, some
-   * checkpoints are left out, so that readers of the table wait for some more versions, and writers need at most this
-   * share of their time for checkpoints.
+   * checkpoints are left out, and readers read more versions.
    */
   private static final int PAUSE_RATIO = 30;
 
@@ -60,8 +62,14 @@ public final class Checkpoints {
    */
   private record DueCheckpoint(Snapshot snapshot, Option<CatalogTable> catalogTable, FileStatus versionFile) {}
 
-  /** A checkpoint that this driver has written: its version, when it was written, and how long that took. */
-  private record Written(long version, long atMillis, long durationMillis) {}
+  /**
+   * A checkpoint that this driver has written.
+   *
+   * @param tableId Delta's id of the table
+   * @param atMillis when it was written, in milliseconds since the epoch
+   * @param durationMillis how long that took
+   */
+  private record Written(String tableId, long version, long atMillis, long durationMillis) {}
 
   /** The last checkpoint of each table that this driver has written, by the table's location. */
   private static final Map<String, Written> WRITTEN = new ConcurrentHashMap<>();
@@ -120,7 +128,25 @@ public final class Checkpoints {
     long startNanos = System.nanoTime();
     log.checkpoint(snapshot, catalogTable);
     long durationMillis = (System.nanoTime() - startNanos) / 1_000_000;
-    WRITTEN.put(log.dataPath().toString(), new Written(snapshot.version(), System.currentTimeMillis(), durationMillis));
+    // Delta only logs an error, and updates its pointer to the newest checkpoint last.
+    Option<LastCheckpointInfo> pointer = log.readLastCheckpointFile();
+    if (pointer.isDefined() && pointer.get().version() >= snapshot.version()) {
+      WRITTEN.put(log.dataPath().toString(), new Written(
+          snapshot.metadata().id(), snapshot.version(), System.currentTimeMillis(), durationMillis));
+    }
+  }
+
+  /** Returns the last checkpoint of a table that this driver has written; null if there is none. */
+  private static Written lastWritten(Snapshot snapshot) {
+    Written written = WRITTEN.get(snapshot.deltaLog().dataPath().toString());
+    // Another table may have been created at the location.
+    return written != null && written.tableId.equals(snapshot.metadata().id()) ? written : null;
+  }
+
+  /** Returns whether a snapshot begins with the last checkpoint that this driver has written, or with a newer one. */
+  static boolean knowsLast(Snapshot snapshot) {
+    Written written = lastWritten(snapshot);
+    return written == null || snapshot.checkpointProvider().version() >= written.version;
   }
 
   /** Handles Delta's calls of the hook. Its method {@code run} has more parameters in Delta 4.0 than in later ones. */
@@ -164,8 +190,8 @@ public final class Checkpoints {
   }
 
   /**
-   * Keeps the checkpoint of a version, if one is due: at the versions at which Delta writes one. If the table does not
-   * set its interval, checkpoints that would follow the last one too soon are left out.
+   * Keeps the checkpoint of a version, if one is due: at the versions at which Delta writes one. With Delta's own interval,
+   * checkpoints that would follow the last one too soon are left out.
    *
    * @param version version that was committed
    * @param snapshot this version or a newer one
@@ -186,11 +212,11 @@ public final class Checkpoints {
   }
 
   private static boolean isTooEarly(Snapshot snapshot) {
-    boolean hasOwnInterval = snapshot.metadata().configuration().contains(DeltaConfigs.CHECKPOINT_INTERVAL().key());
+    boolean hasOwnInterval = snapshot.deltaLog().checkpointInterval(snapshot.metadata()) != DELTA_INTERVAL;
     if (hasOwnInterval || versionsSinceCheckpoint(snapshot) >= MAX_VERSIONS_WITHOUT_CHECKPOINT) {
       return false;
     }
-    Written written = WRITTEN.get(snapshot.deltaLog().dataPath().toString());
+    Written written = lastWritten(snapshot);
     long writtenAtMillis = written == null ? 0 : written.atMillis;
     for (FileStatus file : CollectionConverters.asJava(snapshot.checkpointProvider().topLevelFiles())) {
       writtenAtMillis = Math.max(writtenAtMillis, file.getModificationTime());
@@ -200,8 +226,7 @@ public final class Checkpoints {
   }
 
   private static long versionsSinceCheckpoint(Snapshot snapshot) {
-    Written written = WRITTEN.get(snapshot.deltaLog().dataPath().toString());
-    // The snapshot of a driver that does not list the log does not know the driver's own checkpoint.
+    Written written = lastWritten(snapshot);
     long known = written == null ? 0 : written.version;
     return snapshot.version() - Math.max(snapshot.checkpointProvider().version(), known);
   }

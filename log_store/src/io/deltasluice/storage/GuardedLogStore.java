@@ -9,6 +9,7 @@ import io.delta.storage.LogStore;
 import io.delta.storage.S3SingleDriverLogStore;
 import java.io.FileNotFoundException;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
 import java.util.Iterator;
 import java.util.List;
@@ -116,7 +117,11 @@ public class GuardedLogStore extends LogStore {
     }
     VersionFile file = VersionFile.of(path);
     if (file == null) {
-      storage.reader.write(path, actions, overwrite, conf);
+      if (!overwrite && storage.put != null && Checksum.isFile(path)) {
+        putChecksum(storage, path, actions, conf);
+      } else {
+        storage.reader.write(path, actions, overwrite, conf);
+      }
       return;
     }
     if (overwrite) {
@@ -150,6 +155,17 @@ public class GuardedLogStore extends LogStore {
       throw AutomaticTicket.asDeltaException(e);
     } finally {
       automatic.leave(ends);
+    }
+  }
+
+  private static void putChecksum(Storage storage, Path path, Iterator<String> lines, Configuration conf)
+      throws IOException {
+    StringBuilder content = new StringBuilder();
+    lines.forEachRemaining(line -> content.append(line).append('\n'));
+    try {
+      storage.put.put(path, content.toString().getBytes(StandardCharsets.UTF_8), conf);
+    } catch (FileAlreadyExistsException e) {
+      LOG.debug("another writer has written {}", path);
     }
   }
 

@@ -3,15 +3,12 @@ package io.deltasluice.storage;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
-import org.apache.spark.SparkContext;
 import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.SparkSession$;
 import org.apache.spark.sql.delta.CommittedTransaction;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.hooks.CheckpointHook$;
-import org.apache.spark.sql.delta.hooks.ChecksumHook;
 import org.apache.spark.sql.delta.hooks.ChecksumHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
 import org.slf4j.Logger;
@@ -25,53 +22,52 @@ import scala.Option;
  * <p>Delta itself makes the commit and checks it for conflicts. Three things differ:
  *
  * <ul>
- *   <li>If no other writer commits to the table, the transaction begins with the snapshot of this driver's last commit,
- *       and does not list the log. A commit of another writer since then is a version that Delta's check for conflicts
- *       reads, as if the transaction had begun before it.
- *   <li>The checksum file is written for some versions only. {@link Checksum} derives the others.
+ *   <li>If this driver has seen no commit of another writer, the transaction begins with the snapshot of the driver's
+ *       last commit, and lists the log at least once a minute. Delta's check for conflicts reads the versions that
+ *       other writers have committed since that snapshot.
+ *   <li>The checksum file is written with one request, see {@link Checksum#write}.
  *   <li>The checkpoint is written after the release of the lock, see {@link Checkpoints#keepIfDue}.
  * </ul>
  */
-final class LightTransaction extends OptimisticTransaction {
-  /**
-   * Local property of Spark's threads: location of the table to which the thread appends through the gate. The next
-   * transaction of the thread is the append's.
-   */
-  private static final String APPEND = "spark.sluice.append";
-
+public final class LightTransaction extends OptimisticTransaction {
   /** Setting of the driver: whether appends through the gate are light transactions. */
   private static final String ENABLED = "spark.sluice.lightCommits";
 
-  /** A snapshot that is older is replaced by the newest one before a transaction begins with it. */
-  private static final long MAX_SNAPSHOT_AGE_NANOS = TimeUnit.SECONDS.toNanos(60);
-
-  /** After this time since its last checksum file of a table, the driver writes the next one. */
-  private static final long CHECKSUM_NANOS = TimeUnit.SECONDS.toNanos(1);
-
-  /** After this number of versions since its last checksum file of a table, the driver writes the next one. */
-  private static final int CHECKSUM_VERSIONS = 4;
+  /** Time after which a driver lists the log again. */
+  private static final long LISTING_NANOS = TimeUnit.SECONDS.toNanos(60);
 
   private static final Logger LOG = LoggerFactory.getLogger(LightTransaction.class);
 
-  /** A version for which this driver did something, and {@link System#nanoTime} then. */
-  private record Version(long number, long nanos) {
-    static Version now(long number) {
-      return new Version(number, System.nanoTime());
-    }
+  /** The append that a thread begins next: the ticket of its commit, and the location of its table. */
+  private record Append(String ticket, String location) {}
 
-    boolean isYoungerThan(long maxNanos) {
-      return System.nanoTime() - nanos < maxNanos;
-    }
-  }
+  /**
+   * A commit of this driver.
+   *
+   * @param listedAtNanos {@link System#nanoTime} of the last listing of the log before it
+   */
+  private record OwnCommit(long version, long listedAtNanos) {}
+
+  private static final ThreadLocal<Append> NEXT_APPEND = new ThreadLocal<>();
 
   /** This driver's last commit to each table, by the path of its log, if no other writer committed directly before it. */
-  private static final Map<String, Version> UNDISTURBED_COMMITS = new ConcurrentHashMap<>();
+  private static final Map<String, OwnCommit> UNDISTURBED_COMMITS = new ConcurrentHashMap<>();
 
-  /** This driver's last checksum file of each table, by the path of its log. */
-  private static final Map<String, Version> CHECKSUMS = new ConcurrentHashMap<>();
+  private final long listedAtNanos;
 
-  private LightTransaction(DeltaLog log, Snapshot snapshot) {
+  private LightTransaction(DeltaLog log, Snapshot snapshot, long listedAtNanos) {
     super(log, Option.empty(), snapshot);
+    this.listedAtNanos = listedAtNanos;
+  }
+
+  /**
+   * Makes the next transaction of this thread a light one. It must be that of an append through the gate.
+   *
+   * @param ticket ticket of the append; the thread must be bound to it
+   * @param location location of the table
+   */
+  public static void expect(String ticket, String location) {
+    NEXT_APPEND.set(new Append(ticket, location));
   }
 
   /**
@@ -81,36 +77,29 @@ final class LightTransaction extends OptimisticTransaction {
    * @return null if this thread's next transaction is not that of an append through the gate
    */
   static OptimisticTransaction begin(Function0<OptimisticTransaction> start) {
-    Option<SparkSession> session = SparkSession$.MODULE$.getActiveSession();
-    if (session.isEmpty()) {
+    Append append = NEXT_APPEND.get();
+    if (append == null) {
       return null;
     }
-    SparkContext context = session.get().sparkContext();
-    String location = context.getLocalProperty(APPEND);
-    if (location == null || !context.conf().getBoolean(ENABLED, true)) {
+    NEXT_APPEND.remove();
+    SparkSession spark = SparkSession.active();
+    if (!append.ticket.equals(Guard.ticket()) || !spark.sparkContext().conf().getBoolean(ENABLED, true)) {
       return null;
     }
-    context.setLocalProperty(APPEND, null);
-    DeltaLog log = DeltaLog.forTable(session.get(), location);
-    Snapshot snapshot = log.unsafeVolatileSnapshot();
-    if (!isOfUndisturbedCommit(snapshot)) {
-      OptimisticTransaction transaction = start.apply();
-      if (transaction.deltaLog() != log || transaction.catalogTable().isDefined()) {
-        return transaction;
-      }
-      snapshot = transaction.snapshot();
-      // With adaptive metadata a checkpoint is part of the commit or another commit.
-      if (snapshot.version() < 0 || DeltaApi.commitsCheckpoints(snapshot.protocol())) {
-        return transaction;
-      }
+    DeltaLog log = DeltaLog.forTable(spark, append.location);
+    Snapshot known = log.unsafeVolatileSnapshot();
+    OwnCommit commit = UNDISTURBED_COMMITS.get(log.logPath().toString());
+    if (commit != null && commit.version == known.version() && Checkpoints.knowsLast(known)
+        && System.nanoTime() - commit.listedAtNanos < LISTING_NANOS) {
+      return new LightTransaction(log, known, commit.listedAtNanos);
     }
-    return new LightTransaction(log, snapshot);
-  }
-
-  /** Returns whether a snapshot is that of this driver's last commit, a short time ago, and no other writer was seen. */
-  private static boolean isOfUndisturbedCommit(Snapshot snapshot) {
-    Version commit = UNDISTURBED_COMMITS.get(snapshot.deltaLog().logPath().toString());
-    return commit != null && commit.number == snapshot.version() && commit.isYoungerThan(MAX_SNAPSHOT_AGE_NANOS);
+    long listedAtNanos = System.nanoTime();
+    OptimisticTransaction transaction = start.apply();
+    Snapshot newest = transaction.snapshot();
+    // With adaptive metadata a checkpoint is part of the commit or another commit.
+    boolean isLight = transaction.deltaLog() == log && transaction.catalogTable().isEmpty() && newest.version() >= 0
+        && !DeltaApi.commitsCheckpoints(newest.protocol());
+    return isLight ? new LightTransaction(log, newest, listedAtNanos) : transaction;
   }
 
   /** Delta's constructor calls this for its own hooks, too. */
@@ -137,27 +126,19 @@ final class LightTransaction extends OptimisticTransaction {
     Snapshot snapshot = transaction.postCommitSnapshot();
     String log = deltaLog().logPath().toString();
     if (version == readVersion() + 1 && version == snapshot.version()) {
-      UNDISTURBED_COMMITS.put(log, Version.now(version));
+      UNDISTURBED_COMMITS.put(log, new OwnCommit(version, listedAtNanos));
     } else {
       UNDISTURBED_COMMITS.remove(log);
     }
     try {
-      writeChecksum(log, version, snapshot);
+      if (version == snapshot.version()) {
+        Checksum.write(spark(), snapshot, txnId());
+      }
       Checkpoints.keepIfDue(version, snapshot, transaction.catalogTable());
-    } catch (RuntimeException | LinkageError e) {
+    } catch (Exception | LinkageError e) {
+      // Scala throws undeclared checked exceptions.
       LOG.warn("version {} of {} is committed, but its checksum or checkpoint is left to a later version",
           version, dataPath(), e);
-    }
-  }
-
-  private void writeChecksum(String log, long version, Snapshot snapshot) {
-    Version last = CHECKSUMS.get(log);
-    boolean isRecent = last != null && last.isYoungerThan(CHECKSUM_NANOS)
-        && Math.abs(version - last.number) < CHECKSUM_VERSIONS;
-    if (!isRecent && snapshot.version() == version) {
-      // Its constructor writes the file, and logs errors.
-      new ChecksumHook.WriteChecksum(spark(), deltaLog(), txnId(), snapshot);
-      CHECKSUMS.put(log, Version.now(version));
     }
   }
 }
