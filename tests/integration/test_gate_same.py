@@ -197,7 +197,10 @@ def test_a_gated_append_equals_a_plain_append(name: str, pair_of: Callable[..., 
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", *(pytest.param(name, marks=pytest.mark.full) for name in ("partitioned", "column mapping", "row tracking"))],
+    [
+        "plain",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("partitioned", "column mapping", "row tracking")),
+    ],
 )
 def test_appends_without_a_new_listing_equal_plain_appends(name: str, pair_of: Callable[..., Pair]) -> None:
     """The second append begins with the snapshot of the first one (``LightTransaction.java``)."""

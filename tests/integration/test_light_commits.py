@@ -228,7 +228,9 @@ def test_the_table_s_own_interval_of_checkpoints_counts(table_of: Callable[..., 
         table.append(number)
     assert table.checkpoints() == [2, 4, 6]
     # The driver lists the log after a checkpoint, so its own list of versions does not grow.
-    log: Any = table.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(table.spark._jsparkSession, str(table.path))
+    log: Any = table.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(
+        table.spark._jsparkSession, str(table.path)
+    )
     assert log.unsafeVolatileSnapshot().logSegment().deltas().size() == 1
 
 

@@ -32,8 +32,8 @@ STATES = {
     "three writers": range(140_000, 160_000),
 }
 STEPS = {
-    "stage", "light", "join", "grant", "settle", "permit", "put", "arrival", "reply", "refusal", "timeout", "look", "release",
-    "expiry", "loss", "death",
+    "stage", "light", "join", "grant", "settle", "permit", "put", "arrival", "reply", "refusal", "timeout", "look",
+    "release", "expiry", "loss", "death",
 }  # fmt: skip
 
 
