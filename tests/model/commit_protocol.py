@@ -7,6 +7,9 @@ protection that is switched off has to break the promise of ``PROTECTIONS``, and
 
     python -m tests.model.commit_protocol    # for each protection, the shortest way to break its promise without it
 
+In a group commit, a holder puts the operations of waiting contenders (members) together with its own. It is modelled
+before it is built, so ``RULES`` has no code for it.
+
 The model has no shared and partition locks, no second table, no automatic tickets and no repeated operations.
 """
 
@@ -50,6 +53,17 @@ PROTECTIONS = {
     # Delta checks for conflicts with the commits since the operation read the table.
     "conflict check": ISOLATION,
 }
+#: The protections of group commits, in the same way.
+GROUP_PROTECTIONS = {
+    # The request that stores the intent requires that each member is still in the queue.
+    "member in the queue": NO_LOSS,
+    # The intent names the members of the put.
+    "named members": NO_LOSS,
+    # A member looks for its operation in the log before it commits it, and before it reports that it is not committed.
+    "member looks": NO_LOSS,
+    # A member that has left the queue reads the intents before the log.
+    "intents before log": NO_LOSS,
+}
 
 #: For each rule, the code that implements it.
 RULES = {
@@ -68,12 +82,28 @@ RULES = {
 
 
 class Commit(NamedTuple):
-    """A version in the log. ``operation`` is empty for an empty commit; ``attempt`` identifies its put."""
+    """A version in the log.
+
+    Attributes:
+        operation: Operation of the holder; empty for an empty commit.
+        attempt: Identifies its put.
+        members: Operations of the members.
+
+    """
 
     hold: int
     operation: str
     write_id: str
     attempt: str
+    members: tuple[str, ...] = ()
+
+
+class Intent(NamedTuple):
+    """The stored intent of a hold: it may put a version, with the operations of these members."""
+
+    hold: int
+    version: int
+    members: tuple[str, ...] = ()
 
 
 class Put(NamedTuple):
@@ -123,6 +153,8 @@ class Thread(NamedTuple):
         intents: Unfinished intents that it has read, to be cleared.
         is_filling: Whether the put is that of an empty commit.
         is_unknown: Whether a put of the current operation got no answer.
+        seen: Holds that it has seen behind its own in the queue.
+        members: Operations of the members of the current put.
 
     """
 
@@ -132,9 +164,11 @@ class Thread(NamedTuple):
     read: int = -1
     version: int = -1
     sent: int = 0
-    intents: frozenset[tuple[int, int]] = frozenset()
+    intents: frozenset[Intent] = frozenset()
     is_filling: bool = False
     is_unknown: bool = False
+    seen: frozenset[int] = frozenset()
+    members: tuple[str, ...] = ()
 
 
 class State(NamedTuple):
@@ -142,7 +176,7 @@ class State(NamedTuple):
 
     Attributes:
         queue: Holds with a contender, in the order of the queue.
-        intents: Stored intents: hold and version.
+        intents: Stored intents.
         newest_reader: The newest hold that has begun to read the table.
         puts: Requests that may still arrive.
         results: Results of operations: ``committed``, ``not committed`` or ``unknown``.
@@ -151,7 +185,7 @@ class State(NamedTuple):
 
     log: tuple[Commit, ...]
     queue: tuple[int, ...]
-    intents: frozenset[tuple[int, int]]
+    intents: frozenset[Intent]
     newest_reader: int
     puts: frozenset[Put]
     processes: tuple[Process, ...]
@@ -174,6 +208,8 @@ class Scenario:
         deaths: Number of processes that may die.
         expiries: Number of sessions that may expire while their process lives.
         most_requests: Number of requests of each put.
+        grouped: Operations that may be members of a group commit. Each is the only one of its process.
+        cancellations: Number of members whose wait may be cancelled.
         protections: Names of the protections that are on.
 
     """
@@ -184,7 +220,9 @@ class Scenario:
     deaths: int = 1
     expiries: int = 1
     most_requests: int = 2
-    protections: frozenset[str] = frozenset(PROTECTIONS)
+    grouped: Collection[str] = ()
+    cancellations: int = 0
+    protections: frozenset[str] = frozenset({**PROTECTIONS, **GROUP_PROTECTIONS})
 
     def has(self, protection: str) -> bool:
         """Return whether a protection is on."""
@@ -272,8 +310,8 @@ class Model:
     def _wrong_result(self, state: State) -> str | None:
         counts: dict[str, int] = {}
         for commit in state.log:
-            if commit.operation:
-                counts[commit.operation] = counts.get(commit.operation, 0) + 1
+            for operation in filter(None, (commit.operation, *commit.members)):
+                counts[operation] = counts.get(operation, 0) + 1
         if any(count > 1 for count in counts.values()):
             return NO_LOSS
         for operation, result in state.results:
@@ -308,6 +346,7 @@ class Model:
                 yield f"grant:{number}", granted, None if is_first else IN_ORDER
         if process.is_alive and process.hold and not in_queue and not process.is_granted and not process.has_ended:
             yield f"loss:{number}", self._lost_wait(state, number, process), None
+        yield from self._member_steps(state, number, process, threads)
         is_done = not any(thread.operations for thread in threads)
         if process.is_alive and process.is_granted and not process.has_ended and is_done:
             yield f"release:{number}", self._released(state, number, process), None
@@ -317,6 +356,25 @@ class Model:
                 yield f"death:{number}", _with_process(state, number, process._replace(is_alive=False)), None
         if in_queue and self._may_expire(state, process) and self._has("ephemeral contender"):
             yield f"expiry:{number}", state._replace(queue=_without(state.queue, process.hold)), None
+
+    def _member_steps(self, state: State, number: int, process: Process, threads: list[Thread]) -> Iterator[Transition]:
+        """A member learns that it is committed, or its wait is cancelled."""
+        operations = [operation for thread in threads for operation in thread.operations]
+        is_waiting = process.is_alive and process.hold in state.queue and not process.is_granted
+        if not is_waiting or not set(operations) & set(self._scenario.grouped):
+            return
+        left = self._left(state, number, process)
+        if _is_stored(state, operations[0]):
+            ended = _with_threads_of(left, number, operations=())
+            yield f"notice:{number}", ended._replace(results=state.results | {(operations[0], "committed")}), None
+        cancelled = sum(thread.step in ("left", "asked", "cancelled") for thread in state.threads)
+        if cancelled < self._scenario.cancellations:
+            yield f"cancel:{number}", left, None
+
+    def _left(self, state: State, number: int, process: Process) -> State:
+        """Return the state in which a member has left the queue, and does not know whether it is committed."""
+        ended = _with_process(state, number, process._replace(has_ended=True))
+        return _with_threads_of(ended, number, step="left")._replace(queue=_without(state.queue, process.hold))
 
     def _may_expire(self, state: State, process: Process) -> bool:
         if not process.is_alive:
@@ -330,6 +388,8 @@ class Model:
     def _lost_wait(self, state: State, number: int, process: Process) -> State:
         """End a process that has lost its contender before it got the lock."""
         lost = [thread for thread in state.threads if thread.process == number]
+        if any(thread.operations[:1] and thread.operations[0] in self._scenario.grouped for thread in lost):
+            return self._left(state, number, process)
         results = {(operation, "not committed") for thread in lost for operation in thread.operations}
         ended = _with_process(state, number, process._replace(has_ended=True))
         return _with_threads_of(ended, number, operations=())._replace(results=state.results | results)
@@ -347,16 +407,13 @@ class Model:
         process = state.processes[thread.process]
         name = f"{number} {thread.operations[0]}"
         if thread.step == "stage":
-            staged = thread._replace(step="join", read=len(state.log) - 1)
-            yield f"stage:{name}", _with_thread(state, number, staged), None
-            if thread.operations[0] not in self._scenario.readers:
-                # The driver does not know the versions of other writers since its last commit.
-                for read in range(staged.read):
-                    yield f"light:{name} {read}", _with_thread(state, number, staged._replace(read=read)), None
+            yield from self._stages(state, number, thread, name)
         elif thread.step == "settle":
             yield f"settle:{name}", self._settled(state, number, thread, process), None
         elif thread.step == "permit":
-            yield f"permit:{name}", self._permitted(state, number, thread, process), None
+            for members in self._groups(state, thread, process):
+                permitted = self._permitted(state, number, thread._replace(members=members), process)
+                yield f"permit:{' '.join((name, *members))}", permitted, None
         elif thread.step == "put":
             commit = self._commit_of(thread, process)
             put = Put(thread.version, commit, number, thread.sent, len(thread.operations))
@@ -366,6 +423,35 @@ class Model:
             yield f"timeout:{name}", _with_thread(state, number, thread._replace(step="look")), None
         elif thread.step == "look":
             yield from self._looks(state, number, thread, process, name)
+        elif thread.step in ("left", "asked"):
+            yield from self._leaves(state, number, thread, name)
+
+    def _stages(self, state: State, number: int, thread: Thread, name: str) -> Iterator[Transition]:
+        """Read the table without the lock, and write the data files."""
+        newest = len(state.log) - 1
+        yield f"stage:{name}", _with_thread(state, number, thread._replace(step="join", read=newest)), None
+        if thread.operations[0] not in self._scenario.readers:
+            # The driver does not know the versions of other writers since its last commit.
+            for read in range(newest):
+                staged = thread._replace(step="join", read=read)
+                yield f"light:{name} {read}", _with_thread(state, number, staged), None
+
+    def _leaves(self, state: State, number: int, thread: Thread, name: str) -> Iterator[Transition]:
+        """Find out whether a member that has left the queue is committed, or may still be."""
+        operation = thread.operations[0]
+        reads_intents = (thread.step == "left") == self._has("intents before log")
+        if reads_intents and any(operation in intent.members for intent in state.intents):
+            yield f"ask:{name} unknown", self._ended_member(state, number, thread, "unknown"), None
+        elif not reads_intents and _is_stored(state, operation) and self._has("member looks"):
+            yield f"ask:{name} committed", self._ended_member(state, number, thread, "committed"), None
+        elif thread.step == "left":
+            yield f"ask:{name}", _with_thread(state, number, thread._replace(step="asked")), None
+        else:
+            yield f"ask:{name} not committed", self._ended_member(state, number, thread, "not committed"), None
+
+    def _ended_member(self, state: State, number: int, thread: Thread, result: str) -> State:
+        results = state.results | {(thread.operations[0], result)}
+        return _with_thread(state, number, Thread(thread.process, "cancelled", ()))._replace(results=results)
 
     def _settled(self, state: State, number: int, thread: Thread, process: Process) -> State:
         """Read unfinished intents and unanswered puts: fill a version, or read the table."""
@@ -375,7 +461,7 @@ class Model:
         unfinished = _without_intent(state.intents, process.hold)
         busy = {self._commit_of(sender, process).attempt for sender in state.threads if sender.step in _PUTTING}
         unanswered = [version for attempt, version in process.open if attempt not in busy]
-        versions = [version for _, version in unfinished] if self._has("filled intents") else []
+        versions = [intent.version for intent in unfinished] if self._has("filled intents") else []
         if self._has("unanswered puts"):
             versions += unanswered
         thread = thread._replace(intents=unfinished)
@@ -396,8 +482,29 @@ class Model:
         state = state._replace(
             intents=state.intents - thread.intents, newest_reader=max(state.newest_reader, process.hold)
         )
-        ready = thread._replace(step="permit", read=read, is_filling=False, intents=frozenset(), sent=0)
+        is_grouped = thread.operations[0] in self._scenario.grouped
+        if is_grouped and self._has("member looks") and _is_stored(state, thread.operations[0]):
+            # An earlier holder has committed the operation.
+            return self._finished(state, number, thread, "committed")
+        seen = frozenset(state.queue) if is_grouped else frozenset()
+        ready = thread._replace(step="permit", read=read, is_filling=False, intents=frozenset(), sent=0, seen=seen)
         return _with_thread(state, number, ready)
+
+    def _groups(self, state: State, thread: Thread, process: Process) -> Iterator[tuple[str, ...]]:
+        """Yield the sets of members that a holder may take along: the first ones of those that it has seen waiting."""
+        yield ()
+        if thread.is_filling or thread.operations[0] not in self._scenario.grouped:
+            return
+        members: tuple[str, ...] = ()
+        for hold in sorted(thread.seen - {process.hold}):
+            waiting = next(number for number, writer in enumerate(state.processes) if writer.hold == hold)
+            member = next(other for other in state.threads if other.process == waiting)
+            operation = self._scenario.threads[waiting][0][0]
+            is_member = hold in state.queue if self._has("member in the queue") else bool(member.operations)
+            is_member |= not self._has("member in the queue") and member.step == "cancelled"
+            if is_member and operation in self._scenario.grouped:
+                members = (*members, operation)
+                yield members
 
     def _permitted(self, state: State, number: int, thread: Thread, process: Process) -> State:
         """Check for conflicts, confirm the hold and store the intent."""
@@ -413,8 +520,9 @@ class Model:
         attempt = self._commit_of(thread, process).attempt
         process = process._replace(open=process.open | {(attempt, version)})
         if self._has("intent"):
-            highest = max((old for hold, old in state.intents if hold == process.hold), default=version)
-            intent = process.hold, max(highest, version)
+            highest = max((old.version for old in state.intents if old.hold == process.hold), default=version)
+            members = thread.members if self._has("named members") else ()
+            intent = Intent(process.hold, max(highest, version), members)
             state = state._replace(intents=_without_intent(state.intents, process.hold) | {intent})
         return _with_thread(_with_process(state, thread.process, process), number, thread)
 
@@ -455,6 +563,9 @@ class Model:
     def _failed(self, state: State, number: int, thread: Thread) -> State:
         """Look for the commit of an operation that failed, and report its result."""
         operation, process = thread.operations[0], state.processes[thread.process]
+        if operation in self._scenario.grouped and (thread.step == "settle" or thread.is_filling):
+            # A put of an earlier holder that has the operation may still arrive.
+            return self._left(state, thread.process, process)
         later = state.log[max(thread.read, 0) + 1 :]
         if self._has("write id"):
             is_found = any(commit.write_id == operation for commit in later)
@@ -478,7 +589,7 @@ class Model:
         if thread.is_filling:
             write_id = "" if self._has("empty commit without write id") else operation
             return Commit(process.hold, "", write_id, f"empty {thread.version} {operation}")
-        return Commit(process.hold, operation, operation, f"{operation} {thread.version}")
+        return Commit(process.hold, operation, operation, f"{operation} {thread.version}", thread.members)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
@@ -546,6 +657,21 @@ LARGE_SCENARIOS = {
         threads=((("a",),), (("b",),), (("c",),)), staged=(1,), readers=("b",), deaths=0, most_requests=1
     ),
 }
+#: Scenarios of group commits.
+GROUP_SCENARIOS = {
+    "a group of two": Scenario(
+        threads=((("a",),), (("b",),)), staged=(0, 1), deaths=0, most_requests=1, grouped=("a", "b"), cancellations=1
+    ),
+}
+LARGE_GROUP_SCENARIOS = {
+    "a group of two, a death and repeated requests": Scenario(
+        threads=((("a",),), (("b",),)), staged=(0, 1), grouped=("a", "b"), cancellations=1
+    ),
+    "a group of three": Scenario(
+        threads=((("a",),), (("b",),), (("c",),)), staged=(0, 1, 2), deaths=0, most_requests=1,
+        grouped=("a", "b", "c"), cancellations=1,
+    ),
+}  # fmt: skip
 
 
 def without(scenario: Scenario, protection: str) -> Scenario:
@@ -557,8 +683,13 @@ def _without(queue: tuple[int, ...], hold: int) -> tuple[int, ...]:
     return tuple(contender for contender in queue if contender != hold)
 
 
-def _without_intent(intents: frozenset[tuple[int, int]], hold: int) -> frozenset[tuple[int, int]]:
-    return frozenset(intent for intent in intents if intent[0] != hold)
+def _without_intent(intents: frozenset[Intent], hold: int) -> frozenset[Intent]:
+    return frozenset(intent for intent in intents if intent.hold != hold)
+
+
+def _is_stored(state: State, operation: str) -> bool:
+    """Return whether the log has an operation, also as a member of a group commit."""
+    return any(operation in (commit.operation, *commit.members) for commit in state.log)
 
 
 def _with_process(state: State, number: int, process: Process) -> State:
@@ -579,10 +710,11 @@ def _with_thread(state: State, number: int, thread: Thread) -> State:
 
 def main() -> None:
     """Print, for each protection, the shortest way to break its promise without it."""
-    for protection, promise in PROTECTIONS.items():
-        paths = [search(without(scenario, protection)).broken.get(promise) for scenario in SCENARIOS.values()]
-        path = min(filter(None, paths), key=len)
-        sys.stdout.write(f"without {protection}: {promise} breaks by {', '.join(path)}\n")
+    for protections, scenarios in ((PROTECTIONS, SCENARIOS), (GROUP_PROTECTIONS, GROUP_SCENARIOS)):
+        for protection, promise in protections.items():
+            paths = [search(without(scenario, protection)).broken.get(promise) for scenario in scenarios.values()]
+            path = min(filter(None, paths), key=len)
+            sys.stdout.write(f"without {protection}: {promise} breaks by {', '.join(path)}\n")
 
 
 if __name__ == "__main__":

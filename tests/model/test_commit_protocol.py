@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.model.commit_protocol import (
+    GROUP_PROTECTIONS,
+    GROUP_SCENARIOS,
+    LARGE_GROUP_SCENARIOS,
     LARGE_SCENARIOS,
     PROTECTIONS,
     RULES,
@@ -30,20 +33,34 @@ STATES = {
     "two writers, a death and repeated requests": range(70_000, 80_000),
     "two operations of one hold and a rival": range(23_000, 26_000),
     "three writers": range(140_000, 160_000),
+    "a group of two": range(4_500, 5_000),
+    "a group of two, a death and repeated requests": range(170_000, 190_000),
+    "a group of three": range(1_100_000, 1_200_000),
 }
+#: A search of a minute.
+LONG = {"a group of three"}
 STEPS = {
     "stage", "light", "join", "grant", "settle", "permit", "put", "arrival", "reply", "refusal", "timeout", "look",
     "release", "expiry", "loss", "death",
 }  # fmt: skip
+GROUP_STEPS = {"notice", "cancel", "ask"}
 
 
 @functools.cache
 def searched(scenario: str) -> Search:
-    return search({**SCENARIOS, **LARGE_SCENARIOS}[scenario])
+    return search({**SCENARIOS, **LARGE_SCENARIOS, **GROUP_SCENARIOS, **LARGE_GROUP_SCENARIOS}[scenario])
 
 
 @pytest.mark.parametrize(
-    "scenario", [*SCENARIOS, *(pytest.param(name, marks=pytest.mark.full) for name in LARGE_SCENARIOS)]
+    "scenario",
+    [
+        *SCENARIOS,
+        *GROUP_SCENARIOS,
+        *(
+            pytest.param(name, marks=pytest.mark.soak if name in LONG else pytest.mark.full)
+            for name in {**LARGE_SCENARIOS, **LARGE_GROUP_SCENARIOS}
+        ),
+    ],
 )
 def test_every_state_keeps_the_promises(scenario: str) -> None:
     result = searched(scenario)
@@ -53,12 +70,19 @@ def test_every_state_keeps_the_promises(scenario: str) -> None:
 
 def test_the_scenarios_take_every_step() -> None:
     assert set.union(*(searched(scenario).steps for scenario in SCENARIOS)) == STEPS
+    assert set.union(*(searched(scenario).steps for scenario in GROUP_SCENARIOS)) == (STEPS - {"death"}) | GROUP_STEPS
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
 def test_negative_control_each_protection_keeps_one_promise(protection: str) -> None:
     broken = [search(without(scenario, protection)).broken.keys() for scenario in SCENARIOS.values()]
     assert functools.reduce(operator.or_, broken) == {PROTECTIONS[protection]}
+
+
+@pytest.mark.parametrize("protection", GROUP_PROTECTIONS)
+def test_negative_control_each_protection_of_groups_keeps_one_promise(protection: str) -> None:
+    broken = [search(without(scenario, protection)).broken.keys() for scenario in GROUP_SCENARIOS.values()]
+    assert functools.reduce(operator.or_, broken) == {GROUP_PROTECTIONS[protection]}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -73,5 +97,5 @@ def test_each_rule_names_its_code(rule: str) -> None:
 def test_the_ways_to_break_a_promise_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(PROTECTIONS)
-    assert all(line.startswith(f"without {name}: ") for line, name in zip(lines, PROTECTIONS, strict=True))
+    names = [*PROTECTIONS, *GROUP_PROTECTIONS]
+    assert all(line.startswith(f"without {name}: ") for line, name in zip(lines, names, strict=True))
