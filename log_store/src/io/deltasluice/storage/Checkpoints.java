@@ -41,7 +41,7 @@ public final class Checkpoints {
    */
   private static final int MAX_VERSIONS_WITHOUT_CHECKPOINT = 100;
 
-  /** Delta's interval of checkpoints. A table with another one has no pauses. */
+  /** Delta's interval of checkpoints. With another one, no checkpoint is left out. */
   private static final int DELTA_INTERVAL = 10;
 
   /**
@@ -177,15 +177,17 @@ public final class Checkpoints {
    */
   private static void keepIfDue(Method runMethod, Object[] arguments) {
     CommittedTransaction transaction = (CommittedTransaction) arguments[1];
+    if (!DeltaApi.needsCheckpoint(transaction)) {
+      return;
+    }
     Snapshot snapshot = transaction.postCommitSnapshot();
     if (DeltaApi.triggersCheckpoint(transaction)) {
       // With adaptive metadata a checkpoint is a commit, so it needs the lock.
       ByName.invoke(CheckpointHook$.MODULE$, runMethod, arguments);
-    } else if (versionsSinceCheckpoint(snapshot) > MAX_VERSIONS_WITHOUT_CHECKPOINT
-        && DeltaApi.needsCheckpoint(transaction)) {
+    } else if (versionsSinceCheckpoint(snapshot) > MAX_VERSIONS_WITHOUT_CHECKPOINT) {
       write(snapshot, transaction.catalogTable());
     } else {
-      keepIfDue(transaction.committedVersion(), snapshot, transaction.catalogTable());
+      keepUnlessTooEarly(snapshot, transaction.catalogTable());
     }
   }
 
@@ -197,10 +199,16 @@ public final class Checkpoints {
    * @param snapshot this version or a newer one
    */
   static void keepIfDue(long version, Snapshot snapshot, Option<CatalogTable> catalogTable) {
-    DeltaLog log = snapshot.deltaLog();
-    if (version == 0 || version % log.checkpointInterval(snapshot.metadata()) != 0 || isTooEarly(snapshot)) {
+    if (version != 0 && version % snapshot.deltaLog().checkpointInterval(snapshot.metadata()) == 0) {
+      keepUnlessTooEarly(snapshot, catalogTable);
+    }
+  }
+
+  private static void keepUnlessTooEarly(Snapshot snapshot, Option<CatalogTable> catalogTable) {
+    if (isTooEarly(snapshot)) {
       return;
     }
+    DeltaLog log = snapshot.deltaLog();
     Path file = VersionFile.in(log.logPath(), snapshot.version());
     try {
       FileStatus status = file.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(file);
