@@ -58,10 +58,10 @@ def _submit_words(own_words: Sequence[str], settings: dict[str, str]) -> list[st
     # spark-submit takes the last --jars only.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--jars")
-    own, other_words = parser.parse_known_args(own_words)
+    options, other_words = parser.parse_known_args(own_words)
     option, jars = jar_arguments()
     conf = conf_arguments(session_settings() | plugin_settings() | settings)
-    return [option, ",".join(filter(None, (jars, own.jars))), *conf, *other_words]
+    return [option, ",".join(filter(None, (jars, options.jars))), *conf, *other_words]
 
 
 def _has_module(name: str) -> bool:

@@ -1,6 +1,6 @@
 """An append through the gate begins with the snapshot of the driver's last commit, and is as safe as any other write.
 
-``commitInfo.readVersion`` is the version with which a transaction began.
+A transaction begins with the version ``commitInfo.readVersion``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,24 +42,12 @@ class Table(TableAtTheGate):
         """Commit as another writer, which this driver does not see before it lists the log."""
         write_deltalake(str(self.path), arrow_table({"id": [number]}), mode="append", commit_properties=commit)
 
-    def forge_versions(self, until: int) -> None:
-        """Add versions without rows, up to a version."""
-        for version in range(DeltaTable(str(self.path)).version() + 1, until + 1):
-            line = json.dumps({"txn": {"appId": "a", "version": version}})
-            (self.path / "_delta_log" / f"{version:020d}.json").write_text(line + "\n")
-
     def read_version(self) -> int:
-        """Return the version with which the transaction of the newest version began."""
+        """Return the ``readVersion`` of the newest version."""
         return int(commit_info(self.path, DeltaTable(str(self.path)).version())["readVersion"])
 
     def lines(self, version: int) -> list[str]:
         return (self.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
-
-    def checkpoint_files(self) -> list[Path]:
-        return [path for path in sorted(self.path.glob("_delta_log/*.checkpoint*.parquet")) if path.is_file()]
-
-    def checkpoints(self) -> list[int]:
-        return [int(path.name.split(".")[0]) for path in self.checkpoint_files()]
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ class Thread(NamedTuple):
         intents: Unfinished intents that it has read, to be cleared.
         is_filling: Whether the put is that of an empty commit.
         is_unknown: Whether a put of the current operation got no answer.
-        seen: Holds that it has seen behind its own in the queue.
+        queue: Queue of the holds when it read the table.
         members: Operations of the members of the current put.
 
     """
@@ -167,7 +167,7 @@ class Thread(NamedTuple):
     intents: frozenset[Intent] = frozenset()
     is_filling: bool = False
     is_unknown: bool = False
-    seen: frozenset[int] = frozenset()
+    queue: frozenset[int] = frozenset()
     members: tuple[str, ...] = ()
 
 
@@ -363,16 +363,16 @@ class Model:
         is_waiting = process.is_alive and process.hold in state.queue and not process.is_granted
         if not is_waiting or not set(operations) & set(self._scenario.grouped):
             return
-        left = self._left(state, number, process)
+        after_leaving = self._left(state, number, process)
         if _is_stored(state, operations[0]):
-            ended = _with_threads_of(left, number, operations=())
+            ended = _with_threads_of(after_leaving, number, operations=())
             yield f"notice:{number}", ended._replace(results=state.results | {(operations[0], "committed")}), None
         cancelled = sum(thread.step in ("left", "asked", "cancelled") for thread in state.threads)
         if cancelled < self._scenario.cancellations:
-            yield f"cancel:{number}", left, None
+            yield f"cancel:{number}", after_leaving, None
 
     def _left(self, state: State, number: int, process: Process) -> State:
-        """Return the state in which a member has left the queue, and does not know whether it is committed."""
+        """Remove a member from the queue. It does not know whether it is committed."""
         ended = _with_process(state, number, process._replace(has_ended=True))
         return _with_threads_of(ended, number, step="left")._replace(queue=_without(state.queue, process.hold))
 
@@ -486,8 +486,8 @@ class Model:
         if is_grouped and self._has("member looks") and _is_stored(state, thread.operations[0]):
             # An earlier holder has committed the operation.
             return self._finished(state, number, thread, "committed")
-        seen = frozenset(state.queue) if is_grouped else frozenset()
-        ready = thread._replace(step="permit", read=read, is_filling=False, intents=frozenset(), sent=0, seen=seen)
+        queue = frozenset(state.queue) if is_grouped else frozenset()
+        ready = thread._replace(step="permit", read=read, is_filling=False, intents=frozenset(), sent=0, queue=queue)
         return _with_thread(state, number, ready)
 
     def _groups(self, state: State, thread: Thread, process: Process) -> Iterator[tuple[str, ...]]:
@@ -496,13 +496,11 @@ class Model:
         if thread.is_filling or thread.operations[0] not in self._scenario.grouped:
             return
         members: tuple[str, ...] = ()
-        for hold in sorted(thread.seen - {process.hold}):
-            waiting = next(number for number, writer in enumerate(state.processes) if writer.hold == hold)
-            member = next(other for other in state.threads if other.process == waiting)
-            operation = self._scenario.threads[waiting][0][0]
-            is_member = hold in state.queue if self._has("member in the queue") else bool(member.operations)
-            is_member |= not self._has("member in the queue") and member.step == "cancelled"
-            if is_member and operation in self._scenario.grouped:
+        for hold in sorted(thread.queue - {process.hold}):
+            member = next(number for number, writer in enumerate(state.processes) if writer.hold == hold)
+            operation = self._scenario.threads[member][0][0]
+            may_join = hold in state.queue or not self._has("member in the queue")
+            if may_join and operation in self._scenario.grouped:
                 members = (*members, operation)
                 yield members
 

@@ -48,6 +48,20 @@ class TableAtTheGate:
         """Record the data files. Tests pass this method as ``before_write``."""
         self.files_at_lock.append(self.files())
 
+    def checkpoint_files(self) -> list[Path]:
+        """Return the files of checkpoints, the oldest first."""
+        return sorted(self.path.glob("_delta_log/*.checkpoint*.parquet"))
+
+    def checkpoints(self) -> list[int]:
+        """Return the versions that have a checkpoint."""
+        return [int(path.name.split(".")[0]) for path in self.checkpoint_files()]
+
+    def forge_versions(self, until: int) -> None:
+        """Add versions without rows, up to a version."""
+        for version in range(DeltaTable(str(self.path)).version() + 1, until + 1):
+            line = json.dumps({"txn": {"appId": "a", "version": version}})
+            (self.path / "_delta_log" / f"{version:020d}.json").write_text(line + "\n")
+
     def remove_files(self) -> None:
         """Remove the content of the table's folder, its log included."""
         for path in sorted(self.path.rglob("*"), reverse=True):

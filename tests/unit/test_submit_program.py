@@ -1,4 +1,4 @@
-"""The arguments with which ``sluice run`` starts the session of a program."""
+"""``sluice run`` starts the session of a program with these arguments."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_the_jars_and_other_arguments_of_the_user_stay(
     assert words[:2] == ["--jars", jars]
     assert words.count("--jars") == 1
     assert "spark.sluice.lock=write" in words
-    others = [word for word in own_words if ".jar" not in word and word != "--jars"]
-    assert words[-len(others) :] == others
+    remaining_words = [word for word in own_words if ".jar" not in word and word != "--jars"]
+    assert words[-len(remaining_words) :] == remaining_words

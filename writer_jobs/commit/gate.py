@@ -1,9 +1,9 @@
 """A write that is prepared without the lock and holds it for its commit alone: the gate.
 
-Delta's own command runs in a thread that is bound to a ticket. Its commit waits in the log store, in front
-of a version that is free. The thread that called the writer then queues for the lock, with its own deadline, and can be
-interrupted or cancelled as in any ``acquire``. The lock is released as soon as the log store knows the outcome of the
-put. Delta's new snapshot, hooks and checkpoint follow after that.
+Delta's own command runs in a thread that is bound to a ticket. Its commit waits in the log store, in front of a version
+that is free. The thread that called the writer then queues for the lock, with its own deadline, and can be interrupted
+or cancelled as in any ``acquire``. The lock is released as soon as the log store knows the outcome of the put. Delta's
+new snapshot, hooks and checkpoint follow after that.
 """
 
 from __future__ import annotations
