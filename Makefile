@@ -96,7 +96,7 @@ bench: $(LOG_STORE) $(ARCHIVES) ## Commits per second by mode, work and writers;
 bench-one: $(LOG_STORE) $(ARCHIVES) ## A single writer: appends through the gate, automatic ones and plain ones, and their phases
 	@$(PY) benchmarks/one_writer.py $(ARGS)
 
-bench-peers: $(LOG_STORE) $(ARCHIVES) ## Small appends compared with stock Delta and Iceberg (ARGS="--systems sluice iceberg")
+bench-peers: $(LOG_STORE) $(ARCHIVES) ## Small appends compared with Delta, delta-rs and Iceberg; hours (ARGS="--writers 4 --s3-delay-ms 100 --systems sluice iceberg-rest")
 	@$(PY) benchmarks/peers/peers.py $(ARGS)
 
 bench-operations: $(LOG_STORE) $(ARCHIVES) ## MERGE, UPDATE, overwrite and OPTIMIZE: the lock for the commit or for the write

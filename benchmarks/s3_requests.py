@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from bench_session import bench_session
+from counted_s3 import CountedS3, Request
 from figures import print_table
 from pyspark.sql import SparkSession
 from turns import unguarded
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.local._s3_server import WsgiApplication
-from soak.s3_faults import FaultyS3
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.commit.options import LockDuring
 
@@ -37,43 +34,6 @@ INTERVAL = 10
 #: The first round writes a version that ends in this digit or a later one.
 FIRST_DIGIT = 2
 OPERATIONS = ("LIST", "HEAD", "GET", "PUT", "DELETE")
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request to S3.
-
-    Attributes:
-        at: Time of arrival, in seconds since the epoch.
-        operation: An element of :data:`OPERATIONS`, or another HTTP method.
-
-    """
-
-    at: float
-    operation: str
-
-
-class CountingMiddleware:
-    """WSGI middleware that records each request."""
-
-    def __init__(self, application: WsgiApplication) -> None:
-        self._application = application
-        self.requests: list[Request] = []
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
-        operation = "LIST" if method == "GET" and re.search(r"(^|&)list-type=", query) else method
-        self.requests.append(Request(time.time(), "DELETE" if operation == "POST" and "delete" in query else operation))
-        return self._application(environ, start_response)
-
-
-class CountedS3(FaultyS3):
-    """The S3 server of the soak, without faults and with counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counting = CountingMiddleware(self.gate)
-        self.gate = self.counting  # type: ignore[assignment]
 
 
 def count_operations(requests: list[Request], begin: float, end: float) -> Counter[str]:

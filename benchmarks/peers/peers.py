@@ -1,29 +1,39 @@
-"""Measure small appends of several drivers to one table on a local disk: Sluice compared with its alternatives.
+"""Measure small appends of several writers to one table on S3 (moto): Sluice compared with its alternatives.
 
     sluice          the lock for the commit only
-    sluice-25       as sluice, with a checkpoint at every 25th version (delta.checkpointInterval)
-    sluice-write    the lock over the whole write
-    delta           stock Delta, no lock: safe on a local disk (on S3 it loses commits), with its own retries
-    delta-tuned     as delta, with the settings of Sluice's sessions
-    iceberg         Iceberg on Spark 4.1, with a folder as catalog
-    iceberg-sqlite  as iceberg, with a database as catalog (SQLite, by JDBC)
+    sluice-groups   as sluice, with spark.sluice.groupCommits=true
+    delta           stock Delta with the settings of Sluice's sessions, no lock; on S3 it loses commits
+    deltalake       delta-rs, without Spark; conditional PUTs
+    iceberg-sqlite  Iceberg on Spark 4.1, with a SQLite database as catalog
+    iceberg-rest    Iceberg on Spark 4.1, with Iceberg's REST catalog for tests, and SQLite behind it
 
-Each writer is a driver with one core; each append has 100 rows. Systems take turns, so that noise of the machine
-affects all. Each has a new table in each round, and each driver a private table for its warm-up. "lost" counts
-acknowledged appends whose rows are missing. Iceberg needs PySpark 4.1: it has a separate virtual environment below
-build/peers, and Spark resolves its jars (spark.jars.packages).
+Each writer is a process: a Spark driver with one core, or Python with deltalake. Each append has 100 rows. Systems take
+turns, so that noise of the machine affects all. Each system has a new table for each measurement, and each writer a
+private table for its warm-up. The printed figures are medians of the rounds; attempts, successes and lost are sums:
 
-    python benchmarks/peers/peers.py [--writers 4 8] [--appends 15] [--rounds 2] [--systems NAME …]
+    lost                  acknowledged appends whose rows are missing
+    commits_per_s         versions or snapshots of the table
+    p50_s, p95_s          seconds of a successful append
+    cpu_s_per_append      processor time of the writers, their JVMs included, for each successful append; without that
+                          of S3, ZooKeeper and the REST catalog
+    requests_per_append   S3 requests of all processes for each successful append
+
+Iceberg needs PySpark 4.1: it has a separate virtual environment below build/peers, and its jars are downloaded there.
+
+    python benchmarks/peers/peers.py [--writers 1 2 4 8 16] [--appends 15] [--rounds 3] [--s3-delay-ms 0 100]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,8 +41,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contention import Driver
+from counted_s3 import CountedS3
 from figures import percentile, print_table, save
 from iceberg_environment import iceberg_jars, iceberg_python, iceberg_variables
+from iceberg_rest import rest_catalog
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
@@ -42,146 +54,211 @@ from writer_jobs.delta.session import DEFAULTS
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 ROWS = 100
+BUCKET = "lake"
+SYSTEMS = ("sluice", "sluice-groups", "delta", "deltalake", "iceberg-sqlite", "iceberg-rest")
 COMMON = {
+    **LOCAL_DRIVER,
     "spark.master": "local[1]",
-    "spark.driver.memory": "1g",
-    "spark.ui.enabled": "false",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
+    # 16 drivers need about 10 GB.
+    "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "1",
     "spark.driver.extraJavaOptions": QUICK_JVM,
 }
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    **{name: value for name, value in DEFAULTS.items() if "delta" in name and "logStore" not in name},
 }
-RARE_CHECKPOINTS = {"spark.databricks.delta.properties.defaults.checkpointInterval": "25"}
-CATALOG = {
-    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "spark.sql.catalog.cat": "org.apache.iceberg.spark.SparkCatalog",
-}
+CATALOG = "spark.sql.catalog.cat"
+SQLITE = {"type": "jdbc", "jdbc.schema-version": "V1"}
+#: Columns of the table.
+KEY = ("system", "writers", "s3_delay_ms")
+SUMS = ("attempts", "successes", "lost")
+MEDIANS = ("commits_per_s", "appends_per_s", "p50_s", "p95_s", "cpu_s_per_append", "requests_per_append")
 
 
-def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
-    """Return the options of each system's writers."""
-    tuned = {name: value for name, value in DEFAULTS.items() if "delta" in name and "logStore" not in name}
-    warehouse = {"spark.sql.catalog.cat.type": "hadoop", "spark.sql.catalog.cat.warehouse": f"file://{folder}/iceberg"}
-    database = {
-        "spark.sql.catalog.cat.type": "jdbc",
-        "spark.sql.catalog.cat.uri": f"jdbc:sqlite:file:{folder}/catalog.db",
-        "spark.sql.catalog.cat.jdbc.schema-version": "V1",
-        "spark.sql.catalog.cat.warehouse": f"file://{folder}/iceberg-sqlite",
-    }
-    common = {**LOCAL_DRIVER, **COMMON}
-    options = {
-        "sluice": {"kind": "sluice", "hold": "commit", "conf": common, "zookeeper": zookeeper},
-        "sluice-25": {"kind": "sluice", "hold": "commit", "conf": common | RARE_CHECKPOINTS, "zookeeper": zookeeper},
-        "sluice-write": {"kind": "sluice", "hold": "write", "conf": common, "zookeeper": zookeeper},
-        "delta": {"kind": "delta", "conf": {**common, **DELTA}},
-        "delta-tuned": {"kind": "delta", "conf": {**common, **DELTA, **tuned}},
-        "iceberg": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **warehouse}},
-        "iceberg-sqlite": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **database}},
-    }  # fmt: skip
-    return {name: {**system, "folder": str(folder)} for name, system in options.items()}
-
-
-def python_of(kind: str) -> str:
-    """Return the Python that runs a system's writers. The first use of Iceberg's creates it."""
-    return str(iceberg_python()) if kind == "iceberg" else sys.executable
-
-
-def jars_of(kind: str) -> dict[str, str]:
-    """Return the Spark setting with a system's jars."""
-    if kind == "sluice":
-        # build_session adds them.
-        return {}
-    return {"spark.jars": ",".join(map(str, jar_paths() if kind == "delta" else iceberg_jars()))}
-
-
-def environment_of(kind: str) -> dict[str, str]:
-    """Return the environment of a system's writers."""
-    if kind == "iceberg":
-        return iceberg_variables()
-    variables = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
-    return {**variables, "SPARK_LOCAL_IP": "127.0.0.1"}
-
-
-def start(system: dict[str, Any], number: int, folder: Path) -> Driver:
-    kind = system["kind"]
-    options = {**system, "number": number, "conf": {**system["conf"], **jars_of(kind)}}
-    command = [python_of(kind), str(HERE / "peers_writer.py"), json.dumps(options)]
-    return Driver(command, environment_of(kind), folder / f"{number}-{kind}.log")
-
-
-def run(drivers: list[Driver], name: str, writers: int, appends: int, table: str) -> dict[str, Any]:
-    active = drivers[:writers]
-    # The first append creates the table and is not measured.
-    active[0].send_order(table=table, appends=1)
-    active[0].read_answer()
-    for driver in active:
-        driver.send_order(table=table, appends=appends)
-    answers = [driver.read_answer() for driver in active]
-    active[0].send_order(count=table)
-    rows = active[0].read_answer()["rows"] - ROWS
-    attempts = [append for answer in answers for append in answer["appends"]]
-    commits = [append for append in attempts if append["error"] is None]
-    durations = [append["ended"] - append["began"] for append in commits]
-    span = max(append["ended"] for append in attempts) - min(append["began"] for append in attempts)
+def iceberg_properties(s3: CountedS3, name: str) -> dict[str, str]:
+    """Return the properties of an Iceberg catalog whose tables are below ``name`` on S3."""
     return {
-        "system": name,
-        "writers": writers,
-        "appends": len(attempts),
-        "acknowledged": len(commits),
-        "failed": len(attempts) - len(commits),
-        "lost": max(0, ROWS * len(commits) - rows) // ROWS,
-        "commits_per_s": len(commits) / span,
+        "warehouse": f"s3://{BUCKET}/{name}",
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.endpoint": s3.endpoint,
+        "s3.path-style-access": "true",
+        "client.region": s3.environment["AWS_REGION"],
+    }
+
+
+def iceberg_conf(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the Spark settings of a driver with an Iceberg catalog ``cat``."""
+    return {
+        **COMMON,
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        CATALOG: "org.apache.iceberg.spark.SparkCatalog",
+        **{f"{CATALOG}.{name}": value for name, value in properties.items()},
+    }
+
+
+def system_options(s3: CountedS3, folder: Path, zookeeper: str, rest: str) -> dict[str, dict[str, Any]]:
+    """Return the options of each system's writers.
+
+    Args:
+        s3: The S3 of all tables.
+        folder: Folder for databases.
+        zookeeper: Hosts of ZooKeeper.
+        rest: URI of the REST catalog.
+
+    """
+    delta = {**COMMON, **s3.spark_conf}
+    sqlite = {**SQLITE, **iceberg_properties(s3, "sqlite"), "uri": f"jdbc:sqlite:file:{folder}/catalog.db"}
+    rest_properties = {"type": "rest", **iceberg_properties(s3, "rest"), "uri": rest}
+    options: dict[str, dict[str, Any]] = {
+        "sluice": {"kind": "sluice", "conf": delta, "zookeeper": zookeeper},
+        "sluice-groups": {
+            "kind": "sluice",
+            "conf": {**delta, "spark.sluice.groupCommits": "true"},
+            "zookeeper": zookeeper,
+        },
+        "delta": {"kind": "delta", "conf": {**delta, **DELTA, "spark.jars": joined(jar_paths())}},
+        "deltalake": {"kind": "deltalake"},
+        "iceberg-sqlite": {"kind": "iceberg", "conf": iceberg_conf(sqlite)},
+        "iceberg-rest": {"kind": "iceberg", "conf": iceberg_conf(rest_properties)},
+    }
+    return {name: {**system, "root": f"s3a://{BUCKET}/{name}"} for name, system in options.items()}
+
+
+def joined(jars: Sequence[Path]) -> str:
+    return ",".join(map(str, jars))
+
+
+def start(system: dict[str, Any], number: int, s3: CountedS3, folder: Path) -> Driver:
+    python, variables = sys.executable, {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    variables.pop("SPARK_HOME", None)
+    options = {**system, "number": number}
+    if system["kind"] == "iceberg":
+        # The first use creates the environment.
+        python, variables = str(iceberg_python()), iceberg_variables()
+        options["conf"] = {**system["conf"], "spark.jars": joined(iceberg_jars("spark"))}
+    command = [python, str(HERE / "peers_writer.py"), json.dumps(options)]
+    return Driver(command, {**variables, **s3.environment}, folder / f"{number}.log")
+
+
+def count(driver: Driver, table: str) -> Counter[str]:
+    driver.send_order(count=table)
+    return Counter(driver.read_answer())
+
+
+def append(drivers: list[Driver], tables: list[str], appends: int) -> list[dict[str, Any]]:
+    """Append to a table of each driver, all drivers at once; return their answers."""
+    for driver, table in zip(drivers, tables, strict=True):
+        driver.send_order(table=table, appends=appends)
+    return [driver.read_answer() for driver in drivers]
+
+
+def measure(
+    drivers: list[Driver], system: str, appends: int, delay_ms: int, table: str, s3: CountedS3
+) -> dict[str, Any]:
+    """Measure appends of all these drivers to a new table.
+
+    Raises:
+        SystemExit: The table could not be created.
+
+    """
+    # The first append creates the table and is not measured.
+    (creation,) = append(drivers[:1], [table], 1)
+    if error := creation["appends"][0]["error"]:
+        raise SystemExit(f"{system}: table {table} could not be created: {error}")
+    initial = count(drivers[0], table)
+    s3.counting.requests.clear()
+    s3.counting.delay_seconds = delay_ms / 1000
+    answers = append(drivers, [table] * len(drivers), appends)
+    s3.counting.delay_seconds = 0
+    requests = len(s3.counting.requests)
+    added = count(drivers[0], table)
+    added.subtract(initial)
+    attempts = [attempt for answer in answers for attempt in answer["appends"]]
+    successes = [attempt for attempt in attempts if attempt["error"] is None]
+    durations = [attempt["ended"] - attempt["began"] for attempt in successes]
+    span = max(attempt["ended"] for attempt in attempts) - min(attempt["began"] for attempt in attempts)
+    return {
+        "system": system,
+        "writers": len(drivers),
+        "s3_delay_ms": delay_ms,
+        "attempts": len(attempts),
+        "successes": len(successes),
+        "lost": max(0, ROWS * len(successes) - added["rows"]) // ROWS,
+        "commits_per_s": added["versions"] / span,
+        "appends_per_s": len(successes) / span,
         "p50_s": statistics.median(durations) if durations else 0.0,
         "p95_s": percentile(durations, 0.95) if durations else 0.0,
-        "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / max(1, len(commits)),
-        "errors": sorted({append["error"] for append in attempts if append["error"]})[:3],
+        "cpu_s_per_append": sum(answer["cpu_s"] for answer in answers) / max(1, len(successes)),
+        "requests_per_append": requests / max(1, len(successes)),
+        "errors": sorted({attempt["error"] for attempt in attempts if attempt["error"]})[:3],
     }
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one row for the rounds of a system: sums of `SUMS`, medians of the other figures."""
+    row = {name: rounds[0][name] for name in KEY}
+    row |= {name: sum(figures[name] for figures in rounds) for name in SUMS}
+    return row | {name: statistics.median(figures[name] for figures in rounds) for name in MEDIANS}
+
+
+def summaries(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each system, number of writers and delay, with the systems of one number side by side."""
+    cells: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["s3_delay_ms"], row["writers"], names.index(row["system"])), []).append(row)
+    return [summary(cells[key]) for key in sorted(cells)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--writers", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--writers", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--appends", type=int, default=15, help="appends of each writer in each round (15)")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     # The default includes one of Delta's checkpoints.
     parser.add_argument(
         "--warm-up", type=int, default=12, metavar="APPENDS", help="appends of each writer to a private table (12)"
     )
-    parser.add_argument("--systems", nargs="+", metavar="NAME", help="systems to measure (all)")
+    parser.add_argument(
+        "--s3-delay-ms",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="MS",
+        help="milliseconds added to each S3 request (0)",
+    )
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="NAME", help="(all)")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/peers.json")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        zookeeper = stack.enter_context(EmbeddedZooKeeper())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-peers-")))
-        all_systems = systems(folder, zookeeper.hosts)
-        names = options.systems or list(all_systems)
-        if unknown := sorted(set(names) - set(all_systems)):
-            parser.error(f"--systems {unknown[0]}: choose from {', '.join(all_systems)}")
+        zookeeper = stack.enter_context(EmbeddedZooKeeper())
+        s3 = stack.enter_context(CountedS3())
+        s3.create_bucket(BUCKET)
+        rest = ""
+        if "iceberg-rest" in options.systems:
+            rest = stack.enter_context(rest_catalog(folder, iceberg_properties(s3, "rest"), s3.environment))
+        systems = system_options(s3, folder, zookeeper.hosts, rest)
         number = 0
         for turn in range(options.rounds):
-            # One system at a time: eight drivers of each system would not fit into memory.
-            for name in names if turn % 2 == 0 else names[::-1]:
-                drivers = [start(all_systems[name], number + i, folder) for i in range(max(options.writers))]
+            # One system at a time: the drivers of all systems would not fit into memory.
+            for name in options.systems if turn % 2 == 0 else options.systems[::-1]:
+                drivers = [start(systems[name], number + i, s3, folder) for i in range(max(options.writers))]
                 number += len(drivers)
                 try:
                     for driver in drivers:
                         driver.read_answer()
-                    for index, driver in enumerate(drivers):
-                        driver.send_order(table=f"private{number}x{index}", appends=options.warm_up)
-                    for driver in drivers:
-                        driver.read_answer()
-                    for writers in options.writers:
-                        rows.append(run(drivers, name, writers, options.appends, f"shared{number}x{writers}"))
+                    append(drivers, [f"private{number}x{index}" for index in range(len(drivers))], options.warm_up)
+                    for delay_ms, writers in itertools.product(options.s3_delay_ms, options.writers):
+                        table = f"shared{number}x{writers}x{delay_ms}"
+                        rows.append(measure(drivers[:writers], name, options.appends, delay_ms, table, s3))
                         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
                 finally:
                     for driver in drivers:
                         driver.close()
-    print_table([{name: value for name, value in row.items() if name != "errors"} for row in rows])
+    print_table(summaries(rows, options.systems))
     about = {"cpus": os.cpu_count(), "load_average": os.getloadavg()[1]}
     save(options.output, {"about": about, "peers": rows})
 

@@ -48,11 +48,12 @@ class Jar:
     artifact: str
     version: str
     sha256: str
+    classifier: str = ""
 
     @property
     def file_name(self) -> str:
         """The file's name in the jars folder."""
-        return f"{self.artifact}-{self.version}.jar"
+        return f"{'-'.join(filter(None, (self.artifact, self.version, self.classifier)))}.jar"
 
 
 def pinned_releases() -> list[tuple[str, str]]:
@@ -135,13 +136,16 @@ def locked_jars() -> list[Jar]:
 
 
 def read_lock(text: str) -> list[Jar]:
-    """Return the jars of a lock file: ``group:artifact:version sha256`` in each line except comments and empty ones."""
+    """Return the jars of a lock file.
+
+    Each line is ``group:artifact:version[:classifier] sha256``. Empty lines and comments are ignored.
+    """
     jars = []
     for line in text.splitlines():
         if line and not line.startswith("#"):
             coordinate, sha256 = line.split()
-            group, artifact, version = coordinate.split(":")
-            jars.append(Jar(group, artifact, version, sha256))
+            group, artifact, version, *classifier = coordinate.split(":")
+            jars.append(Jar(group, artifact, version, sha256, *classifier))
     return jars
 
 
@@ -247,12 +251,18 @@ def is_pinned(path: Path, jar: Jar) -> bool:
 
 
 def _download(jars: Sequence[Jar], scratch: Path) -> None:
+    modules: dict[str, list[str]] = {}
+    for jar in jars:
+        module = f'org="{jar.group}" name="{jar.artifact}" rev="{jar.version}"'
+        artifact = f'<artifact name="{jar.artifact}" type="jar" m:classifier="{jar.classifier}"/>'
+        modules.setdefault(module, []).append(artifact)
     dependencies = "\n".join(
-        f'    <dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" transitive="false"/>'
-        for jar in jars
+        f'    <dependency {module} transitive="false">{"".join(artifacts)}</dependency>'
+        for module, artifacts in modules.items()
     )
     (scratch / "ivy.xml").write_text(
-        '<ivy-module version="2.0">\n  <info organisation="sluice" module="spark-jars"/>\n'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">\n'
+        '  <info organisation="sluice" module="spark-jars"/>\n'
         '  <configurations><conf name="default"/></configurations>\n'
         f'  <dependencies defaultconf="default->default">\n{dependencies}\n  </dependencies>\n</ivy-module>\n',
         encoding="utf-8",
@@ -263,7 +273,7 @@ def _download(jars: Sequence[Jar], scratch: Path) -> None:
     command = [
         find_java(), "-cp", f"{find_spark_jars()}/*", "org.apache.ivy.Main", "-warn",
         "-settings", str(scratch / "settings.xml"), "-ivy", str(scratch / "ivy.xml"),
-        "-retrieve", str(scratch / "jars" / "[artifact]-[revision].[ext]"),
+        "-retrieve", str(scratch / "jars" / "[artifact]-[revision](-[classifier]).[ext]"),
     ]  # fmt: skip
     ivy = subprocess.run(command, capture_output=True, text=True, check=False)
     if ivy.returncode != 0:

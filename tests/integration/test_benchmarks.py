@@ -71,7 +71,10 @@ SMOKES = {
     "one_writer.py": Smoke("--rounds 1 --warm-up 1", (PHASES, ("1",), ("gate", "automatic"))),
     "operations.py": Smoke("--writers 1 --seconds 0 --modes gate --only update", (("update", "update"),)),
     # Iceberg is excluded because it downloads 0.5 GB. tests/unit/test_iceberg_environment.py tests its set-up.
-    "peers/peers.py": Smoke("--systems sluice --writers 1 --appends 1 --rounds 1 --warm-up 1", (("sluice",),)),
+    "peers/peers.py": Smoke(
+        "--systems sluice deltalake --writers 1 --appends 1 --rounds 1 --warm-up 1 --s3-delay-ms 1",
+        (("sluice", "deltalake"),),
+    ),
     "s3_requests.py": Smoke(
         "--rounds 1",
         (
@@ -129,8 +132,8 @@ LONGER_RUNS = {
         ),
     ),
     "peers/peers.py": Smoke(
-        "--systems sluice-25 sluice-write delta delta-tuned --writers 1 --appends 1 --rounds 1",
-        (("sluice-25", "sluice-write", "delta", "delta-tuned"),),
+        "--systems sluice-groups delta --writers 1 2 --appends 1 --rounds 2 --warm-up 1",
+        (("sluice-groups", "delta") * 2,),
     ),
 }
 #: Programs that a benchmark starts.
@@ -143,7 +146,14 @@ STARTED_BY = {
 #: Benchmarks with a test of their own.
 TESTED_SEPARATELY = {"contention_plot.py"}
 #: Modules that benchmarks import.
-MODULES = {"bench_session.py", "figures.py", "peers/iceberg_environment.py", "turns.py"}
+MODULES = {
+    "bench_session.py",
+    "counted_s3.py",
+    "figures.py",
+    "peers/iceberg_environment.py",
+    "peers/iceberg_rest.py",
+    "turns.py",
+}
 
 
 @contextmanager
@@ -266,6 +276,21 @@ def test_waits_before_and_during_a_compaction_are_separated() -> None:
     ]
     program = f"from maintenance import waits\nprint(waits({appends}, 10, 20))"
     assert output_of(sys.executable, "-c", program, PYTHONPATH=str(BENCHMARKS)) == "([0.1], [11.5, 0.2])\n"
+
+
+def test_delayed_s3_requests_wait_in_parallel() -> None:
+    program = (
+        "import counted_s3\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from threading import Barrier\n"
+        "barrier = Barrier(2)\n"
+        "counted_s3.time.sleep = lambda _: barrier.wait(60)\n"
+        "with counted_s3.CountedS3() as s3, ThreadPoolExecutor(2) as pool:\n"
+        "    s3.counting.delay_seconds = 1\n"
+        "    list(pool.map(s3.create_bucket, ('one', 'two')))\n"
+        "    print(*(request.operation for request in s3.counting.requests))"
+    )
+    assert output_of(sys.executable, "-c", program, PYTHONPATH=str(BENCHMARKS)).split()[-2:] == ["PUT", "PUT"]
 
 
 def source_files(folder: Path) -> set[str]:

@@ -16,7 +16,14 @@ from lock_manager.errors import LocalServerError
 from lock_manager.releases import TESTED, UNKNOWN, Releases, nearest_tested
 from sluice.errors import JarsError
 from sluice.local import jars
-from sluice.local.jars import chosen_releases, compile_class_path, locked_jars, pinned_jar_paths, pinned_releases
+from sluice.local.jars import (
+    chosen_releases,
+    compile_class_path,
+    locked_jars,
+    pinned_jar_paths,
+    pinned_releases,
+    read_lock,
+)
 from writer_jobs.delta.releases import has_checkpoint, snapshot_at
 
 PAIRS = [(spark, delta) for spark, deltas in TESTED.items() for delta in deltas]
@@ -69,6 +76,12 @@ def test_a_lock_file_pins_delta_and_s3a(machine: Machine, spark: str, delta: str
     assert pinned["delta-storage"].version == delta
     assert {"hadoop-aws", "s3", "s3-transfer-manager", "sts"} <= pinned.keys()
     assert all(re.fullmatch("[0-9a-f]{64}", jar.sha256) for jar in pinned.values())
+
+
+def test_a_lock_file_may_name_a_classifier() -> None:
+    plain, tests = read_lock("# comment\n\norg.example:core:1.0 aa\norg.example:core:1.0:tests bb\n")
+    assert (plain.file_name, plain.sha256) == ("core-1.0.jar", "aa")
+    assert (tests.file_name, tests.sha256) == ("core-1.0-tests.jar", "bb")
 
 
 @pytest.mark.parametrize(
