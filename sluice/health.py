@@ -106,6 +106,7 @@ def _figures(health: TableHealth) -> list[tuple[str, str]]:
         ("in no version, old (orphans)", totals_text(folder.orphans)),
         ("log", f"{log.versions:,} versions from {log.first_version:,}; {totals_text(log.total)}"),
         ("newest checkpoint", f"{checkpoint}; {log.since_checkpoint:,} versions since"),
+        ("transactions", f"{log.transactions:,}, {log.recent_transactions:,} of the last week"),
         ("growth per day", "unknown" if health.growth_per_day is None else size_text(health.growth_per_day)),
         ("versions per day", "unknown" if health.commits_per_day is None else f"{health.commits_per_day:,.1f}"),
     ]

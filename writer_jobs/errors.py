@@ -76,11 +76,11 @@ class FeedError(SluiceError, ValueError):
 
 
 class RunError(SluiceError, ValueError):
-    """A run id does not match its record in the table."""
+    """A run id does not match its record in the table, or the table may have dropped the run's transaction."""
 
 
 class CheckpointError(SluiceError, ValueError):
-    """A stream's checkpoint belongs to another query, lacks a file, or is in the folder of a table."""
+    """A stream's checkpoint belongs to another query, lacks a file, is in the folder of a table, or is too old."""
 
 
 class WriteFailedError(SluiceError, RuntimeError):

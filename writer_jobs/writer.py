@@ -125,7 +125,8 @@ class LockedDeltaWriter:
             options: Options of Delta's writer, such as ``mergeSchema``. The commit keeps the caller's ``userMetadata``
                 under ``user``.
             txn: ``(txnAppId, txnVersion)``. If the version is not above the last one of that application, nothing is
-                written, and the result is ``already_committed``.
+                written, and the result is ``already_committed``. Delta drops transactions older than
+                ``delta.setTransactionRetentionDuration``, if it is set; a later repetition is written again.
             write_options: See :class:`~writer_jobs.WriteOptions`. ``lock_during`` is ``"commit"`` by default.
 
         Raises:

@@ -341,15 +341,27 @@ def test_a_run_is_completed_with_the_recorded_schema(
     assert committed_job.rows("id", "name", "amount") == SORTED_ROWS
 
 
-def test_a_table_that_forgets_transactions_is_refused(
+def test_a_run_whose_transactions_may_be_dropped_is_refused(
     committed_job: RunDriver, unguarded_sql: Callable[[str], None]
 ) -> None:
-    retention = "('delta.setTransactionRetentionDuration' = 'interval 0 seconds')"
-    unguarded_sql(f"alter table delta.`{committed_job.table}` set tblproperties {retention}")
+    def drop_transactions_after(interval: str) -> None:
+        retention = f"('delta.setTransactionRetentionDuration' = '{interval}')"
+        unguarded_sql(f"alter table delta.`{committed_job.table}` set tblproperties {retention}")
+
+    drop_transactions_after("interval 0 seconds")
     refused = committed_job.repeat()
     assert refused.code == 2
-    assert "the table forgets transactions" in refused.error
+    assert "the table drops old transactions" in refused.error
     assert len(committed_job.rows()) == len(ROWS)
+
+    # As if the run had been killed before its first commit. Its source is younger than the retention.
+    for number in (1, 2, 3):
+        for path in committed_job.table.glob(f"_delta_log/*{number:020d}*"):
+            path.unlink()
+    drop_transactions_after("interval 30 days")
+    assert committed_job.records()
+    assert committed_job.repeat().code == 0
+    assert committed_job.rows("id", "name", "amount") == SORTED_ROWS
 
 
 @pytest.mark.full

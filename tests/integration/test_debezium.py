@@ -81,7 +81,7 @@ def frame(spark: SparkSession, messages: Iterable[Message]) -> DataFrame:
 
 
 def state(schema: str) -> TableState:
-    return TableState(3, StructType.fromDDL(schema), (), frozenset(), forgets_transactions=False)
+    return TableState(3, StructType.fromDDL(schema), (), frozenset())
 
 
 Decode = Callable[..., DecodedBatch]

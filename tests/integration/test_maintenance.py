@@ -68,7 +68,7 @@ def wrap_compactions(monkeypatch: pytest.MonkeyPatch, around: Callable[[str], Ab
 @pytest.mark.full
 def test_the_figures_of_a_measurement_equal_the_table(table: MaintainedTable) -> None:
     table.create({"a+b c%20": 3}, delta__enableDeletionVectors="true")
-    table.append(*range(10, 20), place=None)
+    table.append(*range(10, 20), place=None, txn=("run", 1))
     table.writer.delete("key = 12")
     table.write_file("place=a/part-orphan.parquet", hours=24 * 8, size=100)
     table.write_file("part-young.parquet", size=10)
@@ -86,6 +86,7 @@ def test_the_figures_of_a_measurement_equal_the_table(table: MaintainedTable) ->
     assert health.folder.uncommitted.size == 10
     assert health.log.versions == health.version + 1
     assert health.log.checkpoint_version is None
+    assert (health.log.transactions, health.log.recent_transactions, health.log.drops_transactions) == (1, 1, False)
     assert health.version == table.writer.log.head().version
     total = health.to_json()["total"]
     assert total["small_share"] == 1.0

@@ -74,11 +74,11 @@ class MaintainedTable:
             f"FROM range(0, {key_count}, 1, {sum(files.values())})"
         )
 
-    def append(self, *keys: int, place: str | None = "a") -> None:
+    def append(self, *keys: int, place: str | None = "a", txn: tuple[str, int] | None = None) -> None:
         """Append one file."""
         rows = [(key, place, f"row {key}") for key in keys]
         data = self.spark.createDataFrame(rows, "key long, place string, value string")
-        self.writer.append(data.coalesce(1), partition_by=["place"])
+        self.writer.append(data.coalesce(1), partition_by=["place"], txn=txn)
 
     def append_without_spark(self, *keys: int, place: str = "a") -> None:
         """Append one file in milliseconds, without the lock."""

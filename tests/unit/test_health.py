@@ -53,6 +53,7 @@ UNHEALTHY: dict[str, tuple[dict[str, Any], Policy]] = {
     "old-checkpoint": ({"log": replace(LOG, since_checkpoint=120)}, Policy()),
     "long-log": ({"log": replace(LOG, expired_versions=10)}, Policy()),
     "writers-clean-log": ({"log": replace(LOG, writers_clean=True)}, Policy()),
+    "many-transactions": ({"log": replace(LOG, transactions=10_000, recent_transactions=7)}, Policy()),
     "long-retention": ({"folder": FolderHealth(removed=FileTotals(9, 600 * MIB))}, Policy()),
     "kept-for-streams": ({"folder": FolderHealth(kept_for_streams=FileTotals(9, 600 * MIB))}, Policy()),
     "broken-retention": ({"folder": FolderHealth(problem="it is not there", orphans=FileTotals(1, 5))}, Policy()),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 
 from lock_manager import Adoption, PartitionColumn, PartitionSchema
@@ -20,6 +22,8 @@ from writer_jobs.errors import TableError
 #: Metadata key of a field's name in data files, with column mapping.
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _ISOLATION = "delta.isolationLevel"
+# Transactions that Delta drops within this time count as dropped: clocks differ, and a write takes time.
+_TRANSACTION_MARGIN = timedelta(days=1)
 #: Table property that stores how the table is fed; see :mod:`writer_jobs.merge.table_feed`.
 FEED_PROPERTY = "sluice.feed"
 
@@ -33,7 +37,6 @@ class TableState:
         schema: Names and types of the columns, in order.
         partition_columns: Names of the partition columns, in partition order.
         supplied_columns: Columns that Delta fills in by itself (generated, identity, with a default).
-        forgets_transactions: Whether Delta keeps ``txnVersion`` for a limited time only.
         adoption: Lock that counts for the table, see :mod:`lock_manager.table_records.adoption`; None if any lock does.
         is_serializable: Whether the isolation level is ``Serializable``, Delta's default: rows that another writer
             appends to the data that a transaction has read are a conflict.
@@ -46,7 +49,6 @@ class TableState:
     schema: StructType
     partition_columns: tuple[str, ...]
     supplied_columns: frozenset[str]
-    forgets_transactions: bool
     adoption: Adoption | None = None
     is_serializable: bool = True
     generated_columns: frozenset[str] = frozenset()
@@ -102,6 +104,14 @@ class Snapshot:
         return int(self.loaded.deltaLog().deltaRetentionMillis(self.loaded.metadata())) / 1000
 
     @property
+    def transaction_retention_seconds(self) -> float:
+        """Age at which Delta drops a transaction (``delta.setTransactionRetentionDuration``); infinite if not set."""
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        delta_log = java_class(jvm, "org.apache.spark.sql.delta.DeltaLog")
+        retention = delta_log.minSetTransactionRetentionInterval(self.loaded.metadata())
+        return int(retention.get()) / 1000 if retention.isDefined() else math.inf
+
+    @property
     def properties(self) -> dict[str, str]:
         """All properties of the table."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
@@ -143,7 +153,7 @@ class Snapshot:
         return _text(self.loaded.metadata().configuration().get(name))
 
     def last_transaction(self, app_id: str) -> int:
-        """Return the last ``txnVersion`` of an application, -1 if it has none.
+        """Return the last ``txnVersion`` of an application, -1 if it has none or if Delta has dropped it.
 
         Delta computes the table's state with a Spark job and keeps it until the next version. A write with a
         transaction that follows needs no further job.
@@ -156,6 +166,27 @@ class Snapshot:
     def has_transaction(self, txn: tuple[str, int] | None) -> bool:
         """Return whether the table has the transaction ``(txnAppId, txnVersion)`` or a later one; false for None."""
         return txn is not None and self.last_transaction(txn[0]) >= txn[1]
+
+    def may_have_dropped(self, app_id: str, since: float) -> bool:
+        """Return whether the table may have had a transaction of an application that Delta has dropped.
+
+        Delta keeps the last transaction of an application only. If the table has one, no later one was dropped.
+
+        Args:
+            app_id: Application (``txnAppId``).
+            since: Time after which such a transaction was made, in seconds since the epoch. Transactions younger than
+                the retention minus one day are in the table.
+
+        """
+        if self.version < 0:
+            return False
+        oldest_kept = time.time() - self.transaction_retention_seconds + _TRANSACTION_MARGIN.total_seconds()
+        return since <= oldest_kept and self.last_transaction(app_id) == NO_VERSION
+
+    @property
+    def transactions(self) -> DataFrame:
+        """Last transaction of each application: ``appId``, ``version``, ``lastUpdated`` (milliseconds, or null)."""
+        return DataFrame(self.loaded.stateDF(), self._spark).where("txn IS NOT NULL").select("txn.*")
 
     @functools.cached_property
     def state(self) -> TableState | None:
@@ -175,7 +206,6 @@ class Snapshot:
             schema=schema,
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
             supplied_columns=generated | {field.name for field in schema if "CURRENT_DEFAULT" in field.metadata},
-            forgets_transactions=bool(properties.contains("delta.setTransactionRetentionDuration")),
             adoption=Adoption.of({name: value for name, value in adoption.items() if value is not None}),
             is_serializable=isolation is None or isolation.lower() == "serializable",
             generated_columns=generated,

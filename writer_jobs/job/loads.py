@@ -19,8 +19,10 @@ from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.commit_stamp import run_note
 from writer_jobs.errors import NothingAppliedError, RunError
 from writer_jobs.job.inputs.file_arguments import FileJobArguments
+from writer_jobs.job.inputs.source_files import newest_modification
 from writer_jobs.job.runner import JobContext, storage_errors_as_failed_writes
 from writer_jobs.job.stream_arguments import StreamArguments
+from writer_jobs.merge.rejected_rows import table_that_may_have_dropped
 from writer_jobs.merge.table_feed import feed_of
 from writer_jobs.streaming.query import ApplyBatch, BatchQuery, BatchResult
 from writer_jobs.writer import LockedDeltaWriter
@@ -35,7 +37,7 @@ class Load:
     ``basis`` has these sources and options; JSON values.
 
     Raises:
-        RunError: The table has another load with this run id.
+        RunError: The table has another load with this run id, or may have dropped the transaction of this load.
 
     """
 
@@ -52,6 +54,8 @@ class Load:
             sources = [source[:2] for source in basis.get("sources", ())]
             self._earlier_release_hash = _hash({**basis, "sources": sources}) if sources else NO_VERSION
         self._look_up()
+        if self._txn is not None:
+            self._refuse_dropped(self._txn[0], newest_modification(basis.get("sources", ())))
 
     def print_if_applied(self, counters: Iterable[str] = ()) -> bool:
         """Print the commit of the load if the table already has the load, and return whether it has.
@@ -112,6 +116,16 @@ class Load:
                 f"run {self._run_id!r} is in the table, with other sources or other arguments: choose another run id"
             )
         self._is_applied = last_version == version
+
+    def _refuse_dropped(self, application: str, sources_modified: float) -> None:
+        """Raise RunError if the load may be in the table without its transaction. It is younger than its sources."""
+        table = table_that_may_have_dropped(self._writer, application, sources_modified)
+        if table is not None:
+            raise RunError(
+                f"run {self._run_id!r} may have been applied before: {table} drops old transactions "
+                "(delta.setTransactionRetentionDuration), and its sources are not younger than that; look into the "
+                "table's history, and load them without --run-id if they are not in the table"
+            )
 
     def _version(self) -> int | None:
         """Return the table version of the load's commit as of the last :meth:`_look_up`.

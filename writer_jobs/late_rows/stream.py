@@ -165,7 +165,8 @@ def stream_into(
 
     Raises:
         TypeError: A required option is missing, or an option does not exist.
-        CheckpointError: The checkpoint belongs to another query, or is incomplete.
+        CheckpointError: The checkpoint belongs to another query, is incomplete, or is so old that the table may have
+            dropped the transaction of the batch.
         StreamError: The query failed outside its batches.
         SluiceError: A batch failed; see :func:`writer_jobs.apply_rows`.
 

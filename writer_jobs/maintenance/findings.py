@@ -24,6 +24,8 @@ _EPSILON = 1e-9
 # Partitions whose average size is below this share of the target file size are too small.
 _TINY_PARTITION = 1 / 8
 _MANY_PARTITIONS = 100
+# With 10,000 transactions, writes with a transaction become slower.
+_MANY_TRANSACTIONS = 10_000
 # A listing of this many files costs about as much as one file that a reader opens.
 _LISTED_FILES_PER_OPENED_FILE = 100
 # With Delta's own interval of checkpoints, writers leave out those that would follow the last one too soon, for about
@@ -236,6 +238,21 @@ def _writers_clean_log(health: TableHealth, _: Policy) -> _Evidence | None:
         "a version again"
     )
     return _Evidence(message) if health.log.writers_clean else None
+
+
+@_rule(
+    "many-transactions",
+    None,
+    "set delta.setTransactionRetentionDuration to more than the time after which a run or a stream may be repeated",
+)
+def _many_transactions(health: TableHealth, _: Policy) -> _Evidence | None:
+    log = health.log
+    if log.drops_transactions or log.transactions < _MANY_TRANSACTIONS:
+        return None
+    return _Evidence(
+        f"{log.transactions:,} applications have a transaction in the table, {log.recent_transactions:,} of them made "
+        "in the last week: each checkpoint has all of them, and each write with a transaction reads them"
+    )
 
 
 @_rule(

@@ -82,6 +82,9 @@ class LogHealth:
         expired_versions: Number of versions that clean-up may remove now.
         retention_seconds: Retention of versions in the log, in seconds.
         writers_clean: Whether the checkpoint of any writer also cleans up (``delta.enableExpiredLogCleanup``).
+        transactions: Number of applications (``txnAppId``) whose last transaction is in the table.
+        recent_transactions: Number of these whose last transaction was made in the last week.
+        drops_transactions: Whether Delta drops old transactions (``delta.setTransactionRetentionDuration``).
 
     """
 
@@ -95,6 +98,9 @@ class LogHealth:
     expired_versions: int
     retention_seconds: float
     writers_clean: bool
+    transactions: int = 0
+    recent_transactions: int = 0
+    drops_transactions: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

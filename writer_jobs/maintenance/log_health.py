@@ -6,6 +6,8 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import DeltaTableLog
@@ -55,6 +57,7 @@ class LogMeasurement:
         newest_checkpoint = self._snapshot.checkpoint_version
         checkpoint_time = None if newest_checkpoint is None else self._checkpoint_times.get(newest_checkpoint)
         since_checkpoint = self._snapshot.version - (newest_checkpoint or 0)
+        transactions, recent_transactions = self._count_transactions()
         return LogHealth(
             total=self._total,
             first_version=min(self._version_times, default=self._snapshot.version),
@@ -66,7 +69,17 @@ class LogMeasurement:
             expired_versions=self._count_expired(),
             retention_seconds=self._snapshot.log_retention_seconds,
             writers_clean=self._snapshot.cleans_log,
+            transactions=transactions,
+            recent_transactions=recent_transactions,
+            drops_transactions=not math.isinf(self._snapshot.transaction_retention_seconds),
         )
+
+    def _count_transactions(self) -> tuple[int, int]:
+        """Return the number of transactions in the table, and the number of those that are younger than a week."""
+        week_ago_ms = int((self._now - _WEEK).timestamp() * 1000)
+        is_recent = F.col("lastUpdated") > week_ago_ms
+        counts = self._snapshot.transactions.agg(F.count("*"), F.count_if(is_recent)).collect()[0]
+        return int(counts[0]), int(counts[1])
 
     def _count_expired(self) -> int:
         """Return the number of versions that Delta's clean-up would remove now."""

@@ -141,6 +141,7 @@ def _figures(health: TableHealth) -> str:
         "log": f"{log.versions:,} versions, {size_text(log.total.size)}",
         "newest checkpoint": f"{checkpoint}; {log.since_checkpoint:,} versions since",
         "versions to clean up": f"{log.expired_versions:,}, older than {log.retention_seconds / DAY_SECONDS:.1f} days",
+        "transactions": f"{log.transactions:,}, {log.recent_transactions:,} of the last week",
         "retention of removed files": f"{folder.retention_seconds / DAY_SECONDS:.1f} days",
         "pins": ", ".join(health.pins) or "none",
     }

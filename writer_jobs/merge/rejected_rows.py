@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
 from writer_jobs.commit.options import WriteOptions, lock_deadline
+from writer_jobs.delta.side_locations import DEAD_LETTERS_SUFFIX, LATE_SUFFIX
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.evolution import alter_clauses, target_type
 from writer_jobs.merge.table_shape import alter_if_needed
@@ -42,7 +43,7 @@ def append_rejected_rows(
 
     """
     target, deadline = writer.side_writer(suffix), lock_deadline(options, writer.manager)
-    target_txn = None if txn is None else (f"{txn[0]}/{suffix.removeprefix('_')}", txn[1])
+    target_txn = None if txn is None else (_rejected_app_id(txn[0], suffix), txn[1])
     snapshot = target.log.snapshot()
     if snapshot.has_transaction(target_txn):
         return
@@ -53,6 +54,33 @@ def append_rejected_rows(
         spark, state = rows.sparkSession, snapshot.state
         alter_if_needed(spark, target, state, lambda newest: alter_clauses(newest.schema, schema, columns), deadline)
     target.append(rows, txn=target_txn, lock_timeout_seconds=deadline.remaining(), metadata=options.get("metadata"))
+
+
+def table_that_may_have_dropped(writer: LockedDeltaWriter, app_id: str, since: float) -> str | None:
+    """Return the table, or a table of its rejected rows, that may have dropped a transaction of an application.
+
+    Return its canonical URI; None if all of them have every transaction. For ``since`` see
+    :meth:`Snapshot.may_have_dropped`.
+
+    Raises:
+        TableError, StorageError: A table cannot be read.
+
+    """
+    writers = {app_id: writer}
+    for suffix in (LATE_SUFFIX, DEAD_LETTERS_SUFFIX):
+        writers[_rejected_app_id(app_id, suffix)] = writer.side_writer(suffix)
+    return next(
+        (
+            table_writer.table
+            for table_app_id, table_writer in writers.items()
+            if table_writer.log.snapshot().may_have_dropped(table_app_id, since)
+        ),
+        None,
+    )
+
+
+def _rejected_app_id(app_id: str, suffix: str) -> str:
+    return f"{app_id}/{suffix.removeprefix('_')}"
 
 
 def cast_where_exact(rows: DataFrame, table: StructType) -> DataFrame:

@@ -12,6 +12,8 @@ from lock_manager import canonical_table_uri
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.side_locations import ALL_SUFFIXES
 from writer_jobs.errors import CheckpointError
+from writer_jobs.merge.rejected_rows import table_that_may_have_dropped
+from writer_jobs.writer import LockedDeltaWriter
 
 _FOLDER = "_sluice"
 # Folders with hidden names whose files Delta or Sluice deletes.
@@ -70,6 +72,27 @@ def _table_around(checkpoint: str, table: str) -> str | None:
             is_skipped = name.startswith(("_", ".")) and "=" not in name and not name.startswith(_CLEANED_UP)
             return None if is_skipped else folder
     return None
+
+
+def refuse_dropped_batch(files: HadoopFiles, checkpoint: str, writer: LockedDeltaWriter, txn: tuple[str, int]) -> None:
+    """Make sure that a batch is not one that was applied and whose transaction the table has dropped.
+
+    Spark stores the offsets of a batch before its first start, so its commits are younger than this file.
+
+    Raises:
+        CheckpointError: The table, or a table of its rejected rows, may have had the batch's transaction.
+        StorageError: The checkpoint or a table cannot be read.
+
+    """
+    offsets = files.status(f"{checkpoint.rstrip('/')}/offsets/{txn[1]}")
+    table = table_that_may_have_dropped(writer, txn[0], 0 if offsets is None else offsets.modified_ms / 1000)
+    if table is not None:
+        raise CheckpointError(
+            f"batch {txn[1]} of {checkpoint} may have been applied before: {table} drops old transactions "
+            "(delta.setTransactionRetentionDuration), and the batch was first started before that; look into the "
+            "table's history. If the batch is not in the table, set a longer duration; if it is, start the stream with "
+            "a new checkpoint"
+        )
 
 
 class StreamProgress:

@@ -21,8 +21,10 @@ from pyspark.sql.streaming import StreamingQuery
 
 from lock_manager import Hold, LockCancelledError
 from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason
 from writer_jobs.errors import StreamError
+from writer_jobs.streaming.checkpoint import refuse_dropped_batch
 from writer_jobs.writer import LockedDeltaWriter
 
 #: Trigger of a stream that applies the rows that are available at its start, and ends.
@@ -79,6 +81,7 @@ class BatchQuery:
         # The first batch may begin before start() returns the query.
         self._query: Future[StreamingQuery] = Future()
         self._context: SparkContext | None = None
+        self._checkpoint = ""
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         # Held while a batch is applied.
@@ -97,10 +100,11 @@ class BatchQuery:
             checkpoint: URI of the checkpoint folder. :func:`claim_checkpoint` has to be called before.
 
         Raises:
+            CheckpointError: The first batch may be in the table, which has dropped its transaction.
             StreamError: The query could not be started, or failed outside its batches.
 
         """
-        self._context = frame.sparkSession.sparkContext
+        self._context, self._checkpoint = frame.sparkSession.sparkContext, checkpoint
         schedule: dict[str, Any] = {"availableNow": True} if trigger == AVAILABLE_NOW else {"processingTime": trigger}
         stream = frame.writeStream.foreachBatch(self._run_batch).option("checkpointLocation", checkpoint)
         try:
@@ -178,8 +182,12 @@ class BatchQuery:
                 self._hold = hold
             self._listener.holding(number, hold.token, hold.acquired_at, batch=batch)
 
+        txn = (str(self._query.result().id), batch)
+        if number == 1:
+            # Only the first batch after a start can be a repetition.
+            refuse_dropped_batch(HadoopFiles.of(rows.sparkSession), self._checkpoint, self._writer, txn)
         self._listener.begun(number, time.time(), batch=batch)
-        result = self._apply(rows, (str(self._query.result().id), batch), before_write)
+        result = self._apply(rows, txn, before_write)
         self._listener.commit(
             number, result.commit, batch=batch, **result.counts, already_committed=result.already_applied
         )

@@ -59,9 +59,9 @@ runs:
   With --run-id ID commit i carries txnAppId=ID, txnVersion=i. A record below _sluice/runs in the table's folder has the
   division of the rows. It stores salted hashes of the reader options, not their values. A run that is started again
   skips commits that are in the table, and makes the others. Other files, other contents (size, modification time),
-  another --commits, format, reader option, session time zone or Spark version are refused. If the table forgets
-  transactions (delta.setTransactionRetentionDuration), it may have forgotten those of a run: then the run is refused,
-  too.
+  another --commits, format, reader option, session time zone or Spark version are refused. If the table drops
+  old transactions (delta.setTransactionRetentionDuration), a run that was begun before and whose sources are older than
+  that is refused, too.
 
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}.
 """

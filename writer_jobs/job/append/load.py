@@ -86,7 +86,8 @@ class AppendLoad:
 
     def _plan(self) -> _Plan:
         arguments, log = self._arguments, self._writer.log
-        state = log.state()
+        snapshot = log.snapshot()
+        state = snapshot.state
         refuse_other_partitioning(self._writer.table, state, arguments.partition_by)
         run_id = arguments.run_id
         if run_id is None:
@@ -99,11 +100,11 @@ class AppendLoad:
         committed_count = max(0, head.last_transaction)
         if committed_count == 0:
             earlier_runs = records.all()
-            if state and state.forgets_transactions and earlier_runs:
+            if any(snapshot.may_have_dropped(run_id, run.sources_modified) for run in earlier_runs):
                 raise RunError(
-                    f"run {run_id!r} was begun before, and its progress is unknown, because the table forgets "
-                    "transactions (delta.setTransactionRetentionDuration): look into the table's history, then choose "
-                    "another run id"
+                    f"run {run_id!r} was begun before, and its progress is unknown, because the table drops old "
+                    "transactions (delta.setTransactionRetentionDuration), and the sources of the run are not younger "
+                    "than that: look into the table's history, then choose another run id"
                 )
             schema = self._schema(state)
             # An attempt that ended before its first commit left a record. The record is used if nothing has changed.

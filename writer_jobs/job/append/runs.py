@@ -28,7 +28,7 @@ from writer_jobs.delta.jvm_errors import is_caused_by
 from writer_jobs.delta.table_log import DeltaTableLog, Head
 from writer_jobs.errors import RunError, StorageError
 from writer_jobs.job.append.split import SPLIT_RULE
-from writer_jobs.job.inputs.source_files import SourceFiles
+from writer_jobs.job.inputs.source_files import SourceFiles, newest_modification
 
 _RUNS_FOLDER = "_sluice/runs"
 #: Prefix of reader options that are settings of a file system, such as credentials.
@@ -82,6 +82,11 @@ class Run:
     def digest(self) -> str | None:
         """Hash of the record, which the run's commits note; None for a record of an earlier release."""
         return None if self.text is None else _digest(self.text)
+
+    @property
+    def sources_modified(self) -> float:
+        """Modification time of the newest source file, in seconds since the epoch. The run's commits are younger."""
+        return newest_modification(self.basis["source files"])
 
     def changed_inputs(self, basis: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
         """Return the names of the inputs and options that differ from the record, without their values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -61,6 +61,12 @@ class SourceFiles:
         if len(formats) != 1 or None in formats:
             raise SourceError("the format of the source files is not clear from their names: give --format")
         return str(formats.pop())
+
+
+def newest_modification(basis: Iterable[Sequence[Any]]) -> float:
+    """Return the newest modification time in a :attr:`SourceFiles.basis`, in seconds since the epoch; 0 if unknown."""
+    # A basis of an earlier release may have no modification times.
+    return max((file[2] for file in basis if len(file) > 2), default=0) / 1000  # noqa: PLR2004
 
 
 def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
