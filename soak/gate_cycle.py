@@ -1,8 +1,9 @@
 """The turn of a Spark driver through the gate: the product's writer, with the lock for the commit alone.
 
 Events and points are those of :mod:`soak.store_cycle`, with these differences: rows are computed and written before
-the lock is requested; and ``stored`` and ``releasing`` are reached when the log store has reported the outcome of the
-put, before the lock is released.
+the lock is requested; ``stored`` and ``releasing`` are reached when the log store has reported the outcome of the
+put, before the lock is released; ``acknowledged`` has the commit id, and no transaction if another writer committed the
+operation; and ``gave-up`` has the rows of an operation that the writer reported as not committed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from soak.errors import JvmGoneError
 from soak.operations import Operation
 from soak.spark_cycle import SettlingLog, SparkCycle
 from soak.steps import ACQUIRED, StepContext
-from writer_jobs import CommitUnknownError, LockedDeltaWriter
+from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter
 from writer_jobs.errors import UnprovenCommitError
 
 
@@ -104,14 +105,16 @@ class GateCycle(SparkCycle):
             self._recorded_stored = True
             self._record("stored", version=stored.version, txn=stored.txn)
 
-    def _acknowledge(self, version: int | None) -> None:
+    def _acknowledge(self, result: CommitResult | None) -> None:
+        version, commit_id = (result.version, result.commit_id) if result is not None else (None, None)
         # If there is no attempt or no version, the verdict reports that the operation is not in the table.
         txn = self._attempts[-1].txn if self._attempts else None
         if self._attempts:
             # No outcome was reported if the lock was held from the beginning, or if the commit was found in the log.
             self._record_stored(self._attempts[-1].name)
-        self._record("released", lost=self._hold.lost is not None)
-        self._record("acknowledged", version=version, txn=txn, **self._facts())
+        if self._hold_ids:
+            self._record("released", lost=self._hold.lost is not None)
+        self._record("acknowledged", version=version, txn=txn, commit_id=commit_id, **self._facts())
         if self._ids:
             self._worker.deletable[self._table].append(self._ids)
 
@@ -122,11 +125,11 @@ class GateCycle(SparkCycle):
         except JvmGoneError as gone_error:
             jvm_error = gone_error
         facts = {"error": type(jvm_error or error).__name__, "message": str(error)}
+        is_unknown = jvm_error is not None or isinstance(error, CommitUnknownError | UnprovenCommitError)
+        is_refused = isinstance(error, SluiceError) and not is_unknown
         if not self._attempts:
-            self._record("gave-up", **facts)
+            self._record("gave-up", **facts, ids=self._ids if is_refused else [])
         else:
-            is_unknown = jvm_error is not None or isinstance(error, CommitUnknownError | UnprovenCommitError)
-            is_refused = isinstance(error, SluiceError) and not is_unknown
             self._record("refused" if is_refused else "unknown", **facts, txn=self._attempts[-1].txn)
         if self._hold_ids:
             self._record("released", lost=isinstance(error, LockLostError) or self._hold.lost is not None)

@@ -175,6 +175,6 @@ def _waiters(history: Sequence[Event], death: Event) -> list[str]:
     waits: dict[str, bool] = {}
     for event in history:
         worker = str(event.get("worker"))
-        if event["event"] in ("waiting", "holding", "gave-up", "ended", "killed"):
+        if event["event"] in ("waiting", "holding", "acknowledged", "gave-up", "ended", "killed"):
             waits[worker] = event["event"] == "waiting" and event.get("table") == death["table"]
     return [worker for worker, is_waiting in waits.items() if is_waiting and worker != death.get("worker")]

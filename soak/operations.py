@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import Hold
-from writer_jobs import LockedDeltaWriter
+from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.late_rows.apply import apply_rows
 
 OperationName = Literal["append", "merge", "delete", "apply_rows"]
@@ -71,20 +71,22 @@ class Operation:
             "transaction": self.transaction,
         }
 
-    def run(self, spark: SparkSession, writer: LockedDeltaWriter, before_write: Callable[[Hold], None]) -> int | None:
-        """Execute the operation at the gate; return its version, None if the writer reports no version."""
+    def run(
+        self, spark: SparkSession, writer: LockedDeltaWriter, before_write: Callable[[Hold], None]
+    ) -> CommitResult | None:
+        """Execute the operation at the gate; return its result, None if there was nothing to commit."""
         if self.name == "delete":
-            return writer.delete(_condition("", self.deletes), lock_during="commit", before_write=before_write).version
+            return writer.delete(_condition("", self.deletes), lock_during="commit", before_write=before_write)
         rows = make_rows(spark, self.ids)
         if self.name == "append":
-            return writer.append(rows, lock_during="commit", before_write=before_write).version
+            return writer.append(rows, lock_during="commit", before_write=before_write)
         if self.name == "merge":
             merge = writer.merge(rows.alias("s"), f"t.id = s.id AND {_condition('t.', self.ids)}", alias="t")
             merge = merge.whenNotMatchedInsertAll()
-            return merge.execute(lock_during="commit", before_write=before_write).version
+            return merge.execute(lock_during="commit", before_write=before_write)
         return apply_rows(
             writer, rows, keys=["id"], event_time="at", txn=self.transaction, before_write=before_write
-        ).version
+        ).commit
 
 
 def _condition(alias: str, ids: Sequence[int]) -> str:

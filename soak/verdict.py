@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 
 from sluice.audit.checks import check_tokens
+from sluice.audit.log_files import LogCommit
 from soak.evidence import Event, Evidence, TableState
 from soak.liveness import (
     all_attempts_have_outcomes,
@@ -44,29 +45,52 @@ def _acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
-    """I2: no row or transaction is in a table twice, and no refused or unattempted transaction is in a table."""
+    """I2: no row, write or transaction is in a table twice, and no refused or unattempted one is in a table."""
     for table, state in evidence.tables.items():
-        versions_by_txn = _versions_by_txn(state)
-        for txn, versions in versions_by_txn.items():
-            if len(versions) > 1:
-                sentence = f"transaction {txn} is in {table} {len(versions)} times: versions {versions}"
-                yield Violation("I2", sentence, related_events(evidence, table, {txn}))
-        for event in _events(evidence, "refused", table):
-            if event["txn"] in versions_by_txn:
-                sentence = (
-                    f"{hold_of(event)} reported that its transaction was not committed ({event['error']}), but it is "
-                    f"version {versions_by_txn[event['txn']][0]}"
-                )
-                yield Violation("I2", sentence, related_events(evidence, table, {event["txn"]}))
-        for row, count in Counter(state.row_ids).items():
-            if count > 1:
-                yield Violation("I2", f"row {row} is in {table} {count} times")
+        yield from _repeated_writes(evidence, table, state)
+        yield from _uncommitted_in_table(evidence, table, state)
+        # Only the holder of a group commit makes an attempt; its transaction is that of the version.
         attempted = {event["txn"] for event in _events(evidence, "attempting", table)}
         for commit in state.commits:
             is_from_writer = bool(evidence.engine_info) and (commit.engine or "").startswith(evidence.engine_info)
             if is_from_writer and commit.txn_id not in attempted:
                 sentence = f"version {commit.version} of {table} belongs to a transaction that no writer attempted"
                 yield Violation("I2", sentence)
+
+
+def _repeated_writes(evidence: Evidence, table: str, state: TableState) -> Iterator[Violation]:
+    """Find transactions, writes and rows that are in a table more than once."""
+    for txn, versions in _versions_by(state, lambda write: write.txn_id).items():
+        if len(versions) > 1:
+            sentence = f"transaction {txn} is in {table} {len(versions)} times: versions {versions}"
+            yield Violation("I2", sentence, related_events(evidence, table, {txn}))
+    for commit_id, versions in _versions_by(state, _commit_id).items():
+        if len(versions) > 1:
+            yield Violation("I2", f"write {commit_id} is in {table} {len(versions)} times: versions {versions}")
+    for row, count in Counter(state.row_ids).items():
+        if count > 1:
+            yield Violation("I2", f"row {row} is in {table} {count} times")
+
+
+def _uncommitted_in_table(evidence: Evidence, table: str, state: TableState) -> Iterator[Violation]:
+    """Find operations that are in a table although their writer reported that they were not committed."""
+    versions_by_txn, rows = _versions_by(state, lambda write: write.txn_id), set(state.row_ids)
+    for event in _events(evidence, "refused", table):
+        if event["txn"] in versions_by_txn:
+            sentence = (
+                f"{hold_of(event)} reported that its transaction was not committed ({event['error']}), but it is "
+                f"version {versions_by_txn[event['txn']][0]}"
+            )
+            yield Violation("I2", sentence, related_events(evidence, table, {event["txn"]}))
+    # A writer that made no attempt may be a member of a group commit: its rows prove the commit.
+    for event in _events(evidence, "gave-up", table):
+        row = next((row for row in event.get("ids", ()) if row in rows), None)
+        if row is not None:
+            sentence = (
+                f"{hold_of(event)} reported that its operation was not committed ({event['error']}), but its row {row} "
+                f"is in {table}"
+            )
+            yield Violation("I2", sentence, [event])
 
 
 def _versions_never_change(evidence: Evidence) -> Iterator[Violation]:
@@ -150,16 +174,34 @@ def _events(evidence: Evidence, kind: str, table: str) -> list[Event]:
     return [event for event in evidence.history if event["event"] == kind and event.get("table") == table]
 
 
-def _versions_by_txn(state: TableState) -> dict[str, list[int]]:
+def _versions_by(state: TableState, identity: Callable[[LogCommit], str | None]) -> dict[str, list[int]]:
+    """Return the versions of each write by its identity; writes without one are left out."""
     versions: dict[str, list[int]] = defaultdict(list)
     for commit in state.commits:
-        if commit.txn_id is not None:
-            versions[commit.txn_id].append(commit.version)
+        for write in commit.writes:
+            if (name := identity(write)) is not None:
+                versions[name].append(commit.version)
     return versions
 
 
+def _commit_id(write: LogCommit) -> str | None:
+    return write.stamp.commit_id if write.stamp else None
+
+
+def _is_acknowledged(event: Event, write: LogCommit) -> bool:
+    """Return whether an ``acknowledged`` event is about this write.
+
+    A member of a group commit makes no attempt, so its event has no transaction, but a commit id.
+    """
+    identity = _commit_id(write) if event["txn"] is None else write.txn_id
+    return identity is not None and identity in (event["txn"], event.get("commit_id"))
+
+
 def _tokens(evidence: Evidence, table: str, state: TableState) -> list[tuple[int, int, str]]:
-    """Return version, token and transaction of each commit that a writer of the history attempted."""
+    """Return version, token and transaction of each commit that a writer of the history attempted.
+
+    The token of a group commit is that of its holder.
+    """
     tokens = {event["txn"]: event["token"] for event in _events(evidence, "attempting", table)}
     commits = ((commit.version, commit.txn_id or "") for commit in state.commits)
     return [(version, tokens[txn], txn) for version, txn in commits if txn in tokens]
@@ -191,8 +233,9 @@ def _missing_effects(
     commit = next((commit for commit in state.commits if commit.version == event["version"]), None)
     if commit is None and event["version"] is not None:
         yield f"its version {event['version']} is not in the log"
-    elif commit is not None and commit.txn_id != event["txn"]:
-        yield f"that version belongs to another transaction ({commit.txn_id})"
+    elif commit is not None and not any(_is_acknowledged(event, write) for write in commit.writes):
+        txns = ", ".join(str(write.txn_id) for write in commit.writes)
+        yield f"that version belongs to another transaction ({txns})"
     wrong = {row: counts[row] for row in event["ids"] if counts[row] != 1 and (counts[row] or row not in to_delete)}
     for row, count in list(wrong.items())[:1]:
         yield f"{len(wrong)} of its {len(event['ids'])} rows are not there exactly once (row {row}: {count} times)"

@@ -164,8 +164,8 @@ class CommitUnknownError(WriteFailedError):
 
     Attributes:
         commit_id: Id of the commit in the table's log. For a write of ``LockedDeltaWriter`` it is ``sluice.commit_id``
-            in the ``commitInfo`` or the ``userMetadata``, for any other commit ``sluice.attempt`` in the
-            ``commitInfo``. ``sluice log --json`` prints all of them.
+            in the ``commitInfo``, in an object of its ``sluice.group`` or in the ``userMetadata``, for any other commit
+            ``sluice.attempt`` in the ``commitInfo``. ``sluice log --json`` prints all of them.
 
     """
 

@@ -10,6 +10,10 @@ The note describes the write: commit id, run, the caller's metadata. It is the k
 The commit id is the write id of one attempt of one operation. The stamp contains it only if the thread that executed
 the attempt made the commit (:func:`is_commit_of`). An empty commit that fills a version has neither a commit id nor a
 record of a write; readers ignore those keys in it.
+
+A version may contain the appends of several writers: a group commit. Then the stamp has the key ``group``, a list with
+an object for each writer, the holder first. Each object contains the writer's part of the ``commitInfo``:
+:func:`writer_infos` returns the complete ``commitInfo`` of each writer, for the other functions of this module.
 """
 
 from __future__ import annotations
@@ -28,8 +32,11 @@ _STAMP = "sluice"
 _COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
 _OBSERVED = "observed"
+_GROUP = "group"
+# Keys of the stamp that describe the hold and the put. They are the same for all writers of a group commit.
+_HOLD_KEYS = ("hold", "ensemble", "nodes", "acquired_at", _ATTEMPT)
 # A caller's metadata cannot set these keys of the stamp.
-_RESERVED = frozenset({_COMMIT_ID, _FILLS, _OBSERVED})
+_RESERVED = frozenset({_COMMIT_ID, _FILLS, _OBSERVED, _GROUP})
 MAINTENANCE = "maintenance"
 """Key of the record of a commit of maintenance: the action and its subject."""
 CHANGES = "changes"
@@ -133,6 +140,26 @@ def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> s
 def is_empty_commit(info: Mapping[str, Any]) -> bool:
     """Return whether a commit only fills a version that an earlier hold may still put."""
     return _FILLS in _object(info.get(_STAMP))
+
+
+def writer_infos(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a ``commitInfo`` for each writer of a version: the holder's, then those of the members, in queue order.
+
+    A writer's object in the stamp's ``group`` overrides keys of the version's ``commitInfo``, such as
+    ``operationMetrics`` and ``userMetadata``. Its stamp consists of its own ``sluice`` and the version's hold.
+
+    Returns:
+        Only ``info`` for an ordinary commit, and if the list of writers cannot be parsed.
+
+    """
+    stamp = _object(info.get(_STAMP))
+    writers = [] if is_empty_commit(info) else stamp.get(_GROUP)
+    if not isinstance(writers, list) or not writers:
+        return [info]
+    if not all(isinstance(_object(writer).get(_STAMP), dict) for writer in writers):
+        return [info]
+    hold = {key: stamp[key] for key in _HOLD_KEYS if key in stamp}
+    return [{**info, **writer, _STAMP: {**hold, **writer[_STAMP]}} for writer in writers]
 
 
 def is_commit_of(info: Mapping[str, Any], write_id: str, *, guarded: bool) -> bool:

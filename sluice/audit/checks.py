@@ -248,9 +248,11 @@ def check_names(commits: Iterable[LogCommit], *, adopted_name: str = "") -> Iter
 def check_commit_ids(commits: Iterable[LogCommit]) -> Iterator[str]:
     """Find writes that are in the log more than once."""
     writes = (
-        (commit.stamp.commit_id, commit.version)
+        (write.stamp.commit_id, write.version)
         for commit in commits
-        if commit.stamp is not None and any(file.changes_data for file in commit.adds)
+        if any(file.changes_data for file in commit.adds)
+        for write in commit.writes
+        if write.stamp is not None
     )
     for commit_id, versions in _group_versions(writes).items():
         if len(versions) > 1:

@@ -63,13 +63,26 @@ def _commit_json(commit: LogCommit) -> dict[str, Any]:
         "shared_tokens": dict(stamp.shared_tokens) if stamp else {},
         "acquired_at": stamp.acquired_at if stamp else None,
         "commit_id": stamp.commit_id if stamp else None,
+        "writers": [_writer_json(write) for write in commit.writes],
         "adopted_by": commit.adopted_by or None,
         "adopted_name": commit.adopted_name or None,
     }
 
 
+def _writer_json(write: LogCommit) -> dict[str, Any]:
+    stamp = write.stamp
+    return {
+        "commit_id": stamp.commit_id if stamp else None,
+        "job": stamp.job if stamp else None,
+        "rows": write.rows,
+    }
+
+
 def print_log(location: str, commits: Sequence[LogCommit | str], console: Console) -> None:
-    """Print a line for each commit, with ids cut to 8 characters. Commits without the lock are yellow."""
+    """Print a line for each version, with ids cut to 8 characters. Commits without the lock are yellow.
+
+    A version with the appends of several writers has a further line for each writer.
+    """
     console = table_console(console)
     ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
     # A single ensemble is in the title and needs no column.
@@ -85,7 +98,8 @@ def print_log(location: str, commits: Sequence[LogCommit | str], console: Consol
             problems.append(commit)
             continue
         cells = _cells(commit, _TIME_FORMAT if console.width >= _MIN_WIDTH_WITH_YEAR else _SHORT_TIME_FORMAT)
-        table.add_row(*(cells[name] for name in columns), style=None if commit.stamp else "yellow")
+        for line in (cells, *(_writer_cells(number, write) for number, write in enumerate(commit.group, 1))):
+            table.add_row(*(line[name] for name in columns), style=None if commit.stamp else "yellow")
     console.print(table)
     print_problems(problems, console)
 
@@ -96,7 +110,7 @@ def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
         "version": str(commit.version),
         "time (UTC)": time,
         "operation": commit.operation or "",
-        "rows": "" if commit.rows is None else f"{commit.rows:,}",
+        "rows": _rows_text(commit),
         "engine": (commit.engine or "unknown").rpartition(" ")[2],
         "hold": "observed" if commit.observed else "no lock",
     }
@@ -106,8 +120,22 @@ def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
     tokens = [*stamp.tokens.values(), *stamp.shared_tokens.values()]
     suffix = f" +{len(tokens) - 1}" if len(tokens) > 1 else ""
     return cells | {
-        "job": stamp.job or "",
+        "job": f"{len(commit.group)} writers" if commit.group else stamp.job or "",
         "hold": stamp.hold[:_ID_LENGTH] if stamp.fenced else f"{stamp.hold[:_ID_LENGTH]}, not fenced",
         "token": f"{max(stamp.tokens.values() or tokens, default=0)}{suffix}",
         "ensemble": stamp.ensemble[:_ID_LENGTH],
     }
+
+
+def _writer_cells(number: int, write: LogCommit) -> dict[str, str]:
+    """Return the cells of a writer's line below its version; ``number`` counts from 1."""
+    job = write.stamp.job if write.stamp else None
+    return dict.fromkeys(_COLUMNS, "") | {
+        "operation": f"writer {number}",
+        "rows": _rows_text(write),
+        "job": job or "",
+    }
+
+
+def _rows_text(commit: LogCommit) -> str:
+    return "" if commit.rows is None else f"{commit.rows:,}"

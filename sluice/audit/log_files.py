@@ -10,11 +10,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
-from lock_manager.table_records.commit_stamp import CommitStamp, observed_refusal, parse_stamp
+from lock_manager.table_records.commit_stamp import CommitStamp, observed_refusal, parse_stamp, writer_infos
 from sluice.audit.log_folder import PARALLEL_READS, LogFolder
 from sluice.errors import AuditError
 
@@ -80,6 +80,8 @@ class LogCommit:
         stamp: The commit stamp; None if there is none.
         adopted_by: Id of the adopting ensemble after this commit, "" for none; None if the commit has no ``metaData``.
         adopted_name: The adopted name after this commit, "" for none; None if the commit has no ``metaData``.
+        group: For a version with the appends of several writers: a commit for each writer, the holder first, without
+            ``adds``. Empty for all other versions.
 
     """
 
@@ -97,6 +99,12 @@ class LogCommit:
     adopted_name: str | None = None
     adds: tuple[DataFile, ...] = ()
     removes: tuple[DataFile, ...] = ()
+    group: tuple[LogCommit, ...] = ()
+
+    @property
+    def writes(self) -> tuple[LogCommit, ...]:
+        """A commit for each writer of the version; of an ordinary commit, the commit itself."""
+        return self.group or (self,)
 
 
 @dataclass(frozen=True)
@@ -197,10 +205,23 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
     """
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    timestamp = info.get("timestamp")
+    infos = writer_infos(info)
     adds = tuple(_parse_data_file(action["add"]) for action in actions if "add" in action)
     metadata = next((action["metaData"] for action in actions if "metaData" in action), None)
     properties = None if metadata is None else metadata.get("configuration") or {}
+    return replace(
+        _parse_info(version, info, adds),
+        adopted_by=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
+        adopted_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
+        adds=adds,
+        removes=tuple(_parse_data_file(action["remove"]) for action in actions if "remove" in action),
+        group=tuple(_parse_info(version, writer) for writer in infos) if len(infos) > 1 else (),
+    )
+
+
+def _parse_info(version: int, info: Mapping[str, Any], adds: Sequence[DataFile] = ()) -> LogCommit:
+    """Parse a ``commitInfo``; ``adds`` are the files with the commit's rows, if they are known."""
+    timestamp = info.get("timestamp")
     return LogCommit(
         version=version,
         timestamp=timestamp / 1000 if isinstance(timestamp, int) else None,
@@ -212,10 +233,6 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
         rows=_row_count(info, adds),
         observed=observed_refusal(info),
         stamp=parse_stamp(info),
-        adopted_by=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
-        adopted_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
-        adds=adds,
-        removes=tuple(_parse_data_file(action["remove"]) for action in actions if "remove" in action),
     )
 
 

@@ -91,10 +91,13 @@ def _overwritten_text(last_compared: int, version: int, unseen: AbstractSet[int]
 
 @limit_problems
 def check_transactions(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> Iterator[str]:
-    """Find versions whose content and checksum are of different transactions."""
+    """Find versions whose content and checksum are of different transactions.
+
+    Each writer of a version may have written the checksum.
+    """
     for commit in commits:
         txn_id = checksums.get(commit.version, Checksum()).txn_id
-        if None not in (txn_id, commit.txn_id) and txn_id != commit.txn_id:
+        if None not in (txn_id, commit.txn_id) and all(txn_id != write.txn_id for write in commit.writes):
             yield (
                 f"version {commit.version} was overwritten: its checksum is of transaction {txn_id}, "
                 f"its content of {commit.txn_id}"

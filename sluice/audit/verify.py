@@ -46,6 +46,7 @@ class Verification:
         version: The newest version.
         first_version: The oldest version whose file exists (log clean-up removes old ones).
         commits: Number of version files.
+        writes: Number of writes. It is larger than ``commits`` if versions contain the appends of several writers.
         rows_found: Number of rows, counted by reading a column of every data file; None if the table cannot be read.
         rows_in_log: Number of rows by the log's statistics, without the rows that deletion vectors delete; None if a
             file has no statistics.
@@ -71,6 +72,7 @@ class Verification:
     version: int
     first_version: int
     commits: int
+    writes: int
     rows_found: int | None = None
     rows_in_log: int | None = None
     key: tuple[str, ...] = ()
@@ -165,6 +167,7 @@ def verify_table(
         version=versions[-1],
         first_version=versions[0],
         commits=len(versions),
+        writes=len(unreadable) + sum(len(commit.writes) for commit in commits),
         rows_found=reading.rows_found,
         rows_in_log=reading.rows_in_log,
         key=tuple(key),

@@ -99,7 +99,8 @@ def log(
 
     Reads only the log, without Spark and without ZooKeeper. Marks commits
     without the lock. "rows" is the number of rows that a write wrote, or that
-    MERGE, UPDATE or DELETE changed.
+    MERGE, UPDATE or DELETE changed. A version with the appends of several
+    writers also has a line for each writer.
 
     [bold]sluice log s3a://lake/flights[/]
     [bold]sluice log ./flights --limit 0 --json[/]
@@ -249,8 +250,10 @@ def _print_verification(verification: Verification, console: Console) -> None:
     figures = [
         ("versions", f"{verification.first_version:,} to {verification.version:,}"),
         ("commits in the log", count(verification.commits)),
-        ("with the lock", count(verification.locked_commits)),
     ]
+    if verification.writes > verification.commits:
+        figures.append(("  writes in these commits", count(verification.writes)))
+    figures.append(("with the lock", count(verification.locked_commits)))
     if verification.unfenced_commits:
         figures.append(("  stamped by the writer, not fenced by the guard", count(verification.unfenced_commits)))
     figures += [

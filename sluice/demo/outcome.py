@@ -123,7 +123,7 @@ def judge(
     """
     acknowledged_commits = [commit for writer in writers for commit in writer.commits]
     acknowledged_ids = {commit.commit_id for commit in acknowledged_commits}
-    ids_in_log = [log_id for commit in log if (log_id := commit_id(commit)) is not None]
+    ids_in_log = [log_id for commit in log for write in commit.writes if (log_id := commit_id(write)) is not None]
     lost_ids = acknowledged_ids - set(ids_in_log)
     lost_commits = [
         f"{commit.commit_id} (writer {commit.writer}, {commit.rows} rows)"

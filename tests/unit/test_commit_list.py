@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from sluice.audit.log_files import parse_commit
 from sluice.commands.app import app
+from tests.support.group_commits import group_info, writer
 
 RUNNER = CliRunner()
 
@@ -114,10 +115,36 @@ def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
         "shared_tokens": {"t": 0x300000001},
         "acquired_at": 1_795_261_700.0,
         "commit_id": "attempt-3",
+        "writers": [{"commit_id": "attempt-3", "job": None, "rows": 8419}],
         "adopted_by": None,
         "adopted_name": None,
     }
     assert (observed_commit["locked"], observed_commit["observed"]) == (False, "LockNotHeldError")
+
+
+def test_a_version_of_several_writers_has_a_line_for_each(table: Path) -> None:
+    info = group_info(
+        writer("a", rows=1000, job="nightly"), writer("b", rows=2), writer("c", rows=3, job="hourly"), hold=stamp(4)
+    )
+    write_version(table, 4, **info)
+    result = RUNNER.invoke(app, ["log", str(table), "--limit", "2"])
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    first = next(index for index, line in enumerate(lines) if line[:1] == ["4"])
+    assert lines[first][3:] == ["WRITE", "1,005", "3", "writers", "40123456", "8589934612", "Delta-Lake/4.4.0"]
+    assert lines[first + 1 : first + 4] == [
+        ["writer", "1", "1,000", "nightly"],
+        ["writer", "2", "2"],
+        ["writer", "3", "3", "hourly"],
+    ]
+    assert lines[first + 4][0] == "3"
+    commit = json.loads(RUNNER.invoke(app, ["log", str(table), "--json", "--limit", "1"]).stdout)["commits"][0]
+    assert (commit["rows"], commit["commit_id"], commit["job"]) == (1005, "a", "nightly")
+    assert commit["writers"] == [
+        {"commit_id": "a", "job": "nightly", "rows": 1000},
+        {"commit_id": "b", "job": None, "rows": 2},
+        {"commit_id": "c", "job": "hourly", "rows": 3},
+    ]
 
 
 def test_a_limit_reads_no_further_versions_and_0_is_no_limit(table: Path) -> None:

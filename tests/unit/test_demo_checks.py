@@ -102,6 +102,13 @@ def test_a_commit_that_is_in_the_log_twice_is_reported(record: Record) -> None:
     assert record.judge().problems == ("1 commit in the log more than once",)
 
 
+def test_commits_of_all_writers_of_a_version_are_counted(record: Record) -> None:
+    record.log[2:] = [replace(record.log[2], group=(record.log[2], replace(record.log[3], version=2)))]
+    outcome = record.judge()
+    assert outcome.ok, outcome.problems
+    assert (outcome.commits_in_log, outcome.versions) == (4, 3)
+
+
 def test_a_planned_commit_without_a_record_is_reported(record: Record) -> None:
     record.writers[1].commits.pop()
     record.log.pop()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sluice.audit.log_files import LogCommit
 from soak.evidence import Evidence
 from soak.verdict import INVARIANTS, judge
 from soak.violation import Violation
@@ -107,6 +108,52 @@ def test_i12_detects_a_thread_that_reports_the_commit_of_another(step: dict[str,
     violations = violations_of(evidence_with_events(report), "I12")
     assert len(violations) == len(sentences)
     assert all(sentence in violation.sentence for sentence, violation in zip(sentences, violations, strict=True))
+
+
+def evidence_with_group(*members: LogCommit, **changes: Any) -> Evidence:
+    """Return evidence with a group commit as its newest version."""
+    commits = [commit(0, 5), commit(1, 7), replace(commit(2, 9), group=(commit(2, 9), *members))]
+    return evidence_with_table(commits=commits, **changes)
+
+
+def member(txn: str, commit_id: str) -> LogCommit:
+    holder = commit(2, 9, txn)
+    assert holder.stamp is not None
+    return replace(holder, stamp=replace(holder.stamp, commit_id=commit_id))
+
+
+def test_each_writer_of_a_group_may_acknowledge_its_version() -> None:
+    rows = [0, 1, 10, 11, 20, 21, 30, 31]
+    evidence = evidence_with_group(member("t3", "c3"), row_ids=rows)
+    by_commit_id = acknowledged_event(txn=None, commit_id="c3", ids=[30, 31])
+    assert judge(replace(evidence, history=[*evidence.history, by_commit_id])) == []
+    by_transaction = acknowledged_event(txn="t3", ids=[30, 31])
+    assert judge(replace(evidence, history=[*evidence.history, by_transaction])) == []
+    for changes in ({"txn": None, "commit_id": "c4"}, {"txn": None}, {"txn": "t4"}):
+        events = [*evidence.history, acknowledged_event(**changes)]
+        sentence = sentence_of(replace(evidence, history=events), "I1")
+        assert "that version belongs to another transaction (t2, t3)" in sentence
+
+
+def test_i2_detects_writes_of_members_that_are_repeated() -> None:
+    repeated = evidence_with_group(member("t1", "c3"), member("t4", "c4"), member("t5", "c4"))
+    assert [violation.sentence for violation in violations_of(repeated, "I2")] == [
+        "transaction t1 is in s3a://lake/soak-0 2 times: versions [1, 2]",
+        "write c4 is in s3a://lake/soak-0 2 times: versions [2, 2]",
+    ]
+
+
+def test_i2_detects_members_that_are_reported_as_not_committed() -> None:
+    evidence = evidence_with_group(member("t3", "c3"), row_ids=[0, 1, 10, 11, 20, 21, 30, 31])
+    writer = {"worker": "writer-2", "token": 7, "error": "LockTimeoutError"}
+    refused = event("refused", 3.0, **writer, txn="t3")
+    sentence = sentence_of(replace(evidence, history=[*evidence.history, refused]), "I2")
+    assert "not committed (LockTimeoutError), but it is version 2" in sentence
+    gave_up = event("gave-up", 3.0, **writer, ids=[30, 31])
+    sentence = sentence_of(replace(evidence, history=[*evidence.history, gave_up]), "I2")
+    assert "not committed (LockTimeoutError), but its row 30 is in s3a://lake/soak-0" in sentence
+    gave_up["ids"] = [40, 41]
+    assert violations_of(replace(evidence, history=[*evidence.history, gave_up]), "I2") == []
 
 
 def test_i2_detects_refused_duplicate_and_unattempted_commits() -> None:
@@ -255,6 +302,9 @@ def test_i7_detects_a_late_takeover(seconds: float | None, late: bool) -> None: 
     assert bool(violations_of(evidence, "I7")) is late
     without_waiter = [event for event in history if event["event"] != "waiting"]
     assert violations_of(replace(evidence, history=without_waiter), "I7") == []
+    # A member of a group commit gets no lock.
+    acknowledged = event("acknowledged", 0.2, worker="writer-2", incarnation=2, txn=None, version=2, ids=[])
+    assert violations_of(replace(evidence, history=[*history[:2], acknowledged, *history[2:]]), "I7") == []
     another_table = [{**event, "table": "another"} if event["event"] == "waiting" else event for event in history]
     assert violations_of(replace(evidence, history=another_table), "I7") == []
 

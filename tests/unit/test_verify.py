@@ -22,6 +22,7 @@ from sluice.audit.checks import version_ranges
 from sluice.audit.verify import Verification, verify_table
 from sluice.commands.app import app
 from sluice.errors import AuditError, LogAccessError
+from tests.support.group_commits import group_info, writer
 
 TABLE = "s3://lake/flights"
 SPARK_TABLE = Path(__file__).parents[1] / "data" / "deletion_vectors.zip"
@@ -252,6 +253,27 @@ def test_a_version_overwritten_with_an_earlier_one_is_found(table: EditableTable
     assert "version 3 carries fencing token 101, not above 102 of version 2" in problems
 
 
+def test_writes_of_several_writers_of_a_version_are_counted(
+    table: EditableTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    ordinary_output = CliRunner().invoke(app, ["verify", str(table.path)]).stdout
+    assert "writes in these commits" not in ordinary_output
+    table.append([10, 11, 12], group_info(writer("a", rows=1), writer("b", rows=2), hold=stamp(5)["sluice"]))
+    result = table.verify(key=["id"])
+    assert result.problems == ()
+    assert (result.commits, result.writes, result.locked_commits) == (6, 7, 6)
+    lines = CliRunner().invoke(app, ["verify", str(table.path)]).stdout.splitlines()
+    assert any(re.fullmatch(r" *writes in these commits +7 *", line) for line in lines), lines
+
+
+def test_a_write_that_is_repeated_by_a_member_is_found(table: EditableTable) -> None:
+    table.append([10, 11], group_info(writer("a"), writer("commit-1"), hold=stamp(5)["sluice"]))
+    assert table.problem() == "write commit-1 is in the log 2 times (versions 1, 5)"
+    table.append([12, 13], group_info(writer("b"), writer("b"), hold=stamp(6)["sluice"]))
+    assert "write b is in the log 2 times (versions 6, 6)" in table.verify().problems
+
+
 def test_a_version_overwritten_by_a_later_holder_is_found(table: EditableTable, tmp_path: Path) -> None:
     # On a store without put-if-absent, a rival stores its own commit under the same version.
     rival = EditableTable(tmp_path / "rival")
@@ -393,6 +415,12 @@ def test_a_removed_newest_version_is_found_by_its_checksum(spark_table: Editable
 def test_an_overwritten_version_is_found_by_its_checksum(spark_table: EditableTable) -> None:
     spark_table.update_action(7, "commitInfo", txnId="another")
     assert "version 7 was overwritten" in spark_table.problem()
+
+
+def test_each_writer_of_a_version_may_write_its_checksum(spark_table: EditableTable) -> None:
+    member = {**writer("b"), "txnId": json.loads(spark_table.checksum_file(7).read_text())["txnId"]}
+    spark_table.update_action(7, "commitInfo", **group_info(writer("a"), member))
+    assert spark_table.verify().problems == ()
 
 
 def test_an_overwritten_version_is_found_by_a_later_checksum(spark_table: EditableTable) -> None:

@@ -9,12 +9,15 @@ import pkgutil
 import signal
 import sys
 import threading
-from typing import Any
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.types import StructType
 
 import writer_jobs
+from lock_manager import Hold
 from lock_manager.table_records.commit_stamp import (
     CHANGES,
     MAINTENANCE,
@@ -27,8 +30,12 @@ from lock_manager.table_records.commit_stamp import (
     note_of,
     note_of_write,
     parse_stamp,
+    run_of,
+    stamp_of,
     watermark_of,
+    writer_infos,
 )
+from tests.support.group_commits import HOLD, group_info, writer
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escape_glob
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import RunError, SourceError
@@ -92,6 +99,45 @@ def test_commit_ids_come_from_the_stamp_and_the_note() -> None:
 
 
 STAMP = {"hold": "h", "ensemble": "e", "nodes": [], "acquired_at": 1.0, "attempt": "put", "job": "nightly"}
+
+
+def test_each_writer_of_a_group_has_its_records() -> None:
+    watermark = {"at": "2013-01-01T00:00:00+00:00", "stream": "s"}
+    info = group_info(
+        writer("a", rows=1, job="nightly", run={"id": "r", "commit": 1}),
+        writer("b", rows=2),
+        writer("c", rows=3, job="hourly", **{CHANGES: "batch", WATERMARK: watermark}),
+    )
+    infos = writer_infos(info)
+    assert [is_commit_of(info, "c", guarded=True) for info in infos] == [False, False, True]
+    assert [is_commit_of(info, "c", guarded=False) for info in infos] == [False, False, True]
+    assert [commit_ids_of(info) for info in infos] == [["a"], ["b"], ["c"]]
+    assert [run_of(info).get("id") for info in infos] == ["r", None, None]
+    assert [batch_of(info) for info in infos] == [None, None, "batch"]
+    assert [watermark_of(info) for info in infos] == [None, None, (datetime(2013, 1, 1, tzinfo=UTC), "s")]
+    assert [info["operationMetrics"]["numOutputRows"] for info in infos] == ["1", "2", "3"]
+    assert all("group" not in info["sluice"] for info in infos)
+    stamps = [stamp for info in infos if (stamp := parse_stamp(info)) is not None]
+    assert [(stamp.commit_id, stamp.job) for stamp in stamps] == [("a", "nightly"), ("b", None), ("c", "hourly")]
+    assert {(stamp.hold, *stamp.tokens.items()) for stamp in stamps} == {(HOLD["hold"], ("t", 7))}
+
+
+@pytest.mark.parametrize("group", [None, [], {}, "text", [1], [{}], [{"sluice": "text"}], [writer("a"), {"sluice": 1}]])
+def test_a_group_that_cannot_be_parsed_is_ignored(group: object) -> None:
+    info = {"sluice": {**STAMP, "commit_id": "c", "group": group}}
+    assert writer_infos(info) == [info]
+
+
+@pytest.mark.parametrize(
+    "info", [{}, {"sluice": "text"}, {"sluice": {}}, {"sluice": {"group": [writer("a")], "occupies": ["h"]}}]
+)
+def test_other_commits_have_one_writer(info: dict[str, Any]) -> None:
+    assert writer_infos(info) == [info]
+
+
+def test_metadata_of_a_caller_sets_no_group() -> None:
+    hold = cast("Hold", SimpleNamespace(hold_id="h", ensemble_id="e", tokens={}, exclusive_keys=(), acquired_at=1.0))
+    assert "group" not in stamp_of(hold, {"group": [writer("a")], "job": "nightly"})
 
 
 @pytest.mark.parametrize("source", ["stamp", "note"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager.intents import NO_VERSION
-from lock_manager.table_records.commit_stamp import batch_of, is_commit_of, run_of
+from lock_manager.table_records.commit_stamp import batch_of, is_commit_of, run_of, writer_infos
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.java_classes import java_class, log_store, scala_object
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, error_reason, has_condition, is_caused_by
@@ -208,9 +208,9 @@ class DeltaTableLog:
 
         """
         version = after
-        for version, info in self.infos_after(after):
-            if is_commit_of(info, write_id, guarded=guarded):
-                return Commit.of(version, info.get("operationMetrics", {})), version
+        for version, infos in self.infos_after(after):
+            if (commit := _commit_of_write(infos, write_id, version, guarded=guarded)) is not None:
+                return commit, version
         return self._find_after_gap(write_id, after=version, guarded=guarded)
 
     def _find_after_gap(self, write_id: str, *, after: int, guarded: bool) -> tuple[Commit | None, int]:
@@ -220,9 +220,8 @@ class DeltaTableLog:
             return None, after
         version = newest
         while version > after and (line := self._first_line(version)) is not None:
-            info = parse_commit_info(line)
-            if is_commit_of(info, write_id, guarded=guarded):
-                return Commit.of(version, info.get("operationMetrics", {})), version
+            if (commit := _commit_of_write(parse_writer_infos(line), write_id, version, guarded=guarded)) is not None:
+                return commit, version
             version -= 1
         if version == after:
             # Other writers committed these versions after the first search.
@@ -236,17 +235,17 @@ class DeltaTableLog:
         """Return whether a version after ``after`` has a batch of changes, or log clean-up removed such a version."""
         # The head is read first, so that versions that are committed meanwhile do not hide a missing one.
         newest = self.head().version
-        infos = [info for _, info in self.infos_after(after)]
-        return any(batch_of(info) == batch for info in infos) or len(infos) < newest - after
+        versions = [infos for _, infos in self.infos_after(after)]
+        return any(batch_of(info) == batch for infos in versions for info in infos) or len(versions) < newest - after
 
-    def infos_after(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield each version after a version with its ``commitInfo``, up to the first missing version.
+    def infos_after(self, version: int) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
+        """Yield each version after a version with the ``commitInfo`` of each writer, up to the first missing version.
 
         The version files are read without a cache.
         """
         version += 1
         while (line := self._first_line(version)) is not None:
-            yield version, parse_commit_info(line)
+            yield version, parse_writer_infos(line)
             version += 1
 
     def find_run(self, run_id: str, *, newest: int) -> tuple[Mapping[str, Any] | None, int]:
@@ -263,10 +262,11 @@ class DeltaTableLog:
 
         """
         oldest = newest + 1
-        for version, run in self._runs_before(oldest):
+        for version, runs in self._runs_before(oldest):
             oldest = version
-            if run.get("id") == run_id:
-                return run, oldest
+            for run in runs:
+                if run.get("id") == run_id:
+                    return run, oldest
         return None, oldest
 
     def run_versions(self, run_id: str, *, newest: int) -> dict[int, int]:
@@ -279,18 +279,20 @@ class DeltaTableLog:
 
         """
         versions: dict[int, int] = {}
-        for version, run in islice(self._runs_before(newest + 1), _RUN_VERSIONS):
-            if run.get("id") == run_id:
-                versions[int(run["commit"])] = version
-                if run["commit"] == 1:
-                    break
+        for version, runs in islice(self._runs_before(newest + 1), _RUN_VERSIONS):
+            versions |= {int(run["commit"]): version for run in runs if run.get("id") == run_id}
+            if 1 in versions:
+                break
         return versions
 
-    def _runs_before(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the versions before a version, newest first, with their note of a run (empty if there is none)."""
+    def _runs_before(self, version: int) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
+        """Yield the versions before a version, newest first, with each writer's note of a run (empty if it has none).
+
+        The last writer of a version is the first in its list.
+        """
         while version > 0 and (line := self._first_line(version - 1)) is not None:
             version -= 1
-            yield version, run_of(parse_commit_info(line))
+            yield version, [run_of(info) for info in reversed(parse_writer_infos(line))]
 
     def make_empty_commit(self) -> int:
         """Make an empty commit, and return its version.
@@ -351,6 +353,25 @@ class DeltaTableLog:
     def _delta_log(self) -> Any:
         delta_log = java_class(self._jvm, f"{_DELTA}.DeltaLog")
         return delta_log.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
+
+
+def _commit_of_write(
+    infos: Iterable[Mapping[str, Any]], write_id: str, version: int, *, guarded: bool
+) -> Commit | None:
+    """Return the commit of an operation attempt, with its own metrics; None if no writer of the version made it."""
+    return next(
+        (
+            Commit.of(version, info.get("operationMetrics", {}))
+            for info in infos
+            if is_commit_of(info, write_id, guarded=guarded)
+        ),
+        None,
+    )
+
+
+def parse_writer_infos(line: str) -> list[Mapping[str, Any]]:
+    """Parse a line of a version file: return the ``commitInfo`` of each writer; an empty object if it has none."""
+    return writer_infos(parse_commit_info(line))
 
 
 def parse_commit_info(line: str) -> dict[str, Any]:

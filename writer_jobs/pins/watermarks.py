@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from lock_manager.errors import PinError
 from lock_manager.table_records.commit_stamp import WATERMARK, watermark_of
 from writer_jobs.delta.hadoop_files import escape_glob
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
-from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, parse_commit_info
+from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, parse_writer_infos
 from writer_jobs.errors import StorageError
 
 _RESTORE = "RESTORE"
@@ -44,7 +44,7 @@ class Watermarks:
         self._watermarks: list[_StreamWatermark] = []
         for version, line in _relevant_commits(spark, log.location):
             if version <= self._version:
-                self._add_commit(version, parse_commit_info(line))
+                self._add_commits(version, parse_writer_infos(line))
 
     def passed_version(
         self, moment: datetime, table: str, *, left_out: Collection[str], accept_none: bool
@@ -66,9 +66,9 @@ class Watermarks:
             PinError: A stream is not past the moment, or the log has no watermarks.
 
         """
-        for version, info in self._log.infos_after(self._version):
+        for version, infos in self._log.infos_after(self._version):
             self._version = version
-            self._add_commit(version, info)
+            self._add_commits(version, infos)
         watermarks = [watermark for watermark in self._watermarks if watermark.stream not in left_out]
         if not watermarks and not accept_none:
             exception = " that is not left out" if left_out else ""
@@ -90,6 +90,10 @@ class Watermarks:
                     f"{moment.isoformat()}: try again later, or leave that stream out if it has ended"
                 )
         return max(passed_versions.values(), default=None)
+
+    def _add_commits(self, version: int, infos: Iterable[Mapping[str, Any]]) -> None:
+        for info in infos:
+            self._add_commit(version, info)
 
     def _add_commit(self, version: int, info: Mapping[str, Any]) -> None:
         if info.get("operation") == _RESTORE:
