@@ -19,8 +19,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self
 
 from lock_manager.intents import Intent
 from lock_manager.partitions import Partition
@@ -51,6 +51,26 @@ class Cancellation:
     def on_request(self, callback: Callable[[], None]) -> None:
         """Let each later :meth:`request` call ``callback`` instead of the previous callback."""
         self._callback = callback
+
+
+class Offer:
+    """An append that a holder may commit for a request while the request waits in the queue.
+
+    Args:
+        data: The offer (JSON values), see :mod:`lock_manager.guard.group_commit`.
+
+    Attributes:
+        write_id: Write id of the append.
+        requests: Ids of the requests that had the offer in the queue.
+        is_uncertain: Whether a request with the offer may appear in the queue later.
+
+    """
+
+    def __init__(self, write_id: str, data: Mapping[str, Any]) -> None:
+        self.write_id = write_id
+        self.data = data
+        self.requests: list[str] = []
+        self.is_uncertain = False
 
 
 class Intents(Protocol):
@@ -189,13 +209,39 @@ class Hold(Protocol):
 
         """
 
-    def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
+    def intend(
+        self,
+        version: int,
+        *,
+        txn: str | None,
+        attempt: str,
+        table: str | None = None,
+        members: Mapping[str, str] = MappingProxyType({}),
+    ) -> Mapping[str, str]:
         """Check the hold as :meth:`check` does and, in the same request, write the intent to put ``version``.
+
+        Args:
+            members: Write ids of waiting requests whose offers the version will contain, by key of :meth:`offers`.
+
+        Returns:
+            The members that still waited at that time. The intent names their write ids.
 
         Raises:
             LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: See
                 :meth:`check`. The version must not be put.
 
+        """
+
+    def offers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the offers of the requests behind this exclusive hold of one table, in queue order, by any key.
+
+        They end before the first request that has no offer. If they cannot be read soon, there are none.
+        """
+
+    def dismiss(self, members: Collection[str]) -> None:
+        """Remove requests, given by their keys, from the queue, because their offers are committed.
+
+        Does not wait, and raises no error: a request that remains in the queue finds its commit in the log.
         """
 
     def on_loss(self, callback: Callable[[Self], None]) -> None:
@@ -267,8 +313,22 @@ class LockManager(Protocol):
         *,
         timeout_seconds: float | None = None,
         cancellation: Cancellation | None = None,
+        offer: Offer | None = None,
     ) -> Hold:
-        """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock."""
+        """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock.
+
+        Raises:
+            ContenderGoneError: The request has an offer, and has left the queue: a holder may have committed the offer.
+
+        """
+
+    def is_offered(self, table: str, offer: Offer, timeout_seconds: float) -> bool:
+        """Return whether a holder may still commit an offer of an earlier acquire on a table.
+
+        Raises:
+            EnsembleUnavailableError, EnsembleRefusedError: The coordinator gave no answer.
+
+        """
 
     def cancel(self, resource: str | os.PathLike[str] | TableResource) -> int:
         """Cancel every ``acquire`` of this manager that waits for ``resource``; return their number."""

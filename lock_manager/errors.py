@@ -19,6 +19,7 @@
     └── LockError
         ├── LockTimeoutError (TimeoutError)        not acquired before the deadline
         ├── LockCancelledError (RuntimeError)      a waiting acquire was cancelled
+        ├── ContenderGoneError (RuntimeError)      a waiting request was removed from the queue
         ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
         ├── UnguardedError (RuntimeError)          a lock on partitions without a commit guard
         ├── LockNotHeldError (RuntimeError)        released without a hold, or a commit that no hold covers
@@ -208,6 +209,16 @@ class LockCancelledError(LockError, RuntimeError):
 
     def __init__(self, *, resource: str) -> None:
         super().__init__(f"waiting for the lock on {resource} was cancelled", resource=resource)
+
+
+class ContenderGoneError(LockError, RuntimeError):
+    """A waiting request with an offer has left the queue: a holder may have committed the offer for it.
+
+    The writer handles it; callers never see it.
+    """
+
+    def __init__(self, *, resource: str) -> None:
+        super().__init__(f"the request for {resource} is no longer in the queue", resource=resource)
 
 
 class LockOrderError(LockError, RuntimeError):

@@ -23,12 +23,17 @@ class Event(StrEnum):
     ACQUIRED = "acquired"
     #: An ``acquire`` failed: timeout, cancellation, interrupt, no ensemble. ``seconds`` is how long it waited.
     GAVE_UP = "gave up"
+    #: An ``acquire`` with an offer left the queue, because a holder has committed the offer or the request was removed.
+    #: ``seconds`` is how long it waited.
+    DISMISSED = "dismissed"
     #: A hold was released. ``seconds`` is how long it was held.
     RELEASED = "released"
     #: The loss of a hold was noticed. ``seconds`` is the time since its acquisition.
     LOST = "lost"
-    #: A version was committed under a hold.
+    #: A write was committed.
     COMMITTED = "committed"
+    #: The write that was committed last is part of another writer's version.
+    GROUPED = "grouped"
     #: The commit guard refused a commit, which is made nevertheless in ``observe`` mode. ``error`` is the name of the
     #: error class.
     REFUSED = "refused"

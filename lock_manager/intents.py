@@ -33,6 +33,7 @@ class Intent:
         txn: Delta's id of the transaction; None if the commit has none.
         attempt: Unique id of this attempt to put.
         token: Fencing token of the hold.
+        members: Write ids of the appends of waiting contenders that the version also contains.
 
     """
 
@@ -41,6 +42,7 @@ class Intent:
     txn: str | None
     attempt: str
     token: int
+    members: tuple[str, ...] = ()
 
     def data(self) -> bytes:
         """Return the content of its znode."""
@@ -62,6 +64,7 @@ class Intent:
                 txn=None if record["txn"] is None else str(record["txn"]),
                 attempt=str(record["attempt"]),
                 token=int(record["token"]),
+                members=tuple(map(str, record.get("members", ()))),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an intent: {data[:100]!r}") from error

@@ -88,7 +88,8 @@ class Metrics:
             gauge, "sluice_lock_contenders", "Acquires of this process that wait or hold.", "state"
         )
         self._losses = create(counter, "sluice_lock_losses", "Holds that were lost.")
-        self._commits = create(counter, "sluice_commits", "Versions committed under a hold.")
+        self._commits = create(counter, "sluice_commits", "Writes that were committed.")
+        self._grouped = create(counter, "sluice_grouped_commits", "Of these, writes in another writer's version.")
         self._refusals = create(counter, "sluice_commit_refusals", "Commits that the guard refused.", "error")
 
     def __call__(self, event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
@@ -104,6 +105,9 @@ class Metrics:
             case Event.GAVE_UP:
                 waiting.dec()
                 self._waits.labels(table, "gave_up").observe(seconds)
+            case Event.DISMISSED:
+                waiting.dec()
+                self._waits.labels(table, "dismissed").observe(seconds)
             case Event.RELEASED:
                 holding.dec()
                 self._holds.labels(table, "released").observe(seconds)
@@ -113,6 +117,8 @@ class Metrics:
                 self._losses.labels(table).inc()
             case Event.COMMITTED:
                 self._commits.labels(table).inc()
+            case Event.GROUPED:
+                self._grouped.labels(table).inc()
             case Event.REFUSED:
                 self._refusals.labels(table, error).inc()
 

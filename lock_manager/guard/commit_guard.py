@@ -38,6 +38,7 @@ from lock_manager.errors import (
 )
 from lock_manager.events import Event, emit
 from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
+from lock_manager.guard.group_commit import GroupTerms, OfferedAppend, members_of
 from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
@@ -151,7 +152,7 @@ class CommitGuard:
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request.get("kind"):
             case "turn":
-                return {"turn": self._open_ticket(request).has_turn(request)}
+                return self._turn(self._open_ticket(request), request)
             case "lock":
                 return {"turn": self._automatic_ticket(request).has_lock()}
             case "outcome":
@@ -172,6 +173,13 @@ class CommitGuard:
                 )
                 raise LockLostError(resource=str(request["table"]), hold_id="", reason=reason)
 
+    @staticmethod
+    def _turn(ticket: Ticket | AutomaticTicket, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = {"turn": ticket.has_turn(request)}
+        if isinstance(ticket, Ticket) and ticket.is_member and ticket.committed is not None:
+            answer["committed"] = ticket.committed["version"]
+        return answer
+
     def _allow_commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         version, attempt, write_id = int(request["version"]), str(request["attempt"]), request.get("write")
         with self._lock:
@@ -183,12 +191,21 @@ class CommitGuard:
             blocks_by_hold = {covering.hold.hold_id: covering for covering in (*outer_blocks, block)}
             for covering in blocks_by_hold.values():
                 covering.allowed_puts[attempt] = AllowedPut(version, write_id)
+        ticket = self._tickets.get(str(request.get("ticket")))
         try:
             # A missing footprint counts as touching the whole table.
             block.check_footprint(request.get("footprint", {}))
+            members = self._choose_members(ticket, block, request)
             # While a table is moved, two ensembles grant its lock: a commit needs a hold and an intent in each of them.
             for covering in blocks_by_hold.values():
-                covering.hold.intend(version, txn=request.get("txn"), attempt=attempt, table=covering.table)
+                waiting = covering.hold.intend(
+                    version,
+                    txn=request.get("txn"),
+                    attempt=attempt,
+                    table=covering.table,
+                    members={contender: append.write_id for contender, append in members.items()},
+                )
+                members = {contender: members[contender] for contender in waiting}
         except Exception as error:
             for covering in blocks_by_hold.values():
                 del covering.allowed_puts[attempt]
@@ -201,11 +218,22 @@ class CommitGuard:
             ) from error
         if request.get("metadata") and request.get("operation") != UNSET_PROPERTIES:
             block.has_new_metadata = True
-        answer = {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
-        ticket = self._tickets.get(str(request.get("ticket")))
+        answer: dict[str, Any] = {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
+        if isinstance(ticket, Ticket):
+            ticket.allow_members(members)
+            answer["members"] = members_of(members.values())
         if isinstance(ticket, AutomaticTicket) and (restoration := ticket.restoration()) is not None:
             answer["restoration"] = restoration
         return answer
+
+    @staticmethod
+    def _choose_members(
+        ticket: Ticket | AutomaticTicket | None, block: GuardedBlock, request: Mapping[str, Any]
+    ) -> dict[str, OfferedAppend]:
+        """Return the waiting appends that the commit of a request takes along, by contender."""
+        if not isinstance(ticket, Ticket) or "group" not in request:
+            return {}
+        return GroupTerms.of(request["group"]).choose(block.hold.offers())
 
     def _automatic_ticket(self, request: Mapping[str, Any]) -> AutomaticTicket:
         ticket = self._open_ticket(request)

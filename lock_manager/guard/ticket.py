@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import _thread
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ from lock_manager.intents import NO_VERSION
 
 #: Time that a commit waits for its turn before the log store checks again whether its version is free.
 TURN_SECONDS = 0.5
+# Maximum of that time for a commit that a holder may make: it need not follow the versions.
+_MAX_TURN_SECONDS = 8.0
 # Actions of the first version of a table.
 _NEW_TABLE_ACTIONS = frozenset({"protocol", "metaData"})
 
@@ -109,7 +111,10 @@ class Ticket:
         appends: Whether the write is an append; see :func:`staging_obstacle`.
         staged: The waiting commit as it first arrived; None before.
         block: The block under the hold; None until the ticket is granted.
+        offer: The waiting commit as a holder may make it (``LightTransaction.java``); None if no holder may.
+        checked_version: Version up to which the log store has checked that the log does not contain the commit.
         committed: ``version`` and ``metrics`` of the stored put, from the log store; None before.
+        is_member: Whether another holder has made the commit together with its own.
 
     """
 
@@ -128,35 +133,52 @@ class Ticket:
         self.appends = appends
         self.staged: StagedCommit | None = None
         self.block: GuardedBlock | None = None
+        self.offer: Mapping[str, Any] | None = None
+        self.checked_version = NO_VERSION
         self.committed: Mapping[str, Any] | None = None
+        self.is_member = False
+        self._members: Collection[str] = ()
+        self._turn_seconds = TURN_SECONDS
         self._refusal: SluiceError | None = None
         self._on_change = on_change
         # The grant or the refusal releases this lock. It is a plain lock: an exception in a signal handler cannot leave
         # it half acquired.
         self._decision_lock = _thread.allocate_lock()
         self._decision_lock.acquire()
+        # Acquired by the first decision.
+        self._first_decision = _thread.allocate_lock()
 
     # -- for the thread that grants it ---------------------------------------------------------------------------
 
     def grant(self, block: GuardedBlock) -> None:
         """Allow the commit in this block; call it only once."""
         self.block = block
-        self._decision_lock.release()
+        self._decide()
 
     def refuse(self, error: SluiceError) -> None:
         """Refuse every later request with this error, or with that of an earlier refusal.
 
         A commit that is not put yet fails.
         """
-        is_undecided = self._refusal is None and self.block is None
         self._refusal = self._refusal or error
-        if is_undecided:
+        self._decide()
+
+    def record_member(self, version: int, metrics: Mapping[str, Any]) -> None:
+        """Record that a holder has made the commit together with its own, in this version."""
+        self.is_member = True
+        self.committed = {"version": version, "metrics": dict(metrics)}
+        self._decide()
+
+    def _decide(self) -> None:
+        if self._first_decision.acquire(blocking=False):
             self._decision_lock.release()
 
     # -- for the guard, in its own threads -----------------------------------------------------------------------
 
     def has_turn(self, request: Mapping[str, Any]) -> bool:
         """Record that a commit has arrived, wait briefly for its lock, and return whether the lock is held.
+
+        The result is also true if a holder has made the commit, see :attr:`is_member`.
 
         ``request`` is the log store's, see ``PythonGuard.java``.
 
@@ -168,7 +190,9 @@ class Ticket:
         staged = StagedCommit.of(request["staged"])
         if (reason := staging_obstacle(staged, appends=self.appends)) is not None:
             raise NotStagedError(f"the write to {self.table} needs the lock from its beginning: {reason}")
+        self.checked_version = int(request["version"]) - 1
         if self.staged is None:
+            self.offer = request["staged"].get("offer")
             self.staged = staged
             self._on_change()
         if staged.read_version != self.staged.read_version:
@@ -177,9 +201,13 @@ class Ticket:
                 f"the write to {self.table} read version {staged.read_version} in a second transaction, and needs the "
                 "lock from its beginning"
             )
-        if not self._decision_lock.acquire(timeout=TURN_SECONDS):
+        if not self._decision_lock.acquire(timeout=self._turn_seconds):
+            if self.offer is not None:
+                self._turn_seconds = min(2 * self._turn_seconds, _MAX_TURN_SECONDS)
             return False
         self._decision_lock.release()
+        if self.is_member:
+            return True
         self.granted_block(self.attempt.write_id)
         return True
 
@@ -201,15 +229,26 @@ class Ticket:
             )
         return self.block
 
+    def allow_members(self, members: Collection[str]) -> None:
+        """Record the contenders whose appends the next put contains, see :meth:`Hold.offers`."""
+        self._members = members
+
     def record_outcome(self, report: Mapping[str, Any]) -> None:
         """Record the outcome of a put in the ticket and in the hold.
 
         ``report`` is the log store's: ``outcome``, ``attempt``, ``version`` and ``metrics``.
         """
         if self.block is None:
+            if report["outcome"] == "committed":
+                # The log store has read the commit in the log.
+                self.record_member(int(report["version"]), report.get("metrics") or {})
+                self._on_change()
             return
         if is_definite(report):
             self.block.hold.intents_of(self.table).settle([str(report["attempt"])])
         if report["outcome"] == "committed":
+            self.block.hold.dismiss(self._members)
+            # A put that the guard has not allowed is an earlier holder's, which the log store has read in the log.
+            self.is_member = str(report["attempt"]) not in self.block.allowed_puts
             self.committed = {"version": int(report["version"]), "metrics": dict(report.get("metrics") or {})}
             self._on_change()

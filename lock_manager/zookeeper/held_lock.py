@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import LockError, LockLostError, LockNotHeldError
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _RELEASE_SECONDS = 10.0
 """Time limit of a release, in seconds. Then the contender is deleted in the background or ends with its session."""
+
+_OFFERS_SECONDS = 2.0
+"""Time limit for the offers of waiting contenders, in seconds. Without them, the hold commits alone."""
 
 
 @dataclass(frozen=True)
@@ -175,16 +179,33 @@ class HeldLock:
         deadline = self._session.response_deadline(timeout_seconds)
         self._services.isolation.run(lambda: self._hold_state.confirm(deadline, "check a hold"))
 
-    def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
+    def intend(
+        self,
+        version: int,
+        *,
+        txn: str | None,
+        attempt: str,
+        table: str | None = None,
+        members: Mapping[str, str] = MappingProxyType({}),
+    ) -> Mapping[str, str]:
         """Check the hold as :meth:`check` does and, in the same request, write the intent to put ``version``.
 
         Call ``intents.settle([attempt])`` when the attempt's outcome is known. After an error of :meth:`check`, the
-        version must not be put.
+        version must not be put. For ``members`` see :meth:`lock_manager.coordinator.Hold.intend`.
         """
         self._hold_state.raise_if_known_over()
         intents = self.intents_of(self._table_or_only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
-        self._services.isolation.run(lambda: intents.record(intent))
+        return self._services.isolation.run(lambda: intents.record(intent, members))
+
+    def offers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the offers behind this hold; see :meth:`lock_manager.coordinator.Hold.offers`."""
+        deadline = self._session.response_deadline(_OFFERS_SECONDS)
+        return self._services.isolation.run(lambda: self._contenders.read_offers(deadline))
+
+    def dismiss(self, members: Collection[str]) -> None:
+        """Remove committed members from the queue; see :meth:`lock_manager.coordinator.Hold.dismiss`."""
+        self._contenders.delete_members(members)
 
     def on_loss(self, callback: Callable[[HeldLock], None]) -> None:
         """Call ``callback`` once with this hold after a loss, in a separate thread.

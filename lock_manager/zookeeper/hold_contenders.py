@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.deadline import Deadline
+from lock_manager.errors import ClosedError, EnsembleRefusedError
 from lock_manager.zookeeper.hold_intents import HoldIntents
-from lock_manager.zookeeper.request import AcquireResult, RequestedQueue, checking_transaction
+from lock_manager.zookeeper.offers import read_offers
+from lock_manager.zookeeper.request import ANY_VERSION, AcquireResult, RequestedQueue, checking_transaction
 from lock_manager.zookeeper.responses import failure_in
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
+from lock_manager.zookeeper.session import EXPECTED_ERRORS, NO_ANSWER, SESSION_GONE, Session
+from lock_manager.zookeeper.znodes import Mode
 
 #: Value of :attr:`CheckResult.lost` when the ensemble has ended the session.
 SESSION_ENDED = "its session had ended"
@@ -30,12 +34,14 @@ class CheckResult:
         refusal: The ensemble's refusal, after which it is unknown whether the hold stands.
         operation_error: Error of the additional operation in the transaction: its znode exists, is missing or has
             changed.
+        missing_member: The first of the waiting contenders that has left the queue. Nothing was executed.
 
     """
 
     lost: str | None = None
     refusal: str | None = None
     operation_error: Exception | None = None
+    missing_member: str | None = None
 
 
 class HoldContenders:
@@ -51,22 +57,44 @@ class HoldContenders:
         return [entry.queue.path for entry in self._entries]
 
     def send_check(
-        self, operation: Callable[[Any], None] | None = None, data: Callable[[RequestedQueue], bytes] | None = None
+        self,
+        operation: Callable[[Any], None] | None = None,
+        data: Callable[[RequestedQueue], bytes] | None = None,
+        members: Collection[str] = (),
     ) -> Any:
         """Send a quorum request that checks whether all contenders exist; return kazoo's AsyncResult.
 
         ``operation`` adds one operation to the transaction, which is executed only if all contenders exist.
         ``data`` returns the new data of a contender; without it the data stays.
+        ``members`` are the paths of waiting contenders, which must exist, too.
         """
         transaction = checking_transaction(self._session.client, self._entries)
         if operation is not None:
             operation(transaction)
+        for member in members:
+            transaction.check(member, ANY_VERSION)
         if data is not None:
             for entry in self._entries:
                 transaction.set_data(entry.path, data(entry.queue))
         return transaction.commit_async()
 
-    def interpret(self, outcome: object, *, with_operation: bool = False) -> CheckResult:
+    def read_offers(self, deadline: Deadline) -> dict[str, Mapping[str, Any]]:
+        """Return the offers behind this hold, see :meth:`HeldLock.offers`; none if they cannot be read soon."""
+        if len(self._entries) != 1 or self._entries[0].queue.mode is not Mode.EXCLUSIVE:
+            return {}
+        entry = self._entries[0]
+        try:
+            return read_offers(self._session, entry.queue.path, entry.contender, deadline)
+        except (*EXPECTED_ERRORS, EnsembleRefusedError):
+            return {}
+
+    def delete_members(self, members: Iterable[str]) -> None:
+        """Send requests that delete waiting contenders, and do not wait for the responses."""
+        with suppress(*EXPECTED_ERRORS, ClosedError):
+            for member in members:
+                self._session.client.delete_async(member)
+
+    def interpret(self, outcome: object, *, with_operation: bool = False, members: Sequence[str] = ()) -> CheckResult:
         """Interpret the outcome of :meth:`send_check`: a list of results, or kazoo's exception."""
         if isinstance(outcome, SESSION_GONE):
             return CheckResult(lost=SESSION_ENDED)
@@ -78,6 +106,9 @@ class HoldContenders:
         is_operation = with_operation and failure.index == len(self._entries)
         if is_operation and isinstance(failure.error, NodeExistsError | NoNodeError | BadVersionError):
             return CheckResult(operation_error=failure.error)
+        member_index = failure.index - len(self._entries) - with_operation
+        if 0 <= member_index < len(members) and isinstance(failure.error, NoNodeError):
+            return CheckResult(missing_member=members[member_index])
         return CheckResult(refusal=type(failure.error).__name__)
 
     def delete(self, intents: Collection[HoldIntents], deadline: Deadline, *, was_proven: bool) -> CheckResult | None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from operator import methodcaller
-from typing import Any
+from typing import Any, Protocol
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.deadline import Deadline
+from lock_manager.errors import ContenderGoneError
 from lock_manager.intents import UNREADABLE, Intent
 from lock_manager.zookeeper.responses import retry_unanswered
 from lock_manager.zookeeper.session import UNANSWERED, Session
@@ -29,8 +30,18 @@ log = logging.getLogger(__name__)
 _MAX_SECONDS = 45.0
 """Maximum time limit for requests about an intent, in seconds: the log store waits a minute for the commit guard."""
 
-Confirm = Callable[[Deadline, str, Callable[[Any], None] | None], Exception | None]
-"""Type of :meth:`HoldState.confirm`."""
+
+class Confirm(Protocol):
+    """Type of :meth:`HoldState.confirm`."""
+
+    def __call__(
+        self,
+        deadline: Deadline,
+        request_name: str,
+        operation: Callable[[Any], None] | None = None,
+        members: Sequence[str] = (),
+    ) -> Exception | None:
+        """See :meth:`HoldState.confirm`."""
 
 
 class _IntentState(Enum):
@@ -73,7 +84,7 @@ class HoldIntents:
         self._highest_version = -1
         # Guards the next attribute. It is never held across a request.
         self._lock = threading.Lock()
-        self._open: dict[str, int] = {}
+        self._open: dict[str, Intent] = {}
         #: Version of each intent's znode when it was read, by name.
         self._read_versions: dict[str, int] = {}
 
@@ -81,33 +92,49 @@ class HoldIntents:
     def open(self) -> Mapping[str, int]:
         """Version that each attempt may put, by attempt id, for the attempts of this hold whose outcome is unknown."""
         with self._lock:
-            return dict(self._open)
+            return {attempt: intent.version for attempt, intent in self._open.items()}
 
-    def record(self, intent: Intent) -> None:
+    def record(self, intent: Intent, members: Mapping[str, str]) -> dict[str, str]:
         """Write the hold's intent over its previous one; see :meth:`HeldLock.intend`.
 
         The attempt is open afterwards. If this method raises, the attempt is not made and not open.
+
+        Args:
+            members: Write ids of waiting contenders by path.
+
+        Returns:
+            The members that were still waiting. The intent names their write ids.
+
         """
-        with self._lock:
-            # Open before the request: if its response is too late for the log store, the attempt still counts as open.
-            self._open[intent.attempt] = intent.version
+        waiting = dict(members)
         try:
             with self._write_lock:
                 self._highest_version = max(self._highest_version, intent.version)
-                # A slower thread of this hold, whose version is taken by now, must not hide the intent of a later put.
-                self._write(replace(intent, version=self._highest_version).data())
+                self._write(intent, waiting)
         except BaseException:
             self.settle([intent.attempt])
             raise
+        return waiting
 
-    def _write(self, data: bytes) -> None:
+    def _data(self, intent: Intent, waiting: Mapping[str, str]) -> bytes:
+        with self._lock:
+            # Open before the request: if its response is too late for the log store, the attempt still counts as open.
+            self._open[intent.attempt] = replace(intent, members=tuple(waiting.values()))
+            # A slower thread of this hold, whose version is taken by now, must not hide the intent of a later put.
+            members = [member for open_intent in self._open.values() for member in open_intent.members]
+        return replace(intent, version=self._highest_version, members=tuple(members)).data()
+
+    def _write(self, intent: Intent, waiting: dict[str, str]) -> None:
         deadline = self._session.response_deadline(_MAX_SECONDS)
         while True:
             is_new = self._state is _IntentState.NONE
             if not is_new:
                 self._state = _IntentState.OPEN
-            write = methodcaller("create" if is_new else "set_data", self._intent, data)
-            problem = self._confirm(deadline, "write an intent", write)
+            write = methodcaller("create" if is_new else "set_data", self._intent, self._data(intent, waiting))
+            problem = self._confirm(deadline, "write an intent", write, tuple(waiting))
+            if isinstance(problem, ContenderGoneError):
+                del waiting[problem.resource]
+                continue
             if problem is None or isinstance(problem, NodeExistsError):
                 # The intent exists if an earlier request of this hold got no response.
                 self._state = _IntentState.OPEN

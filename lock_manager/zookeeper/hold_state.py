@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import EnsembleRefusedError
+from lock_manager.errors import ContenderGoneError, EnsembleRefusedError
 from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, HoldContenders
 from lock_manager.zookeeper.request import Request
 from lock_manager.zookeeper.responses import response_or_session_end
@@ -118,14 +118,20 @@ class HoldState:
             raise self._end_error()
 
     def confirm(
-        self, deadline: Deadline, request_name: str, operation: Callable[[Any], None] | None = None
+        self,
+        deadline: Deadline,
+        request_name: str,
+        operation: Callable[[Any], None] | None = None,
+        members: Sequence[str] = (),
     ) -> Exception | None:
         """Check the hold, together with one more operation that is executed if and only if the hold stands.
 
         ``operation`` adds it to the transaction. The message of EnsembleUnavailableError contains ``request_name``.
+        ``members`` are the paths of waiting contenders, which must exist, too.
 
         Returns:
-            The operation's error (NodeExistsError, NoNodeError or BadVersionError); None if it was executed.
+            The operation's error (NodeExistsError, NoNodeError or BadVersionError), or ContenderGoneError with
+            the path of a member that has left the queue; None if the operation was executed.
 
         Raises:
             LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: As :meth:`HeldLock.check`.
@@ -135,11 +141,15 @@ class HoldState:
             self._raise_if_over()
             sent_at = self._sent_at = time.monotonic()
             try:
-                outcome = response_or_session_end(self._session, self._contenders.send_check(operation), deadline)
+                outcome = response_or_session_end(
+                    self._session, self._contenders.send_check(operation, members=members), deadline
+                )
             except NO_ANSWER:
                 self._session.wait_for_retry(deadline, request_name)
                 continue
-            result = self._contenders.interpret(outcome, with_operation=operation is not None)
+            result = self._contenders.interpret(outcome, with_operation=operation is not None, members=members)
+            if result.missing_member is not None:
+                return ContenderGoneError(resource=result.missing_member)
             if result.operation_error is not None:
                 return result.operation_error
             self._apply(result, sent_at)

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Self
 
-from lock_manager.coordinator import Cancellation
+from lock_manager.coordinator import Cancellation, Offer
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     ClosedError,
+    ContenderGoneError,
     EnsembleUnavailableError,
     LockCancelledError,
     LockNotHeldError,
@@ -26,10 +27,12 @@ from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings, check_seconds
+from lock_manager.zookeeper import znodes
 from lock_manager.zookeeper.cleanup import Cleanup
 from lock_manager.zookeeper.connection import unreachable_reason
 from lock_manager.zookeeper.held_lock import HeldLock, HoldServices
 from lock_manager.zookeeper.keepalive import KeepAlive
+from lock_manager.zookeeper.offers import is_offered
 from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.request import Request
@@ -219,6 +222,7 @@ class ZookeeperLockManager:
         *,
         timeout_seconds: float | None = None,
         cancellation: Cancellation | None = None,
+        offer: Offer | None = None,
     ) -> HeldLock:
         """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock.
 
@@ -227,12 +231,14 @@ class ZookeeperLockManager:
                 one for each table. The order does not matter.
             timeout_seconds: Total time limit for all of them in seconds, see :meth:`acquire`.
             cancellation: Lets another thread cancel this acquire only.
+            offer: Append that a holder of the table may commit while this request waits. Only for one whole table.
 
         Returns:
             One hold for all.
 
         Raises:
             ValueError: There is no scope, or two for one table.
+            ContenderGoneError: The request with an offer has left the queue.
             LockError and so on: See :meth:`acquire`.
 
         """
@@ -247,13 +253,24 @@ class ZookeeperLockManager:
             return hold
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
-        request = Request(scope, self.settings.lock_root, self._identity(), cancellation or Cancellation())
+        request = Request(scope, self.settings.lock_root, self._identity(), cancellation or Cancellation(), offer)
         acquisition = Acquisition(self._session, request, Deadline(seconds))
         return self._isolation.run(
             lambda: self._acquire_once(acquisition, thread),
             on_interrupt=acquisition.cancel,
             undo=HeldLock.release,
         )
+
+    def is_offered(self, table: str, offer: Offer, timeout_seconds: float) -> bool:
+        """Return whether a holder may still commit an offer; see :meth:`LockManager.is_offered`."""
+        deadline = Deadline(timeout_seconds)
+        node = znodes.table_node(self.settings.lock_root, TableResource.of(table))
+
+        def connect_and_look() -> bool:
+            self._session.ensure_ready(deadline)
+            return is_offered(self._session, node, offer, deadline)
+
+        return self._isolation.run(lambda: retry_unanswered(self._session, deadline, connect_and_look, "read a queue"))
 
     def _acquire_once(self, acquisition: Acquisition, thread: threading.Thread) -> HeldLock:
         request = acquisition.request
@@ -294,9 +311,10 @@ class ZookeeperLockManager:
             REGISTRY.add(hold)
             with self._lock:
                 self._holds.append(hold)
-        except BaseException:
+        except BaseException as error:
+            event = Event.DISMISSED if isinstance(error, ContenderGoneError) else Event.GAVE_UP
             for table in request.tables:
-                emit(Event.GAVE_UP, table, seconds=deadline.elapsed())
+                emit(event, table, seconds=deadline.elapsed())
             acquisition.abandon(self._cleanup)
             raise
         return hold

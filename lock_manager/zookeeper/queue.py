@@ -33,6 +33,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
+    ContenderGoneError,
     EnsembleRefusedError,
     EnsembleUnavailableError,
     LockCancelledError,
@@ -152,9 +153,12 @@ class Acquisition:
                 if self._response_deadline.remaining() == 0:
                     raise self._no_response_error() from None
             except SESSION_GONE:
+                self._refuse_second_offer()
                 self._reset()
             except NoNodeError:
                 # A queue does not exist yet, or a contender of this request was removed.
+                if self._entries:
+                    self._refuse_second_offer()
                 self._entries_unsure = bool(self._entries)
                 if not self._entries:
                     self._hold_id = ""
@@ -166,6 +170,7 @@ class Acquisition:
         The result is None if the queues must be read again.
         """
         if self._session_id != session_id:
+            self._refuse_second_offer()
             if self._entries:
                 log.warning(
                     "the session ended while the request for %s waited: it joins the end of the queue again",
@@ -179,6 +184,7 @@ class Acquisition:
         queues, intents = self._wait_for_listing(self._join_queues() if joins else self._check_and_list())
         for index, entry in enumerate(self._entries[self._head_count :], self._head_count):
             if entry.contender not in queues[index]:
+                self._refuse_second_offer()
                 log.warning(
                     "another client removed the contender of the request for %s: it joins the end of the queue again",
                     self.request.resource,
@@ -197,6 +203,16 @@ class Acquisition:
         if self._head_count < len(self.request.queues):
             return None
         return self._result(queues, intents)
+
+    def _offer_is_certain(self) -> None:
+        """Record that no request with the offer can appear in the queue later."""
+        if self.request.offer is not None:
+            self.request.offer.is_uncertain = False
+
+    def _refuse_second_offer(self) -> None:
+        """Raise ContenderGoneError if a holder may have committed the offer of this request."""
+        if self.request.offer is not None and self._hold_id:
+            raise ContenderGoneError(resource=self.request.resource)
 
     def _result(self, queues: Mapping[int, list[znodes.Contender]], intents: Mapping[str, list[str]]) -> AcquireResult:
         """Return the result; an intent is unfinished if its hold has no contender in its table's queue any more."""
@@ -259,7 +275,10 @@ class Acquisition:
     def _join_queues(self) -> _Listing:
         """Join the remaining queues in one transaction, which also checks the existing contenders, and list them."""
         client = self._session.client
-        self._hold_id = self._hold_id or uuid.uuid4().hex
+        if not self._hold_id:
+            self._hold_id = uuid.uuid4().hex
+            if self.request.offer is not None:
+                self.request.offer.requests.append(self._hold_id)
         entry_count = len(self._entries)
         queues = self.request.queues[entry_count:]
         paths = [znodes.new_contender_path(queue.path, self._hold_id, queue.mode) for queue in queues]
@@ -267,11 +286,14 @@ class Acquisition:
         sent_at = time.monotonic()
         if entry_count == 0 and len(queues) == 1:
             # The response to a single create contains the contender's stat, so a second request is not needed.
+            if self.request.offer is not None:
+                self.request.offer.is_uncertain = True
             created = client.create_async(paths[0], data[0], ephemeral=True, sequence=True, include_data=True)
             listing = self._send_listing([0])
             path, stat = self._wait(created)
             self._entries.append(JoinedQueue(queues[0], path, znodes.contender_at(path), stat.czxid))
             self._session.record_proof(sent_at, stat.ephemeralOwner)
+            self._offer_is_certain()
             return listing
         transaction = checking_transaction(client, self._entries)
         for path, content in zip(paths, data, strict=True):
@@ -338,9 +360,11 @@ class Acquisition:
                     entries.append(JoinedQueue(queue, path, contender, stat.czxid))
                 else:
                     stray_paths.append(path)
+        self._offer_is_certain()
         self._delete(stray_paths)
         self._entries, self._head_count = entries, min(self._head_count, max(0, len(entries) - 1))
         if not entries:
+            self._refuse_second_offer()
             # A contender that appears later must not be mistaken for a contender of the next attempt.
             self._hold_id = ""
         self._entries_unsure = False
@@ -374,10 +398,14 @@ class Acquisition:
 
     def _wait_behind(self, predecessor: znodes.Contender, entry: JoinedQueue) -> bool:
         """Wait for a reason to read the queues again; return False if the deadline passed first."""
-        path = znodes.child_node(entry.queue.path, predecessor.name)
+        paths = [znodes.child_node(entry.queue.path, predecessor.name)]
+        if self.request.offer is not None:
+            # A holder removes this contender when it has committed the offer.
+            paths.append(entry.path)
         self._wake.clear()
         try:
-            self._wait(self._session.watch(path, self._wake.set))
+            for path in paths:
+                self._wait(self._session.watch(path, self._wake.set))
             # The clear() above may have discarded a cancellation or a change of state. So both are checked here.
             self._raise_if_cancelled()
             if self._session.state is not SessionState.CONNECTED or self._session.session_id != self._session_id:
@@ -386,7 +414,8 @@ class Acquisition:
         except NoNodeError:
             return True
         finally:
-            self._session.unwatch(path, self._wake.set)
+            for path in paths:
+                self._session.unwatch(path, self._wake.set)
 
     def _wait_and_report(self, entry: JoinedQueue) -> bool:
         """Wait until woken and log the contenders ahead from time to time; return False if the deadline passed."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lock_manager.queue_entry import QueuedNode, QueueEntry
+from lock_manager.zookeeper.request import OFFER
 from lock_manager.zookeeper.znodes import Contender, Mode, conflicting_predecessors
 
 
@@ -81,4 +82,7 @@ def _parse_data(data: bytes) -> dict[str, Any]:
     except ValueError:
         # Programs with kazoo's own lock write any text.
         return {"identifier": data.decode(errors="replace")} if data else {}
-    return content if isinstance(content, dict) else {"identifier": str(content)}
+    if not isinstance(content, dict):
+        return {"identifier": str(content)}
+    # Offers are large, and only for holders.
+    return {name: value for name, value in content.items() if name != OFFER}

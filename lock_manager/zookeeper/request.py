@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lock_manager.coordinator import Cancellation
+from lock_manager.coordinator import Cancellation, Offer
 from lock_manager.scope import TableScope
 from lock_manager.zookeeper.znodes import Contender, Mode, partition_node, table_node
 
-_ANY_VERSION = -1
+ANY_VERSION = -1
+"""Version of a znode for a check that passes as long as the znode exists."""
+OFFER = "offer"
+"""Key of the offer in a contender's data."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Request:
         lock_root: Parent znode of the tables.
         identity: JSON values that describe the requester for people: host, pid, job and so on.
         cancellation: Ends the wait, see :meth:`Acquisition.cancel`.
+        offer: Append that a holder may commit for the requester while it waits; None for none.
 
     """
 
@@ -80,6 +84,7 @@ class Request:
     lock_root: str
     identity: Mapping[str, Any]
     cancellation: Cancellation
+    offer: Offer | None = None
 
     @property
     def resource(self) -> str:
@@ -99,19 +104,25 @@ class Request:
     def contender_data(self, queue: RequestedQueue, *, acquired_at: float | None = None) -> bytes:
         """Return the data of a contender's znode: the requester, the requested partitions and, if held, since when.
 
+        While it waits, the contender also has the offer.
+
         Requests for partitions join no partition's queue while they wait for the table. So the table's contender lists
         the partitions. A list in each of 64 contenders would make their transaction too large.
         """
         partitions = self.scope[queue.table].stored_fields() if queue.path == self.tables[queue.table] else {}
-        hold_time = {} if acquired_at is None else {"acquired_at": acquired_at}
-        return json.dumps({**self.identity, **partitions, **hold_time}).encode()
+        fields: dict[str, Any] = {**self.identity, **partitions}
+        if acquired_at is not None:
+            fields["acquired_at"] = acquired_at
+        elif self.offer is not None:
+            fields[OFFER] = self.offer.data
+        return json.dumps(fields).encode()
 
 
 def checking_transaction(client: Any, entries: Iterable[JoinedQueue]) -> Any:
     """Return a new transaction that is executed only if the contender of every entry exists."""
     transaction = client.transaction()
     for entry in entries:
-        transaction.check(entry.path, _ANY_VERSION)
+        transaction.check(entry.path, ANY_VERSION)
     return transaction
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from lock_manager import LockCancelledError, LockLostError, LockManager, LockNotHeldError, LockTimeoutError
+from lock_manager import Hold, LockCancelledError, LockLostError, LockManager, LockNotHeldError, LockTimeoutError
+from lock_manager.coordinator import Offer
+from lock_manager.errors import ContenderGoneError
 from tests.contract.conftest import LockedTable
 from tests.support.waiting import eventually
 
@@ -164,3 +168,102 @@ def test_holds_carry_the_id_of_their_ensemble(table: LockedTable) -> None:
     with next_manager.acquire(table.uri) as next_hold:
         assert hold.ensemble_id == next_hold.ensemble_id
         assert uuid.UUID(hold.ensemble_id)
+
+
+class Offering:
+    """Requests for the lock of a table that wait behind a holder, each in a thread and with an offer or without one."""
+
+    def __init__(self, table: LockedTable, pool: ThreadPoolExecutor) -> None:
+        self._table, self._pool = table, pool
+        self.offers: list[Offer] = []
+        self.requests: list[Future[Any]] = []
+        self.managers: list[LockManager] = []
+
+    def add(self, *, offers: bool = True) -> None:
+        """Start a request, and wait until it is in the queue."""
+        number = len(self.offers)
+        offer = Offer(f"write {number}", {"number": number})
+        (manager,) = self._table.managers(1)
+        manager.connect()
+        length = self._table.coordinator.queue_length(self._table.uri)
+        # A rival manager acquires in a thread of its own.
+        options = {"offer": offer} if offers else {}
+        request = self._pool.submit(manager.acquire_all, [self._table.uri], timeout_seconds=60, **options)  # type: ignore[arg-type]
+        self._table.wait_for_queue(length + 1)
+        self.offers.append(offer)
+        self.requests.append(request)
+        self.managers.append(manager)
+
+
+@contextmanager
+def offering(table: LockedTable) -> Iterator[tuple[Hold, Offering]]:
+    """Hold the lock of a table, behind which requests wait that end when the block ends."""
+    (manager,) = table.managers(1)
+    with ThreadPoolExecutor(4) as pool:
+        waiting = Offering(table, pool)
+        try:
+            with manager.acquire(table.uri) as hold:
+                yield hold, waiting
+        finally:
+            for waiter in waiting.managers:
+                waiter.cancel(table.uri)
+            for request in waiting.requests:
+                if request.exception(30) is None and not request.result().over:
+                    request.result().release()
+
+
+def test_a_holder_reads_the_offers_directly_behind_it(table: LockedTable) -> None:
+    with offering(table) as (hold, waiting):
+        assert hold.offers() == {}
+        waiting.add()
+        waiting.add()
+        waiting.add(offers=False)
+        waiting.add()
+        eventually(lambda: [offer["number"] for offer in hold.offers().values()] == [0, 1], table.patience)
+
+
+def test_an_intent_names_only_members_that_wait(table: LockedTable) -> None:
+    with offering(table) as (hold, waiting):
+        waiting.add()
+        waiting.add()
+        eventually(lambda: len(hold.offers()) == 2, table.patience)
+        members = dict(zip(hold.offers(), ("write 0", "write 1"), strict=True))
+        waiting.managers[0].cancel(table.uri)
+        assert isinstance(waiting.requests[0].exception(30), LockCancelledError)
+        assert list(hold.intend(1, txn=None, attempt="first", members=members).values()) == ["write 1"]
+        assert not waiting.managers[0].is_offered(table.uri, waiting.offers[0], 30)
+        assert waiting.managers[0].is_offered(table.uri, waiting.offers[1], 30)
+        hold.intents.settle(["first"])
+
+
+def test_an_offer_may_be_committed_while_an_intent_names_it(table: LockedTable) -> None:
+    with offering(table) as (hold, waiting):
+        waiting.add()
+        manager, offer = waiting.managers[0], waiting.offers[0]
+        assert manager.is_offered(table.uri, offer, 30)
+        eventually(lambda: len(hold.offers()) == 1, table.patience)
+        hold.intend(1, txn=None, attempt="first", members=dict.fromkeys(hold.offers(), offer.write_id))
+        manager.cancel(table.uri)
+        assert isinstance(waiting.requests[0].exception(30), LockCancelledError)
+        assert manager.is_offered(table.uri, offer, 30)
+        # Another intent of the hold replaces the first one, whose put is still open.
+        hold.intend(2, txn=None, attempt="second")
+        assert manager.is_offered(table.uri, offer, 30)
+        hold.intents.settle(["first"])
+        hold.intend(3, txn=None, attempt="third")
+        assert not manager.is_offered(table.uri, offer, 30)
+        hold.intents.settle(["second", "third"])
+
+
+def test_a_dismissed_request_leaves_the_queue(table: LockedTable) -> None:
+    with offering(table) as (hold, waiting):
+        waiting.add()
+        waiting.add()
+        eventually(lambda: len(hold.offers()) == 2, table.patience)
+        last = list(hold.offers())[1]
+        hold.dismiss([last])
+        table.wait_for_queue(2)
+        # The request ahead of it still waits, so only its own removal wakes it.
+        eventually(waiting.requests[1].done, table.patience)
+        assert isinstance(waiting.requests[1].exception(), ContenderGoneError)
+        assert not waiting.managers[1].is_offered(table.uri, waiting.offers[1], 30)

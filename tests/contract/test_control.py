@@ -29,6 +29,10 @@ FAILING_TESTS: dict[Violation, Callable[[LockedTable], None]] = {
     Violation.SILENT_RELEASE: contract.test_a_hold_is_released_once_and_the_release_reports_a_loss,
     Violation.SECOND_RELEASE: contract.test_a_hold_is_released_once_and_the_release_reports_a_loss,
     Violation.ID_PER_MANAGER: contract.test_holds_carry_the_id_of_their_ensemble,
+    Violation.OFFERS_OVERTAKE: contract.test_a_holder_reads_the_offers_directly_behind_it,
+    Violation.ABSENT_MEMBER: contract.test_an_intent_names_only_members_that_wait,
+    Violation.FORGOTTEN_OFFER: contract.test_an_offer_may_be_committed_while_an_intent_names_it,
+    Violation.DISMISSED_REQUEST_WAITS: contract.test_a_dismissed_request_leaves_the_queue,
 }
 
 

@@ -8,13 +8,15 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Self
 
 from lock_manager import Hold, LockCancelledError, LockLostError, LockNotHeldError, LockTimeoutError, TableResource
-from lock_manager.coordinator import Cancellation
+from lock_manager.coordinator import Cancellation, Offer
 from lock_manager.deadline import Deadline
+from lock_manager.errors import ContenderGoneError
 from lock_manager.intents import Intent
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings
@@ -39,6 +41,10 @@ class Violation(Enum):
     SILENT_RELEASE = "the release of a lost hold raises no error"
     SECOND_RELEASE = "a hold can be released twice"
     ID_PER_MANAGER = "each manager has its own ensemble id"
+    OFFERS_OVERTAKE = "a holder gets the offers behind a request that has none"
+    ABSENT_MEMBER = "an intent names a member that has left the queue"
+    FORGOTTEN_OFFER = "a member that has left the queue is not asked for in the intents"
+    DISMISSED_REQUEST_WAITS = "a dismissed request waits on"
 
 
 @dataclass(eq=False)
@@ -49,6 +55,7 @@ class _Entry:
     table: str
     shared: bool
     granted: bool = False
+    offer: Offer | None = None
 
 
 class MemoryCoordinator:
@@ -102,6 +109,9 @@ class MemoryCoordinator:
         while not all(map(self._is_first, entries)):
             if cancellation.requested.is_set():
                 raise LockCancelledError(resource=resource)
+            gone = [entry for entry in entries if entry not in self.queues[entry.table]]
+            if gone and gone[0].offer is not None and self.violation is not Violation.DISMISSED_REQUEST_WAITS:
+                raise ContenderGoneError(resource=resource)
             if deadline.remaining() == 0:
                 raise LockTimeoutError(resource=resource, timeout_seconds=seconds, ahead=None, holder=None)
             if self.changed.wait(deadline.remaining()) and self.violation is Violation.DEADLINE_RESTARTS:
@@ -122,6 +132,8 @@ class MemoryCoordinator:
         if self.violation is Violation.OVERTAKING and entry.shared:
             requests = [request for request in requests if request.shared]
         ordered_entries = [queue_entry for queue_entry in queue if queue_entry.granted] + requests
+        if entry not in queue:
+            return False
         for predecessor in itertools.takewhile(lambda queue_entry: queue_entry is not entry, ordered_entries):
             compatible = predecessor.shared and entry.shared and self.violation is not Violation.NO_SHARING
             if not compatible and not (entry.shared and self.violation is Violation.NO_EXCLUSION):
@@ -136,6 +148,7 @@ class MemoryIntents:
         self.unfinished = unfinished
         self.open: dict[str, int] = {}
         self.recorded = False
+        self._members: dict[str, tuple[str, ...]] = {}
         self._hold, self._stored = hold, hold.memory.intents[table]
 
     @property
@@ -157,8 +170,10 @@ class MemoryIntents:
         self.unfinished = ()
 
     def record(self, intent: Intent) -> None:
-        self._stored[intent.hold_id] = intent
-        self.open[intent.attempt], self.recorded = intent.version, True
+        self.open[intent.attempt], self._members[intent.attempt] = intent.version, intent.members
+        members = [member for attempt in self.open for member in self._members[attempt]]
+        self._stored[intent.hold_id] = replace(intent, members=tuple(members))
+        self.recorded = True
 
     def end(self, violation: Violation | None) -> None:
         """Delete the intents of this hold if all of them are settled."""
@@ -236,11 +251,46 @@ class MemoryHold:
                 for callback in self._callbacks:
                     threading.Thread(target=callback, args=[self]).start()
 
-    def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
+    def intend(
+        self,
+        version: int,
+        *,
+        txn: str | None,
+        attempt: str,
+        table: str | None = None,
+        members: Mapping[str, str] = MappingProxyType({}),
+    ) -> Mapping[str, str]:
         if self.memory.violation is not Violation.INTENT_AFTER_LOSS:
             self.check()
-        intents = self._intents[self._table(table)]
-        intents.record(Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token))
+        uri = self._table(table)
+        with self.memory.changed:
+            waiting = {entry.hold_id for entry in self.memory.queues[uri]}
+            if self.memory.violation is not Violation.ABSENT_MEMBER:
+                members = {name: write_id for name, write_id in members.items() if name in waiting}
+            intent = Intent(
+                hold_id=self.hold_id,
+                version=version,
+                txn=txn,
+                attempt=attempt,
+                token=self.token,
+                members=tuple(members.values()),
+            )
+            self._intents[uri].record(intent)
+        return members
+
+    def offers(self) -> Mapping[str, Mapping[str, Any]]:
+        (table,) = self.scope
+        with self.memory.changed:
+            entries = [entry for entry in self.memory.queues[table] if entry not in self.entries]
+            if self.memory.violation is Violation.OFFERS_OVERTAKE:
+                entries = [entry for entry in entries if entry.offer is not None]
+            offering = itertools.takewhile(lambda entry: entry.offer is not None and not entry.shared, entries)
+            return {entry.hold_id: entry.offer.data for entry in offering if entry.offer is not None}
+
+    def dismiss(self, members: Collection[str]) -> None:
+        (table,) = self.scope
+        with self.memory.changed:
+            self.memory.leave([entry for entry in self.memory.queues[table] if entry.hold_id in members])
 
     def on_loss(self, callback: Callable[[Self], None]) -> None:
         self._callbacks.append(callback)
@@ -313,7 +363,12 @@ class MemoryManager:
         return self.acquire_all([TableScope.of(resource, partitions, shared=shared)], timeout_seconds=timeout_seconds)
 
     def acquire_all(
-        self, scopes: Sequence[Any], *, timeout_seconds: float | None = None, cancellation: Cancellation | None = None
+        self,
+        scopes: Sequence[Any],
+        *,
+        timeout_seconds: float | None = None,
+        cancellation: Cancellation | None = None,
+        offer: Offer | None = None,
     ) -> MemoryHold:
         """Lock several tables. A request joins all queues in one step, so that no deadlock is possible."""
         table_scopes = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]
@@ -327,7 +382,7 @@ class MemoryManager:
         resource, requested_at = ", ".join(requested), time.time()
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         cancellation = cancellation or Cancellation()
-        entries = [_Entry(hold_id, uri, scope.shared) for uri, scope in requested.items()]
+        entries = [_Entry(hold_id, uri, scope.shared, offer=offer) for uri, scope in requested.items()]
         with memory.changed:
             self._waiting.append((entries, cancellation))
             token = 1 if memory.violation is Violation.CONSTANT_TOKENS else next(memory.tokens)
@@ -345,6 +400,15 @@ class MemoryManager:
         )  # fmt: skip
         self.holds.append(hold)
         return hold
+
+    def is_offered(self, table: str, offer: Offer, timeout_seconds: float) -> bool:  # noqa: ARG002 (of the protocol)
+        memory, uri = self._memory, TableResource.of(table).uri
+        with memory.changed:
+            if any(entry.offer is offer for entry in memory.queues[uri]):
+                return True
+            if memory.violation is Violation.FORGOTTEN_OFFER:
+                return False
+            return any(offer.write_id in intent.members for intent in memory.intents[uri].values())
 
     def cancel(self, resource: Any) -> int:
         uri = TableResource.of(resource).uri

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 import writer_jobs.commit.guarded
 from lock_manager import ZookeeperLockManager
 from lock_manager.guard import commit_guard as guard
+from lock_manager.guard.group_commit import OfferedAppend
 from sluice.local.jars import jar_paths
 from tests.support.lock_znodes import LockZnodes
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
@@ -56,11 +57,23 @@ class Driver:
     def append_at_the_gate(self, table: str, first: int, end: int) -> None:
         LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end), lock_during="commit")
 
-    def append_as(self, table: str, first: int, end: int, txn: list[Any] | None) -> dict[str, Any]:
+    def append_as(
+        self, table: str, first: int, end: int, txn: list[Any] | None = None, lock_timeout_seconds: float = 120
+    ) -> dict[str, Any]:
         """Append with the writer, with or without a transaction of an application."""
         writer = LockedDeltaWriter(self.spark, self.manager, table)
-        result = writer.append(self.spark.range(first, end), txn=(txn[0], txn[1]) if txn else None)
+        result = writer.append(
+            self.spark.range(first, end, numPartitions=1),
+            txn=(txn[0], txn[1]) if txn else None,
+            lock_timeout_seconds=lock_timeout_seconds,
+        )
         return {"version": result.version, "already_committed": result.already_committed}
+
+    def group_commits(self) -> None:
+        """Let the appends of this driver be committed together with those of others."""
+        conf = self.spark.sparkContext._jsc.sc().conf()
+        conf.set("spark.sluice.groupCommits", "true")
+        self.undo.callback(conf.remove, "spark.sluice.groupCommits")
 
     def operate(self, table: str, operation: str, lock_during: str | None = None) -> dict[str, Any]:
         """Run an operation of the writer, or a statement under the lock; return its version, or the hold's commits."""
@@ -215,6 +228,19 @@ class Driver:
             return None, real_find(self, write_id, **options)[1]
 
         self._replace(DeltaTableLog, "find_commit", find)
+
+    def forget_offers(self) -> None:
+        """Let the writer believe that no holder may commit its offers any more."""
+        self._replace(ZookeeperLockManager, "is_offered", lambda *_: False)
+
+    def offer_under_another_id(self) -> None:
+        """Let holders stamp this writer's appends with an id that the writer does not know."""
+        real_data = OfferedAppend.data
+
+        def data(append: OfferedAppend) -> dict[str, Any]:
+            return {**real_data(append), "stamp": {"commit_id": "another id"}}
+
+        self._replace(OfferedAppend, "data", data)
 
     def ignore_intents(self) -> None:
         self._replace(writer_jobs.commit.guarded, "_settle_unfinished_intents", lambda *_: False)

@@ -24,7 +24,7 @@ from lock_manager import (
     UnguardedError,
 )
 from lock_manager import errors as lock_errors
-from lock_manager.errors import NoChrootError
+from lock_manager.errors import ContenderGoneError, NoChrootError
 from writer_jobs import errors
 
 WRITE_FAILED = errors.WriteFailedError(table="s3://b/t", reason="no")
@@ -39,6 +39,7 @@ ERRORS_WITH_FIELDS = [
     LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=2, holder={"host": "h", "pid": 1, "job": "j"}),
     LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=0, holder=None),
     LockCancelledError(resource="s3://l/t"),
+    ContenderGoneError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
     UnguardedError(resource="s3://l/t"),
     LockNotHeldError("no", resource="s3://l/t"),

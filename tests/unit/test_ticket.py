@@ -12,7 +12,7 @@ import pytest
 
 from lock_manager import LockCancelledError, LockNotHeldError
 from lock_manager.errors import NotStagedError
-from lock_manager.guard.guarded_block import GuardedBlock
+from lock_manager.guard.guarded_block import AllowedPut, GuardedBlock
 from lock_manager.guard.ticket import StagedCommit, Ticket, staging_obstacle
 from lock_manager.guard.write_attempt import WriteAttempt
 
@@ -74,20 +74,22 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     events: list[str] = []
     ticket = new_ticket(lambda: events.append("wake"))
     write_id = ticket.attempt.write_id
-    assert not ticket.has_turn({"staged": BLIND_APPEND})
+    assert not ticket.has_turn({"staged": BLIND_APPEND, "version": 8})
     assert ticket.staged is not None
     assert (ticket.staged.read_version, ticket.staged.properties) == (7, {"sluice.ensemble": "e"})
-    assert not ticket.has_turn({"staged": BLIND_APPEND})
+    assert not ticket.has_turn({"staged": BLIND_APPEND, "version": 8})
     assert events == ["wake"]
     with pytest.raises(LockNotHeldError):
         ticket.granted_block(write_id)
     block = create_autospec(GuardedBlock, instance=True)
     block.hold = create_autospec(object)
     block.hold.intents_of = lambda _: intents
+    block.hold.dismiss = events.extend
+    block.allowed_puts = {"third": AllowedPut(9, write_id)}
     intents = create_autospec(object)
     intents.settle = events.extend
     threading.Timer(0.05, lambda: ticket.grant(block)).start()
-    while not ticket.has_turn({"staged": BLIND_APPEND}):
+    while not ticket.has_turn({"staged": BLIND_APPEND, "version": 8}):
         pass
     assert ticket.granted_block(write_id) is block
     for foreign_id in (None, WriteAttempt.of({}).write_id):
@@ -97,11 +99,31 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     assert ticket.granted_block(write_id) is block
     ticket.record_outcome({"outcome": "unknown", "attempt": "second", "version": 9})
     assert ticket.committed is None
+    ticket.allow_members(["member"])
     ticket.record_outcome({"outcome": "committed", "attempt": "third", "version": 9, "metrics": {"numFiles": "1"}})
     assert ticket.committed == {"version": 9, "metrics": {"numFiles": "1"}}
-    assert events == ["wake", "first", "third", "wake"]
+    assert not ticket.is_member
+    assert events == ["wake", "first", "third", "member", "wake"]
     with pytest.raises(LockNotHeldError, match="covers one commit only"):
         ticket.granted_block(write_id)
+
+
+@pytest.mark.parametrize("reporter", ["writer", "log store"])
+def test_a_commit_by_a_holder_ends_the_wait(reporter: str) -> None:
+    events: list[str] = []
+    ticket = new_ticket(lambda: events.append("wake"))
+    request = {"staged": BLIND_APPEND | {"offer": {"lines": []}}, "version": 9}
+    assert not ticket.has_turn(request)
+    assert (ticket.offer, ticket.checked_version) == ({"lines": []}, 8)
+    if reporter == "writer":
+        ticket.record_member(9, {"numFiles": "1"})
+    else:
+        ticket.record_outcome({"outcome": "committed", "attempt": "a", "version": 9, "metrics": {"numFiles": "1"}})
+        assert events == ["wake", "wake"]
+    assert ticket.has_turn(request)
+    assert (ticket.is_member, ticket.committed) == (True, {"version": 9, "metrics": {"numFiles": "1"}})
+    ticket.refuse(LockCancelledError(resource=TABLE))
+    assert ticket.has_turn(request)
 
 
 def test_a_refused_ticket_keeps_its_first_error() -> None:
@@ -110,7 +132,7 @@ def test_a_refused_ticket_keeps_its_first_error() -> None:
     ticket.refuse(NotStagedError("another"))
     for _ in range(2):
         with pytest.raises(LockCancelledError):
-            ticket.has_turn({"staged": BLIND_APPEND})
+            ticket.has_turn({"staged": BLIND_APPEND, "version": 8})
     granted_ticket = new_ticket()
     granted_ticket.grant(create_autospec(GuardedBlock, instance=True))
     granted_ticket.refuse(LockCancelledError(resource=TABLE))

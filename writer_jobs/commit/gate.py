@@ -9,20 +9,22 @@ new snapshot, hooks and checkpoint follow after that.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from lock_manager import Hold, LockCancelledError, SluiceError
-from lock_manager.coordinator import Cancellation
-from lock_manager.errors import NotStagedError
+from lock_manager.coordinator import Cancellation, Offer
+from lock_manager.deadline import Deadline
+from lock_manager.errors import ContenderGoneError, NotStagedError
+from lock_manager.events import Event, emit
 from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.execution import Execution, WriteThread
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.lock_target import LockTarget, job_note
+from writer_jobs.commit.offered_write import OfferedWrite
 from writer_jobs.commit.outcome import Outcome, failed_write
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.java_classes import log_store
@@ -58,6 +60,7 @@ class StagedWrite:
         )
         self._cancellation = Cancellation()
         self._hold: Hold | None = None
+        self._offered = OfferedWrite(execution, self._ticket)
         self.waited_seconds = 0.0
 
     @property
@@ -86,7 +89,7 @@ class StagedWrite:
                         self._cancellation.request()
                     self._commit(thread, lock_seconds, before_write)
                 except BaseException as error:  # noqa: BLE001 (raised when the write has ended)
-                    problem = error
+                    problem = self._offered.resolve(error)
             if problem is not None and self._ticket.committed is None:
                 refusal = problem if isinstance(problem, SluiceError) else LockCancelledError(resource=context.table)
                 self._ticket.refuse(refusal)
@@ -95,21 +98,45 @@ class StagedWrite:
             return self._conclude(thread, problem)
 
     def _commit(self, thread: WriteThread, lock_seconds: float, before_write: Callable[[Hold], None] | None) -> None:
-        """Acquire the lock, let the commit pass, and release the lock when the outcome of the put is known."""
-        context, target, ticket = self._context, self._target, self._ticket
+        """Acquire the lock and let the commit pass, or offer it to a holder of the lock."""
+        context, target = self._context, self._target
         # Checked before the lock: a writer that changes the partitioning from now on is in conflict with this commit.
         if target.schema is not None:
             refuse_other_partitioning(context.log.snapshot(), target.schema)
         # The transaction began with a version that the driver had loaded, so it knows that version or a newer one.
         if not context.log.known_snapshot().has_same_partitioning(self._snapshot):
             raise NotStagedError(f"{context.table} has other partition columns by now")
-        requested_at = time.monotonic()
+        offer = None if before_write is not None or target.scope.partitions is not None else self._offered.make_offer()
+        deadline = Deadline(lock_seconds)
+        try:
+            self._commit_once(thread, lock_seconds, before_write, offer)
+        except ContenderGoneError as error:
+            problem = self._offered.resolve(error)
+            if problem is error:
+                # Another client removed the request. Without an offer, because a holder may take each offer only once.
+                self._commit_once(thread, deadline.remaining(), before_write, None)
+            elif problem is not None:
+                raise problem from error
+
+    def _commit_once(
+        self,
+        thread: WriteThread,
+        lock_seconds: float,
+        before_write: Callable[[Hold], None] | None,
+        offer: Offer | None,
+    ) -> None:
+        """Acquire the lock, let the commit pass, and release the lock when the outcome of the put is known."""
+        context, target, ticket = self._context, self._target, self._ticket
+        waiting = Deadline(lock_seconds)
         try:
             with context.manager.acquire_all(
-                [target.scope], timeout_seconds=lock_seconds, cancellation=self._cancellation
+                [target.scope],
+                timeout_seconds=lock_seconds,
+                cancellation=self._cancellation,
+                offer=offer,
             ) as hold:
                 self._hold = hold
-                self.waited_seconds = hold.waited_seconds
+                self.waited_seconds += hold.waited_seconds
                 note = job_note(context.spark, context.manager)
                 with guarded_commit(
                     context.spark, hold, context.log, note, ticket, schema=target.schema, before_commit=before_write
@@ -117,9 +144,11 @@ class StagedWrite:
                     self._grant(block, thread)
         except SluiceError as error:
             if self._hold is None:
-                self.waited_seconds = time.monotonic() - requested_at
+                self.waited_seconds += waiting.elapsed()
             if ticket.committed is None:
                 raise
+            if ticket.is_member:
+                return
             # The commit passed while the hold stood. The next holder comes after it, even if the hold is lost now.
             log.warning("the commit to %s is stored, but its lock failed afterwards: %s", context.table, error)
 
@@ -133,6 +162,8 @@ class StagedWrite:
             finally:
                 # Also after an interrupt: the lock is not released while the write may commit.
                 thread.wait(lambda: ticket.committed is not None)
+            if ticket.committed is not None and ticket.is_member:
+                return
             if ticket.committed is not None:
                 block.hold.record_commit(ticket.committed["version"], self._context.table)
             else:
@@ -161,6 +192,9 @@ class StagedWrite:
         interrupt, failure = thread.interrupt, thread.failure
         if committed is not None:
             commit = Commit.of(committed["version"], committed["metrics"])
+            if self._ticket.is_member:
+                emit(Event.COMMITTED, table)
+                emit(Event.GROUPED, table)
             if failure is not None:
                 log.warning(
                     "version %d of %s is committed, but Delta failed afterwards: %s", commit.version, table, failure
@@ -175,7 +209,7 @@ class StagedWrite:
         is_cancelled = isinstance(problem, LockCancelledError) and interrupt is None
         if failure is not None and (problem is None or is_cancelled):
             error = self._error_of(failure)
-        if error is not None and not isinstance(error, CommitUnknownError):
+        if error is not None and not isinstance(error, CommitUnknownError) and not self._offered.is_unresolved:
             self._delete_staged_files()
         if interrupt is not None:
             raise interrupt from error
@@ -205,4 +239,5 @@ class StagedWrite:
                 log.info("%d data files that belong to no commit of %s were deleted", count, self._context.table)
 
     def _result(self, commit: Commit | None) -> CommitResult:
-        return CommitResult.of(self._execution, self._hold, commit)
+        hold = None if self._ticket.is_member else self._hold
+        return CommitResult.of(self._execution, hold, commit, waited_seconds=self.waited_seconds)

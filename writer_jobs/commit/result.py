@@ -25,7 +25,7 @@ class CommitResult:
         already_committed: Whether the table had this transaction already, so that nothing was written now.
         commit_id: Id of the commit in the log; None if there is no commit.
         hold_id: Id of the hold under which the write was committed; None if no lock was acquired, because the table had
-            this transaction already, or nothing changed.
+            this transaction already, nothing changed, or another writer committed the rows together with its own.
         token: Fencing token of that hold.
         requested_at: Time when the lock was requested, in seconds since the epoch.
         acquired_at: Time when the lock was acquired, in seconds since the epoch.
@@ -56,11 +56,14 @@ class CommitResult:
         return self.released_at - self.acquired_at
 
     @classmethod
-    def of(cls, execution: Execution, hold: Hold | None, commit: Commit | None) -> CommitResult:
+    def of(
+        cls, execution: Execution, hold: Hold | None, commit: Commit | None, *, waited_seconds: float = 0.0
+    ) -> CommitResult:
         """Return the result of a write that has ended.
 
         Args:
             hold: Its hold, held or released; None if no lock was acquired.
+            waited_seconds: Time that it waited for a lock that it did not acquire.
             commit: Its commit, with ``NO_VERSION`` if nothing changed; None if the table had this transaction already.
 
         """
@@ -74,7 +77,7 @@ class CommitResult:
             commit_id=execution.write_id if version is not None else None,
             hold_id=hold.hold_id if hold is not None else None,
             token=hold.token if hold is not None else None,
-            requested_at=hold.requested_at if hold is not None else now,
+            requested_at=hold.requested_at if hold is not None else now - waited_seconds,
             acquired_at=hold.acquired_at if hold is not None else now,
             released_at=(hold.released_at or now) if hold is not None else now,
             metrics=commit.metrics if commit is not None else {},

@@ -13,6 +13,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.Iterator;
+import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -28,6 +29,15 @@ final class CommitBody {
   private static final String METADATA = "{\"metaData\":";
   private static final String STAMP = "sluice";
   private static final Set<String> FILES = Set.of("add", "remove", "cdc");
+  private static final String COMMIT_ID = "commit_id";
+  private static final String METRICS = "operationMetrics";
+
+  /** Fields of a member's {@code commitInfo} that a group commit records for it. */
+  private static final List<String> MEMBER_FIELDS =
+      List.of(METRICS, "operationParameters", "userMetadata", "txnId", "timestamp", "readVersion");
+
+  /** Maximum size of a commit that another writer may put, in characters. */
+  private static final int MAX_OFFER = 32_768;
 
   private final List<String> lines = new ArrayList<>();
   private final String info;
@@ -79,16 +89,80 @@ final class CommitBody {
     timestamp = node.path("inCommitTimestamp").asLong();
   }
 
-  /** Returns the content of the version file. The stamp is the first field of the first line. */
-  byte[] bytes(ObjectNode stamp) {
+  /**
+   * Returns the content of the version file. The stamp is the first field of the first line.
+   *
+   * @param members the members of a group commit, see {@link Guard.Permission}
+   */
+  byte[] bytes(ObjectNode stamp, List<JsonNode> members) {
     stamp.put("attempt", attempt);
-    String stampedInfo = INFO + "\"" + STAMP + "\":" + stamp;
     ByteArrayOutputStream out = new ByteArrayOutputStream();
+    append(out, members.isEmpty() ? stampedInfo(stamp) : groupInfo(stamp, members));
+    lines.forEach(line -> append(out, line));
+    members.forEach(member -> member.path("lines").forEach(line -> append(out, line.asText())));
+    return out.toByteArray();
+  }
+
+  private String stampedInfo(ObjectNode stamp) {
     // If a setting of Delta turns commitInfo off, the stamp is written in a commitInfo of its own.
     String fields = info == null ? "}}" : info.substring(INFO.length());
-    append(out, stampedInfo + (fields.startsWith("}") ? "" : ",") + fields);
-    lines.forEach(line -> append(out, line));
-    return out.toByteArray();
+    return INFO + "\"" + STAMP + "\":" + stamp + (fields.startsWith("}") ? "" : ",") + fields;
+  }
+
+  /** Returns the first line of a group commit: the stamp has the record of each writer, and the metrics are sums. */
+  private String groupInfo(ObjectNode stamp, List<JsonNode> members) {
+    ObjectNode groupInfo = JSON.createObjectNode();
+    ArrayNode writers = JSON.createArrayNode();
+    ObjectNode holder = writers.addObject();
+    holder.set(STAMP, JSON.createObjectNode().set(COMMIT_ID, stamp.path(COMMIT_ID)));
+    holder.set(METRICS, metrics);
+    Map<String, Long> sums = new LinkedHashMap<>();
+    addTo(sums, metrics);
+    for (JsonNode member : members) {
+      ObjectNode writer = writers.addObject();
+      writer.set(STAMP, member.path("stamp"));
+      MEMBER_FIELDS.forEach(field -> writer.set(field, member.path("info").get(field)));
+      addTo(sums, member.path("info").path(METRICS));
+    }
+    stamp.set("group", writers);
+    groupInfo.set(STAMP, stamp);
+    groupInfo.setAll((ObjectNode) commitInfo(info));
+    ObjectNode total = groupInfo.putObject(METRICS);
+    sums.forEach((name, value) -> total.put(name, value.toString()));
+    return JSON.createObjectNode().set("commitInfo", groupInfo).toString();
+  }
+
+  private static void addTo(Map<String, Long> sums, JsonNode metrics) {
+    metrics.properties().forEach(metric -> sums.merge(metric.getKey(), metric.getValue().asLong(), Long::sum));
+  }
+
+  /**
+   * Returns the commit as a holder can put it together with its own.
+   *
+   * @return JSON object: {@code lines} (without {@code commitInfo}) and {@code info} ({@code commitInfo}); null if the
+   *     commit does more than append files to the table, or is large
+   */
+  ObjectNode offer() {
+    if (!canJoinGroup()) {
+      return null;
+    }
+    ObjectNode offer = JSON.createObjectNode();
+    ArrayNode offered = offer.putArray("lines");
+    lines.forEach(offered::add);
+    offer.set("info", commitInfo(info));
+    return offer;
+  }
+
+  /** Returns whether the commit only appends files, so that a group commit may contain it. */
+  boolean canJoinGroup() {
+    int size = info == null ? 0 : info.length() + lines.stream().mapToInt(String::length).sum();
+    return isBlindAppend && size > 0 && size <= MAX_OFFER && !contents().hasUnreadableLine
+        && contents().tableActions.isEmpty() && contents().hasPlainFilesOnly;
+  }
+
+  /** Returns the application ids of the commit's {@code txn} actions. */
+  Set<String> transactions() {
+    return contents().transactions;
   }
 
   /**
@@ -165,6 +239,7 @@ final class CommitBody {
     final Set<String> tableActions = new TreeSet<>();
     final Set<String> added = new LinkedHashSet<>();
     final Set<String> removed = new HashSet<>();
+    final Set<String> transactions = new TreeSet<>();
 
     /** New table properties; null without new metadata. */
     JsonNode configuration;
@@ -177,6 +252,9 @@ final class CommitBody {
 
     /** Whether a line cannot be parsed. Such a line may change anything. */
     boolean hasUnreadableLine;
+
+    /** Whether each file is a new one with rows, without a deletion vector and without row ids. */
+    boolean hasPlainFilesOnly = true;
 
     /** Whether a file may change rows: it is a {@code cdc} file, or its {@code dataChange} is not false. */
     boolean changesRows;
@@ -201,7 +279,9 @@ final class CommitBody {
         addFile(name, action);
       } else if (name.equals("domainMetadata")) {
         tableActions.add(name + " " + action.path("domain").asText());
-      } else if (!name.equals("txn") && !name.equals("commitInfo")) {
+      } else if (name.equals("txn")) {
+        transactions.add(action.path("appId").asText());
+      } else if (!name.equals("commitInfo")) {
         tableActions.add(name);
       }
     }
@@ -215,6 +295,8 @@ final class CommitBody {
         hasUnplacedFile = true;
       }
       changesRows |= name.equals("cdc") || action.path("dataChange").asBoolean(true);
+      hasPlainFilesOnly &= name.equals("add") && action.path("dataChange").asBoolean(false)
+          && !action.hasNonNull("deletionVector") && !action.hasNonNull("baseRowId");
       String path = action.path("path").asText();
       if (name.equals("remove")) {
         removed.add(path);
@@ -234,12 +316,31 @@ final class CommitBody {
         || (txn != null && txn.equals(node.path("txnId").asText(null)));
   }
 
+  /** Returns whether a version with this first line contains the append of the operation attempt with this id. */
+  static boolean contains(String firstLine, String writeId) {
+    JsonNode stamp = commitInfo(firstLine).path(STAMP);
+    if (stamp.has("occupies")) {
+      return false;
+    }
+    boolean isHolder = writeId.equals(stamp.path(COMMIT_ID).asText(null));
+    for (JsonNode writer : stamp.path("group")) {
+      isHolder |= writeId.equals(writer.path(STAMP).path(COMMIT_ID).asText(null));
+    }
+    return isHolder;
+  }
+
+  /** Returns the name of the action in a line; empty if the line does not begin as an action does. */
+  static String actionName(String line) {
+    int end = line.startsWith("{\"") ? line.indexOf('"', 2) : -1;
+    return end < 0 ? "" : line.substring(2, end);
+  }
+
   private static JsonNode commitInfo(String line) {
     return parse(line == null ? "{}" : line).path("commitInfo");
   }
 
   /** Parses a line that must contain one JSON value only; returns a missing node if it does not. */
-  private static JsonNode parse(String line) {
+  static JsonNode parse(String line) {
     try {
       return STRICT.readTree(line);
     } catch (JsonProcessingException e) {

@@ -84,10 +84,11 @@ public final class Guard {
    *
    * @param holds ids of the holds that cover the commit
    * @param stamp stamp of the commit
+   * @param members members of a group commit, in order: each has {@code lines}, {@code info} and {@code stamp}
    * @param restoration for an automatic ticket whose commit changes the table's adoption: {@code properties} to set
    *     after it, and {@code block}, the block in which to set them; else a missing node
    */
-  record Permission(List<String> holds, ObjectNode stamp, JsonNode restoration) {}
+  record Permission(List<String> holds, ObjectNode stamp, List<JsonNode> members, JsonNode restoration) {}
 
   enum Mode { REQUIRED, OBSERVE, OFF }
 
@@ -167,17 +168,18 @@ public final class Guard {
    * Asks the guard for permission for a commit.
    *
    * @param ticket name of the commit's ticket, or null
+   * @param group what the commit requires of members, see {@link LightTransaction#terms}; null for no group commit
    * @throws CommitRefusedException the guard refuses or does not answer, and the mode is {@code required}
    * @throws InterruptedIOException the thread was interrupted, for example because its stream is stopped
    */
-  static Permission ask(String ticket, VersionFile file, CommitBody body)
+  static Permission ask(String ticket, VersionFile file, CommitBody body, ObjectNode group)
       throws CommitRefusedException, InterruptedIOException {
     Mode mode = mode();
     if (mode == Mode.OFF) {
-      return new Permission(List.of(), CommitBody.JSON.createObjectNode(), MissingNode.getInstance());
+      return new Permission(List.of(), CommitBody.JSON.createObjectNode(), List.of(), MissingNode.getInstance());
     }
     try {
-      return requestPermission(ticket, file, body, mode);
+      return requestPermission(ticket, file, body, group, mode);
     } catch (CommitRefusedException refusal) {
       return observe(file, refusal);
     }
@@ -192,7 +194,12 @@ public final class Guard {
         file.version(), file.table(), refusal.getMessage());
     ObjectNode stamp = CommitBody.JSON.createObjectNode();
     stamp.put("observed", refusal.errorName());
-    return new Permission(List.of(), stamp, MissingNode.getInstance());
+    return new Permission(List.of(), stamp, List.of(), MissingNode.getInstance());
+  }
+
+  /** Returns the id of the operation attempt that this thread executes; null if it executes none. */
+  static String writeId() {
+    return localProperty(WRITE);
   }
 
   /** Returns the ticket of this thread's write; null if the write holds its lock already, or has no lock. */
@@ -322,6 +329,7 @@ public final class Guard {
    * some time before it returns false.
    *
    * @param staged see {@link #describe}
+   * @throws GroupCommittedException a holder has committed it
    * @throws CommitRefusedException this commit cannot get the lock
    * @throws InterruptedIOException the thread was interrupted
    */
@@ -332,7 +340,11 @@ public final class Guard {
     request.set("staged", staged);
     request.put("automatic", AutomaticTicket.current() != null);
     request.put("observe", mode() == Mode.OBSERVE);
-    return send(request, file, body.attempt).path("turn").asBoolean(false);
+    JsonNode answer = send(request, file, body.attempt);
+    if (answer.hasNonNull("committed")) {
+      throw new GroupCommittedException(file, answer.get("committed").asLong());
+    }
+    return answer.path("turn").asBoolean(false);
   }
 
   /**
@@ -406,7 +418,8 @@ public final class Guard {
     return answer;
   }
 
-  private static Permission requestPermission(String ticket, VersionFile file, CommitBody body, Mode mode)
+  private static Permission requestPermission(
+      String ticket, VersionFile file, CommitBody body, ObjectNode group, Mode mode)
       throws CommitRefusedException, InterruptedIOException {
     ObjectNode request = request("commit", file, body);
     request.put("txn", body.txn);
@@ -415,13 +428,16 @@ public final class Guard {
     String blocks = blocks();
     request.put("blocks", blocks);
     request.put("ticket", ticket);
-    String write = localProperty(WRITE);
+    String write = writeId();
     if (write != null) {
       request.put("write", write);
       request.put("retention_ms", ReadVersion.retentionMillis(file));
     }
     if (locksPartitions(blocks) || locksPartitions(ticket)) {
       request.set("footprint", body.footprint());
+    }
+    if (group != null) {
+      request.set("group", group);
     }
     request.put("observe", mode == Mode.OBSERVE);
     JsonNode answer = send(request, file, body.attempt);
@@ -431,7 +447,9 @@ public final class Guard {
       throw new CommitRefusedException("LockLostError", "the commit guard gave an answer without holds or stamp; use the "
           + "log store's jar and the Python package of one release");
     }
-    return new Permission(holds, (ObjectNode) answer.get("stamp"), answer.path("restoration"));
+    List<JsonNode> members = new ArrayList<>();
+    answer.path("members").forEach(members::add);
+    return new Permission(holds, (ObjectNode) answer.get("stamp"), members, answer.path("restoration"));
   }
 
   private static boolean locksPartitions(String names) {
@@ -531,7 +549,7 @@ public final class Guard {
    * Delta's hooks, does not belong to the attempt.
    */
   static void endAttempt() {
-    if (localProperty(WRITE) != null) {
+    if (writeId() != null) {
       context().setLocalProperty(WRITE, null);
     }
   }

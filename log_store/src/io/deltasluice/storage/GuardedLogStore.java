@@ -63,7 +63,7 @@ public class GuardedLogStore extends LogStore {
   public CloseableIterator<String> read(Path path, Configuration conf) throws IOException {
     LogStore reader = storage(path, conf).reader;
     try {
-      return reader.read(path, conf);
+      return LightTransaction.recording(path, reader.read(path, conf));
     } catch (FileNotFoundException e) {
       String checksum = Guard.isQueued() ? Checksum.deriveContent(path, reader, conf) : null;
       if (checksum == null) {
@@ -182,7 +182,11 @@ public class GuardedLogStore extends LogStore {
     CommitRefusedException refusal = null;
     if (ticket != null) {
       try {
-        awaitTurn(ticket, file, body, checkedAt, conf);
+        awaitTurn(storage, ticket, file, body, checkedAt, conf);
+      } catch (GroupCommittedException e) {
+        StagedFiles.take(ticket);
+        Guard.endAttempt();
+        throw e;
       } catch (CommitRefusedException e) {
         if (automatic == null) {
           throw e;
@@ -190,14 +194,20 @@ public class GuardedLogStore extends LogStore {
         refusal = e;
       }
     }
-    Guard.Permission permission = refusal == null ? Guard.ask(ticket, file, body) : Guard.observe(file, refusal);
+    LightTransaction light = LightTransaction.grouping(file);
+    Guard.Permission permission = refusal == null
+        ? Guard.ask(ticket, file, body, light == null ? null : light.terms(file, body))
+        : Guard.observe(file, refusal);
+    if (light != null) {
+      light.setMembers(permission.members());
+    }
     if (automatic != null) {
       automatic.setPermission(permission);
     }
     Attempts.Attempt attempt = Attempts.begin(permission.holds(), file.version(), body.txn, body.attempt);
     StagedFiles staged = ticket == null ? null : StagedFiles.take(ticket);
     try {
-      put(storage, file, body, body.bytes(permission.stamp()), attempt, conf);
+      put(storage, file, body, body.bytes(permission.stamp(), permission.members()), attempt, conf);
     } finally {
       // An Error of the JVM may have been thrown after the put was sent.
       attempt.endIfPending();
@@ -234,12 +244,23 @@ public class GuardedLogStore extends LogStore {
    * @param freeAt {@link System#nanoTime} at which the version was free
    * @throws FileAlreadyExistsException another writer has the version. Delta checks for conflicts, and calls again for
    *     the next version. The ticket keeps its place in the queue, or its lock.
+   * @throws GroupCommittedException an earlier version contains the commit
    */
-  private static void awaitTurn(String ticket, VersionFile file, CommitBody body, long freeAt, Configuration conf)
-      throws IOException {
+  private static void awaitTurn(Storage storage, String ticket, VersionFile file, CommitBody body, long freeAt,
+      Configuration conf) throws IOException {
     long checkedAt = freeAt;
     ReadVersion read = ReadVersion.of(file);
     ObjectNode staged = Guard.describe(body, read);
+    LightTransaction light = LightTransaction.grouping(file);
+    if (light != null) {
+      long committed = light.committedVersion(file, storage.reader, conf);
+      if (committed >= 0) {
+        VersionFile version = new VersionFile(VersionFile.in(file.path().getParent(), committed), file.table(), committed);
+        Guard.reportOutcome(ticket, version, body, Attempts.Outcome.COMMITTED, false);
+        throw new GroupCommittedException(file, committed);
+      }
+      staged.set("offer", light.offer(body));
+    }
     staged.set("hooks", PostCommitHooks.of(ActiveTransaction.of(file.table())));
     AutomaticTicket automatic = AutomaticTicket.named(ticket);
     if (automatic != null) {
@@ -259,7 +280,7 @@ public class GuardedLogStore extends LogStore {
   }
 
   private static void throwIfTaken(Path version, Configuration conf) throws IOException {
-    if (version.getFileSystem(conf).exists(version)) {
+    if (LogListing.exists(version, conf)) {
       throw new FileAlreadyExistsException(version.toString());
     }
   }

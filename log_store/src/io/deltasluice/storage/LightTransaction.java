@@ -1,13 +1,35 @@
 package io.deltasluice.storage;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import io.delta.storage.CloseableIterator;
+import io.delta.storage.LogStore;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
+import java.util.ArrayList;
+import java.util.HexFormat;
+import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.CommittedTransaction;
+import org.apache.spark.sql.delta.CurrentTransactionInfo;
 import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.IsolationLevel;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.VersionChecksum;
+import org.apache.spark.sql.delta.actions.Action;
+import org.apache.spark.sql.delta.actions.Action$;
+import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.hooks.CheckpointHook$;
 import org.apache.spark.sql.delta.hooks.ChecksumHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
@@ -15,6 +37,11 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Function0;
 import scala.Option;
+import scala.Some;
+import scala.Tuple3;
+import scala.jdk.javaapi.CollectionConverters;
+import scala.util.Either;
+import scala.util.Left;
 
 /**
  * Delta's transaction of an append through the gate, without the work around a commit that an append does not need.
@@ -32,6 +59,15 @@ import scala.Option;
 public final class LightTransaction extends OptimisticTransaction {
   /** Setting of the driver: whether appends through the gate are light transactions. */
   private static final String ENABLED = "spark.sluice.lightCommits";
+
+  /** Setting of the driver: whether appends through the gate may be committed together with others. */
+  private static final String GROUP_COMMITS = "spark.sluice.groupCommits";
+
+  /** Table features with which a member's actions do not depend on the version that contains them. */
+  private static final Set<String> GROUP_FEATURES = Set.of(
+      "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping",
+      "allowColumnDefaults", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck",
+      "checkpointProtection", "domainMetadata", "clustering", "typeWidening", "variantType");
 
   /** Time after which a driver lists the log again. */
   private static final long LISTING_NANOS = TimeUnit.SECONDS.toNanos(60);
@@ -54,6 +90,18 @@ public final class LightTransaction extends OptimisticTransaction {
   private static final Map<String, OwnCommit> UNDISTURBED_COMMITS = new ConcurrentHashMap<>();
 
   private final long listedAtNanos;
+
+  /** The versions after {@link #readVersion}, as far as they were read. */
+  private final NewerVersions newerVersions = new NewerVersions();
+
+  /** Hash of the protocol and the metadata that the transaction has read; null before its first use. */
+  private String state;
+
+  /** Members of the group commit, if the transaction makes one. */
+  private List<JsonNode> members = List.of();
+
+  /** Whether a holder has committed the transaction. */
+  private boolean isMember;
 
   private LightTransaction(DeltaLog log, Snapshot snapshot, long listedAtNanos) {
     super(log, Option.empty(), snapshot);
@@ -102,6 +150,114 @@ public final class LightTransaction extends OptimisticTransaction {
     return isLight ? new LightTransaction(log, newest, listedAtNanos) : transaction;
   }
 
+  /** Returns this thread's light transaction on a table; null if there is none, or group commits are off. */
+  static LightTransaction grouping(VersionFile file) {
+    return Guard.ticket() != null && Guard.writeId() != null && ActiveTransaction.of(file.table()) instanceof LightTransaction light
+        && light.spark().sparkContext().conf().getBoolean(GROUP_COMMITS, false) ? light : null;
+  }
+
+  /** Returns the lines of a file, and records them if it is a version after the one that the transaction has read. */
+  static CloseableIterator<String> recording(Path path, CloseableIterator<String> lines) {
+    VersionFile file = VersionFile.of(path);
+    LightTransaction light = file == null ? null : grouping(file);
+    return light == null || file.version() <= light.readVersion()
+        ? lines
+        : light.newerVersions.recording(file.version(), lines);
+  }
+
+  /** Returns the version before this file that contains the append already; -1 if there is none. */
+  long committedVersion(VersionFile file, LogStore reader, Configuration conf) throws IOException {
+    newerVersions.readMissing(readVersion() + 1, file.version() - 1, file, reader, conf);
+    return newerVersions.versionOf(Guard.writeId());
+  }
+
+  /**
+   * Returns the append as a holder can commit it together with its own; null if none can.
+   *
+   * @return JSON object: the fields of {@link CommitBody#offer}, {@code state} and {@code read_version}
+   */
+  ObjectNode offer(CommitBody body) {
+    ObjectNode offer = canGroup(snapshot().protocol()) ? body.offer() : null;
+    return offer == null ? null : offer.put("state", state()).put("read_version", readVersion());
+  }
+
+  /**
+   * Returns what the commit of this version requires of members; null if it can have none.
+   *
+   * @return JSON object: {@code state} (hash of the protocol and the metadata), {@code read_version},
+   *     {@code retention_ms} (age at which VACUUM deletes files that belong to no commit) and {@code transactions}
+   *     (application ids of the {@code txn} actions of the commit and of the versions after the read one)
+   */
+  ObjectNode terms(VersionFile file, CommitBody body) {
+    if (!canGroup(snapshot().protocol()) || !body.canJoinGroup() || newerVersions.changeTable()) {
+      return null;
+    }
+    ObjectNode terms = CommitBody.JSON.createObjectNode();
+    terms.put("state", state());
+    terms.put("read_version", readVersion());
+    terms.put("retention_ms", ReadVersion.retentionMillis(file));
+    ArrayNode transactions = terms.putArray("transactions");
+    newerVersions.transactions().forEach(transactions::add);
+    body.transactions().forEach(transactions::add);
+    return terms;
+  }
+
+  void setMembers(List<JsonNode> newMembers) {
+    members = newMembers;
+  }
+
+  private static boolean canGroup(Protocol protocol) {
+    return Stream.of(protocol.readerFeatures(), protocol.writerFeatures())
+        .filter(Option::isDefined)
+        .flatMap(features -> CollectionConverters.asJava(features.get()).stream())
+        .allMatch(GROUP_FEATURES::contains);
+  }
+
+  private String state() {
+    if (state == null) {
+      state = hash(snapshot().protocol().json() + '\n' + snapshot().metadata().json());
+    }
+    return state;
+  }
+
+  private static String hash(String text) {
+    try {
+      byte[] digest = MessageDigest.getInstance("SHA-256").digest(text.getBytes(StandardCharsets.UTF_8));
+      return HexFormat.of().formatHex(digest);
+    } catch (NoSuchAlgorithmException e) {
+      throw new IllegalStateException(e);
+    }
+  }
+
+  /** Returns normally if a holder has committed the transaction. */
+  @Override
+  public Tuple3<Object, Snapshot, CurrentTransactionInfo> doCommitRetryIteratively(
+      long attemptVersion, CurrentTransactionInfo info, IsolationLevel isolationLevel) {
+    try {
+      return super.doCommitRetryIteratively(attemptVersion, info, isolationLevel);
+    } catch (GroupCommittedException e) {
+      isMember = true;
+      return new Tuple3<>(e.version(), deltaLog().update(false, Option.empty(), Option.empty()), info);
+    }
+  }
+
+  /** Derives the checksum of a group commit from the actions of all of its writers. */
+  @Override
+  public Option<VersionChecksum> incrementallyDeriveChecksum(long version, CurrentTransactionInfo info) {
+    if (members.isEmpty()) {
+      return super.incrementallyDeriveChecksum(version, info);
+    }
+    List<Action> actions = new ArrayList<>(CollectionConverters.asJava(info.finalActionsToCommit()));
+    members.forEach(member ->
+        member.path("lines").forEach(line -> actions.add(Action$.MODULE$.fromJson(line.asText()))));
+    Option<VersionChecksum> known = snapshot().checksumOpt();
+    boolean withFiles = known.isDefined() && known.get().allFiles().isDefined();
+    Either<String, VersionChecksum> checksum = DeltaApi.deriveChecksum(
+        this, spark(), deltaLog(), version, CollectionConverters.asScala(actions).toSeq(), info.op().name(),
+        new Some<>(txnId()), new Left<>(snapshot()), withFiles);
+    return checksum.toOption();
+  }
+
   /** Delta's constructor calls this for its own hooks, too. */
   @Override
   public void registerPostCommitHook(PostCommitHook hook) {
@@ -125,6 +281,11 @@ public final class LightTransaction extends OptimisticTransaction {
     long version = transaction.committedVersion();
     Snapshot snapshot = transaction.postCommitSnapshot();
     String log = deltaLog().logPath().toString();
+    if (isMember) {
+      // The log was listed after the commit. The holder writes the checksum and the checkpoint.
+      UNDISTURBED_COMMITS.put(log, new OwnCommit(snapshot.version(), System.nanoTime()));
+      return;
+    }
     if (version == readVersion() + 1 && version == snapshot.version()) {
       UNDISTURBED_COMMITS.put(log, new OwnCommit(version, listedAtNanos));
     } else {

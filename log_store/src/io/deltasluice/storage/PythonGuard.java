@@ -87,12 +87,14 @@ final class PythonGuard {
    *       files that belong to no commit), {@code observe} (whether a refusal is only logged), {@code footprint}
    *       (actions and partitions of the commit, see {@code CommitBody}; only if a block or the ticket locks
    *       partitions). Answer: {@code holds} (ids of the holds that cover the commit, each confirmed),
-   *       {@code stamp} (object that the commit records) and, for some automatic tickets, {@code restoration} (see
+   *       {@code stamp} (object that the commit records), for a commit with {@code group} (see
+   *       {@link LightTransaction#terms}) {@code members} (see {@link Guard.Permission}) and, for some automatic tickets, {@code restoration} (see
    *       {@link Guard.Permission}).
    *   <li>{@code turn}: Does the ticket of a waiting commit have its lock by now? Fields: {@code ticket},
    *       {@code staged} (the commit, see {@link Guard#describe}, with {@code hooks}, see {@link PostCommitHooks}, and for
    *       an automatic ticket the properties of {@link AutomaticTicket#describe}), {@code automatic} (whether to open
-   *       the ticket if it is new), {@code observe}. Answer: {@code turn} (boolean).
+   *       the ticket if it is new), {@code observe}. Answer: {@code turn} (boolean) and, if a holder has committed it,
+   *       {@code committed} (the version).
    *   <li>{@code lock}: Does an automatic ticket whose transaction has not begun have its lock by now? Fields:
    *       {@code ticket}, {@code automatic}. Answer: {@code turn} (boolean).
    *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},

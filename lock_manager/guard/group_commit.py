@@ -1,0 +1,174 @@
+"""Group commits: a holder commits the appends of waiting contenders (members) together with its append, in one version.
+
+A waiting append offers its actions in its contender (:class:`OfferedAppend`). Just before the holder puts its version,
+it reads the offers behind it in the queue, and takes those that fit its commit (:class:`GroupTerms`). The request that
+confirms its hold also requires that each member still waits, and stores an intent that names the members. So a member
+whose wait ends for any reason learns the truth from the intents and then from the log: as long as an intent names it,
+it may still be committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lock_manager.guard.write_attempt import WriteAttempt, too_old_reason
+
+# Maximum total size of the members of a version, in characters.
+_MAX_SIZE = 1_000_000
+# Names of the actions of a member. Any other action may depend on the version that contains it.
+_ACTIONS = frozenset({"add", "txn"})
+# Delta names the new files of an append by relative paths, percent-encoded.
+_RELATIVE_PATH = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[^:]+")
+
+
+@dataclass(frozen=True)
+class OfferedAppend:
+    """The content of an offer, as the holder reads it.
+
+    Attributes:
+        state: Hash of the protocol and the metadata of the table that the append was prepared for.
+        read_version: Version up to which the append was checked for conflicts.
+        begun_at: When the append began, seconds since the epoch.
+        lines: Lines of the version file, without ``commitInfo``.
+        info: Its ``commitInfo``.
+        stamp: Its part of the commit stamp: ``commit_id`` and, if it has one, ``job``.
+
+    """
+
+    write_id: str
+    state: str
+    read_version: int
+    begun_at: float
+    lines: tuple[str, ...]
+    info: Mapping[str, Any]
+    stamp: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, staged: Mapping[str, Any], attempt: WriteAttempt, note: Mapping[str, Any]) -> OfferedAppend:
+        """Return the append of an attempt.
+
+        Args:
+            staged: The log store's description (``LightTransaction.java``).
+            note: Further fields of the stamp, such as ``job``.
+
+        """
+        fields = {**staged, "write_id": attempt.write_id, "begun_at": attempt.begun_at}
+        return cls.parse({**fields, "stamp": {**note, "commit_id": attempt.write_id}})
+
+    def data(self) -> dict[str, Any]:
+        """Return JSON values that :meth:`parse` parses."""
+        return vars(self) | {"lines": list(self.lines)}
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> OfferedAppend:
+        """Parse the values of :meth:`data`.
+
+        Raises:
+            ValueError, TypeError, KeyError: The values are malformed.
+
+        """
+        return cls(
+            write_id=str(data["write_id"]),
+            state=str(data["state"]),
+            read_version=int(data["read_version"]),
+            begun_at=float(data["begun_at"]),
+            lines=tuple(map(str, data["lines"])),
+            info=dict(data["info"]),
+            stamp=dict(data["stamp"]),
+        )
+
+    @property
+    def size(self) -> int:
+        """Size of the actions and the ``commitInfo``, in characters."""
+        return sum(map(len, self.lines)) + len(json.dumps(self.info))
+
+    def transactions(self) -> set[str]:
+        """Return the application ids of its ``txn`` actions.
+
+        Raises:
+            ValueError: A line is not an action that a member may have.
+
+        """
+        applications = set()
+        for line in self.lines:
+            action = json.loads(line)
+            if not isinstance(action, dict) or len(action) != 1 or not _ACTIONS.issuperset(action):
+                raise ValueError("an action that no member may have")
+            if "txn" in action:
+                applications.add(str(action["txn"]["appId"]))
+            elif not _RELATIVE_PATH.fullmatch(str(action["add"]["path"])):
+                raise ValueError("a file outside of the table")
+        return applications
+
+
+@dataclass
+class GroupTerms:
+    """What the commit of a holder requires of members, from the log store's request (``LightTransaction.java``).
+
+    Attributes:
+        state: Hash of the protocol and the metadata of the version that the holder has read. No later version before
+            its commit has changed them.
+        read_version: That version.
+        retention_seconds: Age at which VACUUM deletes files that belong to no commit.
+        transactions: Application ids of the ``txn`` actions of the later versions and of the commit itself.
+
+    """
+
+    state: str
+    read_version: int
+    retention_seconds: float
+    transactions: set[str]
+    _write_ids: set[str] = field(default_factory=set)
+    _size: int = 0
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> GroupTerms:
+        """Parse the log store's request."""
+        return cls(
+            state=str(request["state"]),
+            read_version=int(request["read_version"]),
+            retention_seconds=float(request["retention_ms"]) / 1000,
+            transactions=set(map(str, request["transactions"])),
+        )
+
+    def choose(self, offers: Mapping[str, Mapping[str, Any]]) -> dict[str, OfferedAppend]:
+        """Return the offers that fit, in queue order, by contender."""
+        chosen = {}
+        for contender, data in offers.items():
+            try:
+                append = OfferedAppend.parse(data)
+                if self._take(append):
+                    chosen[contender] = append
+            except (ValueError, TypeError, KeyError, AttributeError):
+                # The append has its turn later.
+                continue
+        return chosen
+
+    def _take(self, append: OfferedAppend) -> bool:
+        """Return whether an append fits, and count it."""
+        applications = append.transactions()
+        # The holder knows no txn action that was committed before the version that it has read.
+        has_unknown_transactions = bool(applications) and append.read_version < self.read_version
+        fits = (
+            append.state == self.state
+            and append.write_id not in self._write_ids
+            and not has_unknown_transactions
+            and not applications & self.transactions
+            and self._size + append.size <= _MAX_SIZE
+            and too_old_reason("", time.time() - append.begun_at, self.retention_seconds) is None
+        )
+        if fits:
+            self._write_ids.add(append.write_id)
+            self._size += append.size
+            self.transactions |= applications
+        return fits
+
+
+def members_of(appends: Iterable[OfferedAppend]) -> list[dict[str, Any]]:
+    """Return the members of a commit for the log store: ``lines``, ``info`` and ``stamp`` of each."""
+    return [{"lines": list(append.lines), "info": append.info, "stamp": append.stamp} for append in appends]

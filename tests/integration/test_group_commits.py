@@ -1,0 +1,225 @@
+"""A holder commits the appends that wait behind it together with its own, in one version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
+from pyarrow import table as arrow_table
+from pyspark.sql import SparkSession
+
+from lock_manager import LockCancelledError, ZookeeperLockManager
+from lock_manager.guard.group_commit import OfferedAppend
+from tests.support.at_the_gate import TableAtTheGate, commit_info
+from tests.support.checksums import checksum_file
+from writer_jobs import CommitResult, LockedDeltaWriter
+
+pytestmark = pytest.mark.spark
+
+SETTING = "spark.sluice.groupCommits"
+
+
+@pytest.fixture(autouse=True)
+def group_commits(spark: SparkSession) -> Iterator[None]:
+    conf: Any = spark.sparkContext._jsc.sc().conf()
+    conf.set(SETTING, "true")
+    yield
+    conf.remove(SETTING)
+
+
+@dataclass
+class Table(TableAtTheGate):
+    """A table whose appends wait in its queue until the test lets them pass."""
+
+    def append(self, number: int, **options: Any) -> CommitResult:
+        rows = self.spark.createDataFrame([(number, number % 2)], "id long, part long").coalesce(1)
+        return self.writer.append(rows, **options)
+
+    @contextmanager
+    def queued(self, *appends: Callable[[], CommitResult]) -> Iterator[list[Future[CommitResult]]]:
+        """Start appends that wait in the queue in this order until the end of the block."""
+        with ThreadPoolExecutor(len(appends)) as pool:
+            with self.manager.acquire(self.writer.table):
+                running: list[Future[CommitResult]] = []
+                for append in appends:
+                    running.append(pool.submit(append))
+                    length = len(running) + 1
+                    self.eventually(
+                        lambda length=length: self.queue_length() == length or running[-1].done(),
+                        within=60,
+                        label="an append in the queue",
+                    )
+                yield running
+            for append in running:
+                append.exception(120)
+
+    def version(self) -> int:
+        return DeltaTable(str(self.path)).version()
+
+    def writers(self, version: int) -> list[Any]:
+        """Return the write ids that the stamp of a version records."""
+        stamp = commit_info(self.path, version)["sluice"]
+        return [writer["sluice"]["commit_id"] for writer in stamp.get("group", [])] or [stamp["commit_id"]]
+
+    def lines(self, version: int) -> list[dict[str, Any]]:
+        text = (self.path / "_delta_log" / f"{version:020d}.json").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Table:
+    """A table with this driver's append as its version 1."""
+    table = Table.create(request, "CREATE TABLE {t} (id LONG, part LONG) USING delta")
+    table.append(0)
+    return table
+
+
+def test_appends_that_wait_are_committed_in_one_version(table: Table) -> None:
+    with table.queued(*(lambda number=number: table.append(number) for number in (1, 2, 3))) as running:
+        pass
+    results = [append.result() for append in running]
+    assert [result.version for result in results] == [2, 2, 2]
+    assert [result.rows for result in results] == [1, 1, 1]
+    assert table.version() == 2
+    assert table.writers(2) == [result.commit_id for result in results]
+    assert table.ids() == [0, 1, 2, 3]
+    assert table.append(4).version == 3
+    assert table.ids() == [0, 1, 2, 3, 4]
+
+
+def test_each_writer_has_its_record(table: Table) -> None:
+    appends = [
+        lambda: table.append(1, metadata={"part": "first"}, txn=("first", 7)),
+        lambda: table.append(2, metadata={"part": "second"}, txn=("second", 8), options={"userMetadata": "mine"}),
+    ]
+    with table.queued(*appends) as running:
+        pass
+    first, second = (append.result() for append in running)
+    lines = table.lines(2)
+    info = lines[0]["commitInfo"]
+    holder, member = info["sluice"]["group"]
+    assert info["operationMetrics"]["numOutputRows"] == "2"
+    assert holder["operationMetrics"]["numOutputRows"] == member["operationMetrics"]["numOutputRows"] == "1"
+    assert member["sluice"]["job"] == info["sluice"]["job"]
+    assert json.loads(info["userMetadata"])["sluice"]["part"] == "first"
+    note = json.loads(member["userMetadata"])
+    assert (note["sluice"]["part"], note["sluice"]["commit_id"], note["user"]) == ("second", second.commit_id, "mine")
+    marks = {line["txn"]["appId"]: line["txn"]["version"] for line in lines if "txn" in line}
+    assert marks == {"first": 7, "second": 8}
+    assert (first.hold_id is None, second.hold_id, second.token) == (False, None, None)
+    assert second.waited_seconds > 0
+    assert table.append(2, txn=("second", 8)).already_committed
+
+
+def test_the_checksum_of_a_group_commit_covers_all_of_its_files(table: Table) -> None:
+    with table.queued(lambda: table.append(1), lambda: table.append(2)):
+        pass
+    checksum = json.loads(checksum_file(table.path, 2).read_text())
+    files = DeltaTable(str(table.path)).get_add_actions(flatten=True)
+    assert checksum["numFiles"] == 3
+    assert checksum["tableSizeBytes"] == sum(files["size_bytes"].to_pylist())
+    # Delta and this driver continue from that state.
+    assert table.append(3).version == 3
+    assert json.loads(checksum_file(table.path, 3).read_text())["numFiles"] == 4
+    assert table.spark.read.format("delta").load(str(table.path)).count() == 4
+
+
+def test_a_writer_that_cannot_join_ends_the_group(table: Table) -> None:
+    """The lock is first come, first served: the last append does not overtake the DELETE."""
+    appends = [lambda: table.append(1), lambda: table.writer.delete("id = 0"), lambda: table.append(2)]
+    with table.queued(*appends) as running:
+        pass
+    assert [append.result().version for append in running] == [2, 3, 4]
+    assert table.ids() == [1, 2]
+
+
+def test_a_member_that_does_not_fit_commits_in_its_turn(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_data, tampered = OfferedAppend.data, {"lines": ['{"remove":{"path":"x"}}']}
+
+    def data(append: OfferedAppend) -> dict[str, Any]:
+        is_bad = json.loads(append.info["userMetadata"])["sluice"].get("bad")
+        return {**real_data(append), **(tampered if is_bad else {})}
+
+    monkeypatch.setattr(OfferedAppend, "data", data)
+    appends = [
+        lambda: table.append(1),
+        lambda: table.append(2, metadata={"bad": True}),
+        lambda: table.append(3),
+    ]
+    with table.queued(*appends) as running:
+        pass
+    assert [append.result().version for append in running] == [2, 3, 2]
+    assert table.ids() == [0, 1, 2, 3]
+
+
+def test_two_appends_of_one_transaction_are_in_two_versions_or_one_is_skipped(table: Table) -> None:
+    """A version may have only one mark of an application."""
+    appends = [lambda number=number: table.append(number, txn=("loads", number)) for number in (1, 2)]
+    with table.queued(*appends) as running:
+        pass
+    assert [append.result().version for append in running] == [2, 3]
+    assert table.ids() == [0, 1, 2]
+
+
+def test_a_cancelled_append_is_not_in_the_group(table: Table) -> None:
+    with ZookeeperLockManager(table.manager.settings) as manager:
+        canceller = LockedDeltaWriter(table.spark, manager, str(table.path))
+        appends = [lambda: table.append(1), lambda: canceller.append(table.spark.range(5, 6)), lambda: table.append(3)]
+        with table.queued(*appends) as running:
+            canceller.cancel()
+            assert isinstance(running[1].exception(60), LockCancelledError)
+    assert [running[index].result().version for index in (0, 2)] == [2, 2]
+    assert table.ids() == [0, 1, 3]
+
+
+def test_a_table_that_was_changed_meanwhile_gets_no_group(table: Table) -> None:
+    with table.queued(lambda: table.append(1), lambda: table.append(2)) as running:
+        # A writer without the lock adds a column, so Delta finds a conflict, and both write again.
+        DeltaTable(str(table.path)).alter.add_columns([Field("word", PrimitiveType("string"))])
+    assert sorted(append.result().version or 0 for append in running) == [3, 4]
+    assert table.values("id", "word") == [(0, None), (1, None), (2, None)]
+
+
+def test_a_change_by_another_writer_without_new_metadata_is_no_obstacle(table: Table) -> None:
+    with table.queued(lambda: table.append(1), lambda: table.append(2)) as running:
+        write_deltalake(str(table.path), arrow_table({"id": [5], "part": [1]}), mode="append")
+    assert [append.result().version for append in running] == [3, 3]
+    assert table.ids() == [0, 1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("clause", "versions"),
+    [
+        ("PARTITIONED BY (part)", [2, 2]),
+        (
+            "TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true', 'delta.enableDeletionVectors' = 'true')",
+            [2, 2],
+        ),
+        ("TBLPROPERTIES ('delta.columnMapping.mode' = 'name')", [2, 2]),
+        ("CLUSTER BY (id)", [2, 2]),
+        # Delta assigns row ids in the order of the versions.
+        ("TBLPROPERTIES ('delta.enableRowTracking' = 'true')", [2, 3]),
+    ],
+)
+def test_features_of_tables(request: pytest.FixtureRequest, clause: str, versions: list[int]) -> None:
+    table = Table.create(request, f"CREATE TABLE {{t}} (id LONG, part LONG) USING delta {clause}")
+    table.append(0)
+    with table.queued(lambda: table.append(1), lambda: table.append(2)) as running:
+        pass
+    assert [append.result().version for append in running] == versions
+    assert table.spark.read.format("delta").load(str(table.path)).count() == 3
+
+
+def test_without_the_setting_each_append_has_a_version(table: Table, spark: SparkSession) -> None:
+    conf: Any = spark.sparkContext._jsc.sc().conf()
+    conf.set(SETTING, "false")
+    with table.queued(lambda: table.append(1), lambda: table.append(2)) as running:
+        pass
+    assert [append.result().version for append in running] == [2, 3]
