@@ -7,8 +7,8 @@ protection that is switched off has to break the promise of ``PROTECTIONS``, and
 
     python -m tests.model.commit_protocol    # for each protection, the shortest way to break its promise without it
 
-In a group commit, a holder puts the operations of waiting contenders (members) together with its own. It is modelled
-before it is built, so ``RULES`` has no code for it.
+In a group commit, a holder puts the operations of waiting contenders (members) together with its own, and then removes
+the members from the queue.
 
 The model has no shared and partition locks, no second table, no automatic tickets and no repeated operations.
 """
@@ -78,6 +78,10 @@ RULES = {
     "find": "writer_jobs.commit.outcome:Outcome.find_commit",
     "release": "lock_manager.zookeeper.held_lock:HeldLock.release",
     "fill": "lock_manager.intents:version_to_fill",
+    "group": "lock_manager.guard.group_commit:GroupTerms.choose",
+    "dismiss": "lock_manager.zookeeper.held_lock:HeldLock.dismiss",
+    "notice": "log_store/src/io/deltasluice/storage/LightTransaction.java:long committedVersion(",
+    "ask": "writer_jobs.commit.offered_write:OfferedWrite.resolve",
 }
 
 
@@ -347,6 +351,7 @@ class Model:
         if process.is_alive and process.hold and not in_queue and not process.is_granted and not process.has_ended:
             yield f"loss:{number}", self._lost_wait(state, number, process), None
         yield from self._member_steps(state, number, process, threads)
+        yield from self._dismissals(state, number, process)
         is_done = not any(thread.operations for thread in threads)
         if process.is_alive and process.is_granted and not process.has_ended and is_done:
             yield f"release:{number}", self._released(state, number, process), None
@@ -370,6 +375,23 @@ class Model:
         cancelled = sum(thread.step in ("left", "asked", "cancelled") for thread in state.threads)
         if cancelled < self._scenario.cancellations:
             yield f"cancel:{number}", after_leaving, None
+
+    def _dismissals(self, state: State, number: int, process: Process) -> Iterator[Transition]:
+        """A holder that knows of its commit removes the members from the queue."""
+        if not process.is_alive or not process.is_granted or process.has_ended:
+            return
+        members = {
+            operation for commit in state.log
+            if commit.hold == process.hold and (commit.operation, "committed") in state.results
+            for operation in commit.members
+        }  # fmt: skip
+        holds = {
+            state.processes[thread.process].hold for thread in state.threads
+            if members & set(thread.operations) and not state.processes[thread.process].is_granted
+        }  # fmt: skip
+        waiting = tuple(hold for hold in state.queue if hold not in holds)
+        if waiting != state.queue:
+            yield f"dismiss:{number}", state._replace(queue=waiting), None
 
     def _left(self, state: State, number: int, process: Process) -> State:
         """Remove a member from the queue. It does not know whether it is committed."""

@@ -43,7 +43,7 @@ STEPS = {
     "stage", "light", "join", "grant", "settle", "permit", "put", "arrival", "reply", "refusal", "timeout", "look",
     "release", "expiry", "loss", "death",
 }  # fmt: skip
-GROUP_STEPS = {"notice", "cancel", "ask"}
+GROUP_STEPS = {"notice", "cancel", "ask", "dismiss"}
 
 
 @functools.cache
