@@ -1,5 +1,6 @@
 package io.deltasluice.storage;
 
+import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Comparator;
@@ -18,7 +19,7 @@ import org.slf4j.LoggerFactory;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
 
 /**
- * Lists the files of a table's log on S3, starting at a given name.
+ * Lists the files of a table's log on S3, starting at a given name, and looks for single files, each with one request.
  *
  * <p>Delta lists the log for every new snapshot and every check for conflicts. Delta's own store requests the names of
  * all files in the folder, by default those of the last 30 days, and then drops those before the given name.
@@ -50,8 +51,33 @@ final class LogListing {
     }
   }
 
+  /** Returns whether a file exists. */
+  static boolean exists(Path file, Configuration conf) throws IOException {
+    FileSystem fs = file.getFileSystem(conf);
+    try {
+      return S3a.isS3(fs) ? S3a.exists(fs, file) : fs.exists(file);
+    } catch (LinkageError e) {
+      // The driver has no S3A, or another version of it.
+      return fs.exists(file);
+    }
+  }
+
   /** A separate class, because the driver may not have the classes of S3A. */
   private static final class S3a {
+    static boolean isS3(FileSystem fs) {
+      return fs instanceof S3AFileSystem;
+    }
+
+    /** S3A's own check would also look for a folder of that name. */
+    static boolean exists(FileSystem fs, Path file) throws IOException {
+      try {
+        ((S3AFileSystem) fs).getS3AInternals().getObjectMetadata(file);
+        return true;
+      } catch (FileNotFoundException e) {
+        return false;
+      }
+    }
+
     static List<FileStatus> list(FileSystem fs, Path path) throws IOException {
       List<FileStatus> files = new ArrayList<>();
       if (!(fs instanceof S3AFileSystem s3) || s3.getConf().getInt("fs.s3a.list.version", 2) != 2
