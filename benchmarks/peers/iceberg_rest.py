@@ -1,13 +1,11 @@
-"""Iceberg's REST catalog for tests, on this machine: Jetty, with a SQLite database behind it."""
+"""Iceberg's REST catalog for tests, on this machine: Jetty, with another catalog of Iceberg behind it."""
 
 from __future__ import annotations
 
 import os
-import socket
+import re
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,52 +18,46 @@ START_SECONDS = 120
 
 
 @contextmanager
-def rest_catalog(folder: Path, properties: Mapping[str, str], environment: Mapping[str, str]) -> Iterator[str]:
+def rest_catalog(properties: Mapping[str, str], environment: Mapping[str, str], log: Path) -> Iterator[str]:
     """Start a REST catalog for a block, and yield its URI.
 
-    It listens on all addresses of this machine, and ends with this process.
+    It listens on a free port of 127.0.0.1, and ends with this process.
 
     Args:
-        folder: Folder for the database and for the log, ``rest.log``.
-        properties: Properties of the Iceberg catalog behind it, such as ``warehouse``.
+        properties: Properties of the Iceberg catalog behind it, such as ``type`` and ``warehouse``.
         environment: Environment variables with the credentials of S3.
+        log: File for the output of the server.
 
     Raises:
         SystemExit: The server ended, or did not start within :data:`START_SECONDS`.
 
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {**properties, "uri": f"jdbc:sqlite:file:{folder}/rest.db", "rest.port": str(port)}
-    variables = {f"CATALOG_{name.upper().replace('-', '__').replace('.', '_')}": settings[name] for name in settings}
     (pyspark,) = (iceberg_python().parents[1] / "lib").glob("python*/site-packages/pyspark/jars")
     jars = [*iceberg_jars("rest"), pyspark / "*"]
-    java = [
-        find_java(),
-        "-Xmx256m",
-        "-cp",
-        os.pathsep.join(map(str, jars)),
-        "org.apache.iceberg.rest.RESTCatalogServer",
-    ]
-    assignments = [f"{name}={value}" for name, value in {**environment, **variables}.items()]
-    log = folder / "rest.log"
-    server = start_supervised(["env", *assignments, *java], log)
+    program = Path(__file__).with_name("IcebergRest.java")
+    java = [find_java(), "-Xmx256m", "-cp", os.pathsep.join(map(str, jars)), str(program)]
+    server = start_supervised(["env", *assignments(environment), *java, *assignments(properties)], log)
     try:
-        uri = f"http://127.0.0.1:{port}"
-        wait_for(f"{uri}/v1/config", server, log)
-        yield uri
+        yield wait_for_uri(server, log)
     finally:
         stop_supervised(server)
 
 
-def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a server answers a GET request."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def assignments(values: Mapping[str, str]) -> list[str]:
+    """Return ``NAME=VALUE`` for each value."""
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+def wait_for_uri(server: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until the server logs its URI; return it.
+
+    Raises:
+        SystemExit: The server ended, or did not start within :data:`START_SECONDS`.
+
+    """
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
-        try:
-            with opener.open(url, timeout=START_SECONDS):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
+        if match := re.search(r"^serves (http:\S+)/\n", log.read_text(), re.MULTILINE):
+            return match[1]
+        time.sleep(0.1)
     raise SystemExit(f"the REST catalog did not start: {log.read_text()[-2000:]}")

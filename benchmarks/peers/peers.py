@@ -70,7 +70,6 @@ DELTA = {
     **{name: value for name, value in DEFAULTS.items() if "delta" in name and "logStore" not in name},
 }
 CATALOG = "spark.sql.catalog.cat"
-SQLITE = {"type": "jdbc", "jdbc.schema-version": "V1"}
 #: Columns of the table.
 KEY = ("system", "writers", "s3_delay_ms")
 SUMS = ("attempts", "successes", "lost")
@@ -86,6 +85,12 @@ def iceberg_properties(s3: CountedS3, name: str) -> dict[str, str]:
         "s3.path-style-access": "true",
         "client.region": s3.environment["AWS_REGION"],
     }
+
+
+def sqlite_properties(s3: CountedS3, name: str, folder: Path) -> dict[str, str]:
+    """Return :func:`iceberg_properties` of a catalog in a SQLite database ``name.db`` in a folder."""
+    database = {"type": "jdbc", "jdbc.schema-version": "V1", "uri": f"jdbc:sqlite:file:{folder}/{name}.db"}
+    return {**iceberg_properties(s3, name), **database}
 
 
 def iceberg_conf(properties: Mapping[str, str]) -> dict[str, str]:
@@ -109,7 +114,6 @@ def system_options(s3: CountedS3, folder: Path, zookeeper: str, rest: str) -> di
 
     """
     delta = {**COMMON, **s3.spark_conf}
-    sqlite = {**SQLITE, **iceberg_properties(s3, "sqlite"), "uri": f"jdbc:sqlite:file:{folder}/catalog.db"}
     rest_properties = {"type": "rest", **iceberg_properties(s3, "rest"), "uri": rest}
     options: dict[str, dict[str, Any]] = {
         "sluice": {"kind": "sluice", "conf": delta, "zookeeper": zookeeper},
@@ -120,7 +124,7 @@ def system_options(s3: CountedS3, folder: Path, zookeeper: str, rest: str) -> di
         },
         "delta": {"kind": "delta", "conf": {**delta, **DELTA, "spark.jars": joined(jar_paths())}},
         "deltalake": {"kind": "deltalake"},
-        "iceberg-sqlite": {"kind": "iceberg", "conf": iceberg_conf(sqlite)},
+        "iceberg-sqlite": {"kind": "iceberg", "conf": iceberg_conf(sqlite_properties(s3, "sqlite", folder))},
         "iceberg-rest": {"kind": "iceberg", "conf": iceberg_conf(rest_properties)},
     }
     return {name: {**system, "root": f"s3a://{BUCKET}/{name}"} for name, system in options.items()}
@@ -239,7 +243,8 @@ def main() -> None:
         s3.create_bucket(BUCKET)
         rest = ""
         if "iceberg-rest" in options.systems:
-            rest = stack.enter_context(rest_catalog(folder, iceberg_properties(s3, "rest"), s3.environment))
+            properties = sqlite_properties(s3, "rest", folder)
+            rest = stack.enter_context(rest_catalog(properties, s3.environment, folder / "rest.log"))
         systems = system_options(s3, folder, zookeeper.hosts, rest)
         number = 0
         for turn in range(options.rounds):
