@@ -192,3 +192,74 @@ def test_negative_control_an_append_under_another_id_is_committed_twice(group: G
     group.member.do("offer_under_another_id")
     assert pause_holder_after_its_put(group) == 2
     assert group.versions() == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.fixture
+def mortal(s3: FaultyS3, ensemble_of_drivers: EmbeddedZooKeeper) -> Iterator[Driver]:
+    """A driver that the test kills."""
+    driver = Driver("writer-3", ensemble_of_drivers.hosts, s3)
+    driver.wait_until_ready()
+    driver.do("group_commits")
+    yield driver
+    driver.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arrival", ["never", "before the member's turn", "after the member's commit"])
+def test_a_holder_is_killed_during_its_put(group: Group, mortal: Driver, arrival: str) -> None:
+    group.holder = mortal
+    fault = group.s3.gate.arm(mortal.name, S3Fault(held=True, lost=arrival == "never"))
+    group.begin()
+    assert fault.arrived.wait(WAIT)
+    mortal.signal(signal.SIGKILL, "both")
+    if arrival == "after the member's commit":
+        assert group.member.answer()["done"]["version"] == 2
+    fault.release.set()
+    assert fault.ended.wait(WAIT)
+    if arrival == "before the member's turn":
+        assert group.member.answer()["done"]["version"] == 1
+        assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
+        return
+    if arrival == "never":
+        assert group.member.answer()["done"]["version"] == 2
+    assert rows(group.table) == [0, 1, 2, 20, 21]
+    assert group.versions() == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.full
+def test_a_member_is_killed_during_the_put(group: Group, mortal: Driver) -> None:
+    group.member = mortal
+    with group.held_put():
+        mortal.signal(signal.SIGKILL, "both")
+    assert group.holder.answer()["done"]["version"] == 1
+    # Its append was committed, and nobody waits for it.
+    assert group.holder.do("append_as", table=group.table, first=30, end=31)["version"] == 2
+    assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21, 30]
+
+
+@pytest.mark.full
+def test_a_member_whose_session_ends_during_the_put_is_committed(group: Group) -> None:
+    with group.held_put():
+        group.member.link.cut()
+        # The member's contender ends with its session.
+        group.eventually(lambda: group.contenders() == 1, within=WAIT)
+    try:
+        assert group.holder.answer()["done"]["version"] == 1
+    finally:
+        group.member.link.mend()
+    assert group.member.answer()["done"]["version"] == 1
+    assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
+
+
+@pytest.mark.full
+def test_a_member_that_cannot_ask_does_not_know(group: Group) -> None:
+    with group.held_put(lock_timeout_seconds=2):
+        group.member.link.cut()
+        try:
+            answer = group.member.answer()
+        finally:
+            group.member.link.mend()
+    assert answer["error"] == "CommitUnknownError", answer
+    assert group.holder.answer()["done"]["version"] == 1
+    # Its files stay.
+    assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
