@@ -132,7 +132,9 @@ public class GuardedLogStore extends LogStore {
           path + ": this scheme has no conditional create that Sluice knows; use one of " + SCHEMES);
     }
     // Checked before the lock is requested: Delta's check for conflicts then delays no other writer.
-    throwIfTaken(path, conf);
+    if (!LightTransaction.hasLock(file)) {
+      throwIfTaken(path, conf);
+    }
     long checkedAt = System.nanoTime();
     if (Guard.isBound()) {
       Checkpoints.defer(file);
@@ -266,11 +268,13 @@ public class GuardedLogStore extends LogStore {
     if (automatic != null) {
       automatic.describe(staged, body);
     }
+    boolean isFree = LightTransaction.hasLock(file);
     while (!Guard.hasTurn(ticket, file, body, staged)) {
       throwIfTaken(file.path(), conf);
       checkedAt = System.nanoTime();
     }
-    if (System.nanoTime() - checkedAt > RECHECK_NANOS) {
+    LightTransaction.recordLock(file);
+    if (!isFree && System.nanoTime() - checkedAt > RECHECK_NANOS) {
       throwIfTaken(file.path(), conf);
     }
     if (read == null || !read.isCurrent(body.newFiles(), conf)) {

@@ -100,6 +100,9 @@ public final class LightTransaction extends OptimisticTransaction {
   /** Members of the group commit, if the transaction makes one. */
   private List<JsonNode> members = List.of();
 
+  /** Whether the lock is held. */
+  private boolean hasLock;
+
   /** Whether a holder has committed the transaction. */
   private boolean isMember;
 
@@ -150,10 +153,33 @@ public final class LightTransaction extends OptimisticTransaction {
     return isLight ? new LightTransaction(log, newest, listedAtNanos) : transaction;
   }
 
+  /** Returns this thread's light transaction on a table; null if there is none. */
+  static LightTransaction of(VersionFile file) {
+    boolean isWrite = Guard.ticket() != null && Guard.writeId() != null;
+    return isWrite && ActiveTransaction.of(file.table()) instanceof LightTransaction light ? light : null;
+  }
+
   /** Returns this thread's light transaction on a table; null if there is none, or group commits are off. */
   static LightTransaction grouping(VersionFile file) {
-    return Guard.ticket() != null && Guard.writeId() != null && ActiveTransaction.of(file.table()) instanceof LightTransaction light
-        && light.spark().sparkContext().conf().getBoolean(GROUP_COMMITS, false) ? light : null;
+    LightTransaction light = of(file);
+    return light != null && light.spark().sparkContext().conf().getBoolean(GROUP_COMMITS, false) ? light : null;
+  }
+
+  /**
+   * Returns whether the lock was held when Delta last checked for conflicts. Then the next version is free, unless a
+   * writer without the lock has taken it.
+   */
+  static boolean hasLock(VersionFile file) {
+    LightTransaction light = of(file);
+    return light != null && light.hasLock;
+  }
+
+  /** Records that the lock is held. */
+  static void recordLock(VersionFile file) {
+    LightTransaction light = of(file);
+    if (light != null) {
+      light.hasLock = true;
+    }
   }
 
   /** Returns the lines of a file, and records them if it is a version after the one that the transaction has read. */
