@@ -32,7 +32,7 @@ class Event(StrEnum):
     LOST = "lost"
     #: A write was committed.
     COMMITTED = "committed"
-    #: The write that was committed last is part of another writer's version.
+    #: A write of this process was committed in another writer's version. The event COMMITTED precedes it.
     GROUPED = "grouped"
     #: The commit guard refused a commit, which is made nevertheless in ``observe`` mode. ``error`` is the name of the
     #: error class.

@@ -5,7 +5,8 @@ The log store (``log_store/``, in the driver's JVM) sends each request as a JSON
 
 * ``turn``: A commit that waits for its lock asks whether it has the lock by now.
 * ``lock``: A transaction with an automatic ticket asks, before it begins, whether it has the lock by now.
-* ``outcome``: The log store reports the outcome of a put that waited for its lock.
+* ``outcome``: The log store reports the outcome of a put that waited for its lock, or another writer's version that
+  contains the commit.
 * ``end``: The log store reports that a transaction with an automatic ticket has ended.
 * ``commit``: The log store asks, just before it puts a version, whether it may. It puts only after a yes, or
   in ``observe`` mode.

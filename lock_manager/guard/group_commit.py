@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from lock_manager.guard.write_attempt import WriteAttempt, too_old_reason
 
@@ -22,8 +23,8 @@ from lock_manager.guard.write_attempt import WriteAttempt, too_old_reason
 _MAX_SIZE = 1_000_000
 # Names of the actions of a member. Any other action may depend on the version that contains it.
 _ACTIONS = frozenset({"add", "txn"})
-# Delta names the new files of an append by relative paths, percent-encoded.
-_RELATIVE_PATH = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[^:]+")
+# Delta names the new files of an append by relative paths. A colon before the first slash would be a URI's.
+_RELATIVE_PATH = re.compile(r"(?!/)(?![^/]*:)(?!(.*/)?\.\.(/|$)).+", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class OfferedAppend:
         begun_at: When the append began, seconds since the epoch.
         lines: Lines of the version file, without ``commitInfo``.
         info: Its ``commitInfo``.
-        stamp: Its part of the commit stamp: ``commit_id`` and, if it has one, ``job``.
+        stamp: Further fields of its part of the commit stamp, such as ``job``.
 
     """
 
@@ -58,7 +59,7 @@ class OfferedAppend:
 
         """
         fields = {**staged, "write_id": attempt.write_id, "begun_at": attempt.begun_at}
-        return cls.parse({**fields, "stamp": {**note, "commit_id": attempt.write_id}})
+        return cls.parse({**fields, "stamp": note})
 
     def data(self) -> dict[str, Any]:
         """Return JSON values that :meth:`parse` parses."""
@@ -87,23 +88,17 @@ class OfferedAppend:
         """Size of the actions and the ``commitInfo``, in characters."""
         return sum(map(len, self.lines)) + len(json.dumps(self.info))
 
-    def transactions(self) -> set[str]:
-        """Return the application ids of its ``txn`` actions.
+    def actions(self) -> list[dict[str, Any]]:
+        """Return the actions in the lines.
 
         Raises:
-            ValueError: A line is not an action that a member may have.
+            ValueError: A line is no JSON object.
 
         """
-        applications = set()
-        for line in self.lines:
-            action = json.loads(line)
-            if not isinstance(action, dict) or len(action) != 1 or not _ACTIONS.issuperset(action):
-                raise ValueError("an action that no member may have")
-            if "txn" in action:
-                applications.add(str(action["txn"]["appId"]))
-            elif not _RELATIVE_PATH.fullmatch(str(action["add"]["path"])):
-                raise ValueError("a file outside of the table")
-        return applications
+        actions = [json.loads(line) for line in self.lines]
+        if not all(isinstance(action, dict) for action in actions):
+            raise ValueError("a line is no JSON object")
+        return actions
 
 
 @dataclass
@@ -137,38 +132,51 @@ class GroupTerms:
         )
 
     def choose(self, offers: Mapping[str, Mapping[str, Any]]) -> dict[str, OfferedAppend]:
-        """Return the offers that fit, in queue order, by contender."""
+        """Return the offers that fit, in queue order, by contender.
+
+        An offer that does not fit has its turn later. The ``txn`` actions of one application stay in order: after such
+        an offer, the holder takes no other one of the same application.
+        """
         chosen = {}
         for contender, data in offers.items():
             try:
                 append = OfferedAppend.parse(data)
-                if self._take(append):
-                    chosen[contender] = append
+                actions = append.actions()
+                applications = {str(action["txn"]["appId"]) for action in actions if "txn" in action}
             except (ValueError, TypeError, KeyError, AttributeError):
-                # The append has its turn later.
-                continue
+                break
+            if all(map(_is_plain, actions)) and self._fits(append, applications):
+                chosen[contender] = append
+                self._write_ids.add(append.write_id)
+                self._size += append.size
+            self.transactions |= applications
         return chosen
 
-    def _take(self, append: OfferedAppend) -> bool:
-        """Return whether an append fits, and count it."""
-        applications = append.transactions()
+    def _fits(self, append: OfferedAppend, applications: set[str]) -> bool:
         # The holder knows no txn action that was committed before the version that it has read.
         has_unknown_transactions = bool(applications) and append.read_version < self.read_version
-        fits = (
+        age_seconds = max(0.0, time.time() - append.begun_at)
+        return (
             append.state == self.state
             and append.write_id not in self._write_ids
             and not has_unknown_transactions
             and not applications & self.transactions
             and self._size + append.size <= _MAX_SIZE
-            and too_old_reason("", time.time() - append.begun_at, self.retention_seconds) is None
+            and too_old_reason("", age_seconds, self.retention_seconds) is None
         )
-        if fits:
-            self._write_ids.add(append.write_id)
-            self._size += append.size
-            self.transactions |= applications
-        return fits
+
+
+def _is_plain(action: Mapping[str, Any]) -> bool:
+    """Return whether a version may contain an action of a member: a mark, or a new file of the table."""
+    if len(action) != 1 or not _ACTIONS.issuperset(action):
+        return False
+    file = action.get("add", {"path": "-"})
+    return isinstance(file, dict) and _RELATIVE_PATH.fullmatch(unquote(str(file.get("path", "")))) is not None
 
 
 def members_of(appends: Iterable[OfferedAppend]) -> list[dict[str, Any]]:
     """Return the members of a commit for the log store: ``lines``, ``info`` and ``stamp`` of each."""
-    return [{"lines": list(append.lines), "info": append.info, "stamp": append.stamp} for append in appends]
+    return [
+        {"lines": list(append.lines), "info": append.info, "stamp": {**append.stamp, "commit_id": append.write_id}}
+        for append in appends
+    ]

@@ -23,7 +23,7 @@ from lock_manager.intents import NO_VERSION
 
 #: Time that a commit waits for its turn before the log store checks again whether its version is free.
 TURN_SECONDS = 0.5
-# Maximum of that time for a commit that a holder may make: it need not follow the versions.
+# Maximum of that time for a commit that is offered to holders.
 _MAX_TURN_SECONDS = 8.0
 # Actions of the first version of a table.
 _NEW_TABLE_ACTIONS = frozenset({"protocol", "metaData"})
@@ -114,6 +114,7 @@ class Ticket:
         offer: The waiting commit as a holder may make it (``LightTransaction.java``); None if no holder may.
         checked_version: Version up to which the log store has checked that the log does not contain the commit.
         committed: ``version`` and ``metrics`` of the stored put, from the log store; None before.
+        is_offered: Whether a holder may make the commit. It then need not follow the versions.
         is_member: Whether another holder has made the commit together with its own.
 
     """
@@ -137,6 +138,7 @@ class Ticket:
         self.checked_version = NO_VERSION
         self.committed: Mapping[str, Any] | None = None
         self.is_member = False
+        self.is_offered = False
         self._members: Collection[str] = ()
         self._turn_seconds = TURN_SECONDS
         self._refusal: SluiceError | None = None
@@ -162,6 +164,15 @@ class Ticket:
         """
         self._refusal = self._refusal or error
         self._decide()
+
+    def record_commit(self, version: int, metrics: Mapping[str, Any]) -> None:
+        """Record the commit under the granted hold, or an earlier holder's that contains it; dismiss the members."""
+        if self.block is None:
+            raise ValueError("the ticket is not granted")
+        self.block.hold.dismiss(self._members)
+        # Without an allowed put it is an earlier holder's.
+        self.is_member = not self.block.puts_of(self.attempt.write_id)
+        self.committed = {"version": version, "metrics": dict(metrics)}
 
     def record_member(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Record that a holder has made the commit together with its own, in this version."""
@@ -202,7 +213,7 @@ class Ticket:
                 "lock from its beginning"
             )
         if not self._decision_lock.acquire(timeout=self._turn_seconds):
-            if self.offer is not None:
+            if self.is_offered:
                 self._turn_seconds = min(2 * self._turn_seconds, _MAX_TURN_SECONDS)
             return False
         self._decision_lock.release()
@@ -247,8 +258,5 @@ class Ticket:
         if is_definite(report):
             self.block.hold.intents_of(self.table).settle([str(report["attempt"])])
         if report["outcome"] == "committed":
-            self.block.hold.dismiss(self._members)
-            # A put that the guard has not allowed is an earlier holder's, which the log store has read in the log.
-            self.is_member = str(report["attempt"]) not in self.block.allowed_puts
-            self.committed = {"version": int(report["version"]), "metrics": dict(report.get("metrics") or {})}
+            self.record_commit(int(report["version"]), report.get("metrics") or {})
             self._on_change()

@@ -263,6 +263,8 @@ class ZookeeperLockManager:
 
     def is_offered(self, table: str, offer: Offer, timeout_seconds: float) -> bool:
         """Return whether a holder may still commit an offer; see :meth:`LockManager.is_offered`."""
+        if not offer.requests:
+            return False
         deadline = Deadline(timeout_seconds)
         node = znodes.table_node(self.settings.lock_root, TableResource.of(table))
 

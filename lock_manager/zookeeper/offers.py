@@ -1,4 +1,4 @@
-"""The offers of waiting contenders, for group commits (:mod:`lock_manager.group_commit`)."""
+"""The offers of waiting contenders, for group commits (:mod:`lock_manager.guard.group_commit`)."""
 
 from __future__ import annotations
 

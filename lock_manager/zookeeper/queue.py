@@ -134,10 +134,14 @@ class Acquisition:
         ``cleanup`` gets the entries before this method waits, so a second Ctrl-C does not prevent their deletion.
         """
         paths = [queue.path for queue in self.request.queues]
-        if self._hold_id and not cleanup.discard(paths, self._hold_id, ABANDON_SECONDS):
+        if not self._hold_id:
+            return
+        if not cleanup.discard(paths, self._hold_id, ABANDON_SECONDS):
             log.warning(
                 "a contender on %s is not deleted yet: the deletion continues in the background", self.request.resource
             )
+        elif self._session.session_id == self._session_id:
+            self._offer_is_certain()
 
     def _run(self) -> AcquireResult:
         while True:
@@ -153,12 +157,12 @@ class Acquisition:
                 if self._response_deadline.remaining() == 0:
                     raise self._no_response_error() from None
             except SESSION_GONE:
-                self._refuse_second_offer()
+                self._raise_if_offered()
                 self._reset()
             except NoNodeError:
                 # A queue does not exist yet, or a contender of this request was removed.
                 if self._entries:
-                    self._refuse_second_offer()
+                    self._raise_if_offered()
                 self._entries_unsure = bool(self._entries)
                 if not self._entries:
                     self._hold_id = ""
@@ -170,7 +174,7 @@ class Acquisition:
         The result is None if the queues must be read again.
         """
         if self._session_id != session_id:
-            self._refuse_second_offer()
+            self._raise_if_offered()
             if self._entries:
                 log.warning(
                     "the session ended while the request for %s waited: it joins the end of the queue again",
@@ -184,7 +188,7 @@ class Acquisition:
         queues, intents = self._wait_for_listing(self._join_queues() if joins else self._check_and_list())
         for index, entry in enumerate(self._entries[self._head_count :], self._head_count):
             if entry.contender not in queues[index]:
-                self._refuse_second_offer()
+                self._raise_if_offered()
                 log.warning(
                     "another client removed the contender of the request for %s: it joins the end of the queue again",
                     self.request.resource,
@@ -209,7 +213,7 @@ class Acquisition:
         if self.request.offer is not None:
             self.request.offer.is_uncertain = False
 
-    def _refuse_second_offer(self) -> None:
+    def _raise_if_offered(self) -> None:
         """Raise ContenderGoneError if a holder may have committed the offer of this request."""
         if self.request.offer is not None and self._hold_id:
             raise ContenderGoneError(resource=self.request.resource)
@@ -290,7 +294,11 @@ class Acquisition:
                 self.request.offer.is_uncertain = True
             created = client.create_async(paths[0], data[0], ephemeral=True, sequence=True, include_data=True)
             listing = self._send_listing([0])
-            path, stat = self._wait(created)
+            try:
+                path, stat = self._wait(created)
+            except (NoNodeError, EnsembleRefusedError):
+                self._offer_is_certain()
+                raise
             self._entries.append(JoinedQueue(queues[0], path, znodes.contender_at(path), stat.czxid))
             self._session.record_proof(sent_at, stat.ephemeralOwner)
             self._offer_is_certain()
@@ -364,7 +372,7 @@ class Acquisition:
         self._delete(stray_paths)
         self._entries, self._head_count = entries, min(self._head_count, max(0, len(entries) - 1))
         if not entries:
-            self._refuse_second_offer()
+            self._raise_if_offered()
             # A contender that appears later must not be mistaken for a contender of the next attempt.
             self._hold_id = ""
         self._entries_unsure = False
@@ -404,8 +412,8 @@ class Acquisition:
             paths.append(entry.path)
         self._wake.clear()
         try:
-            for path in paths:
-                self._wait(self._session.watch(path, self._wake.set))
+            for result in [self._session.watch(path, self._wake.set) for path in paths]:
+                self._wait(result)
             # The clear() above may have discarded a cancellation or a change of state. So both are checked here.
             self._raise_if_cancelled()
             if self._session.state is not SessionState.CONNECTED or self._session.session_id != self._session_id:

@@ -170,9 +170,9 @@ def test_a_late_put_of_a_paused_holder_fails(group: Group) -> None:
     assert rows(group.table) == [0, 1, 2, 20, 21]
 
 
-def pause_holder_after_its_put(group: Group) -> int:
+def pause_holder_after_its_put(group: Group, **options: Any) -> int:
     """Pause the holder after its PUT is stored, so that nobody dismisses the member; return the member's version."""
-    with group.held_put():
+    with group.held_put(**options):
         group.holder.signal(signal.SIGSTOP, "both")
     try:
         version: int = group.member.answer()["done"]["version"]
@@ -182,8 +182,17 @@ def pause_holder_after_its_put(group: Group) -> int:
     return version
 
 
-def test_a_member_finds_its_append_in_the_log_in_its_turn(group: Group) -> None:
-    assert pause_holder_after_its_put(group) == 1
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.full),
+        # Delta's check finds a conflict of the append with itself.
+        {"txn": ["loads", 1]},
+    ],
+    ids=str,
+)
+def test_a_member_finds_its_append_in_the_log_in_its_turn(group: Group, options: dict[str, Any]) -> None:
+    assert pause_holder_after_its_put(group, **options) == 1
     assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
     assert group.versions() == {0: 1, 1: 1}
 
@@ -224,6 +233,22 @@ def test_a_holder_is_killed_during_its_put(group: Group, mortal: Driver, arrival
         assert group.member.answer()["done"]["version"] == 2
     assert rows(group.table) == [0, 1, 2, 20, 21]
     assert group.versions() == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.full
+def test_the_jvm_of_a_holder_is_killed_after_its_put(group: Group, mortal: Driver) -> None:
+    """Its Python process releases the lock at once, so that the member gets it before it has seen the version."""
+    group.holder = mortal
+    fault = group.s3.gate.arm(mortal.name, S3Fault(stored=True, held=True))
+    group.begin(txn=["loads", 1])
+    assert fault.arrived.wait(WAIT)
+    mortal.signal(signal.SIGSTOP, "jvm")
+    fault.release.set()
+    assert fault.ended.wait(WAIT)
+    mortal.signal(signal.SIGKILL, "jvm")
+    assert group.member.answer() == {"done": {"version": 1, "already_committed": False}}
+    assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
+    assert group.versions() == {0: 1, 1: 1}
 
 
 @pytest.mark.full

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
+from kazoo.client import KazooClient
 from pyarrow import table as arrow_table
 from pyspark.sql import SparkSession
 
-from lock_manager import LockCancelledError, ZookeeperLockManager
+from lock_manager import EnsembleUnavailableError, LockCancelledError, ZookeeperLockManager
 from lock_manager.guard.group_commit import OfferedAppend
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.checksums import checksum_file
+from tests.support.lock_znodes import LockZnodes
 from writer_jobs import CommitResult, LockedDeltaWriter
 
 pytestmark = pytest.mark.spark
@@ -32,6 +34,13 @@ def group_commits(spark: SparkSession) -> Iterator[None]:
     conf.set(SETTING, "true")
     yield
     conf.remove(SETTING)
+
+
+@pytest.fixture(autouse=True)
+def no_hidden_failure(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """For Delta, the commit of a member succeeds, too."""
+    yield
+    assert "failed afterwards" not in caplog.text
 
 
 @dataclass
@@ -166,6 +175,48 @@ def test_two_appends_of_one_transaction_are_in_two_versions_or_one_is_skipped(ta
         pass
     assert [append.result().version for append in running] == [2, 3]
     assert table.ids() == [0, 1, 2]
+
+
+def test_without_metrics_of_operations_the_writers_have_their_records(table: Table) -> None:
+    setting = "spark.databricks.delta.history.metricsEnabled"
+    table.spark.conf.set(setting, "false")
+    try:
+        with table.queued(lambda: table.append(1), lambda: table.append(2)) as running:
+            pass
+    finally:
+        table.spark.conf.unset(setting)
+    results = [append.result() for append in running]
+    assert [(result.version, result.rows) for result in results] == [(2, None), (2, None)]
+    assert table.writers(2) == [result.commit_id for result in results]
+
+
+def test_a_member_continues_with_the_version_of_the_group(table: Table) -> None:
+    with table.queued(lambda: table.append(1), lambda: table.append(2)):
+        pass
+    write_deltalake(str(table.path), arrow_table({"id": [5], "part": [1]}), mode="append")
+    assert table.append(3).version == 4
+    # Its last listing of the log was that after the group commit.
+    assert commit_info(table.path, 4)["readVersion"] == 2
+
+
+def test_a_removed_request_joins_the_queue_again(table: Table, ensemble_client: KazooClient) -> None:
+    znodes = LockZnodes(ensemble_client, table.writer.table)
+    with table.queued(lambda: table.append(1), lambda: table.append(2)) as running:
+        removed = max(znodes.contenders(), key=lambda path: int(path[-10:]))
+        ensemble_client.delete(removed)
+        table.eventually(lambda: table.queue_length() == 3 and removed not in znodes.contenders(), within=30)
+    # Its second request has no offer.
+    assert [append.result().version for append in running] == [2, 3]
+    assert table.ids() == [0, 1, 2]
+
+
+def test_without_an_ensemble_an_append_is_not_committed(table: Table) -> None:
+    with ZookeeperLockManager("127.0.0.1:1") as manager:
+        writer = LockedDeltaWriter(table.spark, manager, str(table.path))
+        rows = table.spark.createDataFrame([(1, 1)], "id long, part long").coalesce(1)
+        with pytest.raises(EnsembleUnavailableError):
+            writer.append(rows, lock_timeout_seconds=1)
+    assert len(table.files()) == 1
 
 
 def test_a_cancelled_append_is_not_in_the_group(table: Table) -> None:

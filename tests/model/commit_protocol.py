@@ -80,7 +80,7 @@ RULES = {
     "fill": "lock_manager.intents:version_to_fill",
     "group": "lock_manager.guard.group_commit:GroupTerms.choose",
     "dismiss": "lock_manager.zookeeper.held_lock:HeldLock.dismiss",
-    "notice": "log_store/src/io/deltasluice/storage/LightTransaction.java:long committedVersion(",
+    "notice": "log_store/src/io/deltasluice/storage/LightTransaction.java:void throwIfCommitted(",
     "ask": "writer_jobs.commit.offered_write:OfferedWrite.resolve",
 }
 

@@ -238,7 +238,7 @@ class Driver:
         real_data = OfferedAppend.data
 
         def data(append: OfferedAppend) -> dict[str, Any]:
-            return {**real_data(append), "stamp": {"commit_id": "another id"}}
+            return {**real_data(append), "write_id": "another id"}
 
         self._replace(OfferedAppend, "data", data)
 

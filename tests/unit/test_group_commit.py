@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lock_manager.guard.group_commit import GroupTerms, OfferedAppend
+from lock_manager.guard.group_commit import GroupTerms, OfferedAppend, members_of
 from lock_manager.guard.write_attempt import WriteAttempt
 
 STAGED: dict[str, Any] = {
@@ -38,7 +38,7 @@ def test_offers_are_taken_in_queue_order() -> None:
     offers = {name: offer() for name in ("b", "a", "c")}
     chosen = GroupTerms.of(TERMS).choose(offers)
     assert list(chosen) == ["b", "a", "c"]
-    assert chosen["b"].stamp == {"job": "j", "commit_id": offers["b"]["write_id"]}
+    assert chosen["b"].stamp == {"job": "j"}
 
 
 @pytest.mark.parametrize(
@@ -51,22 +51,48 @@ def test_offers_are_taken_in_queue_order() -> None:
         {"begun_at": time.time() - 3700},
         {"lines": ['{"remove":{"path":"part-0.parquet"}}']},
         {"lines": ['{"add":{"path":"a"},"remove":{"path":"b"}}']},
-        {"lines": ["not JSON"]},
+        {"lines": ['{"add":"a"}']},
         {"lines": add("s3://bucket/part-0.parquet")},
+        {"lines": add("s3:part-0.parquet")},
         {"lines": add("/part-0.parquet")},
+        {"lines": add("%2Fpart-0.parquet")},
+        {"lines": add("..")},
         {"lines": add("day=1/../../part-0.parquet")},
+        {"lines": add("day=1/%2e%2e/part-0.parquet")},
+        {"lines": [*STAGED["lines"], *add("x" * 1_000_000)]},
+    ],
+)
+def test_an_offer_that_does_not_fit_is_left_out(changes: dict[str, Any]) -> None:
+    chosen = GroupTerms.of(TERMS).choose({"first": offer(), "second": offer(**changes), "third": offer()})
+    assert list(chosen) == ["first", "third"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lines": ["not JSON"]},
         {"lines": ["7"]},
         {"lines": 7},
         {"info": None},
         {"stamp": "text"},
         {"read_version": None},
-        {"lines": [*STAGED["lines"], *add("x" * 1_000_000)]},
     ],
-    ids=lambda changes: str(changes)[:60],
 )
-def test_an_offer_that_does_not_fit_is_left_out(changes: dict[str, Any]) -> None:
+def test_an_offer_that_cannot_be_parsed_ends_the_group(changes: dict[str, Any]) -> None:
+    """The marks of its applications are not known."""
     chosen = GroupTerms.of(TERMS).choose({"first": offer(), "second": offer(**changes), "third": offer()})
-    assert list(chosen) == ["first", "third"]
+    assert list(chosen) == ["first"]
+
+
+def test_no_append_overtakes_an_earlier_one_of_its_application() -> None:
+    offers = {"left out": offer(lines=txn("a"), read_version=6), "later": offer(lines=txn("a")), "last": offer()}
+    assert list(GroupTerms.of(TERMS).choose(offers)) == ["last"]
+
+
+def test_a_member_is_recorded_under_its_write_id() -> None:
+    data = offer(stamp={"commit_id": "another", "job": "j"})
+    (member,) = members_of(GroupTerms.of(TERMS).choose({"only": data}).values())
+    assert member["stamp"] == {"commit_id": data["write_id"], "job": "j"}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +103,9 @@ def test_an_offer_that_does_not_fit_is_left_out(changes: dict[str, Any]) -> None
         {"read_version": 3},
         {"lines": add("day=2024-01-01/part-0.parquet")},
         {"lines": add("time=2024-01-01%2000%253A00%253A00/..part.parquet")},
+        # The clock of the member's machine may be ahead.
+        {"begun_at": time.time() + 60},
     ],
-    ids=lambda changes: str(changes)[:60],
 )
 def test_an_offer_that_fits_is_taken(changes: dict[str, Any]) -> None:
     assert GroupTerms.of(TERMS).choose({"only": offer(**changes)})

@@ -12,7 +12,7 @@ import pytest
 
 from lock_manager import LockCancelledError, LockNotHeldError
 from lock_manager.errors import NotStagedError
-from lock_manager.guard.guarded_block import AllowedPut, GuardedBlock
+from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.guard.ticket import StagedCommit, Ticket, staging_obstacle
 from lock_manager.guard.write_attempt import WriteAttempt
 
@@ -85,7 +85,7 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     block.hold = create_autospec(object)
     block.hold.intents_of = lambda _: intents
     block.hold.dismiss = events.extend
-    block.allowed_puts = {"third": AllowedPut(9, write_id)}
+    block.puts_of.return_value = {"third"}
     intents = create_autospec(object)
     intents.settle = events.extend
     threading.Timer(0.05, lambda: ticket.grant(block)).start()

@@ -9,6 +9,7 @@ new snapshot, hooks and checkpoint follow after that.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -61,6 +62,7 @@ class StagedWrite:
         self._cancellation = Cancellation()
         self._hold: Hold | None = None
         self._offered = OfferedWrite(execution, self._ticket)
+        self._requested_at = time.time()
         self.waited_seconds = 0.0
 
     @property
@@ -113,7 +115,7 @@ class StagedWrite:
         except ContenderGoneError as error:
             problem = self._offered.resolve(error)
             if problem is error:
-                # Another client removed the request. Without an offer, because a holder may take each offer only once.
+                # The session was lost, or another client removed the request. Each offer is made only once.
                 self._commit_once(thread, deadline.remaining(), before_write, None)
             elif problem is not None:
                 raise problem from error
@@ -127,7 +129,7 @@ class StagedWrite:
     ) -> None:
         """Acquire the lock, let the commit pass, and release the lock when the outcome of the put is known."""
         context, target, ticket = self._context, self._target, self._ticket
-        waiting = Deadline(lock_seconds)
+        self._requested_at, waiting = time.time() - self.waited_seconds, Deadline(lock_seconds)
         try:
             with context.manager.acquire_all(
                 [target.scope],
@@ -162,26 +164,39 @@ class StagedWrite:
             finally:
                 # Also after an interrupt: the lock is not released while the write may commit.
                 thread.wait(lambda: ticket.committed is not None)
-            if ticket.committed is not None and ticket.is_member:
-                return
             if ticket.committed is not None:
-                block.hold.record_commit(ticket.committed["version"], self._context.table)
+                self._record_commit(block)
             else:
                 self._find_commit(thread.failure, block)
+
+    def _record_commit(self, block: GuardedBlock) -> None:
+        """Record the commit in the hold, if it was made under it."""
+        if self._ticket.committed is not None and not self._ticket.is_member:
+            block.hold.record_commit(self._ticket.committed["version"], self._context.table)
 
     def _find_commit(self, failure: BaseException | None, block: GuardedBlock) -> None:
         """Find out, under the lock, whether a write that ended without an outcome of its put is in the table."""
         outcome = Outcome(self._execution, block.hold, block)
         is_refused = failure is not None and (isinstance(failure, NotStagedError) or is_conflict(failure))
+        error_of: Callable[[BaseException], SluiceError] = partial(failed_write, self._execution)
         if failure is not None and is_refused and not outcome.may_be_stored(failure):
-            raise self._error_of(failure)
+            error_of = self._error_of
+            if not self._offered.was_made:
+                raise error_of(failure)
+            # The conflict may be one with this append, in an earlier holder's version.
         staged_commit = self._ticket.staged
         read_version = None if staged_commit is None else staged_commit.read_version
         version = NO_VERSION if read_version is None else read_version
-        commit = outcome.find_commit(version, failure, partial(failed_write, self._execution))
+        try:
+            commit = outcome.find_commit(version, failure, error_of)
+        except CommitUnknownError:
+            raise
+        except SluiceError:
+            self._offered.is_unresolved = False
+            raise
         if commit is not None and commit.version != NO_VERSION:
-            self._ticket.committed = {"version": commit.version, "metrics": commit.metrics}
-            block.hold.record_commit(commit.version, self._context.table)
+            self._ticket.record_commit(commit.version, commit.metrics)
+            self._record_commit(block)
 
     def _conclude(self, thread: WriteThread, problem: BaseException | None) -> CommitResult:
         """Return the result of a write that has ended, or raise its error.
@@ -239,5 +254,6 @@ class StagedWrite:
                 log.info("%d data files that belong to no commit of %s were deleted", count, self._context.table)
 
     def _result(self, commit: Commit | None) -> CommitResult:
-        hold = None if self._ticket.is_member else self._hold
-        return CommitResult.of(self._execution, hold, commit, waited_seconds=self.waited_seconds)
+        if self._ticket.is_member:
+            return CommitResult.of_member(self._execution, commit, self._requested_at, self.waited_seconds)
+        return CommitResult.of(self._execution, self._hold, commit)

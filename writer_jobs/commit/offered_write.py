@@ -17,8 +17,8 @@ from writer_jobs.errors import CommitUnknownError, StorageError, TableError
 
 log = logging.getLogger(__name__)
 
-_RESOLVE_SECONDS = 20.0
-"""Time to find out whether a holder has committed an offer, in seconds: longer than the repeated puts of a version."""
+_LOOK_SECONDS = 20.0
+"""Time to find out whether a holder has committed an offer, in seconds. Most puts end within a few seconds."""
 _POLL_SECONDS = 0.2
 
 
@@ -26,7 +26,8 @@ class OfferedWrite:
     """The offer of one write, and its outcome.
 
     Attributes:
-        is_unresolved: Whether a holder may have committed the offer, or may still commit it.
+        is_unresolved: Whether a holder may have committed the offer, or may still commit it, as far as the writer
+            knows. Then its files must stay.
 
     """
 
@@ -37,6 +38,11 @@ class OfferedWrite:
         self._ticket = ticket
         self._offer: Offer | None = None
 
+    @property
+    def was_made(self) -> bool:
+        """Whether the write has made an offer."""
+        return self._offer is not None
+
     def make_offer(self) -> Offer | None:
         """Return the offer of the waiting commit; None if no holder may make that commit."""
         if self._ticket.offer is None:
@@ -44,58 +50,64 @@ class OfferedWrite:
         attempt, context = self._ticket.attempt, self._context
         append = OfferedAppend.of(self._ticket.offer, attempt, job_note(context.spark, context.manager))
         self._offer = Offer(attempt.write_id, append.data())
-        self.is_unresolved = True
+        self._ticket.is_offered = self.is_unresolved = True
         return self._offer
 
     def resolve(self, problem: BaseException) -> BaseException | None:
-        """Find out whether a holder has committed the offer, after the wait for the lock or the commit has failed.
+        """Find out whether a holder has committed the offer, after the wait for the lock has failed.
+
+        A write that got the lock looks for its commit under the lock; this method then changes nothing.
 
         Returns:
             None if a holder has committed it; ``problem`` if no holder has or will; CommitUnknownError if that is not
-            known. An exception that interrupts this method is returned, too.
+            known. Exceptions that are no SluiceErrors are returned with a note.
 
         """
         ticket = self._ticket
-        if isinstance(problem, CommitUnknownError):
-            return problem
-        if self._offer is None or ticket.block is not None or ticket.committed is not None:
-            # The write has made no offer; or it got the lock, and looks for its commit itself.
-            self.is_unresolved = False
-        try:
-            commit = self._find(self._offer) if self._offer is not None and self.is_unresolved else None
-        except SluiceError as error:
-            if isinstance(problem, SluiceError):
-                error.__cause__ = problem
+        if self._offer is not None and self.is_unresolved and ticket.block is None and ticket.committed is None:
+            try:
+                self._look(self._offer)
+            except CommitUnknownError as error:
+                if isinstance(problem, SluiceError):
+                    error.__cause__ = problem
+                    return error
+                problem.add_note(str(error))
+            except BaseException as error:  # noqa: BLE001 (raised when the write has ended)
+                # Most likely Ctrl-C.
+                error.add_note(str(self._unknown("the look at the log was interrupted")))
                 return error
-            problem.add_note(str(error))
-            return problem
-        except BaseException as interrupt:  # noqa: BLE001 (raised when the write has ended)
-            return interrupt
-        self.is_unresolved = False
-        if commit is not None:
-            ticket.record_member(commit.version, commit.metrics)
         return None if ticket.is_member and isinstance(problem, SluiceError) else problem
 
-    def _find(self, offer: Offer) -> Commit | None:
-        """Return the commit of the offer; None if no holder has or will commit it.
+    def _look(self, offer: Offer) -> None:
+        """Record the commit of the offer in the ticket, unless no holder has or will commit it.
 
         Raises:
             CommitUnknownError: A holder may still commit it, or the log cannot be read.
 
         """
-        context, deadline = self._context, Deadline(_RESOLVE_SECONDS)
-        while True:
+        deadline = Deadline(_LOOK_SECONDS)
+        commit = self._find(offer)
+        while commit is None:
             may_be_committed = self._may_be_committed(offer, deadline)
-            try:
-                # After the look at the queue and the intents: a commit that was made before it is in the log.
-                commit, _ = context.log.find_commit(offer.write_id, after=self._ticket.checked_version, guarded=True)
-            except (StorageError, TableError) as error:
-                raise self._unknown(str(error)) from error
-            if commit is not None or not may_be_committed:
-                return commit
-            if deadline.remaining() == 0:
-                raise self._unknown("another writer may still commit it together with its own rows")
-            time.sleep(_POLL_SECONDS)
+            # After the look at the queue and the intents: a commit that was made before it is in the log.
+            commit = self._find(offer)
+            if commit is None and not may_be_committed:
+                self.is_unresolved = False
+                return
+            if commit is None:
+                if deadline.remaining() == 0:
+                    raise self._unknown("another writer may still commit it together with its own rows")
+                time.sleep(_POLL_SECONDS)
+        self.is_unresolved = False
+        self._ticket.record_member(commit.version, commit.metrics)
+
+    def _find(self, offer: Offer) -> Commit | None:
+        try:
+            after = self._ticket.checked_version
+            commit, _ = self._context.log.find_commit(offer.write_id, after=after, guarded=True)
+        except (StorageError, TableError) as error:
+            raise self._unknown(str(error)) from error
+        return commit
 
     def _may_be_committed(self, offer: Offer, deadline: Deadline) -> bool:
         try:

@@ -44,7 +44,7 @@ class Outcome:
         self._block = block
 
     def find_commit(
-        self, version: int, failure: BaseException | None, error_of: Callable[[BaseException], WriteFailedError]
+        self, version: int, failure: BaseException | None, error_of: Callable[[BaseException], SluiceError]
     ) -> Commit | None:
         """Find the commit of the write in the log.
 
@@ -100,9 +100,7 @@ class Outcome:
             commit_id=write_id,
         )
 
-    def _raise_error_of(
-        self, failure: BaseException, error_of: Callable[[BaseException], WriteFailedError]
-    ) -> NoReturn:
+    def _raise_error_of(self, failure: BaseException, error_of: Callable[[BaseException], SluiceError]) -> NoReturn:
         if self._may_still_be_put(failure):
             # The put may still be running, even if the JVM answers again and the log could be read.
             reason, write_id = error_reason(failure), self._execution.write_id

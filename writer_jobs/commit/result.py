@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lock_manager import Hold
 from lock_manager.intents import NO_VERSION
@@ -28,7 +28,7 @@ class CommitResult:
             this transaction already, nothing changed, or another writer committed the rows together with its own.
         token: Fencing token of that hold.
         requested_at: Time when the lock was requested, in seconds since the epoch.
-        acquired_at: Time when the lock was acquired, in seconds since the epoch.
+        acquired_at: Time when the lock was acquired, or another writer committed the rows, in seconds since the epoch.
         released_at: Time just before the lock was released, in seconds since the epoch.
 
     """
@@ -56,14 +56,11 @@ class CommitResult:
         return self.released_at - self.acquired_at
 
     @classmethod
-    def of(
-        cls, execution: Execution, hold: Hold | None, commit: Commit | None, *, waited_seconds: float = 0.0
-    ) -> CommitResult:
+    def of(cls, execution: Execution, hold: Hold | None, commit: Commit | None) -> CommitResult:
         """Return the result of a write that has ended.
 
         Args:
             hold: Its hold, held or released; None if no lock was acquired.
-            waited_seconds: Time that it waited for a lock that it did not acquire.
             commit: Its commit, with ``NO_VERSION`` if nothing changed; None if the table had this transaction already.
 
         """
@@ -77,8 +74,17 @@ class CommitResult:
             commit_id=execution.write_id if version is not None else None,
             hold_id=hold.hold_id if hold is not None else None,
             token=hold.token if hold is not None else None,
-            requested_at=hold.requested_at if hold is not None else now - waited_seconds,
+            requested_at=hold.requested_at if hold is not None else now,
             acquired_at=hold.acquired_at if hold is not None else now,
             released_at=(hold.released_at or now) if hold is not None else now,
             metrics=commit.metrics if commit is not None else {},
         )
+
+    @classmethod
+    def of_member(
+        cls, execution: Execution, commit: Commit | None, requested_at: float, waited_seconds: float
+    ) -> CommitResult:
+        """Return the result of a write that another holder has committed ``waited_seconds`` after the request."""
+        committed_at = requested_at + waited_seconds
+        result = cls.of(execution, None, commit)
+        return replace(result, requested_at=requested_at, acquired_at=committed_at, released_at=committed_at)

@@ -361,7 +361,7 @@ def _commit_of_write(
     """Return the commit of an operation attempt, with its own metrics; None if no writer of the version made it."""
     return next(
         (
-            Commit.of(version, info.get("operationMetrics", {}))
+            Commit.of(version, info.get("operationMetrics") or {})
             for info in infos
             if is_commit_of(info, write_id, guarded=guarded)
         ),

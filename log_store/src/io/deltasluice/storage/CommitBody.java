@@ -30,11 +30,12 @@ final class CommitBody {
   private static final String STAMP = "sluice";
   private static final Set<String> FILES = Set.of("add", "remove", "cdc");
   private static final String COMMIT_ID = "commit_id";
+  private static final String GROUP = "group";
   private static final String METRICS = "operationMetrics";
 
   /** Fields of a member's {@code commitInfo} that a group commit records for it. */
   private static final List<String> MEMBER_FIELDS =
-      List.of(METRICS, "operationParameters", "userMetadata", "txnId", "timestamp", "readVersion");
+      List.of(METRICS, "operationParameters", "txnId", "timestamp", "readVersion");
 
   /** Maximum size of a commit that another writer may put, in characters. */
   private static final int MAX_OFFER = 32_768;
@@ -121,10 +122,12 @@ final class CommitBody {
     for (JsonNode member : members) {
       ObjectNode writer = writers.addObject();
       writer.set(STAMP, member.path("stamp"));
-      MEMBER_FIELDS.forEach(field -> writer.set(field, member.path("info").get(field)));
+      writer.set("userMetadata", member.path("info").get("userMetadata"));
+      MEMBER_FIELDS.stream().filter(member.path("info")::has)
+          .forEach(field -> writer.set(field, member.path("info").get(field)));
       addTo(sums, member.path("info").path(METRICS));
     }
-    stamp.set("group", writers);
+    stamp.set(GROUP, writers);
     groupInfo.set(STAMP, stamp);
     groupInfo.setAll((ObjectNode) commitInfo(info));
     ObjectNode total = groupInfo.putObject(METRICS);
@@ -143,7 +146,7 @@ final class CommitBody {
    *     commit does more than append files to the table, or is large
    */
   ObjectNode offer() {
-    if (!canJoinGroup()) {
+    if (!isSmallAppend()) {
       return null;
     }
     ObjectNode offer = JSON.createObjectNode();
@@ -153,8 +156,8 @@ final class CommitBody {
     return offer;
   }
 
-  /** Returns whether the commit only appends files, so that a group commit may contain it. */
-  boolean canJoinGroup() {
+  /** Returns whether the commit only appends files, and is small enough for a group commit. */
+  boolean isSmallAppend() {
     int size = info == null ? 0 : info.length() + lines.stream().mapToInt(String::length).sum();
     return isBlindAppend && size > 0 && size <= MAX_OFFER && !contents().hasUnreadableLine
         && contents().tableActions.isEmpty() && contents().hasPlainFilesOnly;
@@ -316,17 +319,25 @@ final class CommitBody {
         || (txn != null && txn.equals(node.path("txnId").asText(null)));
   }
 
-  /** Returns whether a version with this first line contains the append of the operation attempt with this id. */
-  static boolean contains(String firstLine, String writeId) {
-    JsonNode stamp = commitInfo(firstLine).path(STAMP);
-    if (stamp.has("occupies")) {
-      return false;
+  /**
+   * Returns the {@code operationMetrics} of the operation attempt with this id in a version with this first line; null if
+   * the version is of other attempts.
+   */
+  static JsonNode metricsOf(String firstLine, String writeId) {
+    JsonNode info = commitInfo(firstLine);
+    if (info.path(STAMP).has("occupies")) {
+      return null;
     }
-    boolean isHolder = writeId.equals(stamp.path(COMMIT_ID).asText(null));
-    for (JsonNode writer : stamp.path("group")) {
-      isHolder |= writeId.equals(writer.path(STAMP).path(COMMIT_ID).asText(null));
+    for (JsonNode writer : info.path(STAMP).path(GROUP)) {
+      if (isOf(writer, writeId)) {
+        return writer.path(METRICS);
+      }
     }
-    return isHolder;
+    return isOf(info, writeId) ? info.path(METRICS) : null;
+  }
+
+  private static boolean isOf(JsonNode info, String writeId) {
+    return writeId.equals(info.path(STAMP).path(COMMIT_ID).asText(null));
   }
 
   /** Returns the name of the action in a line; empty if the line does not begin as an action does. */

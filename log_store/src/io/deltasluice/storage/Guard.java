@@ -370,6 +370,18 @@ public final class Guard {
     }
   }
 
+  /** Reports that a version of another writer contains the commit of a ticket. */
+  static void reportMember(String ticket, VersionFile file, JsonNode metrics) {
+    ObjectNode request = request("outcome", file, "").put("ticket", ticket);
+    request.put("outcome", Attempts.name(Attempts.Outcome.COMMITTED)).set("metrics", metrics);
+    try {
+      send(request, file, "");
+    } catch (IOException e) {
+      LOG.warn("Python was not told that version {} of {} contains an append, and looks itself", file.version(),
+          file.table(), e);
+    }
+  }
+
   /** Makes Python end an automatic ticket, whose commits were made under these holds. Does not wait for it. */
   static void end(AutomaticTicket ticket, VersionFile file, List<String> holds) {
     PythonGuard guard = GUARDS.get(ticket.guardName());

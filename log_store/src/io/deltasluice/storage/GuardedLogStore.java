@@ -185,10 +185,6 @@ public class GuardedLogStore extends LogStore {
     if (ticket != null) {
       try {
         awaitTurn(storage, ticket, file, body, checkedAt, conf);
-      } catch (GroupCommittedException e) {
-        StagedFiles.take(ticket);
-        Guard.endAttempt();
-        throw e;
       } catch (CommitRefusedException e) {
         if (automatic == null) {
           throw e;
@@ -255,12 +251,7 @@ public class GuardedLogStore extends LogStore {
     ObjectNode staged = Guard.describe(body, read);
     LightTransaction light = LightTransaction.grouping(file);
     if (light != null) {
-      long committed = light.committedVersion(file, storage.reader, conf);
-      if (committed >= 0) {
-        VersionFile version = new VersionFile(VersionFile.in(file.path().getParent(), committed), file.table(), committed);
-        Guard.reportOutcome(ticket, version, body, Attempts.Outcome.COMMITTED, false);
-        throw new GroupCommittedException(file, committed);
-      }
+      light.throwIfCommitted(file, storage.reader, conf);
       staged.set("offer", light.offer(body));
     }
     staged.set("hooks", PostCommitHooks.of(ActiveTransaction.of(file.table())));

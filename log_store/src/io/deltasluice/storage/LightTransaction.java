@@ -33,6 +33,7 @@ import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.hooks.CheckpointHook$;
 import org.apache.spark.sql.delta.hooks.ChecksumHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
+import org.apache.spark.sql.delta.sources.DeltaSQLConf;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Function0;
@@ -46,7 +47,7 @@ import scala.util.Left;
 /**
  * Delta's transaction of an append through the gate, without the work around a commit that an append does not need.
  *
- * <p>Delta itself makes the commit and checks it for conflicts. Three things differ:
+ * <p>Delta itself makes the commit and checks it for conflicts. Four things differ:
  *
  * <ul>
  *   <li>If this driver has seen no commit of another writer, the transaction begins with the snapshot of the driver's
@@ -54,6 +55,8 @@ import scala.util.Left;
  *       other writers have committed since that snapshot.
  *   <li>The checksum file is written with one request, see {@link Checksum#write}.
  *   <li>The checkpoint is written after the release of the lock, see {@link Checkpoints#keepIfDue}.
+ *   <li>A holder of the lock may commit the transaction together with its own. Delta's conflict check then finds the
+ *       commit in the log, and the transaction ends as if it had put that version.
  * </ul>
  */
 public final class LightTransaction extends OptimisticTransaction {
@@ -162,7 +165,8 @@ public final class LightTransaction extends OptimisticTransaction {
   /** Returns this thread's light transaction on a table; null if there is none, or group commits are off. */
   static LightTransaction grouping(VersionFile file) {
     LightTransaction light = of(file);
-    return light != null && light.spark().sparkContext().conf().getBoolean(GROUP_COMMITS, false) ? light : null;
+    boolean isOn = light != null && light.spark().sparkContext().conf().get(GROUP_COMMITS, "").equalsIgnoreCase("true");
+    return isOn ? light : null;
   }
 
   /**
@@ -191,10 +195,24 @@ public final class LightTransaction extends OptimisticTransaction {
         : light.newerVersions.recording(file.version(), lines);
   }
 
-  /** Returns the version before this file that contains the append already; -1 if there is none. */
-  long committedVersion(VersionFile file, LogStore reader, Configuration conf) throws IOException {
+  /**
+   * Looks for the append in the versions before this file.
+   *
+   * @throws GroupCommittedException a version contains it
+   */
+  void throwIfCommitted(VersionFile file, LogStore reader, Configuration conf) throws IOException {
     newerVersions.readMissing(readVersion() + 1, file.version() - 1, file, reader, conf);
-    return newerVersions.versionOf(Guard.writeId());
+    NewerVersions.Commit commit = newerVersions.commitOf(Guard.writeId());
+    if (commit != null) {
+      throw new GroupCommittedException(report(commit), commit.version());
+    }
+  }
+
+  private VersionFile report(NewerVersions.Commit commit) {
+    Path path = VersionFile.in(deltaLog().logPath(), commit.version());
+    VersionFile file = new VersionFile(path, dataPath().toString(), commit.version());
+    Guard.reportMember(Guard.ticket(), file, commit.metrics());
+    return file;
   }
 
   /**
@@ -203,7 +221,7 @@ public final class LightTransaction extends OptimisticTransaction {
    * @return JSON object: the fields of {@link CommitBody#offer}, {@code state} and {@code read_version}
    */
   ObjectNode offer(CommitBody body) {
-    ObjectNode offer = canGroup(snapshot().protocol()) ? body.offer() : null;
+    ObjectNode offer = allowsGroups(snapshot().protocol()) ? body.offer() : null;
     return offer == null ? null : offer.put("state", state()).put("read_version", readVersion());
   }
 
@@ -215,7 +233,7 @@ public final class LightTransaction extends OptimisticTransaction {
    *     (application ids of the {@code txn} actions of the commit and of the versions after the read one)
    */
   ObjectNode terms(VersionFile file, CommitBody body) {
-    if (!canGroup(snapshot().protocol()) || !body.canJoinGroup() || newerVersions.changeTable()) {
+    if (!allowsGroups(snapshot().protocol()) || !body.isSmallAppend() || newerVersions.haveTableChanges()) {
       return null;
     }
     ObjectNode terms = CommitBody.JSON.createObjectNode();
@@ -232,7 +250,7 @@ public final class LightTransaction extends OptimisticTransaction {
     members = newMembers;
   }
 
-  private static boolean canGroup(Protocol protocol) {
+  private static boolean allowsGroups(Protocol protocol) {
     return Stream.of(protocol.readerFeatures(), protocol.writerFeatures())
         .filter(Option::isDefined)
         .flatMap(features -> CollectionConverters.asJava(features.get()).stream())
@@ -262,9 +280,26 @@ public final class LightTransaction extends OptimisticTransaction {
     try {
       return super.doCommitRetryIteratively(attemptVersion, info, isolationLevel);
     } catch (GroupCommittedException e) {
-      isMember = true;
-      return new Tuple3<>(e.version(), deltaLog().update(false, Option.empty(), Option.empty()), info);
+      return endAsMember(e.version(), info);
+    } catch (RuntimeException e) {
+      // Delta checks a version for conflicts before it tries the next one. Its own commit, or one after it, may be one.
+      NewerVersions.Commit commit = Guard.writeId() == null ? null : newerVersions.commitOf(Guard.writeId());
+      if (commit == null) {
+        throw e;
+      }
+      report(commit);
+      return endAsMember(commit.version(), info);
     }
+  }
+
+  /** Does what Delta does after the put. */
+  private Tuple3<Object, Snapshot, CurrentTransactionInfo> endAsMember(long version, CurrentTransactionInfo info) {
+    isMember = true;
+    StagedFiles.take(Guard.ticket());
+    Guard.endAttempt();
+    commitEndNano_$eq(System.nanoTime());
+    spark().sessionState().conf().setConf(DeltaSQLConf.DELTA_LAST_COMMIT_VERSION_IN_SESSION(), new Some<>(version));
+    return new Tuple3<>(version, deltaLog().update(false, Option.empty(), Option.empty()), info);
   }
 
   /** Derives the checksum of a group commit from the actions of all of its writers. */

@@ -26,6 +26,13 @@ final class NewerVersions {
    */
   private record Summary(String firstLine, Set<String> transactions, boolean changesTable) {}
 
+  /**
+   * A commit in one of the versions.
+   *
+   * @param metrics its {@code operationMetrics}
+   */
+  record Commit(long version, JsonNode metrics) {}
+
   private final Map<Long, Summary> summaries = new ConcurrentHashMap<>();
 
   /** Returns an iterator over the lines of a version, which records the version when all of its lines are read. */
@@ -69,7 +76,7 @@ final class NewerVersions {
   }
 
   /** Returns whether a recorded version has an action that no check for conflicts of a member covers. */
-  boolean changeTable() {
+  boolean haveTableChanges() {
     return summaries.values().stream().anyMatch(Summary::changesTable);
   }
 
@@ -80,11 +87,15 @@ final class NewerVersions {
     return all;
   }
 
-  /** Returns the recorded version that contains the append with this write id; -1 if there is none. */
-  long versionOf(String writeId) {
-    return summaries.entrySet().stream()
-        .filter(entry -> CommitBody.contains(entry.getValue().firstLine, writeId))
-        .mapToLong(Map.Entry::getKey).findFirst().orElse(-1);
+  /** Returns the commit with this write id in a recorded version; null if there is none. */
+  Commit commitOf(String writeId) {
+    for (Map.Entry<Long, Summary> entry : summaries.entrySet()) {
+      JsonNode metrics = CommitBody.metricsOf(entry.getValue().firstLine, writeId);
+      if (metrics != null) {
+        return new Commit(entry.getKey(), metrics);
+      }
+    }
+    return null;
   }
 
   /** Collects the lines of one version. */

@@ -86,7 +86,7 @@ final class PythonGuard {
    *       thread executes; absent if it executes none) and with it {@code retention_ms} (age at which VACUUM deletes
    *       files that belong to no commit), {@code observe} (whether a refusal is only logged), {@code footprint}
    *       (actions and partitions of the commit, see {@code CommitBody}; only if a block or the ticket locks
-   *       partitions). Answer: {@code holds} (ids of the holds that cover the commit, each confirmed),
+   *       partitions), {@code group} (see {@link LightTransaction#terms}; absent if the commit can have no members). Answer: {@code holds} (ids of the holds that cover the commit, each confirmed),
    *       {@code stamp} (object that the commit records), for a commit with {@code group} (see
    *       {@link LightTransaction#terms}) {@code members} (see {@link Guard.Permission}) and, for some automatic tickets, {@code restoration} (see
    *       {@link Guard.Permission}).
@@ -97,7 +97,8 @@ final class PythonGuard {
    *       {@code committed} (the version).
    *   <li>{@code lock}: Does an automatic ticket whose transaction has not begun have its lock by now? Fields:
    *       {@code ticket}, {@code automatic}. Answer: {@code turn} (boolean).
-   *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock. Fields: {@code ticket},
+   *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock; or the version of another writer that
+   *       contains the commit of the ticket (then {@code attempt} is empty). Fields: {@code ticket},
    *       {@code outcome} (see {@link Attempts}), {@code metrics}, {@code keeps_lock} (whether hooks need the lock of an
    *       automatic ticket). Answer: an empty object.
    *   <li>{@code end}: The transaction of an automatic ticket has ended. Fields: {@code ticket}, {@code puts} (the attempts
