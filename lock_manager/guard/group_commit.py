@@ -103,7 +103,7 @@ class OfferedAppend:
 
 @dataclass
 class GroupTerms:
-    """What the commit of a holder requires of members, from the log store's request (``LightTransaction.java``).
+    """The requirements of a holder's commit for its members, from the log store's request (``LightTransaction.java``).
 
     Attributes:
         state: Hash of the protocol and the metadata of the version that the holder has read. No later version before

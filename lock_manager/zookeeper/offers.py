@@ -39,11 +39,11 @@ def read_offers(session: Session, queue: str, holder: Contender, deadline: Deadl
 
     """
     contenders = parse_queue(session.wait(session.client.get_children_async(queue), deadline))
-    behind = contenders[contenders.index(holder) + 1 :][:_MAX_OFFERS] if holder in contenders else []
-    paths = [child_node(queue, contender.name) for contender in behind if contender.mode is Mode.EXCLUSIVE]
+    followers = contenders[contenders.index(holder) + 1 :][:_MAX_OFFERS] if holder in contenders else []
+    paths = [child_node(queue, contender.name) for contender in followers if contender.mode is Mode.EXCLUSIVE]
     data = dict(wait_for_each(session, session.client.get_async, paths, deadline))
     offers: dict[str, Mapping[str, Any]] = {}
-    for contender in behind:
+    for contender in followers:
         path = child_node(queue, contender.name)
         if path not in data and contender.mode is Mode.EXCLUSIVE:
             # It has left the queue.

@@ -14,6 +14,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, ZookeeperLockManager
+from lock_manager.coordinator import Offer
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_block import AllowedPut, GuardedBlock
 from lock_manager.intents import UNREADABLE
@@ -69,6 +70,26 @@ def test_an_unreadable_intent_has_the_id_of_its_hold(manager, table, znodes):
     with manager.acquire(table) as hold:
         (intent,) = hold.intents.read()
     assert (intent.hold_id, intent.version) == (hold_id, UNREADABLE)
+
+
+def test_an_unreadable_intent_may_name_any_member(manager, table, znodes):
+    offer = Offer("write", {})
+    # Without an entry in the queue nobody can have taken it.
+    assert not manager.is_offered(table, offer, 30)
+    offer.requests.append(uuid.uuid4().hex)
+    assert not manager.is_offered(table, offer, 30)
+    znodes.client.create(f"{znodes.intents_path}/{uuid.uuid4().hex}", b"not an intent", makepath=True)
+    assert manager.is_offered(table, offer, 30)
+
+
+def test_a_request_without_an_answer_may_be_in_the_queue_later(manager, table):
+    offer = Offer("write", {})
+    with manager.acquire_all([table], offer=offer):
+        assert offer.requests
+        assert not offer.is_uncertain
+    assert not manager.is_offered(table, offer, 30)
+    offer.is_uncertain = True
+    assert manager.is_offered(table, offer, 30)
 
 
 def test_a_waiter_finds_an_intent_stored_while_it_waits(make_manager, manager, table, eventually):

@@ -63,6 +63,8 @@ GROUP_PROTECTIONS = {
     "member looks": NO_LOSS,
     # A member that has left the queue reads the intents before the log.
     "intents before log": NO_LOSS,
+    # A member that has a mark of its application, and is committed already, conflicts with itself: it looks then, too.
+    "look after a conflict": NO_LOSS,
 }
 
 #: For each rule, the code that implements it.
@@ -213,6 +215,7 @@ class Scenario:
         expiries: Number of sessions that may expire while their process lives.
         most_requests: Number of requests of each put.
         grouped: Operations that may be members of a group commit. Each is the only one of its process.
+        marked: Of these, those with a mark (``txn``). For Delta, a version with the same mark is a conflict.
         cancellations: Number of members whose wait may be cancelled.
         protections: Names of the protections that are on.
 
@@ -225,6 +228,7 @@ class Scenario:
     expiries: int = 1
     most_requests: int = 2
     grouped: Collection[str] = ()
+    marked: Collection[str] = ()
     cancellations: int = 0
     protections: frozenset[str] = frozenset({**PROTECTIONS, **GROUP_PROTECTIONS})
 
@@ -505,7 +509,9 @@ class Model:
             intents=state.intents - thread.intents, newest_reader=max(state.newest_reader, process.hold)
         )
         is_grouped = thread.operations[0] in self._scenario.grouped
-        if is_grouped and self._has("member looks") and _is_stored(state, thread.operations[0]):
+        # Delta checks for conflicts before the log store looks.
+        looks = self._has("member looks") and thread.operations[0] not in self._scenario.marked
+        if is_grouped and looks and _is_stored(state, thread.operations[0]):
             # An earlier holder has committed the operation.
             return self._finished(state, number, thread, "committed")
         queue = frozenset(state.queue) if is_grouped else frozenset()
@@ -534,6 +540,9 @@ class Model:
             changed = any(commit.operation for commit in state.log[thread.read + 1 :])
             if changed and self._has("conflict check"):
                 return self._failed(state, number, thread)
+        if not thread.is_filling and operation in self._scenario.marked and _is_stored(state, operation):
+            result = "committed" if self._has("look after a conflict") else "not committed"
+            return self._finished(state, number, thread, result)
         if process.hold not in state.queue and self._has("confirmed hold"):
             return self._failed(state, number, thread)
         thread = thread._replace(step="put", version=version, sent=0)
@@ -683,6 +692,7 @@ GROUP_SCENARIOS = {
         threads=((("a",),), (("b",),)), staged=(0, 1), deaths=0, most_requests=1, grouped=("a", "b"), cancellations=1
     ),
 }
+GROUP_SCENARIOS["a group of two with marks"] = replace(GROUP_SCENARIOS["a group of two"], marked=("a", "b"))
 LARGE_GROUP_SCENARIOS = {
     "a group of two, a death and repeated requests": Scenario(
         threads=((("a",),), (("b",),)), staged=(0, 1), grouped=("a", "b"), cancellations=1

@@ -34,6 +34,7 @@ STATES = {
     "two operations of one hold and a rival": range(23_000, 26_000),
     "three writers": range(140_000, 160_000),
     "a group of two": range(4_500, 5_000),
+    "a group of two with marks": range(4_500, 5_000),
     "a group of two, a death and repeated requests": range(170_000, 190_000),
     "a group of three": range(1_100_000, 1_200_000),
 }

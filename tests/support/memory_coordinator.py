@@ -109,8 +109,8 @@ class MemoryCoordinator:
         while not all(map(self._is_first, entries)):
             if cancellation.requested.is_set():
                 raise LockCancelledError(resource=resource)
-            gone = [entry for entry in entries if entry not in self.queues[entry.table]]
-            if gone and gone[0].offer is not None and self.violation is not Violation.DISMISSED_REQUEST_WAITS:
+            removed = [entry for entry in entries if entry not in self.queues[entry.table]]
+            if removed and removed[0].offer is not None and self.violation is not Violation.DISMISSED_REQUEST_WAITS:
                 raise ContenderGoneError(resource=resource)
             if deadline.remaining() == 0:
                 raise LockTimeoutError(resource=resource, timeout_seconds=seconds, ahead=None, holder=None)
