@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -64,6 +65,28 @@ def shared_driver(faulty_s3: FaultyS3, ensemble_of_drivers: EmbeddedZooKeeper) -
     driver = Driver("writer-1", ensemble_of_drivers.hosts, faulty_s3)
     yield driver
     driver.close()
+
+
+@pytest.fixture(scope="module")
+def driver_pair(
+    s3: FaultyS3, shared_driver: Driver, ensemble_of_drivers: EmbeddedZooKeeper
+) -> Iterator[tuple[Driver, Driver]]:
+    """The shared driver and a second one."""
+    second = Driver("writer-2", ensemble_of_drivers.hosts, s3)
+    try:
+        for driver in (shared_driver, second):
+            driver.wait_until_ready()
+        yield shared_driver, second
+    finally:
+        second.close()
+
+
+@pytest.fixture(scope="module")
+def original(driver_pair: tuple[Driver, Driver]) -> str:
+    """A table with the ids 0 to 2. Each test has a copy of it."""
+    name = f"s3a://{LAKE[0]}/{uuid.uuid4().hex}"
+    driver_pair[0].do("append", table=name, first=0, end=3)
+    return name
 
 
 @pytest.fixture(scope="module")

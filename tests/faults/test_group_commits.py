@@ -67,26 +67,6 @@ class Group:
         return count_stored_puts(self.s3, self.table)
 
 
-@pytest.fixture(scope="module")
-def driver_pair(
-    s3: FaultyS3, shared_driver: Driver, ensemble_of_drivers: EmbeddedZooKeeper
-) -> Iterator[tuple[Driver, Driver]]:
-    second = Driver("writer-2", ensemble_of_drivers.hosts, s3)
-    try:
-        for driver in (shared_driver, second):
-            driver.wait_until_ready()
-        yield shared_driver, second
-    finally:
-        second.close()
-
-
-@pytest.fixture(scope="module")
-def original(driver_pair: tuple[Driver, Driver]) -> str:
-    name = f"s3a://{LAKE[0]}/{uuid.uuid4().hex}"
-    driver_pair[0].do("append", table=name, first=0, end=3)
-    return name
-
-
 @pytest.fixture
 def group(
     driver_pair: tuple[Driver, Driver], s3: FaultyS3, original: str, eventually: Callable[..., None]

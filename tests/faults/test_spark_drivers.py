@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from lock_manager.testing.embedded import EmbeddedZooKeeper
 from soak.s3_faults import FaultyS3, S3Fault
 from tests.support.driver_process import LAKE, WAIT, Driver
 from tests.support.lock_znodes import LockZnodes, connected_client
@@ -35,32 +34,11 @@ write_deltalake(table.replace("s3a:", "s3:"), rows, mode="append")
 """
 
 
-@pytest.fixture(scope="module")
-def driver_pair(
-    s3: FaultyS3, shared_driver: Driver, ensemble_of_drivers: EmbeddedZooKeeper
-) -> Iterator[tuple[Driver, Driver]]:
-    second = Driver("writer-2", ensemble_of_drivers.hosts, s3)
-    try:
-        for driver in (shared_driver, second):
-            driver.wait_until_ready()
-        yield shared_driver, second
-    finally:
-        second.close()
-
-
 @pytest.fixture
 def drivers(driver_pair: tuple[Driver, Driver]) -> Iterator[tuple[Driver, Driver]]:
     yield driver_pair
     for driver in driver_pair:
         driver.do("protect_again")
-
-
-@pytest.fixture(scope="module")
-def original(driver_pair: tuple[Driver, Driver]) -> str:
-    """A table with the ids 0 to 2. Each test has a copy of it."""
-    name = f"s3a://{LAKE[0]}/{uuid.uuid4().hex}"
-    driver_pair[0].do("append", table=name, first=0, end=3)
-    return name
 
 
 @pytest.fixture
