@@ -165,18 +165,11 @@ class Ticket:
         self._refusal = self._refusal or error
         self._decide()
 
-    def record_commit(self, version: int, metrics: Mapping[str, Any]) -> None:
-        """Record the commit under the granted hold, or an earlier holder's that contains it; dismiss the members."""
-        if self.block is None:
-            raise ValueError("the ticket is not granted")
-        self.block.hold.dismiss(self._members)
-        # Without an allowed put it is an earlier holder's.
-        self.is_member = not self.block.puts_of(self.attempt.write_id)
-        self.committed = {"version": version, "metrics": dict(metrics)}
-
-    def record_member(self, version: int, metrics: Mapping[str, Any]) -> None:
-        """Record that a holder has made the commit together with its own, in this version."""
-        self.is_member = True
+    def record_commit(self, version: int, metrics: Mapping[str, Any], *, is_member: bool) -> None:
+        """Record the commit in the granted block or, with ``is_member``, in another holder's version."""
+        if self.block is not None:
+            self.block.hold.dismiss(self._members)
+        self.is_member = is_member
         self.committed = {"version": version, "metrics": dict(metrics)}
         self._decide()
 
@@ -249,14 +242,10 @@ class Ticket:
 
         ``report`` is the log store's: ``outcome``, ``attempt``, ``version`` and ``metrics``.
         """
-        if self.block is None:
-            if report["outcome"] == "committed":
-                # The log store has read the commit in the log.
-                self.record_member(int(report["version"]), report.get("metrics") or {})
-                self._on_change()
-            return
-        if is_definite(report):
+        if self.block is not None and is_definite(report):
             self.block.hold.intents_of(self.table).settle([str(report["attempt"])])
         if report["outcome"] == "committed":
-            self.record_commit(int(report["version"]), report.get("metrics") or {})
+            # The log store reports another holder's version without an attempt.
+            is_member = not report["attempt"]
+            self.record_commit(int(report["version"]), report.get("metrics") or {}, is_member=is_member)
             self._on_change()

@@ -85,7 +85,6 @@ def test_a_granted_ticket_allows_one_commit() -> None:
     block.hold = create_autospec(object)
     block.hold.intents_of = lambda _: intents
     block.hold.dismiss = events.extend
-    block.puts_of.return_value = {"third"}
     intents = create_autospec(object)
     intents.settle = events.extend
     threading.Timer(0.05, lambda: ticket.grant(block)).start()
@@ -116,9 +115,9 @@ def test_a_commit_by_a_holder_ends_the_wait(reporter: str) -> None:
     assert not ticket.has_turn(request)
     assert (ticket.offer, ticket.checked_version) == ({"lines": []}, 8)
     if reporter == "writer":
-        ticket.record_member(9, {"numFiles": "1"})
+        ticket.record_commit(9, {"numFiles": "1"}, is_member=True)
     else:
-        ticket.record_outcome({"outcome": "committed", "attempt": "a", "version": 9, "metrics": {"numFiles": "1"}})
+        ticket.record_outcome({"outcome": "committed", "attempt": "", "version": 9, "metrics": {"numFiles": "1"}})
         assert events == ["wake", "wake"]
     assert ticket.has_turn(request)
     assert (ticket.is_member, ticket.committed) == (True, {"version": 9, "metrics": {"numFiles": "1"}})

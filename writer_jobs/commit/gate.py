@@ -195,7 +195,8 @@ class StagedWrite:
             self._offered.is_unresolved = False
             raise
         if commit is not None and commit.version != NO_VERSION:
-            self._ticket.record_commit(commit.version, commit.metrics)
+            is_member = not block.puts_of(self._execution.write_id)
+            self._ticket.record_commit(commit.version, commit.metrics, is_member=is_member)
             self._record_commit(block)
 
     def _conclude(self, thread: WriteThread, problem: BaseException | None) -> CommitResult:

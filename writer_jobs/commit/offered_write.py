@@ -99,7 +99,7 @@ class OfferedWrite:
                     raise self._unknown("another writer may still commit it together with its own rows")
                 time.sleep(_POLL_SECONDS)
         self.is_unresolved = False
-        self._ticket.record_member(commit.version, commit.metrics)
+        self._ticket.record_commit(commit.version, commit.metrics, is_member=True)
 
     def _find(self, offer: Offer) -> Commit | None:
         try:
