@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -111,6 +111,8 @@ class GroupTerms:
         read_version: That version.
         retention_seconds: Age at which VACUUM deletes files that belong to no commit.
         transactions: Application ids of the ``txn`` actions of the later versions and of the commit itself.
+        write_ids: Write ids of the later versions. An earlier holder may have committed an offer, and may not have
+            removed it from the queue.
 
     """
 
@@ -118,7 +120,7 @@ class GroupTerms:
     read_version: int
     retention_seconds: float
     transactions: set[str]
-    _write_ids: set[str] = field(default_factory=set)
+    write_ids: set[str]
     _size: int = 0
 
     @classmethod
@@ -129,6 +131,7 @@ class GroupTerms:
             read_version=int(request["read_version"]),
             retention_seconds=float(request["retention_ms"]) / 1000,
             transactions=set(map(str, request["transactions"])),
+            write_ids=set(map(str, request["committed"])),
         )
 
     def choose(self, offers: Mapping[str, Mapping[str, Any]]) -> dict[str, OfferedAppend]:
@@ -147,7 +150,7 @@ class GroupTerms:
                 break
             if all(map(_is_plain, actions)) and self._fits(append, applications):
                 chosen[contender] = append
-                self._write_ids.add(append.write_id)
+                self.write_ids.add(append.write_id)
                 self._size += append.size
             self.transactions |= applications
         return chosen
@@ -158,7 +161,7 @@ class GroupTerms:
         age_seconds = max(0.0, time.time() - append.begun_at)
         return (
             append.state == self.state
-            and append.write_id not in self._write_ids
+            and append.write_id not in self.write_ids
             and not has_unknown_transactions
             and not applications & self.transactions
             and self._size + append.size <= _MAX_SIZE

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import EnsembleUnavailableError, LockCancelledError, ZookeeperLockManager
 from lock_manager.guard.group_commit import OfferedAppend
+from lock_manager.zookeeper.held_lock import HeldLock
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.checksums import checksum_file
 from tests.support.lock_znodes import LockZnodes
@@ -149,23 +150,67 @@ def test_a_writer_that_cannot_join_ends_the_group(table: Table) -> None:
     assert table.ids() == [1, 2]
 
 
-def test_a_member_that_does_not_fit_commits_in_its_turn(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_data, tampered = OfferedAppend.data, {"lines": ['{"remove":{"path":"x"}}']}
+@pytest.fixture
+def misfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no holder take the appends with the metadata ``bad``."""
+    real_data = OfferedAppend.data
 
     def data(append: OfferedAppend) -> dict[str, Any]:
         is_bad = json.loads(append.info["userMetadata"])["sluice"].get("bad")
-        return {**real_data(append), **(tampered if is_bad else {})}
+        return {**real_data(append), **({"state": "other metadata"} if is_bad else {})}
 
     monkeypatch.setattr(OfferedAppend, "data", data)
-    appends = [
-        lambda: table.append(1),
-        lambda: table.append(2, metadata={"bad": True}),
-        lambda: table.append(3),
-    ]
-    with table.queued(*appends) as running:
+
+
+def with_misfit(table: Table) -> list[Callable[[], CommitResult]]:
+    """Return three appends; with the fixture ``misfit`` no holder takes the second one."""
+    return [lambda: table.append(1), lambda: table.append(2, metadata={"bad": True}), lambda: table.append(3)]
+
+
+@pytest.mark.usefixtures("misfit")
+def test_a_member_that_does_not_fit_commits_in_its_turn(table: Table) -> None:
+    with table.queued(*with_misfit(table)) as running:
         pass
     assert [append.result().version for append in running] == [2, 3, 2]
     assert table.ids() == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("misfit")
+def test_a_committed_append_is_not_taken_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first holder takes the third append, and does not remove it from the queue before the second one commits."""
+    monkeypatch.setattr(HeldLock, "dismiss", lambda *_: None)
+    with table.queued(*with_misfit(table)) as running:
+        pass
+    first, second, third = (append.result() for append in running)
+    assert [first.version, second.version, third.version] == [2, 3, 2]
+    assert table.writers(2) == [first.commit_id, third.commit_id]
+    assert table.writers(3) == [second.commit_id]
+
+
+@pytest.mark.usefixtures("misfit")
+def test_no_append_overtakes_one_of_its_application(table: Table) -> None:
+    """Else the table would have the later transaction, and the earlier one would count as a repetition."""
+    appends = [
+        lambda: table.append(1),
+        lambda: table.append(2, txn=("loads", 1), metadata={"bad": True}),
+        lambda: table.append(3, txn=("loads", 2)),
+    ]
+    with table.queued(*appends) as running:
+        pass
+    assert [append.result().version for append in running] == [2, 3, 4]
+    assert table.ids() == [0, 1, 2, 3]
+
+
+def test_a_member_with_a_transaction_finds_its_commit_in_its_turn(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta's check for conflicts finds the transaction in the version of the group, and takes it for another one."""
+    monkeypatch.setattr(HeldLock, "dismiss", lambda *_: None)
+    with table.queued(lambda: table.append(1), lambda: table.append(2, txn=("loads", 1))) as running:
+        pass
+    assert [append.result().version for append in running] == [2, 2]
+    assert table.version() == 2
+    assert table.ids() == [0, 1, 2]
 
 
 def test_two_appends_of_one_transaction_are_in_two_versions_or_one_is_skipped(table: Table) -> None:

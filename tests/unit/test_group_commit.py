@@ -17,7 +17,13 @@ STAGED: dict[str, Any] = {
     "lines": ['{"add":{"path":"part-0.parquet"}}'],
     "info": {"operation": "WRITE"},
 }
-TERMS = {"state": "s", "read_version": 7, "retention_ms": 7_200_000, "transactions": ["taken"]}
+TERMS = {
+    "state": "s",
+    "read_version": 7,
+    "retention_ms": 7_200_000,
+    "transactions": ["taken"],
+    "committed": ["committed"],
+}
 
 
 def offer(**changes: Any) -> dict[str, Any]:
@@ -45,6 +51,8 @@ def test_offers_are_taken_in_queue_order() -> None:
     "changes",
     [
         {"state": "other metadata"},
+        # An earlier holder has committed it.
+        {"write_id": "committed"},
         {"lines": txn("taken")},
         # Whether the transaction was committed before the version that the holder has read is not known.
         {"lines": txn("new"), "read_version": 6},

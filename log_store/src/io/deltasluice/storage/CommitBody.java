@@ -18,6 +18,7 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.TreeSet;
 
 /** The lines of one commit, which can be put several times, with Sluice's stamp in their {@code commitInfo}. */
@@ -319,25 +320,19 @@ final class CommitBody {
         || (txn != null && txn.equals(node.path("txnId").asText(null)));
   }
 
-  /**
-   * Returns the {@code operationMetrics} of the operation attempt with this id in a version with this first line; null if
-   * the version is of other attempts.
-   */
-  static JsonNode metricsOf(String firstLine, String writeId) {
+  /** Returns the {@code operationMetrics} of each write in a version with this first line, by write id. */
+  static Map<String, JsonNode> metricsByWrite(String firstLine) {
     JsonNode info = commitInfo(firstLine);
-    if (info.path(STAMP).has("occupies")) {
-      return null;
+    Map<String, JsonNode> metricsByWrite = new TreeMap<>();
+    if (!info.path(STAMP).has("occupies")) {
+      metricsByWrite.put(info.path(STAMP).path(COMMIT_ID).asText(), info.path(METRICS));
+      // The holder's metrics replace those of the version.
+      info.path(STAMP).path(GROUP).forEach(writer ->
+          metricsByWrite.put(writer.path(STAMP).path(COMMIT_ID).asText(), writer.path(METRICS)));
     }
-    for (JsonNode writer : info.path(STAMP).path(GROUP)) {
-      if (isOf(writer, writeId)) {
-        return writer.path(METRICS);
-      }
-    }
-    return isOf(info, writeId) ? info.path(METRICS) : null;
-  }
-
-  private static boolean isOf(JsonNode info, String writeId) {
-    return writeId.equals(info.path(STAMP).path(COMMIT_ID).asText(null));
+    // Commits without a write.
+    metricsByWrite.remove("");
+    return metricsByWrite;
   }
 
   /** Returns the name of the action in a line; empty if the line does not begin as an action does. */

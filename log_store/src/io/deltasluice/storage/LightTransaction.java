@@ -229,8 +229,9 @@ public final class LightTransaction extends OptimisticTransaction {
    * Returns what the commit of this version requires of members; null if it can have none.
    *
    * @return JSON object: {@code state} (hash of the protocol and the metadata), {@code read_version},
-   *     {@code retention_ms} (age at which VACUUM deletes files that belong to no commit) and {@code transactions}
-   *     (application ids of the {@code txn} actions of the commit and of the versions after the read one)
+   *     {@code retention_ms} (age at which VACUUM deletes files that belong to no commit), {@code transactions}
+   *     (application ids of the {@code txn} actions of the commit and of the versions after the read one) and
+   *     {@code committed} (write ids of those versions)
    */
   ObjectNode terms(VersionFile file, CommitBody body) {
     if (!allowsGroups(snapshot().protocol()) || !body.isSmallAppend() || newerVersions.haveTableChanges()) {
@@ -243,6 +244,7 @@ public final class LightTransaction extends OptimisticTransaction {
     ArrayNode transactions = terms.putArray("transactions");
     newerVersions.transactions().forEach(transactions::add);
     body.transactions().forEach(transactions::add);
+    newerVersions.writeIds().forEach(terms.putArray("committed")::add);
     return terms;
   }
 

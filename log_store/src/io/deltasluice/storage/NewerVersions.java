@@ -20,11 +20,11 @@ final class NewerVersions {
   /**
    * One version.
    *
-   * @param firstLine its first line, in which Delta stores the {@code commitInfo}
+   * @param metrics {@code operationMetrics} of each write, by write id
    * @param transactions application ids of its {@code txn} actions
    * @param changesTable whether it has another action than {@code commitInfo}, {@code txn} and those of files
    */
-  private record Summary(String firstLine, Set<String> transactions, boolean changesTable) {}
+  private record Summary(Map<String, JsonNode> metrics, Set<String> transactions, boolean changesTable) {}
 
   /**
    * A commit in one of the versions.
@@ -87,10 +87,17 @@ final class NewerVersions {
     return all;
   }
 
+  /** Returns the write ids of all recorded versions. */
+  Set<String> writeIds() {
+    Set<String> all = new TreeSet<>();
+    summaries.values().forEach(summary -> all.addAll(summary.metrics.keySet()));
+    return all;
+  }
+
   /** Returns the commit with this write id in a recorded version; null if there is none. */
   Commit commitOf(String writeId) {
     for (Map.Entry<Long, Summary> entry : summaries.entrySet()) {
-      JsonNode metrics = CommitBody.metricsOf(entry.getValue().firstLine, writeId);
+      JsonNode metrics = entry.getValue().metrics.get(writeId);
       if (metrics != null) {
         return new Commit(entry.getKey(), metrics);
       }
@@ -103,11 +110,12 @@ final class NewerVersions {
     private static final Set<String> HARMLESS = Set.of("commitInfo", "add", "remove", "cdc");
 
     private final Set<String> transactions = new TreeSet<>();
-    private String firstLine;
+    private Map<String, JsonNode> metrics;
     private boolean changesTable;
 
     void add(String line) {
-      firstLine = firstLine == null ? line : firstLine;
+      // Delta stores the commitInfo in the first line.
+      metrics = metrics == null ? CommitBody.metricsByWrite(line) : metrics;
       String name = CommitBody.actionName(line);
       if (name.equals("txn")) {
         JsonNode application = CommitBody.parse(line).path("txn").path("appId");
@@ -119,7 +127,7 @@ final class NewerVersions {
     }
 
     Summary summary() {
-      return new Summary(firstLine == null ? "" : firstLine, transactions, changesTable);
+      return new Summary(metrics == null ? Map.of() : metrics, transactions, changesTable);
     }
   }
 }
