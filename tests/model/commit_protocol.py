@@ -66,6 +66,11 @@ GROUP_PROTECTIONS = {
     # A member that has a mark of its application, and is committed already, conflicts with itself: it looks then, too.
     "look after a conflict": NO_LOSS,
 }
+#: Protections that a search of a minute needs (``MISFIT_SCENARIO``).
+MISFIT_PROTECTIONS = {
+    # A holder takes no operation that an earlier holder has committed.
+    "new members": NO_LOSS,
+}
 
 #: For each rule, the code that implements it.
 RULES = {
@@ -216,6 +221,7 @@ class Scenario:
         most_requests: Number of requests of each put.
         grouped: Operations that may be members of a group commit. Each is the only one of its process.
         marked: Of these, those with a mark (``txn``). For Delta, a version with the same mark is a conflict.
+        misfits: Grouped operations that no holder takes along.
         cancellations: Number of members whose wait may be cancelled.
         protections: Names of the protections that are on.
 
@@ -229,8 +235,9 @@ class Scenario:
     most_requests: int = 2
     grouped: Collection[str] = ()
     marked: Collection[str] = ()
+    misfits: Collection[str] = ()
     cancellations: int = 0
-    protections: frozenset[str] = frozenset({**PROTECTIONS, **GROUP_PROTECTIONS})
+    protections: frozenset[str] = frozenset({**PROTECTIONS, **GROUP_PROTECTIONS, **MISFIT_PROTECTIONS})
 
     def has(self, protection: str) -> bool:
         """Return whether a protection is on."""
@@ -519,16 +526,19 @@ class Model:
         return _with_thread(state, number, ready)
 
     def _groups(self, state: State, thread: Thread, process: Process) -> Iterator[tuple[str, ...]]:
-        """Yield the sets of members that a holder may take along: the first ones of those that it has seen waiting."""
+        """Yield the sets of members that a holder may take along: the first ones that fit of those that it knows."""
         yield ()
         if thread.is_filling or thread.operations[0] not in self._scenario.grouped:
             return
         members: tuple[str, ...] = ()
+        later = state.log[max(thread.read, 0) + 1 :] if self._has("new members") else ()
         for hold in sorted(thread.queue - {process.hold}):
             member = next(number for number, writer in enumerate(state.processes) if writer.hold == hold)
             operation = self._scenario.threads[member][0][0]
             may_join = hold in state.queue or not self._has("member in the queue")
-            if may_join and operation in self._scenario.grouped:
+            is_new = not any(operation in (commit.operation, *commit.members) for commit in later)
+            fits = operation in self._scenario.grouped and operation not in self._scenario.misfits
+            if may_join and is_new and fits:
                 members = (*members, operation)
                 yield members
 
@@ -702,6 +712,11 @@ LARGE_GROUP_SCENARIOS = {
         grouped=("a", "b", "c"), cancellations=1,
     ),
 }  # fmt: skip
+#: No holder takes the second of three operations, so that its process may hold the lock before the third one.
+MISFIT_SCENARIO = Scenario(
+    threads=((("a",),), (("b",),), (("c",),)), staged=(0, 1, 2), deaths=0, most_requests=1, grouped=("a", "b", "c"),
+    misfits=("b",),
+)  # fmt: skip
 
 
 def without(scenario: Scenario, protection: str) -> Scenario:

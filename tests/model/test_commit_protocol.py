@@ -14,6 +14,8 @@ from tests.model.commit_protocol import (
     GROUP_SCENARIOS,
     LARGE_GROUP_SCENARIOS,
     LARGE_SCENARIOS,
+    MISFIT_PROTECTIONS,
+    MISFIT_SCENARIO,
     PROTECTIONS,
     RULES,
     SCENARIOS,
@@ -84,6 +86,19 @@ def test_negative_control_each_protection_keeps_one_promise(protection: str) -> 
 def test_negative_control_each_protection_of_groups_keeps_one_promise(protection: str) -> None:
     broken = [search(without(scenario, protection)).broken.keys() for scenario in GROUP_SCENARIOS.values()]
     assert functools.reduce(operator.or_, broken) == {GROUP_PROTECTIONS[protection]}
+
+
+@pytest.mark.soak
+def test_a_group_with_a_misfit_keeps_the_promises() -> None:
+    result = search(MISFIT_SCENARIO)
+    assert result.broken == {}
+    assert result.states in range(900_000, 960_000)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("protection", MISFIT_PROTECTIONS)
+def test_negative_control_a_group_with_a_misfit_needs_its_protection(protection: str) -> None:
+    assert search(without(MISFIT_SCENARIO, protection)).broken.keys() == {MISFIT_PROTECTIONS[protection]}
 
 
 @pytest.mark.parametrize("rule", RULES)
