@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all quick lint types format check test-s3 matrix soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock dist lock clean
+.PHONY: help setup demo test test-all quick lint types format check test-s3 matrix soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock bench-scale dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ bench-maintenance: $(LOG_STORE) $(ARCHIVES) ## A table of many small files: heal
 bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock compared with kazoo's and Curator's, and the guard's cost in a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)
 	@$(PY) benchmarks/guard.py $(ARGS)
+
+bench-scale: $(LOG_STORE) $(ARCHIVES) ## Many contenders, tables, versions, files: seconds and memory (ARGS="--part files --files 10000 200000")
+	@$(PY) benchmarks/scale.py $(ARGS)
 
 dist: $(LOG_STORE) ## The zip for spark-submit --py-files, in build/
 	@$(VENV)/bin/sluice dist

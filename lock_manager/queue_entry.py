@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ class QueueEntry:
 
     hold_id: str
     nodes: tuple[QueuedNode, ...]
-    waits_for: tuple[str, ...] = ()
+    waits_for: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     created_at: float = 0.0
 

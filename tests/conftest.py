@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 # scopes come first, because a run ends when its last process ends.
 SHARED_DRIVERS = {
     "maintenance driver": (
-        "test_health_command.py", "test_maintain_job.py", "test_maintenance.py", "test_maintenance_keeps.py",
-        "test_removal_times.py",
+        "test_health_command.py", "test_long_logs.py", "test_maintain_job.py", "test_maintenance.py",
+        "test_maintenance_keeps.py", "test_removal_times.py",
     ),
     "pins driver": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
     "merge driver": ("test_apply_changes.py", "test_table_feed.py", "test_upsert_job.py", "test_upsert_stream.py"),

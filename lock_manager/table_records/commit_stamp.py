@@ -27,16 +27,20 @@ from typing import Any
 
 from lock_manager.coordinator import Hold
 
-_STAMP = "sluice"
+RECORDS = "sluice"
+"""Key of the stamp in ``commitInfo``, and of the note in ``userMetadata``."""
 # Keys of the stamp, of the note, or of both. They are stored in tables, so their names must not change.
-_COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
+_COMMIT_ID, _ATTEMPT = "commit_id", "attempt"
+EMPTY_COMMIT = "occupies"
+"""Key of the stamp of an empty commit; its value has the ids of the holds whose unfinished intents the commit fills."""
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
 _OBSERVED = "observed"
-_GROUP = "group"
+GROUP = "group"
+"""Key of the stamp of a group commit; its value is a list with an object for each writer."""
 # Keys of the stamp that describe the hold and the put. They are the same for all writers of a group commit.
 _HOLD_KEYS = ("hold", "ensemble", "nodes", "acquired_at", _ATTEMPT)
 # A caller's metadata cannot set these keys of the stamp.
-_RESERVED = frozenset({_COMMIT_ID, _FILLS, _OBSERVED, _GROUP})
+_RESERVED = frozenset({_COMMIT_ID, EMPTY_COMMIT, _OBSERVED, GROUP})
 MAINTENANCE = "maintenance"
 """Key of the record of a commit of maintenance: the action and its subject."""
 CHANGES = "changes"
@@ -93,7 +97,7 @@ def stamp_of(
     return {
         **{key: value for key, value in metadata.items() if key not in _RESERVED},
         **({} if write_id is None else {_COMMIT_ID: write_id}),
-        **({} if fills is None else {_FILLS: list(fills)}),
+        **({} if fills is None else {EMPTY_COMMIT: list(fills)}),
         "hold": hold.hold_id,
         "ensemble": hold.ensemble_id,
         "nodes": [
@@ -107,7 +111,7 @@ def stamp_of(
 def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
     """Parse the stamp in a ``commitInfo``; None if it has none, or one that this release cannot parse."""
     try:
-        record = info[_STAMP]
+        record = info[RECORDS]
         # The guard writes an object; delta-rs writes text only.
         fenced = not isinstance(record, str)
         record = record if fenced else json.loads(record)
@@ -134,12 +138,12 @@ def note_of_write(metadata: Mapping[str, Any], commit_id: str) -> dict[str, Any]
 def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> str:
     """Return a note, with the caller's own ``userMetadata``, as Delta's ``userMetadata``; :func:`note_of` parses it."""
     user_field = {} if user is None else {"user": user}
-    return json.dumps({_STAMP: note, **user_field}, separators=(",", ":"))
+    return json.dumps({RECORDS: note, **user_field}, separators=(",", ":"))
 
 
 def is_empty_commit(info: Mapping[str, Any]) -> bool:
     """Return whether a commit only fills a version that an earlier hold may still put."""
-    return _FILLS in _object(info.get(_STAMP))
+    return EMPTY_COMMIT in _object(info.get(RECORDS))
 
 
 def writer_infos(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -152,14 +156,14 @@ def writer_infos(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         Only ``info`` for an ordinary commit, and if the list of writers cannot be parsed.
 
     """
-    stamp = _object(info.get(_STAMP))
-    writers = [] if is_empty_commit(info) else stamp.get(_GROUP)
+    stamp = _object(info.get(RECORDS))
+    writers = [] if is_empty_commit(info) else stamp.get(GROUP)
     if not isinstance(writers, list) or not writers:
         return [info]
-    if not all(isinstance(_object(writer).get(_STAMP), dict) for writer in writers):
+    if not all(isinstance(_object(writer).get(RECORDS), dict) for writer in writers):
         return [info]
     hold = {key: stamp[key] for key in _HOLD_KEYS if key in stamp}
-    return [{**info, **writer, _STAMP: {**hold, **writer[_STAMP]}} for writer in writers]
+    return [{**info, **writer, RECORDS: {**hold, **writer[RECORDS]}} for writer in writers]
 
 
 def is_commit_of(info: Mapping[str, Any], write_id: str, *, guarded: bool) -> bool:
@@ -169,7 +173,7 @@ def is_commit_of(info: Mapping[str, Any], write_id: str, *, guarded: bool) -> bo
     """
     if is_empty_commit(info):
         return False
-    record = _object(info.get(_STAMP)) if guarded else note_of(info)
+    record = _object(info.get(RECORDS)) if guarded else note_of(info)
     return record.get(_COMMIT_ID) == write_id
 
 
@@ -181,7 +185,7 @@ def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
         metadata = json.loads(info.get("userMetadata") or "null")
     except (ValueError, TypeError):
         return {}
-    return _object(metadata.get(_STAMP)) if isinstance(metadata, dict) else {}
+    return _object(metadata.get(RECORDS)) if isinstance(metadata, dict) else {}
 
 
 def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
@@ -235,7 +239,7 @@ def _record_of(info: Mapping[str, Any], key: str) -> object:
 
 def _stamp_record(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the guard's stamp; empty if the commit has none or is an empty commit."""
-    return {} if is_empty_commit(info) else _object(info.get(_STAMP))
+    return {} if is_empty_commit(info) else _object(info.get(RECORDS))
 
 
 def _object(value: object) -> dict[str, Any]:
@@ -244,7 +248,7 @@ def _object(value: object) -> dict[str, Any]:
 
 def observed_refusal(info: Mapping[str, Any]) -> str | None:
     """Return the error's name for a commit that the guard would have refused, but only observed; else None."""
-    reason = _object(info.get(_STAMP)).get(_OBSERVED)
+    reason = _object(info.get(RECORDS)).get(_OBSERVED)
     return None if reason is None else str(reason)
 
 
@@ -264,4 +268,4 @@ def commit_metadata(hold: Hold, *, job: str | None = None) -> dict[str, str]:
 
     """
     stamp = stamp_of(hold, {_ATTEMPT: uuid.uuid4().hex, **({} if job is None else {"job": job})})
-    return {_STAMP: json.dumps(stamp, separators=(",", ":"))}
+    return {RECORDS: json.dumps(stamp, separators=(",", ":"))}

@@ -16,7 +16,7 @@ from lock_manager.zookeeper import lock_root
 from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.responses import failure_in, retry_unanswered
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import PARTITIONS, child_node, is_table_name, parse_queue, table_uri
+from lock_manager.zookeeper.znodes import child_node, is_table_name, table_uri
 
 _R = TypeVar("_R")
 
@@ -58,7 +58,8 @@ class LockInspector:
     def tables(self) -> list[TableLocks]:
         """Return every table that was ever locked, sorted by URI.
 
-        This takes two requests for each table, and more for tables with contenders or queues of partitions.
+        This takes two requests for each table, one for each contender, and more for queues of partitions. Requests for
+        all tables are sent together.
         """
         return self._run(self._read_tables)
 
@@ -108,11 +109,6 @@ class LockInspector:
         names = self._reader.children([root], deadline).get(root, [])
         keys = {child_node(root, name): name for name in names if is_table_name(name)}
         data = self._reader.read_nodes(keys, deadline)
-        children = self._reader.children(data, deadline)
-        tables = []
-        for node, (content, _) in data.items():
-            key, uri, names = keys[node], table_uri(content), children.get(node, [])
-            # Most tables are idle. One list of their children, requested for all tables at once, is enough for them.
-            is_busy = PARTITIONS in names or parse_queue(names)
-            tables.append(self._reader.table(key, deadline, uri=uri) if is_busy else TableLocks(uri=uri, key=key))
+        uris = {keys[node]: table_uri(content) for node, (content, _) in data.items()}
+        tables = self._reader.tables(uris, deadline)
         return sorted(tables, key=lambda table: (table.uri is None, table.uri or table.key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lock_manager.deadline import Deadline
@@ -24,10 +24,18 @@ class QueueReader:
 
         The key is the name of the table's znode.
         """
-        node = child_node(self._session.settings.lock_root, key)
-        newest_change = self._newest_change(node, deadline)
-        queues = self._queues(node, deadline)
-        paths = [path for contenders in queues.values() for path in contenders]
+        (table,) = self.tables({key: uri}, deadline)
+        return table
+
+    def tables(self, uris: Mapping[str, str | None], deadline: Deadline) -> list[TableLocks]:
+        """Read the queues of several tables and of their partitions; see :meth:`table`.
+
+        The URIs are given by key. The number of round trips depends on the levels of partitions, and not on the number
+        of tables.
+        """
+        newest_change = self._newest_change(deadline)
+        queues = self._queues(uris, deadline)
+        paths = [path for table in queues.values() for contenders in table.values() for path in contenders]
         # The queues are listed one after the other. The first lists may lack contenders that joined meanwhile, and the
         # last lists may lack contenders that left. Both kinds are left out of the result.
         znodes = {
@@ -35,34 +43,36 @@ class QueueReader:
             for path, (data, stat) in self.read_nodes(paths, deadline).items()
             if stat.czxid <= newest_change
         }
-        return TableLocks(uri=uri, key=key, entries=tuple(entries_of(queues, znodes)))
+        return [
+            TableLocks(uri=uri, key=key, entries=tuple(entries_of(queues[key], znodes))) for key, uri in uris.items()
+        ]
 
-    def _newest_change(self, node: str, deadline: Deadline) -> int:
+    def _newest_change(self, deadline: Deadline) -> int:
         """Return the newest zxid now; lists that are read later contain every znode that was created before it."""
-        client = self._session.client
+        client, root = self._session.client, self._session.settings.lock_root
         # This session's server may lag behind the servers of the holders.
-        self._session.wait(client.sync_async(node), deadline)
-        self._session.wait(client.exists_async(node), deadline)
+        self._session.wait(client.sync_async(root), deadline)
+        self._session.wait(client.exists_async(root), deadline)
         return int(client.last_zxid)
 
-    def _queues(self, node: str, deadline: Deadline) -> dict[str, dict[str, Contender]]:
-        """Return the contenders, by path and in queue order, of a table's queue and of each partition's queue."""
-        queues: dict[str, dict[str, Contender]] = {}
-        level = {WHOLE_TABLE: node}
+    def _queues(self, keys: Iterable[str], deadline: Deadline) -> dict[str, dict[str, dict[str, Contender]]]:
+        """Return the contenders, by path and in queue order, of each queue of each table, by key and partition."""
+        root = self._session.settings.lock_root
+        level = {(key, WHOLE_TABLE): child_node(root, key) for key in keys}
+        queues: dict[str, dict[str, dict[str, Contender]]] = {key: {} for key, _ in level}
         while level:
             children = self.children(level.values(), deadline)
-            partition_of_folder = {}
-            for partition, path in level.items():
+            queue_of_folder = {}
+            for (key, partition), path in level.items():
                 if path in children:
                     contenders = parse_queue(children[path])
-                    queues[partition] = {child_node(path, contender.name): contender for contender in contenders}
+                    queues[key][partition] = {child_node(path, contender.name): contender for contender in contenders}
                     if PARTITIONS in children[path]:
-                        partition_of_folder[partitions_node(path)] = partition
-            level = {
-                f"{partition_of_folder[folder]}/{name}".lstrip("/"): child_node(folder, name)
-                for folder, names in self.children(partition_of_folder, deadline).items()
-                for name in names
-            }
+                        queue_of_folder[partitions_node(path)] = (key, partition)
+            level = {}
+            for folder, names in self.children(queue_of_folder, deadline).items():
+                key, partition = queue_of_folder[folder]
+                level |= {(key, f"{partition}/{name}".lstrip("/")): child_node(folder, name) for name in names}
         return queues
 
     def children(self, paths: Iterable[str], deadline: Deadline) -> dict[str, list[str]]:

@@ -140,6 +140,11 @@ class Mode(Enum):
     #: Excludes EXCLUSIVE: its holder reads partitions below (IS). kazoo treats it as a shared contender.
     PARTIAL_SHARED = _PART_SHARED_MARK + _SHARED_MARK
 
+    def conflicts_with(self, mode: Mode) -> bool:
+        """Return whether contenders of the two modes cannot hold at the same time."""
+        modes = {self, mode}
+        return Mode.EXCLUSIVE in modes or modes == {Mode.SHARED, Mode.PARTIAL}
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -156,8 +161,7 @@ class Contender:
 
     def conflicts_with(self, contender: Contender) -> bool:
         """Return whether the two contenders cannot hold at the same time."""
-        modes = {self.mode, contender.mode}
-        return Mode.EXCLUSIVE in modes or modes == {Mode.SHARED, Mode.PARTIAL}
+        return self.mode.conflicts_with(contender.mode)
 
 
 def new_contender_path(queue: str, hold_id: str, mode: Mode) -> str:

@@ -25,12 +25,23 @@ _TWO_ENSEMBLES = "two ensembles could have granted its lock"
 _LATE_COMMIT = "a late commit to an earlier table, which was dropped here before this table was created"
 
 
-def shorten(problems: Sequence[str]) -> list[str]:
-    """Return the first few problems, and a sentence with the number of the others."""
-    remaining_count = len(problems) - _MAX_SHOWN
-    if remaining_count <= 0:
-        return list(problems)
-    return [*problems[:_MAX_SHOWN], f"(and {remaining_count} more of this kind)"]
+class ProblemList:
+    """The first few problems of one kind, and the number of the further ones."""
+
+    def __init__(self) -> None:
+        self._shown: list[str] = []
+        self._more = 0
+
+    def add(self, problem: str) -> None:
+        """Add a problem."""
+        if len(self._shown) < _MAX_SHOWN:
+            self._shown.append(problem)
+        else:
+            self._more += 1
+
+    def sentences(self) -> list[str]:
+        """Return the first few problems, and a sentence with the number of the further ones."""
+        return [*self._shown, *([f"(and {self._more} more of this kind)"] if self._more else [])]
 
 
 def limit_problems(check: Callable[_P, Iterable[str]]) -> Callable[_P, list[str]]:
@@ -38,7 +49,10 @@ def limit_problems(check: Callable[_P, Iterable[str]]) -> Callable[_P, list[str]
 
     @functools.wraps(check)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> list[str]:
-        return shorten(list(check(*args, **kwargs)))
+        problems = ProblemList()
+        for problem in check(*args, **kwargs):
+            problems.add(problem)
+        return problems.sentences()
 
     return run
 

@@ -23,6 +23,8 @@ _logger = logging.getLogger(__name__)
 
 #: Number of files that are read in parallel.
 PARALLEL_READS = 16
+# Number of values of a column that are Python objects at the same time.
+_ROWS_AT_ONCE = 10_000
 
 _S3 = re.compile(r"(?:s3|s3a|s3n)://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -99,6 +101,13 @@ def open_table(log: LogFolder, version: int | None = None) -> DeltaTable:
             "so it would read another folder than Spark; rename the folder to check the table"
         )
     return DeltaTable(log.uri, version=version, storage_options=log.options or None)
+
+
+def column_values(table: DeltaTable, column: str) -> Iterator[Any]:
+    """Yield a column of the table's ``add`` actions, such as ``path`` or ``num_records``, without a list of all."""
+    for batch in table.get_add_actions().column(column).chunks:
+        for start in range(0, len(batch), _ROWS_AT_ONCE):
+            yield from batch.slice(start, min(_ROWS_AT_ONCE, len(batch) - start)).to_pylist()
 
 
 def error_text(error: Exception) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from sluice.audit.checks import limit_problems, shorten, version_ranges
+from sluice.audit.checks import ProblemList, limit_problems, version_ranges
 from sluice.audit.log_files import Checksum, DataFile, LogCommit
 
 
@@ -30,8 +30,8 @@ class Replay:
         return None if None in counts else sum(filter(None, counts))
 
 
-def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> Replay:
-    """Apply the commits from version 0 on, and compare each state with its checksum file.
+def replay(versions: Iterable[tuple[LogCommit, Checksum]]) -> Replay:
+    """Apply the commits from version 0 on, and compare each state with its checksum file (empty if there is none).
 
     An overwritten version file causes contradictions: a commit adds a file that is in the table, or removes one that is
     not, or the sizes differ from those that later writers recorded. A writer derives its checksum from the previous
@@ -41,21 +41,21 @@ def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> R
     added_by: dict[tuple[str, str], int] = {}
     size = 0
     last_compared, difference, reported = 0, (0, 0), set[int]()
-    problems = []
-    for commit in commits:
+    problems = ProblemList()
+    for commit, checksum in versions:
         for file in commit.removes:
             removed_file = files.pop(file.key, None)
+            added_by.pop(file.key, None)
             size -= removed_file.size if removed_file else 0
             if removed_file is None and file.changes_data:
-                problems.append(f"version {commit.version} removes {file.path}, which is not in the table")
+                problems.add(f"version {commit.version} removes {file.path}, which is not in the table")
         for file in commit.adds:
             present_file = files.get(file.key)
             size += file.size - (present_file.size if present_file else 0)
             if present_file is not None and file.changes_data:
-                problems.append(f"version {commit.version} adds {file.path}, which is in the table already")
+                problems.add(f"version {commit.version} adds {file.path}, which is in the table already")
             files[file.key] = file
             added_by[file.key] = commit.version
-        checksum = checksums.get(commit.version, Checksum())
         if checksum.files is None or checksum.size is None:
             continue
         previous_difference, difference = difference, (len(files) - checksum.files, size - checksum.size)
@@ -63,13 +63,13 @@ def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> R
             unseen_keys = set() if checksum.keys is None else files.keys() - checksum.keys
             unseen = {added_by[key] for key in unseen_keys} - reported
             reported |= unseen
-            problems.append(
+            problems.add(
                 f"up to version {commit.version} the log adds up to {len(files)} files of {size} bytes, but the "
                 f"writer of that version recorded {checksum.files} of {checksum.size} bytes: "
                 f"{_overwritten_text(last_compared, commit.version, unseen)}"
             )
         last_compared = commit.version
-    return Replay(files, shorten(problems))
+    return Replay(files, problems.sentences())
 
 
 def _overwritten_text(last_compared: int, version: int, unseen: AbstractSet[int]) -> str:

@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from lock_manager.errors import PinError
 from lock_manager.table_records.pins import PINS_FOLDER, Pin
 from sluice.audit.log_files import existing_versions
-from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
+from sluice.audit.log_folder import LogFolder, column_values, error_text, open_log, open_table
 
 # Delta's properties of retention, and their defaults.
 _RETENTIONS = {
@@ -90,7 +90,7 @@ def _pin_problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: Del
         )
     try:
         version = open_table(folder, pinned.version)
-        files = {unquote(path) for path in version.get_add_actions().column("path").to_pylist()}
+        missing = sorted({path for path in map(unquote, column_values(version, "path")) if path not in table_files})
         table_id = version.metadata().id
     except (DeltaError, OSError) as error:
         if newest is None:
@@ -98,9 +98,10 @@ def _pin_problem(folder: LogFolder, pin: Pin, table_files: set[str], newest: Del
         return f"pin {pin.name} is broken: version {pinned.version} cannot be opened ({error_text(error)})"
     if table_id != pinned.table_id:
         return f"pin {pin.name} is of an earlier table at this location; remove the pin"
-    if missing := sorted(files - table_files):
+    if missing:
+        file_count = len(set(column_values(version, "path")))
         return (
-            f"pin {pin.name} is broken: {len(missing)} of the {len(files)} data files of version {pinned.version} are "
+            f"pin {pin.name} is broken: {len(missing)} of the {file_count} data files of version {pinned.version} are "
             f"missing, such as {', '.join(missing[:3])}"
         )
     return _retention_problem(pin, newest)

@@ -7,8 +7,8 @@ Then ``deltalake`` reads the table, and the two results must agree.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from deltalake import DeltaTable, QueryBuilder
@@ -30,11 +30,24 @@ from sluice.audit.checks import (
     observed_commits,
     unlocked_writers,
 )
-from sluice.audit.log_files import LogCommit, existing_versions, read_checksums, read_commits, read_overwritten
-from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
+from sluice.audit.log_files import (
+    Checksum,
+    DataFile,
+    LogCommit,
+    existing_versions,
+    read_checksums,
+    read_commits,
+    read_overwritten,
+)
+from sluice.audit.log_folder import LogFolder, column_values, error_text, open_log, open_table
 from sluice.audit.overwrites import Replay, check_transactions, describe_overwritten, replay
 from sluice.audit.pins import examine_pins, pin_problems
 from sluice.errors import AuditError
+
+# Number of versions whose files are in memory together. A checksum file may have the keys of 2,000 data files.
+_VERSIONS_AT_ONCE = 64
+# Stands for the files of a commit that changes data.
+_CHANGED_DATA = (DataFile(path=""),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,23 +145,21 @@ def verify_table(
     log = open_log(table, storage_options)
     names = log.names()
     versions = existing_versions(names, log.uri)
-    entries = list(read_commits(log, versions))
-    commits = [entry for entry in entries if isinstance(entry, LogCommit)]
-    unreadable = [entry for entry in entries if isinstance(entry, str)]
-    checksums = read_checksums(log, names)
+    content = _LogContent()
+    # Only a complete log can be replayed. After a clean-up the checkpoint cannot be checked.
+    is_complete = versions == list(range(versions[-1] + 1))
+    replay_result = content.read(log, versions, frozenset(names), replayed=is_complete)
+    commits = content.commits
     overlapping_pairs = find_overlaps(holds_in_log(commits), clock_skew_seconds=clock_skew_seconds)
     problems = [
         *check_versions(names),
-        *unreadable,
-        *check_transactions(commits, checksums),
+        *content.unreadable,
+        *check_transactions(commits, content.checksums),
         *describe_overwritten(read_overwritten(log, versions)),
         *check_tokens(commits),
         *check_commit_ids(commits),
         *describe_overlaps(overlapping_pairs),
     ]
-    # Only a complete log can be replayed. After a clean-up the checkpoint cannot be checked.
-    is_complete = [commit.version for commit in commits] == list(range(versions[-1] + 1))
-    replay_result = replay(commits, checksums) if is_complete else None
     problems += replay_result.problems if replay_result else ()
     reading = _read_table(log, versions[-1], replay_result, tuple(key))
     # After a log clean-up the commit that adopted the table may be missing. The table's properties are still readable.
@@ -167,7 +178,7 @@ def verify_table(
         version=versions[-1],
         first_version=versions[0],
         commits=len(versions),
-        writes=len(unreadable) + sum(len(commit.writes) for commit in commits),
+        writes=len(content.unreadable) + sum(len(commit.writes) for commit in commits),
         rows_found=reading.rows_found,
         rows_in_log=reading.rows_in_log,
         key=tuple(key),
@@ -184,6 +195,48 @@ def verify_table(
         pins=sum(not pin.has_expired for pin in pins),
         problems=(*problems, *reading.problems),
     )
+
+
+@dataclass
+class _LogContent:
+    """The content of a table's log without its files, so that its size does not depend on their number.
+
+    Attributes:
+        commits: The commits that can be parsed. A commit that changes data has :data:`_CHANGED_DATA` as its files.
+        unreadable: One sentence for each version file that cannot be parsed.
+        checksums: The checksums of these commits, by version, without keys.
+
+    """
+
+    commits: list[LogCommit] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    checksums: dict[int, Checksum] = field(default_factory=dict)
+
+    def read(self, log: LogFolder, versions: Sequence[int], names: Collection[str], *, replayed: bool) -> Replay | None:
+        """Read a log, and replay it if `replayed` is set; return None if it is not, or a version cannot be parsed."""
+        content = self._read(log, versions, names)
+        result = replay(content) if replayed else None
+        for _ in content:
+            pass
+        return None if self.unreadable else result
+
+    def _read(
+        self, log: LogFolder, versions: Sequence[int], names: Collection[str]
+    ) -> Iterator[tuple[LogCommit, Checksum]]:
+        """Yield each commit that can be parsed, with its checksum, and keep both without their files."""
+        for start in range(0, len(versions), _VERSIONS_AT_ONCE):
+            few_versions = versions[start : start + _VERSIONS_AT_ONCE]
+            checksum_names = (f"{version:020}.crc" for version in few_versions)
+            checksums = read_checksums(log, [name for name in checksum_names if name in names])
+            for entry in read_commits(log, few_versions):
+                if isinstance(entry, str):
+                    self.unreadable.append(entry)
+                    continue
+                checksum = checksums.get(entry.version, Checksum())
+                yield entry, checksum
+                changes_data = any(file.changes_data for file in entry.adds)
+                self.commits.append(replace(entry, adds=_CHANGED_DATA if changes_data else (), removes=()))
+                self.checksums[entry.version] = replace(checksum, keys=None)
 
 
 @dataclass
@@ -245,27 +298,37 @@ def _compare_files(table: DeltaTable, replay_result: Replay) -> list[str]:
 
     ``deltalake`` may read the snapshot from a checkpoint instead of the version files.
     """
-    in_snapshot = set(table.get_add_actions().column("path").to_pylist())
-    in_log = {path for path, _ in replay_result.files}
-    if in_snapshot == in_log:
+    # Whether the snapshot has a file of the log, by path. A second set of paths would double the memory.
+    in_snapshot = dict.fromkeys((path for path, _ in replay_result.files), False)
+    snapshot_only = set()
+    for path in column_values(table, "path"):
+        if path in in_snapshot:
+            in_snapshot[path] = True
+        else:
+            snapshot_only.add(path)
+    common_count = sum(in_snapshot.values())
+    missing_count = len(in_snapshot) - common_count
+    if not missing_count and not snapshot_only:
         return []
     problem = (
-        f"the version files add up to {len(in_log)} data files and the snapshot has {len(in_snapshot)}, but "
-        f"{len(in_log - in_snapshot)} are missing from the snapshot, and {len(in_snapshot - in_log)} are only in the "
-        "snapshot; probably a checkpoint was written from other version files"
+        f"the version files add up to {len(in_snapshot)} data files and the snapshot has "
+        f"{common_count + len(snapshot_only)}, but {missing_count} are missing from the snapshot, and "
+        f"{len(snapshot_only)} are only in the snapshot; probably a checkpoint was written from other version files"
     )
     return [problem]
 
 
 def _rows_by_statistics(table: DeltaTable) -> int | None:
-    counts = table.get_add_actions().column("num_records").to_pylist()
-    if None in counts:
-        return None
+    total = 0
+    for count in column_values(table, "num_records"):
+        if count is None:
+            return None
+        total += count
     deleted = 0
     if "deletionVectors" in (table.protocol().reader_features or ()):
         for batch in table.deletion_vectors():
             deleted += sum(mask.count(False) for mask in batch.column("selection_vector").to_pylist())
-    return int(sum(counts)) - deleted
+    return total - deleted
 
 
 def _count_rows(table: DeltaTable) -> int:

@@ -41,6 +41,10 @@ class Smoke:
 
 PHASES = ("work", "queue", "look", "guard", "put", "give back", "after", "all")
 LOCKS = ("one table lock", "partitions", "tables")
+COMMANDS = ("sluice verify", "sluice log", "sluice health")
+APPENDS = ("append, new driver", "append, same driver")
+STATUS_AND_APPEND = ("sluice status", "append")
+STATUS_AND_APPENDS = ("sluice status, no table locked", *APPENDS, "sluice status, each table locked")
 SMOKES = {
     "changes.py": Smoke(
         "--rows 100 --changes 100 --cells 0 --rounds 1 --warm-up 0", (("plain MERGE", "apply_changes"),)
@@ -87,6 +91,11 @@ SMOKES = {
             ),
         ),
         writes_json=False,
+    ),
+    # One Spark driver for each part. The longer run also measures `sluice health`, and `take_pin` in part "versions".
+    "scale.py": Smoke(
+        "--part contenders tables files --contenders 2 --tables 2 --files 20 --commands verify log",
+        (STATUS_AND_APPEND, STATUS_AND_APPENDS, ("sluice verify", "sluice log", *APPENDS)),
     ),
     "snapshots.py": Smoke(
         "--copies 1 --batches 2 --rounds 1 --warm-up 0 --moment 0.3 --flights 1000",
@@ -135,6 +144,10 @@ LONGER_RUNS = {
         "--systems sluice-groups delta --writers 1 2 --appends 1 --rounds 2 --warm-up 1",
         (("sluice-groups", "delta") * 2,),
     ),
+    "scale.py": Smoke(
+        "--contenders 1 2 --tables 1 2 --versions 3 4 --files 20 40",
+        (STATUS_AND_APPEND, STATUS_AND_APPENDS, (*COMMANDS, *APPENDS, "take_pin"), (*COMMANDS, *APPENDS)),
+    ),
 }
 #: Programs that a benchmark, or a module of benchmarks, starts.
 STARTED_BY = {
@@ -142,6 +155,7 @@ STARTED_BY = {
     "contention_writer.py": "contention.py",
     "maintenance_appender.py": "maintenance.py",
     "peers/IcebergRest.java": "peers/iceberg_rest.py",
+    "scale_operation.py": "scale.py",
     "peers/peers_writer.py": "peers/peers.py",
 }
 #: Benchmarks with a test of their own.
@@ -151,6 +165,7 @@ MODULES = {
     "bench_session.py",
     "counted_s3.py",
     "figures.py",
+    "forged_table.py",
     "peers/iceberg_environment.py",
     "peers/iceberg_rest.py",
     "turns.py",
@@ -277,6 +292,20 @@ def test_waits_before_and_during_a_compaction_are_separated() -> None:
     ]
     program = f"from maintenance import waits\nprint(waits({appends}, 10, 20))"
     assert output_of(sys.executable, "-c", program, PYTHONPATH=str(BENCHMARKS)) == "([0.1], [11.5, 0.2])\n"
+
+
+def test_a_failed_operation_of_scale_is_reported(tmp_path: Path) -> None:
+    program = (
+        "import scale\n"
+        "scale.PARTS['files'] = lambda place, size: scale.command('verify', str(place.folder)), [7]\n"
+        "scale.main()"
+    )
+    arguments = ("--part", "files", "--output", tmp_path / "output.json")
+    with start(sys.executable, "-c", program, *arguments, PYTHONPATH=f"{BENCHMARKS}{os.pathsep}{ROOT}") as process:
+        output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 1, output + errors
+    assert re.search(r"\| sluice verify +\| [\d.]+ \(failed\)", output), output
+    assert "files, 7: sluice verify failed: exit code 2: " in errors
 
 
 def test_delayed_s3_requests_wait_in_parallel() -> None:

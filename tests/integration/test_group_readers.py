@@ -14,9 +14,18 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 from pyspark.sql import SparkSession
 
-from lock_manager.table_records.commit_stamp import CHANGES, WATERMARK
+from lock_manager.table_records.commit_stamp import (
+    CHANGES,
+    EMPTY_COMMIT,
+    GROUP,
+    RECORDS,
+    WATERMARK,
+    batch_of,
+    writer_infos,
+)
 from tests.support.group_commits import group_info, writer
 from writer_jobs import DeltaTableLog, PinError, StorageError
+from writer_jobs.delta.commit_lines import commit_lines, record_field
 from writer_jobs.pins.watermarks import Watermarks
 
 pytestmark = pytest.mark.spark
@@ -41,8 +50,11 @@ class Log:
         return self.path / "_delta_log" / f"{version:020d}.json"
 
     def add(self, *writers: Mapping[str, Any]) -> None:
+        self.add_info(group_info(*writers))
+
+    def add_info(self, info: Mapping[str, Any]) -> None:
         self.newest += 1
-        self.version_file(self.newest).write_text(json.dumps({"commitInfo": group_info(*writers)}) + "\n")
+        self.version_file(self.newest).write_text(json.dumps({"commitInfo": info}) + "\n")
 
     def remove_behind_checkpoint(self, version: int) -> None:
         DeltaTable(self.path).create_checkpoint()
@@ -107,12 +119,43 @@ def test_the_watermark_of_a_member_counts(log: Log) -> None:
 
     moment = datetime(2013, 1, 10, tzinfo=UTC)
     log.add(writer("a"), member("b", 9, "slow"), member("c", 11, "fast"))
-    watermarks = Watermarks(log.spark, log.reader)
+    watermarks = Watermarks(log.spark, log.reader, moment)
 
     def passed_version() -> int | None:
-        return watermarks.passed_version(moment, "t", left_out=(), accept_none=False)
+        return watermarks.passed_version("t", left_out=(), accept_none=False)
 
     with pytest.raises(PinError, match="stream slow has its watermark at 2013-01-09"):
         passed_version()
     log.add(writer("d"), member("e", 11, "slow"))
     assert passed_version() == 2
+    assert Watermarks(log.spark, log.reader, moment).passed_version("t", left_out=(), accept_none=False) == 2
+
+
+def test_spark_reads_the_records_that_python_reads(log: Log) -> None:
+    def noted(record: object) -> dict[str, Any]:
+        return {"userMetadata": json.dumps({RECORDS: {CHANGES: record}})}
+
+    group = group_info(writer("a", **{CHANGES: "holder"}), writer("b"), writer("c", **{CHANGES: "member"}))
+    infos: list[dict[str, Any]] = [
+        {},
+        {RECORDS: {CHANGES: "stamp"}, **noted("note")},
+        {RECORDS: {CHANGES: {}}, **noted("note")},
+        {RECORDS: json.dumps({CHANGES: "claim"}), **noted("note")},
+        {"userMetadata": "no JSON"},
+        {RECORDS: {CHANGES: "stamp", EMPTY_COMMIT: []}, **noted("note")},
+        group,
+        {**group, RECORDS: {**group[RECORDS], EMPTY_COMMIT: []}},
+        # A writer without the key gets the metadata of the version.
+        {**noted("version"), RECORDS: {GROUP: [{RECORDS: {}}, {RECORDS: {CHANGES: "stamp"}}]}},
+    ]
+    groups = ([], {}, "text", None, [None], ["text"], [[]], [{}], [{RECORDS: "text"}], [{RECORDS: {}}, {}])
+    infos += [{**noted("version"), RECORDS: {GROUP: malformed}} for malformed in groups]
+    for info in infos:
+        log.add_info(info)
+    expected = [
+        (version, batch_of(writer_info)) for version, info in enumerate(infos, 1) for writer_info in writer_infos(info)
+    ]
+    commits = commit_lines(log.spark, str(log.path)).where("version > 0").select("version", record_field(CHANGES))
+    # The writers of a version are in the order of its group.
+    assert sorted(map(tuple, commits.collect()), key=lambda commit: commit[0]) == expected
+    assert {batch for _, batch in expected} == {None, "stamp", "note", "holder", "member", "version"}

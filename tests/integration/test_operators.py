@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.zookeeper.inspector import ANSWER_SECONDS as INSPECTOR_SECONDS
 from lock_manager.zookeeper.inspector import LockInspector
+from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.znodes import table_node
 from sluice.commands.app import app
 from tests.support.rivals import RivalManager
@@ -197,6 +198,27 @@ def test_each_partition_hold_is_listed_with_its_conflicts(operators: Operators) 
     assert [holder["partitions"] for holder in table["holders"]] == [["year=2013/origin=a%2Fb"], ["year=2014"]]
     assert [waiter["partitions"] for waiter in table["waiters"]] == [["year=2013"], []]
     assert [len(waiter["waits_for"]) for waiter in table["waiters"]] == [1, 3]
+
+
+def test_many_locked_tables_take_as_many_round_trips_as_one(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def count_calls_of(name: str) -> None:
+        method = getattr(QueueReader, name)
+        monkeypatch.setattr(QueueReader, name, lambda *arguments: calls.append(name) or method(*arguments))
+
+    for name in ("_newest_change", "children", "read_nodes"):
+        count_calls_of(name)
+    with LockInspector(operators.settings) as inspector, ExitStack() as holds:
+        round_trips = []
+        for number in range(3):
+            holds.enter_context(operators.manager.acquire(f"s3a://lake/table-{number}"))
+            calls.clear()
+            assert [len(table.holders) for table in inspector.tables()] == [1] * (number + 1)
+            round_trips.append(list(calls))
+    assert round_trips == [round_trips[0]] * 3
 
 
 def test_a_changing_hold_is_listed_completely_or_not_at_all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -112,6 +113,32 @@ def test_an_entry_blocks_only_where_its_znode_was_read(queues: Queues) -> None:
     b, c = queues.entries()
     assert (b.hold_id, b.holds) == (B, True)
     assert c.waits_for == (B, A)
+
+
+def test_the_memory_of_a_long_queue_is_proportional_to_its_length() -> None:
+    def peak_and_entries(length: int) -> tuple[int, list[QueueEntry]]:
+        queues = Queues()
+        for number in range(length):
+            queues.add(f"{number:032x}", ":w")
+        tracemalloc.start()
+        try:
+            entries = queues.entries()
+            assert [len(entry.waits_for) for entry in entries] == list(range(length))
+            return tracemalloc.get_traced_memory()[1], entries
+        finally:
+            tracemalloc.stop()
+
+    (short_peak, _), (long_peak, entries) = peak_and_entries(100), peak_and_entries(1_000)
+    assert long_peak < 12 * short_peak
+    assert list(entries[-1].waits_for) == [entry.hold_id for entry in entries[:-1]]
+    assert entries[2].waits_for[1] == entries[1].hold_id
+
+
+def test_an_entry_of_several_queues_waits_once_for_each_entry(queues: Queues) -> None:
+    queues.add(A, ":p", "month=1:w", "month=2:w")
+    queues.add(B, ":p", "month=2:w", "month=1:w")
+    _, b = queues.entries()
+    assert (len(b.waits_for), b.waits_for) == (1, (A,))
 
 
 def test_a_waiting_entry_shows_its_requested_partitions(queues: Queues) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -472,3 +473,45 @@ def test_a_name_that_is_no_table_is_refused(name: str, tmp_path: Path, monkeypat
 def test_an_unknown_key_column_is_refused(table: EditableTable) -> None:
     with pytest.raises(AuditError, match="no column 'flight'; it has id, name, month"):
         table.verify(key=["id", "flight"])
+
+
+def peak_of_verifying(path: Path, versions: int) -> int:
+    """Write a log whose versions replace all 50 files, and return the peak memory of its verification in bytes."""
+    log = path / "_delta_log"
+    log.mkdir(parents=True)
+    schema = {"type": "struct", "fields": [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]}
+    metadata = {
+        "id": "a", "format": {"provider": "parquet", "options": {}}, "schemaString": json.dumps(schema),
+        "partitionColumns": [], "configuration": {},
+    }  # fmt: skip
+    previous: list[dict[str, Any]] = []
+    for version in range(versions):
+        paths = (f"{version}-{number}.parquet" for number in range(50))
+        adds = [
+            {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": True}
+            for path in paths
+        ]
+        actions: list[dict[str, Any]] = [{"commitInfo": stamp(version)}]
+        if version == 0:
+            actions += [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}]
+        actions += [{"remove": {"path": add["path"], "dataChange": True, "size": 1}} for add in previous]
+        actions += [{"add": add} for add in adds]
+        (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
+        (log / f"{version:020}.crc").write_text(json.dumps({"numFiles": 50, "tableSizeBytes": 50, "allFiles": adds}))
+        previous = adds
+    tracemalloc.start()
+    try:
+        verification = verify_table(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert verification.commits == versions
+    assert all("cannot be read" in problem for problem in verification.problems), verification.problems
+    return peak
+
+
+@pytest.mark.full
+def test_the_memory_of_a_verification_does_not_grow_with_replaced_files(tmp_path: Path) -> None:
+    # A version's commit without its files has a few kilobytes, its 100 files and the keys of its checksum 60.
+    difference = peak_of_verifying(tmp_path / "long", 300) - peak_of_verifying(tmp_path / "short", 100)
+    assert difference / 200 < 5_000

@@ -7,24 +7,20 @@ Delta's snapshot is not enough. It drops a removed file ``delta.deletedFileReten
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.delta.commit_lines import file_version, log_path, version_file_reader
 from writer_jobs.delta.data_files import local_paths
-from writer_jobs.delta.hadoop_files import escape_glob
-from writer_jobs.delta.listings import list_log, session_for_many_files
-from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE
+from writer_jobs.delta.listings import list_log
+from writer_jobs.delta.table_log import VERSION_FILE
 
 _VECTOR = "deletionVector struct<storageType: string, pathOrInlineDv: string>"
 _ACTIONS = (
     f"add struct<path: string, {_VECTOR}>, remove struct<path: string, deletionTimestamp: bigint, {_VECTOR}>, "
     "cdc struct<path: string>"
 )
-_DIGITS = 20
-# These override the cluster's settings. The files that a skipped version file names would look like orphans.
-_ALL_OR_NOTHING = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mode": "FAILFAST"}
 
 
 class LoggedFiles:
@@ -38,21 +34,20 @@ class LoggedFiles:
         self._location = location
 
     @functools.cached_property
-    def log_files(self) -> Sequence[Row]:
-        """Rows of :func:`.listings.list_log` at the first access, one for each file of the log."""
-        rows: list[Row] = list_log(self._spark, self._location).collect()
-        return rows
+    def log_files(self) -> DataFrame:
+        """Files of the log at the first access: the columns of :func:`.listings.list_log`, and ``version``.
+
+        ``version`` is the version whose file it is; null for other files.
+        """
+        version = F.regexp_extract("name", f"^{VERSION_FILE.pattern}$", 1)
+        return list_log(self._spark, self._location).withColumn("version", F.nullif(version, F.lit("")).cast("long"))
 
     @functools.cached_property
-    def version_times(self) -> Mapping[int, int]:
-        """Time at which each version's file was written, in milliseconds since the epoch."""
-        files = ((VERSION_FILE.fullmatch(row["name"]), row["modified_ms"]) for row in self.log_files)
-        return {int(match[1]): modified_ms for match, modified_ms in files if match is not None}
-
-    @property
     def oldest_version(self) -> tuple[int, int]:
         """Oldest version in the log, and its file's time in milliseconds since the epoch; zeros if there is none."""
-        return min(self.version_times.items(), default=(0, 0))
+        versions = self.log_files.where("version IS NOT NULL")
+        (oldest,) = versions.agg(F.min(F.struct("version", "modified_ms"))).collect()[0]
+        return (0, 0) if oldest is None else (oldest[0], oldest[1])
 
     @functools.cached_property
     def paths(self) -> DataFrame:
@@ -67,14 +62,13 @@ class LoggedFiles:
         ``removed_ms`` is the later of ``deletionTimestamp`` and the time of the version file. ``deletionTimestamp`` is
         the time at which the statement ran. Its commit may have waited for the lock after that.
         """
-        reader = session_for_many_files(self._spark).read.schema(_ACTIONS).options(**_ALL_OR_NOTHING)
-        lines = reader.json(f"{escape_glob(self._location)}/{LOG_FOLDER}/{'[0-9]' * _DIGITS}.json")
+        lines = version_file_reader(self._spark).schema(_ACTIONS).json(log_path(self._location))
         path = F.coalesce("add.path", "remove.path", "cdc.path")
         vector = "coalesce(add.deletionVector, remove.deletionVector)"
         committed_ms = F.unix_millis("_metadata.file_modification_time")
         removed_ms = F.greatest("remove.deletionTimestamp", committed_ms)
         return lines.select(
             local_paths(path, vector).alias("path"),
-            F.substring("_metadata.file_name", 1, _DIGITS).cast("long").alias("version"),
+            file_version().alias("version"),
             F.when(F.col("remove").isNotNull() | F.col("cdc").isNotNull(), removed_ms).alias("removed_ms"),
         )

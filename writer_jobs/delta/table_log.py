@@ -235,8 +235,11 @@ class DeltaTableLog:
         """Return whether a version after ``after`` has a batch of changes, or log clean-up removed such a version."""
         # The head is read first, so that versions that are committed meanwhile do not hide a missing one.
         newest = self.head().version
-        versions = [infos for _, infos in self.infos_after(after)]
-        return any(batch_of(info) == batch for infos in versions for info in infos) or len(versions) < newest - after
+        last = after
+        for last, infos in self.infos_after(after):  # noqa: B007 (the last version is compared)
+            if any(batch_of(info) == batch for info in infos):
+                return True
+        return last < newest
 
     def infos_after(self, version: int) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
         """Yield each version after a version with the ``commitInfo`` of each writer, up to the first missing version.

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.coordinator import Inspector
@@ -246,8 +247,9 @@ class UnitExecutor:
         return replace(_with_hold(result, hold), removed=removed)
 
     def _log_total(self) -> FileTotals:
-        rows = list_log(self.spark, self.log.location).select("length").collect()
-        return FileTotals(len(rows), sum(row[0] for row in rows))
+        files = list_log(self.spark, self.log.location)
+        number, size = files.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
+        return FileTotals(number, size)
 
 
 def _with_hold(result: UnitResult, hold: Hold) -> UnitResult:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime, timedelta
 
+from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.logged_files import LoggedFiles
@@ -16,7 +16,8 @@ from writer_jobs.maintenance.health import DAY_SECONDS, FileTotals, LogHealth
 
 _WEEK = timedelta(days=7)
 _HOUR = timedelta(hours=1)
-_CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
+_CHECKPOINT_FILE = r"^(\d{20})\.checkpoint\..*(parquet|json)$"
+_MS = 1000
 
 
 class LogMeasurement:
@@ -39,32 +40,43 @@ class LogMeasurement:
     ) -> None:
         self._snapshot = snapshot
         self._pointed_checkpoint = pointed_checkpoint
-        self._clean_up_retention_seconds = clean_up_retention_seconds
+        self._files = logged_files.log_files.withColumn("checkpoint", _checkpoint_version())
         self._now = datetime.now(UTC)
-        log_files = logged_files.log_files
-        self._total = FileTotals(len(log_files), sum(row["length"] for row in log_files))
-        # Modification times, in seconds since the epoch, by version.
-        self._version_times = {version: ms / 1000 for version, ms in logged_files.version_times.items()}
-        self._checkpoint_times: dict[int, float] = {}
-        for row in log_files:
-            if (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
-                self._checkpoint_times[int(match[1])] = row["modified_ms"] / 1000
+        is_old = F.col("modified_ms") <= int((self._now - _WEEK).timestamp() * _MS)
+        # The cutoff of Delta's clean-up is the last midnight (UTC) before now minus the retention. With an infinite
+        # retention nothing expires.
+        cutoff = self._now.timestamp() - clean_up_retention_seconds
+        midnight = None if math.isinf(cutoff) else int(cutoff // DAY_SECONDS * DAY_SECONDS)
+        is_young = F.expr("true") if midnight is None else F.col("modified_ms") > midnight * _MS
+        version_time = F.struct("version", "modified_ms")
+        # Not the newest listed checkpoint: a checkpoint in several parts may be incomplete.
+        self._newest_checkpoint = snapshot.checkpoint_version
+        is_newest_checkpoint = F.col("checkpoint") == F.lit(self._newest_checkpoint)
+        figures = self._files.agg(
+            F.count("*").alias("files"),
+            F.coalesce(F.sum("length"), F.lit(0)).alias("size"),
+            F.count("version").alias("versions"),
+            F.min(F.when(F.col("version").isNotNull(), version_time)).alias("first"),
+            F.max(F.when(F.col("version").isNotNull() & is_old, version_time)).alias("week_ago"),
+            F.min(F.when(is_young, F.col("version"))).alias("oldest_young"),
+            F.max(F.when(is_newest_checkpoint, F.col("modified_ms"))).alias("checkpointed_ms"),
+        )
+        self._figures = figures.collect()[0]
+        first = self._figures["first"]
+        self._first_version = snapshot.version if first is None else first["version"]
 
     @property
     def health(self) -> LogHealth:
         """Health of the log."""
-        # Not the newest listed checkpoint: a checkpoint in several parts may be incomplete.
-        newest_checkpoint = self._snapshot.checkpoint_version
-        checkpoint_time = None if newest_checkpoint is None else self._checkpoint_times.get(newest_checkpoint)
-        since_checkpoint = self._snapshot.version - (newest_checkpoint or 0)
+        figures, checkpointed_ms = self._figures, self._figures["checkpointed_ms"]
         transactions, recent_transactions = self._count_transactions()
         return LogHealth(
-            total=self._total,
-            first_version=min(self._version_times, default=self._snapshot.version),
-            versions=len(self._version_times),
-            checkpoint_version=newest_checkpoint,
-            checkpointed_at=None if checkpoint_time is None else datetime.fromtimestamp(checkpoint_time, UTC),
-            since_checkpoint=max(0, since_checkpoint),
+            total=FileTotals(figures["files"], figures["size"]),
+            first_version=self._first_version,
+            versions=figures["versions"],
+            checkpoint_version=self._newest_checkpoint,
+            checkpointed_at=None if checkpointed_ms is None else datetime.fromtimestamp(checkpointed_ms / _MS, UTC),
+            since_checkpoint=max(0, self._snapshot.version - (self._newest_checkpoint or 0)),
             checkpoint_interval=self._snapshot.checkpoint_interval,
             expired_versions=self._count_expired(),
             retention_seconds=self._snapshot.log_retention_seconds,
@@ -76,7 +88,7 @@ class LogMeasurement:
 
     def _count_transactions(self) -> tuple[int, int]:
         """Return the number of transactions in the table, and the number of those that are younger than a week."""
-        week_ago_ms = int((self._now - _WEEK).timestamp() * 1000)
+        week_ago_ms = int((self._now - _WEEK).timestamp() * _MS)
         is_recent = F.col("lastUpdated") > week_ago_ms
         counts = self._snapshot.transactions.agg(F.count("*"), F.count_if(is_recent)).collect()[0]
         return int(counts[0]), int(counts[1])
@@ -85,29 +97,25 @@ class LogMeasurement:
         """Return the number of versions that Delta's clean-up would remove now."""
         if self._pointed_checkpoint is None:
             return 0
-        # The cutoff of Delta's clean-up is the last midnight (UTC) before now minus the retention. With an
-        # infinite retention nothing expires.
-        cutoff = self._now.timestamp() - self._clean_up_retention_seconds
-        midnight = cutoff if math.isinf(cutoff) else cutoff // DAY_SECONDS * DAY_SECONDS
-        young_versions = (version for version, time in self._version_times.items() if time > midnight)
-        oldest_young = min(young_versions, default=self._snapshot.version)
         # Clean-up removes the versions before the newest checkpoint at or below both the oldest young version and the
         # pointer.
-        checkpoints = {*self._checkpoint_times, self._pointed_checkpoint}
-        limit = min(oldest_young, self._pointed_checkpoint)
-        oldest_kept = max((version for version in checkpoints if version <= limit), default=0)
-        return sum(version < oldest_kept for version in self._version_times)
+        oldest_young = self._figures["oldest_young"]
+        limit = min(self._snapshot.version if oldest_young is None else oldest_young, self._pointed_checkpoint)
+        if limit <= self._first_version:
+            return 0
+        (oldest_kept,) = self._files.where(F.col("checkpoint") <= limit).agg(F.max("checkpoint")).collect()[0]
+        if self._pointed_checkpoint == limit:
+            oldest_kept = limit
+        return 0 if oldest_kept is None else self._files.where(F.col("version") < oldest_kept).count()
 
     def daily_rates(self, log: DeltaTableLog) -> tuple[float | None, float | None]:
         """Return the growth in bytes and the number of commits, both per day of the last week; None: unknown."""
-        week_ago = (self._now - _WEEK).timestamp()
-        first_logged = min(self._version_times, default=None)
-        old_versions = (version for version, time in self._version_times.items() if time <= week_ago)
-        start_version = max(old_versions, default=first_logged)
-        if start_version is None:
+        start = self._figures["week_ago"] or self._figures["first"]
+        if start is None:
             return None, None
+        start_version, start_ms = start
         # The newest version of a week ago may be much older than a week.
-        seconds = min(self._now.timestamp() - self._version_times[start_version], _WEEK.total_seconds())
+        seconds = min(self._now.timestamp() - start_ms / _MS, _WEEK.total_seconds())
         if seconds < _HOUR.total_seconds():
             return None, None
         days = seconds / DAY_SECONDS
@@ -117,3 +125,8 @@ class LogMeasurement:
         except TableError:
             # The checkpoint of that version is gone.
             return None, commits
+
+
+def _checkpoint_version() -> Column:
+    """Return the version of the checkpoint to which a file of the log belongs; null for another file."""
+    return F.nullif(F.regexp_extract("name", _CHECKPOINT_FILE, 1), F.lit("")).cast("long")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager.table_records.commit_stamp import MAINTENANCE, maintenance_of
+from lock_manager.table_records.commit_stamp import MAINTENANCE
+from writer_jobs.delta.commit_lines import commit_lines, info_field, record_field
 from writer_jobs.delta.data_files import data_file_rows
-from writer_jobs.delta.hadoop_files import escape_glob
-from writer_jobs.delta.listings import session_for_many_files
 from writer_jobs.delta.snapshot import PHYSICAL_NAME, Snapshot, TableState
-from writer_jobs.delta.table_log import LOG_FOLDER, parse_commit_info
 from writer_jobs.maintenance.health import SIZE_BOUNDS, FileTotals, PartitionHealth
 from writer_jobs.maintenance.policy import Policy
 
 #: Largest difference between the store's clock and the clock of a committing driver, in milliseconds.
 MAX_CLOCK_SKEW_MS = 60_000
-_ZORDERS = "partition_values map<string, string>, ordered_ms bigint"
+_NOTE = "columns array<string>, partitions array<map<string, string>>"
 
 
 def measure_partitions(
@@ -102,31 +99,24 @@ def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, 
     log no longer has such a commit, its partitions count as unordered. The column ``values`` of a file is the text of
     its partition (:func:`_partition_text`).
     """
-    partition_times: dict[str, int] = {}
-    table_time = 0
-    for info in _maintenance_commits(spark, snapshot.location):
-        note = maintenance_of(info)
-        if note is None or tuple(note.get("columns") or ()) != policy.zorder_by:
-            continue
-        ordered_ms = int(info["timestamp"]) + MAX_CLOCK_SKEW_MS
-        partitions = note.get("partitions") or ()
-        if not partitions:
-            table_time = max(ordered_ms, table_time)
-        for values in map(json.dumps, partitions):
-            partition_times[values] = max(ordered_ms, partition_times.get(values, 0))
-    rows = [(json.loads(values), ordered_ms) for values, ordered_ms in partition_times.items()]
-    zorders = spark.createDataFrame(rows, _ZORDERS)
+    times = {row["values"]: row["ordered_ms"] for row in _zorders(spark, snapshot.location, policy).collect()}
+    table_ms = times.pop(None, 0)
+    partition_times = spark.createDataFrame(list(times.items()), "values string, partition_ms bigint")
+    ordered_ms = F.greatest(F.coalesce("partition_ms", F.lit(0)), F.lit(table_ms))
+    return files.join(F.broadcast(partition_times), "values", "left").withColumn("ordered_ms", ordered_ms)
+
+
+def _zorders(spark: SparkSession, location: str, policy: Policy) -> DataFrame:
+    """Return the time of the last Z-order by the policy's columns of each partition that a commit notes.
+
+    The columns are ``values``, the text of the partition, or null for the table; and ``ordered_ms``.
+    """
+    lines = commit_lines(spark, location).where(F.col("line").contains(MAINTENANCE))
+    notes = lines.select(
+        F.from_json(record_field(MAINTENANCE), _NOTE).alias("note"),
+        (info_field("timestamp").cast("long") + MAX_CLOCK_SKEW_MS).alias("ordered_ms"),
+    ).where(F.col("note.columns") == F.array(*map(F.lit, policy.zorder_by)))
     # Notes may list the values of one partition in different orders; their texts are equal.
-    newest_times = (
-        zorders.select(_partition_text("partition_values").alias("values"), "ordered_ms")
-        .groupBy("values")
-        .agg(F.max("ordered_ms").alias("partition_ms"))
-    )
-    ordered_ms = F.greatest(F.coalesce("partition_ms", F.lit(0)), F.lit(table_time))
-    return files.join(F.broadcast(newest_times), "values", "left").withColumn("ordered_ms", ordered_ms)
-
-
-def _maintenance_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
-    lines = session_for_many_files(spark).read.text(escape_glob(f"{location}/{LOG_FOLDER}") + "/*.json")
-    commits = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains(MAINTENANCE))
-    return [parse_commit_info(row[0]) for row in commits.select("value").collect()]
+    partitions = notes.select(F.explode_outer("note.partitions").alias("partition"), "ordered_ms")
+    times = partitions.select(_partition_text("partition").alias("values"), "ordered_ms")
+    return times.groupBy("values").agg(F.max("ordered_ms").alias("ordered_ms"))

@@ -102,10 +102,10 @@ def take_pin(
         other_pins = {table.uri: _remove_expired_and_incomplete(files, table, name) for table in pin_tables}
         passed_versions = {
             table.uri: table.watermarks.passed_version(
-                at, table.uri, left_out=streams_left_out, accept_none=without_watermarks
+                table.uri, left_out=streams_left_out, accept_none=without_watermarks
             )
             for table in pin_tables
-            if table.watermarks is not None and at is not None
+            if table.watermarks is not None
         }
         with _undo_on_error(spark, pin_tables) as written_pins:
             for table in pin_tables:
@@ -298,7 +298,7 @@ def _open(spark: SparkSession, files: HadoopFiles, table: str, event_time: str |
     watermarks = None
     if event_time is not None and at is not None:
         up_to_sql(snapshot.state.schema, event_time, at, uri)
-        watermarks = Watermarks(spark, log)
+        watermarks = Watermarks(spark, log, at)
     return _Table(uri, log, event_time, PinFiles(files, log.location), Retention(spark, log), watermarks)
 
 

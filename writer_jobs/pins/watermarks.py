@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager.errors import PinError
 from lock_manager.table_records.commit_stamp import WATERMARK, watermark_of
-from writer_jobs.delta.hadoop_files import escape_glob
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
-from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, parse_writer_infos
+from writer_jobs.delta.commit_lines import commit_lines, info_field, record_field
+from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import StorageError
+from writer_jobs.merge.materialized import MaterializedRows
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _RESTORE = "RESTORE"
 
 
 @dataclass(frozen=True)
-class _StreamWatermark:
-    """The watermark of a stream in one commit."""
+class _StreamProgress:
+    """The progress of a stream: its newest watermark, and the first version with a watermark past the moment."""
 
-    version: int
-    stream: str
-    at: datetime
+    newest: datetime
+    passed_version: int | None
 
 
 class Watermarks:
-    """The watermarks of the streams that write a table, as far as its log goes back.
+    """The watermarks of the streams that write a table, as far as its log goes back, compared with a moment.
 
     A restored table has the watermarks of the version to which it was restored, or none if the statement named a time.
     Rows that came without a stream prove nothing, because other rows of their time may still arrive.
 
     The constructor and :meth:`passed_version` raise StorageError if the log cannot be read.
+
+    Args:
+        spark: The session.
+        log: Log of the table.
+        moment: A time with a time zone.
+
     """
 
-    def __init__(self, spark: SparkSession, log: DeltaTableLog) -> None:
+    def __init__(self, spark: SparkSession, log: DeltaTableLog, moment: datetime) -> None:
+        self._spark = spark
         self._log = log
-        self._version = log.head().version
-        self._watermarks: list[_StreamWatermark] = []
-        for version, line in _relevant_commits(spark, log.location):
-            if version <= self._version:
-                self._add_commits(version, parse_writer_infos(line))
+        self._moment = moment
+        self._read()
 
-    def passed_version(
-        self, moment: datetime, table: str, *, left_out: Collection[str], accept_none: bool
-    ) -> int | None:
-        """Return the first version at which all streams were past a moment, so that only late rows can follow.
+    def _read(self) -> None:
+        """Read the progress of each stream up to the newest version; Spark reads the many version files."""
+        self._version = self._log.head().version
+        try:
+            self._streams = _stream_progress(self._spark, self._log.location, self._moment, self._version)
+        except SPARK_ERRORS as error:
+            reason = error_reason(error)
+            raise StorageError(f"the log of {self._log.location} cannot be read: {reason}") from error
+
+    def passed_version(self, table: str, *, left_out: Collection[str], accept_none: bool) -> int | None:
+        """Return the first version at which all streams were past the moment, so that only late rows can follow.
 
         Commits that were made since the last read are read first.
 
         Args:
-            moment: A time with a time zone.
             table: Canonical URI, for error messages.
             left_out: Ids of streams to ignore, because they have ended.
             accept_none: Whether to accept a log without watermarks.
@@ -66,55 +77,73 @@ class Watermarks:
             PinError: A stream is not past the moment, or the log has no watermarks.
 
         """
-        for version, infos in self._log.infos_after(self._version):
-            self._version = version
-            self._add_commits(version, infos)
-        watermarks = [watermark for watermark in self._watermarks if watermark.stream not in left_out]
-        if not watermarks and not accept_none:
+        self._read_later_commits()
+        streams = {stream: progress for stream, progress in self._streams.items() if stream not in left_out}
+        if not streams and not accept_none:
             exception = " that is not left out" if left_out else ""
             raise PinError(
                 f"no commit in the log of {table} has the watermark of a stream{exception}, so rows up to "
-                f"{moment.isoformat()} may be missing; if they arrive in another way, pin --without-watermarks "
+                f"{self._moment.isoformat()} may be missing; if they arrive in another way, pin --without-watermarks "
                 "(without_watermarks=True)"
             )
-        newest: dict[str, datetime] = {}
-        passed_versions: dict[str, int] = {}
-        for watermark in watermarks:
-            newest[watermark.stream] = max(watermark.at, newest.get(watermark.stream, watermark.at))
-            if watermark.at > moment:
-                passed_versions.setdefault(watermark.stream, watermark.version)
-        for stream, at in sorted(newest.items(), key=lambda entry: entry[1]):
-            if stream not in passed_versions:
+        passed_versions = []
+        for stream, progress in sorted(streams.items(), key=lambda entry: entry[1].newest):
+            if progress.passed_version is None:
                 raise PinError(
-                    f"{table}: stream {stream} has its watermark at {at.isoformat()}, not yet past "
-                    f"{moment.isoformat()}: try again later, or leave that stream out if it has ended"
+                    f"{table}: stream {stream} has its watermark at {progress.newest.isoformat()}, not yet past "
+                    f"{self._moment.isoformat()}: try again later, or leave that stream out if it has ended"
                 )
-        return max(passed_versions.values(), default=None)
+            passed_versions.append(progress.passed_version)
+        return max(passed_versions, default=None)
 
-    def _add_commits(self, version: int, infos: Iterable[Mapping[str, Any]]) -> None:
-        for info in infos:
-            self._add_commit(version, info)
+    def _read_later_commits(self) -> None:
+        """Read the commits that were made since the last read."""
+        is_restored = False
+        for version, infos in self._log.infos_after(self._version):
+            self._version = version
+            for info in infos:
+                is_restored |= info.get("operation") == _RESTORE
+                if (watermark := watermark_of(info)) is not None and watermark[1] is not None:
+                    self._add(version, watermark[0], watermark[1])
+        if is_restored:
+            self._read()
 
-    def _add_commit(self, version: int, info: Mapping[str, Any]) -> None:
-        if info.get("operation") == _RESTORE:
-            text = str((info.get("operationParameters") or {}).get("version"))
-            # The text is not a number if the statement named a time.
-            restored_version = int(text) if text.isdecimal() else -1
-            self._watermarks = [watermark for watermark in self._watermarks if watermark.version <= restored_version]
-        if (watermark := watermark_of(info)) is not None:
-            at, stream = watermark
-            if stream is not None:
-                self._watermarks.append(_StreamWatermark(version, stream, at))
+    def _add(self, version: int, at: datetime, stream: str) -> None:
+        progress = self._streams.get(stream, _StreamProgress(at, None))
+        passed_version = version if progress.passed_version is None and at > self._moment else progress.passed_version
+        self._streams[stream] = _StreamProgress(max(at, progress.newest), passed_version)
 
 
-def _relevant_commits(spark: SparkSession, location: str) -> list[tuple[int, str]]:
-    """Return the ``commitInfo`` lines with a watermark or RESTORE, by version; Spark reads the many version files."""
-    lines = spark.read.text(escape_glob(f"{location}/{LOG_FOLDER}") + "/*.json")
-    value = F.col("value")
-    is_relevant = value.contains(WATERMARK) | value.contains(f'"{_RESTORE}"')
-    commits = lines.where(value.startswith('{"commitInfo"') & is_relevant)
-    try:
-        rows = commits.select("_metadata.file_name", "value").collect()
-    except JVM_ERRORS as error:
-        raise StorageError(f"the log of {location} cannot be read: {error_reason(error)}") from error
-    return sorted((int(name[1]), row[1]) for row in rows if (name := VERSION_FILE.fullmatch(row[0])))
+def _stream_progress(
+    spark: SparkSession, location: str, moment: datetime, newest_version: int
+) -> dict[str, _StreamProgress]:
+    """Return the progress of each stream in the versions up to the newest one, by the stream's id.
+
+    The driver gets a row for each stream and for each RESTORE.
+    """
+    lines = commit_lines(spark, location).where(F.col("version") <= newest_version)
+    is_restore = F.coalesce(info_field("operation") == _RESTORE, F.lit(False))  # noqa: FBT003 (a value)
+    # The text is not a number if the statement named a time.
+    restored_version = F.coalesce(info_field("operationParameters.version").try_cast("long"), F.lit(-1))
+    watermark = record_field(WATERMARK)
+    commits = lines.where(F.col("line").contains(WATERMARK) | F.col("line").contains(f'"{_RESTORE}"')).select(
+        "version",
+        F.when(is_restore, restored_version).alias("restored_version"),
+        F.unix_micros(F.get_json_object(watermark, "$.at").try_cast("timestamp")).alias("at"),
+        F.get_json_object(watermark, "$.stream").alias("stream"),
+    )
+    with closing(MaterializedRows(commits)) as materialized:
+        restores = materialized.rows.where("restored_version IS NOT NULL").select("version", "restored_version")
+        watermarks = materialized.rows.where("at IS NOT NULL AND stream IS NOT NULL")
+        for version, restored_to in restores.collect():
+            watermarks = watermarks.where((F.col("version") <= restored_to) | (F.col("version") >= version))
+        is_past = F.col("at") > _micros(moment)
+        streams = watermarks.groupBy("stream").agg(F.max("at"), F.min(F.when(is_past, F.col("version"))))
+        return {
+            stream: _StreamProgress(_EPOCH + timedelta(microseconds=newest), passed_version)
+            for stream, newest, passed_version in streams.collect()
+        }
+
+
+def _micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
