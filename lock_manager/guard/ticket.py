@@ -23,8 +23,8 @@ from lock_manager.intents import NO_VERSION
 
 #: Time that a commit waits for its turn before the log store checks again whether its version is free.
 TURN_SECONDS = 0.5
-# Maximum of that time for a commit that is offered to holders.
-_MAX_TURN_SECONDS = 8.0
+# Maximum of that time, which doubles with each check. Each check reads the versions of all other writers meanwhile.
+_MAX_TURN_SECONDS = 4.0
 # Actions of the first version of a table.
 _NEW_TABLE_ACTIONS = frozenset({"protocol", "metaData"})
 
@@ -114,7 +114,6 @@ class Ticket:
         offer: The waiting commit as a holder may make it (``LightTransaction.java``); None if no holder may.
         checked_version: Version up to which the log store has checked that the log does not contain the commit.
         committed: ``version`` and ``metrics`` of the stored put, from the log store; None before.
-        is_offered: Whether a holder may make the commit. It then need not follow the versions.
         is_member: Whether another holder has made the commit together with its own.
 
     """
@@ -138,7 +137,6 @@ class Ticket:
         self.checked_version = NO_VERSION
         self.committed: Mapping[str, Any] | None = None
         self.is_member = False
-        self.is_offered = False
         self._members: Collection[str] = ()
         self._turn_seconds = TURN_SECONDS
         self._refusal: SluiceError | None = None
@@ -206,8 +204,7 @@ class Ticket:
                 "lock from its beginning"
             )
         if not self._decision_lock.acquire(timeout=self._turn_seconds):
-            if self.is_offered:
-                self._turn_seconds = min(2 * self._turn_seconds, _MAX_TURN_SECONDS)
+            self._turn_seconds = min(2 * self._turn_seconds, _MAX_TURN_SECONDS)
             return False
         self._decision_lock.release()
         if self.is_member:

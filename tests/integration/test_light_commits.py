@@ -46,6 +46,14 @@ class Table(TableAtTheGate):
         """Return the ``readVersion`` of the newest version."""
         return int(commit_info(self.path, DeltaTable(str(self.path)).version())["readVersion"])
 
+    def delta_log_class(self) -> Any:
+        return self.spark._jvm.org.apache.spark.sql.delta.DeltaLog
+
+    def make_old(self) -> None:
+        """Change the time of version 0 to yesterday."""
+        yesterday = time.time() - 86_400
+        os.utime(self.path / "_delta_log" / f"{0:020d}.json", (yesterday, yesterday))
+
     def lines(self, version: int) -> list[str]:
         return (self.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
 
@@ -62,6 +70,16 @@ def table_of(request: pytest.FixtureRequest) -> Callable[..., Table]:
 def table(table_of: Callable[..., Table]) -> Table:
     """A table with this driver's commit as its version 1."""
     table = table_of()
+    table.append(1)
+    return table
+
+
+@pytest.fixture
+def old_table(table_of: Callable[..., Table]) -> Table:
+    """A table like ``table``, which was created yesterday."""
+    table = table_of()
+    table.make_old()
+    table.delta_log_class().clearCache()
     table.append(1)
     return table
 
@@ -166,7 +184,16 @@ def test_writers_without_sluice_continue_the_log(table: Table, unguarded_sql: Ca
     assert table.ids() == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_checkpoints_that_would_follow_the_last_one_too_soon_are_left_out(table: Table) -> None:
+def test_checkpoints_of_a_new_table_are_left_out(table: Table) -> None:
+    for versions in (INTERVAL, MOST_VERSIONS):
+        assert table.checkpoints() == []
+        table.forge_versions(versions - 1)
+        table.append(2)
+    assert table.checkpoints() == [MOST_VERSIONS]
+
+
+def test_checkpoints_that_would_follow_the_last_one_too_soon_are_left_out(old_table: Table) -> None:
+    table = old_table
     table.forge_versions(INTERVAL - 1)
     table.append(2)
     (checkpoint,) = table.checkpoint_files()
@@ -183,7 +210,8 @@ def test_checkpoints_that_would_follow_the_last_one_too_soon_are_left_out(table:
     assert table.checkpoints() == [INTERVAL, INTERVAL + MOST_VERSIONS]
 
 
-def test_a_checkpoint_that_failed_causes_no_pause(table: Table) -> None:
+def test_a_checkpoint_that_failed_causes_no_pause(old_table: Table) -> None:
+    table = old_table
     table.forge_versions(INTERVAL - 3)
     for number in (2, 3):
         table.append(number)
@@ -198,12 +226,14 @@ def test_a_checkpoint_that_failed_causes_no_pause(table: Table) -> None:
     assert table.checkpoints() == [2 * INTERVAL]
 
 
-def test_a_table_that_was_created_again_has_no_pause(table: Table) -> None:
+def test_a_table_that_was_created_again_has_no_pause(old_table: Table) -> None:
+    table = old_table
     table.forge_versions(2 * INTERVAL - 1)
     table.append(2)
     assert table.checkpoints() == [2 * INTERVAL]
     shutil.rmtree(table.path)
     table.append_elsewhere(1)
+    table.make_old()
     table.forge_versions(INTERVAL - 1)
     table.append(2)
     assert table.checkpoints() == [INTERVAL]
@@ -215,9 +245,7 @@ def test_the_table_s_own_interval_of_checkpoints_counts(table_of: Callable[..., 
         table.append(number)
     assert table.checkpoints() == [2, 4, 6]
     # The driver lists the log after a checkpoint, so its own list of versions does not grow.
-    log: Any = table.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(
-        table.spark._jsparkSession, str(table.path)
-    )
+    log = table.delta_log_class().forTable(table.spark._jsparkSession, str(table.path))
     assert log.unsafeVolatileSnapshot().logSegment().deltas().size() == 1
 
 

@@ -50,7 +50,7 @@ class OfferedWrite:
         attempt, context = self._ticket.attempt, self._context
         append = OfferedAppend.of(self._ticket.offer, attempt, job_note(context.spark, context.manager))
         self._offer = Offer(attempt.write_id, append.data())
-        self._ticket.is_offered = self.is_unresolved = True
+        self.is_unresolved = True
         return self._offer
 
     def resolve(self, problem: BaseException) -> BaseException | None:

@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.lang.reflect.InvocationHandler;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.hadoop.fs.FileStatus;
@@ -51,7 +52,7 @@ public final class Checkpoints {
   private static final int PAUSE_RATIO = 30;
 
   /** Assumed duration of a checkpoint before this driver has written one of the table. */
-  private static final long UNKNOWN_DURATION_MILLIS = 1_000;
+  private static final long UNKNOWN_DURATION_MILLIS = 3_000;
 
   /**
    * A checkpoint that is due.
@@ -226,11 +227,18 @@ public final class Checkpoints {
     }
     Written written = lastWritten(snapshot);
     long writtenAtMillis = written == null ? 0 : written.atMillis;
-    for (FileStatus file : CollectionConverters.asJava(snapshot.checkpointProvider().topLevelFiles())) {
+    List<FileStatus> checkpointFiles = CollectionConverters.asJava(snapshot.checkpointProvider().topLevelFiles());
+    // Without a checkpoint, the time since the first version counts.
+    for (FileStatus file : checkpointFiles.isEmpty() ? firstVersion(snapshot) : checkpointFiles) {
       writtenAtMillis = Math.max(writtenAtMillis, file.getModificationTime());
     }
     long durationMillis = written == null ? UNKNOWN_DURATION_MILLIS : written.durationMillis;
     return System.currentTimeMillis() - writtenAtMillis < PAUSE_RATIO * durationMillis;
+  }
+
+  private static List<FileStatus> firstVersion(Snapshot snapshot) {
+    List<FileStatus> versions = CollectionConverters.asJava(snapshot.logSegment().deltas());
+    return versions.subList(0, Math.min(1, versions.size()));
   }
 
   private static long versionsSinceCheckpoint(Snapshot snapshot) {

@@ -37,7 +37,7 @@ import scala.util.Right;
  *
  * <p>Delta writes the checksum file shortly after the version. If the lock is held for the commit alone, the next
  * writer may read the table before the file exists. Without the checksum, this writer and each later one would compute
- * the state of the table in two Spark jobs. So this class derives the checksum from the previous checksum and the
+ * the state of the table in Spark jobs. So this class derives the checksum from the previous checksum and the
  * actions of the version. Delta uses the same method for the content of the file.
  */
 final class Checksum implements RecordChecksum {
@@ -131,7 +131,7 @@ final class Checksum implements RecordChecksum {
     }
     List<Action> actions = new ArrayList<>();
     Path file = VersionFile.in(log.logPath(), version);
-    try (CloseableIterator<String> lines = reader.read(file, conf)) {
+    try (CloseableIterator<String> lines = LogReads.read(file, reader, conf)) {
       lines.forEachRemaining(line -> actions.add(Action$.MODULE$.fromJson(line)));
     }
     if (actions.isEmpty() || !(actions.get(0) instanceof CommitInfo info)

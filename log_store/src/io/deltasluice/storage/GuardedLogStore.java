@@ -17,6 +17,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Future;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
@@ -63,39 +64,21 @@ public class GuardedLogStore extends LogStore {
   public CloseableIterator<String> read(Path path, Configuration conf) throws IOException {
     LogStore reader = storage(path, conf).reader;
     try {
-      return LightTransaction.recording(path, reader.read(path, conf));
+      return LightTransaction.read(path, reader, conf);
     } catch (FileNotFoundException e) {
-      String checksum = Guard.isQueued() ? Checksum.deriveContent(path, reader, conf) : null;
+      String checksum = Guard.isAttached() ? Checksum.deriveContent(path, reader, conf) : null;
       if (checksum == null) {
         throw e;
       }
-      return singleLine(checksum);
+      return LogReads.iterator(List.of(checksum));
     }
   }
 
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    List<FileStatus> files = LogListing.listFrom(path, conf);
+    List<FileStatus> files = LightTransaction.listFrom(path, conf);
     // Delta's own store throws an exception if the folder does not exist.
-    return files.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : files.iterator();
-  }
-
-  private static CloseableIterator<String> singleLine(String line) {
-    Iterator<String> lines = List.of(line).iterator();
-    return new CloseableIterator<>() {
-      @Override
-      public boolean hasNext() {
-        return lines.hasNext();
-      }
-
-      @Override
-      public String next() {
-        return lines.next();
-      }
-
-      @Override
-      public void close() {}
-    };
+    return files == null || files.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : files.iterator();
   }
 
   @Override
@@ -131,11 +114,13 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("TableError",
           path + ": this scheme has no conditional create that Sluice knows; use one of " + SCHEMES);
     }
-    // Checked before the lock is requested: Delta's check for conflicts then delays no other writer.
-    if (!LightTransaction.hasLock(file)) {
-      throwIfTaken(path, conf);
+    // Checked before the lock is requested, if another writer may have the version: Delta's check for conflicts then
+    // delays no other writer.
+    Long freeAt = LightTransaction.wasFreeAt(file);
+    if (freeAt == null) {
+      throwIfTaken(file, conf);
     }
-    long checkedAt = System.nanoTime();
+    long checkedAt = freeAt == null ? System.nanoTime() : freeAt;
     if (Guard.isBound()) {
       Checkpoints.defer(file);
     }
@@ -259,24 +244,38 @@ public class GuardedLogStore extends LogStore {
     if (automatic != null) {
       automatic.describe(staged, body);
     }
-    boolean isFree = LightTransaction.hasLock(file);
     while (!Guard.hasTurn(ticket, file, body, staged)) {
-      throwIfTaken(file.path(), conf);
+      throwIfTaken(file, conf);
       checkedAt = System.nanoTime();
     }
+    boolean mustCheck = !LightTransaction.hasLock(file) && System.nanoTime() - checkedAt > RECHECK_NANOS;
     LightTransaction.recordLock(file);
-    if (!isFree && System.nanoTime() - checkedAt > RECHECK_NANOS) {
-      throwIfTaken(file.path(), conf);
-    }
-    if (read == null || !read.isCurrent(body.newFiles(), conf)) {
+    checkUnderLock(file, read, body, mustCheck, conf);
+  }
+
+  /**
+   * Checks that the table was not replaced and, if it was not checked just before, that the version is free.
+   *
+   * @throws FileAlreadyExistsException another writer has the version
+   */
+  private static void checkUnderLock(
+      VersionFile file, ReadVersion read, CommitBody body, boolean mustCheckVersion, Configuration conf)
+      throws IOException {
+    Future<Boolean> isCurrent =
+        read == null ? null : LogReads.begin(() -> read.isCurrent(body.newFiles(), conf));
+    boolean isTaken = mustCheckVersion && LightTransaction.isTaken(file, conf);
+    if (isCurrent == null || !LogReads.await(isCurrent)) {
       throw new CommitRefusedException("NotStagedError",
           "the table at " + file.table() + " has changed since it was read: it was created, removed or replaced");
     }
+    if (isTaken) {
+      throw new FileAlreadyExistsException(file.path().toString());
+    }
   }
 
-  private static void throwIfTaken(Path version, Configuration conf) throws IOException {
-    if (LogListing.exists(version, conf)) {
-      throw new FileAlreadyExistsException(version.toString());
+  private static void throwIfTaken(VersionFile file, Configuration conf) throws IOException {
+    if (LightTransaction.isTaken(file, conf)) {
+      throw new FileAlreadyExistsException(file.path().toString());
     }
   }
 

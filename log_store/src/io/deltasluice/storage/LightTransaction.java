@@ -10,14 +10,17 @@ import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.CommittedTransaction;
@@ -75,6 +78,9 @@ public final class LightTransaction extends OptimisticTransaction {
   /** Time after which a driver lists the log again. */
   private static final long LISTING_NANOS = TimeUnit.SECONDS.toNanos(60);
 
+  /** Time in which other writers do not commit many versions. */
+  private static final long RECENT_NANOS = TimeUnit.SECONDS.toNanos(2);
+
   private static final Logger LOG = LoggerFactory.getLogger(LightTransaction.class);
 
   /** The append that a thread begins next: the ticket of its commit, and the location of its table. */
@@ -84,8 +90,13 @@ public final class LightTransaction extends OptimisticTransaction {
    * A commit of this driver.
    *
    * @param listedAtNanos {@link System#nanoTime} of the last listing of the log before it
+   * @param atNanos {@link System#nanoTime} after it
    */
-  private record OwnCommit(long version, long listedAtNanos) {}
+  private record OwnCommit(long version, long listedAtNanos, long atNanos) {
+    OwnCommit(long version, long listedAtNanos) {
+      this(version, listedAtNanos, System.nanoTime());
+    }
+  }
 
   private static final ThreadLocal<Append> NEXT_APPEND = new ThreadLocal<>();
 
@@ -93,6 +104,12 @@ public final class LightTransaction extends OptimisticTransaction {
   private static final Map<String, OwnCommit> UNDISTURBED_COMMITS = new ConcurrentHashMap<>();
 
   private final long listedAtNanos;
+
+  /** The driver's last commit, if the transaction begins with its version; otherwise null. */
+  private final OwnCommit previous;
+
+  /** Whether other writers probably commit to the table. */
+  private boolean expectsWriters;
 
   /** The versions after {@link #readVersion}, as far as they were read. */
   private final NewerVersions newerVersions = new NewerVersions();
@@ -109,9 +126,26 @@ public final class LightTransaction extends OptimisticTransaction {
   /** Whether a holder has committed the transaction. */
   private boolean isMember;
 
-  private LightTransaction(DeltaLog log, Snapshot snapshot, long listedAtNanos) {
+  /** The newest listing of the log; null before, and if Delta's own store must list it. */
+  private List<FileStatus> listing;
+
+  /** The path from which the listing begins; null if Delta's conflict check must not use it, or has used it. */
+  private Path listedFrom;
+
+  /** {@link System#nanoTime} before the newest listing. */
+  private long listedAt;
+
+  /** The last version in a listing that Delta's conflict check has used; -1 before. */
+  private long lastVersion = -1;
+
+  /** Reads of listed versions that have begun, by path. */
+  private final Map<Path, Future<List<String>>> reads = new HashMap<>();
+
+  private LightTransaction(DeltaLog log, Snapshot snapshot, long listedAtNanos, OwnCommit previous) {
     super(log, Option.empty(), snapshot);
     this.listedAtNanos = listedAtNanos;
+    this.previous = previous;
+    expectsWriters = previous == null;
   }
 
   /**
@@ -140,12 +174,13 @@ public final class LightTransaction extends OptimisticTransaction {
     if (!append.ticket.equals(Guard.ticket()) || !spark.sparkContext().conf().getBoolean(ENABLED, true)) {
       return null;
     }
+    PropertySources.remove(spark.sparkContext().hadoopConfiguration());
     DeltaLog log = DeltaLog.forTable(spark, append.location);
     Snapshot known = log.unsafeVolatileSnapshot();
     OwnCommit commit = UNDISTURBED_COMMITS.get(log.logPath().toString());
     if (commit != null && commit.version == known.version() && Checkpoints.knowsLast(known)
         && System.nanoTime() - commit.listedAtNanos < LISTING_NANOS) {
-      return new LightTransaction(log, known, commit.listedAtNanos);
+      return new LightTransaction(log, known, commit.listedAtNanos, commit);
     }
     long listedAtNanos = System.nanoTime();
     OptimisticTransaction transaction = start.apply();
@@ -153,20 +188,29 @@ public final class LightTransaction extends OptimisticTransaction {
     // With adaptive metadata a checkpoint is part of the commit or another commit.
     boolean isLight = transaction.deltaLog() == log && transaction.catalogTable().isEmpty() && newest.version() >= 0
         && !DeltaApi.commitsCheckpoints(newest.protocol());
-    return isLight ? new LightTransaction(log, newest, listedAtNanos) : transaction;
+    return isLight ? new LightTransaction(log, newest, listedAtNanos, null) : transaction;
   }
 
   /** Returns this thread's light transaction on a table; null if there is none. */
   static LightTransaction of(VersionFile file) {
+    return of(file.path().getParent());
+  }
+
+  private static LightTransaction of(Path logFolder) {
     boolean isWrite = Guard.ticket() != null && Guard.writeId() != null;
-    return isWrite && ActiveTransaction.of(file.table()) instanceof LightTransaction light ? light : null;
+    return isWrite && ActiveTransaction.of(logFolder.getParent().toString()) instanceof LightTransaction light
+        ? light
+        : null;
   }
 
   /** Returns this thread's light transaction on a table; null if there is none, or group commits are off. */
   static LightTransaction grouping(VersionFile file) {
     LightTransaction light = of(file);
-    boolean isOn = light != null && light.spark().sparkContext().conf().get(GROUP_COMMITS, "").equalsIgnoreCase("true");
-    return isOn ? light : null;
+    return light != null && light.isGrouping() ? light : null;
+  }
+
+  private boolean isGrouping() {
+    return spark().sparkContext().conf().get(GROUP_COMMITS, "").equalsIgnoreCase("true");
   }
 
   /**
@@ -187,12 +231,98 @@ public final class LightTransaction extends OptimisticTransaction {
   }
 
   /** Returns the lines of a file, and records them if it is a version after the one that the transaction has read. */
-  static CloseableIterator<String> recording(Path path, CloseableIterator<String> lines) {
+  static CloseableIterator<String> read(Path path, LogStore reader, Configuration conf) throws IOException {
     VersionFile file = VersionFile.of(path);
-    LightTransaction light = file == null ? null : grouping(file);
-    return light == null || file.version() <= light.readVersion()
-        ? lines
-        : light.newerVersions.recording(file.version(), lines);
+    LightTransaction light = file == null ? null : of(file);
+    if (light == null || file.version() <= light.readVersion()) {
+      return LogReads.read(path, reader, conf);
+    }
+    Future<List<String>> begun = light.reads.remove(path);
+    List<String> content = begun == null ? null : LogReads.await(begun);
+    CloseableIterator<String> lines =
+        content == null ? LogReads.read(path, reader, conf) : LogReads.iterator(content);
+    return light.isGrouping() ? light.newerVersions.recording(file.version(), lines) : lines;
+  }
+
+  /**
+   * Lists the log, see {@link LogListing#listFrom}. For the conflict check of a light transaction it returns the listing
+   * that has found the conflict, and begins to read the versions.
+   */
+  static List<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
+    LightTransaction light = of(path.getParent());
+    if (light == null) {
+      return LogReads.list(path, conf);
+    }
+    if (!path.equals(light.listedFrom)) {
+      light.list(path, conf);
+    }
+    List<FileStatus> files = light.listing;
+    light.listedFrom = null;
+    if (files != null) {
+      light.readAhead(files, conf);
+    }
+    return files;
+  }
+
+  /**
+   * Returns whether a version exists.
+   *
+   * <p>If other writers commit to the table, it probably does. Then Delta lists the log to check for conflicts. So the
+   * log is listed here, and the listing serves both.
+   */
+  static boolean isTaken(VersionFile file, Configuration conf) throws IOException {
+    LightTransaction light = of(file);
+    if (light != null && light.expectsWriters) {
+      // Delta lists from this path.
+      light.list(new Path(file.path().getParent(), String.format("%020d.", file.version())), conf);
+      if (light.listing != null) {
+        String name = file.path().getName();
+        boolean isTaken = light.listing.stream().anyMatch(status -> status.getPath().getName().equals(name));
+        light.listedFrom = isTaken ? light.listedFrom : null;
+        return isTaken;
+      }
+    }
+    boolean isTaken = LogListing.exists(file.path(), conf);
+    if (light != null) {
+      light.expectsWriters = isTaken;
+    }
+    return isTaken;
+  }
+
+  private void list(Path path, Configuration conf) throws IOException {
+    listedAt = System.nanoTime();
+    listing = LogReads.list(path, conf);
+    listedFrom = path;
+  }
+
+  private void readAhead(List<FileStatus> files, Configuration conf) throws IOException {
+    List<Path> versions = new ArrayList<>();
+    for (FileStatus status : files) {
+      VersionFile file = VersionFile.of(status.getPath());
+      if (file != null && file.version() > readVersion()) {
+        versions.add(status.getPath());
+        lastVersion = file.version();
+      }
+    }
+    if (versions.size() > 1) {
+      reads.putAll(LogReads.readAhead(versions, conf));
+    }
+  }
+
+  /**
+   * Returns {@link System#nanoTime} at which a version was free; null if that was long ago or is not known. It was free
+   * when the driver had committed the version before, and when Delta's conflict check listed the log.
+   */
+  static Long wasFreeAt(VersionFile file) {
+    LightTransaction light = of(file);
+    if (light == null) {
+      return null;
+    }
+    OwnCommit previous = light.previous;
+    if (previous != null && previous.version == file.version() - 1 && System.nanoTime() - previous.atNanos < RECENT_NANOS) {
+      return previous.atNanos;
+    }
+    return light.hasLock || light.lastVersion == file.version() - 1 ? light.listedAt : null;
   }
 
   /**

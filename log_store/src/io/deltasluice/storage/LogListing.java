@@ -32,22 +32,25 @@ final class LogListing {
   /**
    * Returns the file at a path and the files in its folder whose names sort after it, in the order of their names.
    *
-   * @return an empty list if Delta's own store must list the folder
+   * @return null if Delta's own store must list the folder
    */
   static List<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
     String name = path.getName();
     if (name.isEmpty() || !Character.isDigit(name.charAt(0))) {
-      return List.of();
+      return null;
     }
     try {
       List<FileStatus> files = S3a.list(path.getFileSystem(conf), path);
+      if (files == null) {
+        return null;
+      }
       files.removeIf(file -> file.getPath().getName().compareTo(name) < 0);
       files.sort(Comparator.comparing(file -> file.getPath().getName()));
       return files;
     } catch (RuntimeException | LinkageError e) {
       // The driver has no S3A or another version of it, or this S3A refuses such requests.
       LOG.debug("{} is listed by Delta's own store", path, e);
-      return List.of();
+      return null;
     }
   }
 
@@ -79,11 +82,10 @@ final class LogListing {
     }
 
     static List<FileStatus> list(FileSystem fs, Path path) throws IOException {
-      List<FileStatus> files = new ArrayList<>();
       if (!(fs instanceof S3AFileSystem s3) || s3.getConf().getInt("fs.s3a.list.version", 2) != 2
           || s3.hasPathCapability(path, "fs.s3a.capability.s3express.storage")) {
         // Only version 2 of the list request has startAfter. A directory bucket does not list its keys in order.
-        return files;
+        return null;
       }
       Path qualifiedPath = s3.makeQualified(path);
       Path folder = qualifiedPath.getParent();
@@ -102,6 +104,7 @@ final class LogListing {
       RemoteIterator<?> listing = (RemoteIterator<?>) ByName.call(
           s3.getListing(), "createFileStatusListingIterator", folder, S3ListRequest.v2(request), acceptAll,
           new Listing.AcceptAllButSelfAndS3nDirs(folder), s3.getActiveAuditSpan());
+      List<FileStatus> files = new ArrayList<>();
       while (listing.hasNext()) {
         files.add((FileStatus) listing.next());
       }

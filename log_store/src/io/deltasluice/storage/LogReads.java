@@ -1,0 +1,149 @@
+package io.deltasluice.storage;
+
+import io.delta.storage.CloseableIterator;
+import io.delta.storage.LogStore;
+import java.io.IOException;
+import java.io.InterruptedIOException;
+import java.nio.charset.StandardCharsets;
+import java.security.PrivilegedExceptionAction;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataInputStream;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FutureDataInputStreamBuilder;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.security.UserGroupInformation;
+import org.apache.hadoop.util.functional.FutureIO;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Reads files of the log that were listed on S3, each with one request, and several at once.
+ *
+ * <p>S3A asks for a file's status before it reads the file, unless the caller has the status. S3A then requires that the
+ * file has the ETag of that status.
+ */
+final class LogReads {
+  private static final Logger LOG = LoggerFactory.getLogger(LogReads.class);
+
+  /** Maximum size of a file that is read at once, in bytes. */
+  private static final int MAX_BYTES = 1 << 20;
+
+  /** Maximum number of files that are read at the same time for one transaction. */
+  private static final int MAX_AHEAD = 16;
+
+  private static final int MAX_STATUSES = 1000;
+
+  /** The statuses of the files that were listed last. */
+  private static final Map<Path, FileStatus> STATUSES = Collections.synchronizedMap(new LinkedHashMap<>() {
+    private static final long serialVersionUID = 1L;
+
+    @Override
+    protected boolean removeEldestEntry(Map.Entry<Path, FileStatus> eldest) {
+      return size() > MAX_STATUSES;
+    }
+  });
+
+  private static final ExecutorService THREADS = Executors.newCachedThreadPool(task -> {
+    Thread thread = new Thread(task, "sluice-log-read");
+    thread.setDaemon(true);
+    return thread;
+  });
+
+  private LogReads() {}
+
+  /** Lists the log, see {@link LogListing#listFrom}, and records the files. */
+  static List<FileStatus> list(Path path, Configuration conf) throws IOException {
+    List<FileStatus> files = LogListing.listFrom(path, conf);
+    if (files != null) {
+      files.forEach(file -> STATUSES.put(file.getPath(), file));
+    }
+    return files;
+  }
+
+  /** Returns the lines of a file. */
+  static CloseableIterator<String> read(Path path, LogStore reader, Configuration conf) throws IOException {
+    List<String> lines = readListed(path, conf);
+    return lines == null ? reader.read(path, conf) : iterator(lines);
+  }
+
+  /** Begins to read files that were listed, up to a limit. A result is null if the file must be read with {@link #read}. */
+  static Map<Path, Future<List<String>>> readAhead(List<Path> paths, Configuration conf) throws IOException {
+    Map<Path, Future<List<String>>> reads = new HashMap<>();
+    for (Path path : paths.subList(0, Math.min(paths.size(), MAX_AHEAD))) {
+      reads.put(path, begin(() -> readListed(path, conf)));
+    }
+    return reads;
+  }
+
+  /** Begins a request to the store in another thread, as the user of this thread. */
+  static <T> Future<T> begin(PrivilegedExceptionAction<T> request) throws IOException {
+    UserGroupInformation user = UserGroupInformation.getCurrentUser();
+    return THREADS.submit(() -> user.doAs(request));
+  }
+
+  /** Waits for the result of a request. */
+  static <T> T await(Future<T> request) throws IOException {
+    try {
+      return request.get();
+    } catch (ExecutionException e) {
+      throw e.getCause() instanceof IOException failure ? failure : new IOException(e.getCause());
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+      throw (IOException) new InterruptedIOException("interrupted while the log was read").initCause(e);
+    }
+  }
+
+  /** Returns an iterator over lines that were read. */
+  static CloseableIterator<String> iterator(List<String> lines) {
+    Iterator<String> iterator = lines.iterator();
+    return new CloseableIterator<>() {
+      @Override
+      public boolean hasNext() {
+        return iterator.hasNext();
+      }
+
+      @Override
+      public String next() {
+        return iterator.next();
+      }
+
+      @Override
+      public void close() {}
+    };
+  }
+
+  /** Returns the lines of a file; null if it was not listed, is large, or cannot be read with its status. */
+  private static List<String> readListed(Path path, Configuration conf) throws InterruptedIOException {
+    FileStatus status = STATUSES.get(path);
+    if (status == null || status.getLen() > MAX_BYTES) {
+      return null;
+    }
+    byte[] content = new byte[(int) status.getLen()];
+    try {
+      FutureDataInputStreamBuilder builder = path.getFileSystem(conf).openFile(path)
+          .opt("fs.option.openfile.read.policy", "whole-file")
+          .withFileStatus(status);
+      try (FSDataInputStream in = FutureIO.awaitFuture(builder.build())) {
+        in.readFully(content);
+      }
+    } catch (InterruptedIOException e) {
+      throw e;
+    } catch (IOException | RuntimeException e) {
+      // For example: the file was replaced.
+      LOG.debug("{} is read by Delta's own store", path, e);
+      STATUSES.remove(path, status);
+      return null;
+    }
+    return new String(content, StandardCharsets.UTF_8).lines().toList();
+  }
+}
