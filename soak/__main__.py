@@ -79,6 +79,10 @@ def soak(
     hold: Annotated[
         Hold, typer.Option(help="With [bold]--engine spark[/]: lock the commit alone, or the whole write.")
     ] = Hold.COMMIT,
+    group_commits: Annotated[
+        bool,
+        typer.Option(help="With [bold]--engine spark[/] at the gate: a holder commits appends that wait behind it."),
+    ] = True,
     without: Annotated[
         Protection | None, typer.Option(help="Leave one protection out. Then the soak must fail.")
     ] = None,
@@ -146,8 +150,8 @@ def soak(
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")
     options = SoakOptions(
         engine=engine.value, writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
-        lock_during=hold.value, without=without.value if without else None, zookeeper=zookeeper,
-        zookeeper_image=zookeeper_image, table=table,
+        lock_during=hold.value, group_commits=group_commits, without=without.value if without else None,
+        zookeeper=zookeeper, zookeeper_image=zookeeper_image, table=table,
         session_seconds=session, gap=gap, output=output,
     )  # fmt: skip
     options = replace(options, faults=choose_faults(faults, options))

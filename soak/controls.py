@@ -6,12 +6,12 @@ The parts that lack a protection are in :mod:`soak.unprotected`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
 from lock_manager import Hold, LockManager, ZookeeperLockManager
 from soak.unprotected import (
+    GuardCallbacks,
     InnermostBlockGuard,
     IntentlessGuard,
     IsolatedManager,
@@ -43,6 +43,18 @@ class Protection(StrEnum):
     IDENTITY = "identity"
     #: Each commit belongs to the innermost block of the hold, regardless of its thread.
     BLOCK = "block"
+    # Protections of group commits; soak.group_controls describes a run without each.
+    NAMED_MEMBERS = "named-members"
+    WAITING_MEMBERS = "waiting-members"
+    REMAINING_MEMBERS = "remaining-members"
+    MEMBER_ASKS = "member-asks"
+    INTENTS_FIRST = "intents-first"
+    MEMBER_LOOKS = "member-looks"
+    COMMITTED_OFFERS = "committed-offers"
+    MEMBER_STAMPS = "member-stamps"
+    MEMBER_ACTIONS = "member-actions"
+    KEPT_FILES = "kept-files"
+    LOG_PROVES = "log-proves"
 
 
 def begin_block(without: Protection | None, hold: Hold) -> None:
@@ -65,17 +77,15 @@ def make_manager(without: Protection | None, hosts: str, **settings: Any) -> Loc
     return manager_class(hosts, **settings)
 
 
-def make_guard(
-    without: Protection | None, on_answer: Callable[[], None], on_request: Callable[[Mapping[str, Any]], None]
-) -> WatchedGuard:
-    """Return the guard for a run without this protection; see :class:`WatchedGuard` for the callbacks."""
+def make_guard(without: Protection | None, callbacks: GuardCallbacks) -> WatchedGuard:
+    """Return the guard for a run without this protection."""
     guards: dict[Protection | None, type[WatchedGuard]] = {
         Protection.BINDING: UnboundGuard,
         Protection.INTENT: IntentlessGuard,
         Protection.IDENTITY: SharedIdentityGuard,
         Protection.BLOCK: InnermostBlockGuard,
     }
-    return guards.get(without, WatchedGuard)(on_answer, on_request)
+    return guards.get(without, WatchedGuard)(callbacks)
 
 
 def add_stamp(line: str, answer: str, attempt: str) -> str:

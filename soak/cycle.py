@@ -38,9 +38,9 @@ class Cycle(Generic[WorkerT]):
         self._record_hold(hold)
         return hold
 
-    def _record_wait(self) -> None:
+    def _record_wait(self, **fields: Any) -> None:
         self._reach("asking")
-        self._record("waiting")
+        self._record("waiting", **fields)
 
     def _record_hold(self, hold: Hold) -> None:
         """Record a hold, and later its loss. The token is a field of all later events."""

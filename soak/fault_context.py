@@ -59,6 +59,7 @@ class FaultContext:
         random: Seeded random numbers.
         history: All events so far.
         slack_seconds: Additional seconds for a step of these writers, compared with a JVM without Spark.
+        makes_groups: Whether the writers make group commits.
 
     """
 
@@ -71,6 +72,7 @@ class FaultContext:
     random: random.Random
     history: Sequence[Event]
     slack_seconds: float = 0.0
+    makes_groups: bool = False
 
     def newest_attempt(self, writer: str, version: int) -> Event | None:
         """Return the newest attempt of a writer if it is for this version, else None."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from soak.fault_context import PUT, FaultContext, Incident
 from soak.process_faults import cut_s3, cut_zookeeper, lost_reply, process_fault
-from soak.queue_faults import break_lock, cancel_queued, expire_queued, second_hold
+from soak.queue_faults import break_lock, cancel_queued, expire_queued, queued_process_fault, second_hold
 from soak.service_faults import rolling_restart, s3_fault, s3_late, zookeeper_fault
 
 
@@ -61,6 +61,9 @@ _ALL = (
     FaultClass("expire-queued", "the session of a waiter expires in the queue", ("asking",), expire_queued),
     FaultClass("cancel-queued", "a waiter cancels its wait in the queue and requests the lock again", ("asking",),
                cancel_queued),
+    FaultClass("pause-queued", "SIGSTOP of a waiter past its session timeout, then SIGCONT", ("asking",),
+               queued_process_fault("pause-queued", _STOP)),
+    FaultClass("kill-queued", "SIGKILL of a waiter", ("asking",), queued_process_fault("kill-queued", _KILL)),
     FaultClass("lost-zookeeper-reply", "ZooKeeper executes a request; reply and connection are lost",
                ("asking", "data", "releasing"), lost_reply),
     FaultClass("break-lock", "another client deletes the contender", _HOLD_AND_PUT_POINTS, break_lock),

@@ -3,7 +3,8 @@
 Events and points are those of :mod:`soak.store_cycle`, with these differences: rows are computed and written before
 the lock is requested; ``stored`` and ``releasing`` are reached when the log store has reported the outcome of the
 put, before the lock is released; ``acknowledged`` has the commit id, and no transaction if another writer committed the
-operation; and ``gave-up`` has the rows of an operation that the writer reported as not committed.
+operation; and ``gave-up`` has the rows of an operation that the writer reported as not committed. ``waiting`` has the
+write id of an append that a holder may commit (``offer``), and ``grouped`` has the write ids that an intent names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from lock_manager import Hold, LockLostError, LockManager, SluiceError
+from lock_manager.coordinator import Offer
 from lock_manager.intents import NO_VERSION
 from soak.errors import JvmGoneError
 from soak.operations import Operation
@@ -35,6 +37,7 @@ class GateCycle(SparkCycle):
         worker = self._worker
         self._hold_ids: list[str] = []
         self._recorded_stored = False
+        self._has_read = False
         self._log = SettlingLog(worker, self._table, self._fill)
         self._operation = self._choose_operation()
         self._ids = list(self._operation.ids)
@@ -51,6 +54,18 @@ class GateCycle(SparkCycle):
             for hold_id in self._hold_ids:
                 del worker.cycles[hold_id]
 
+    def on_put_request(self, request: Mapping[str, Any]) -> None:
+        """Record an attempt; before it, that the log store has found its version free, if no read is recorded."""
+        if not self._is_filling and not self._has_read:
+            self._record_read(int(request["version"]) - 1)
+        super().on_put_request(request)
+
+    def on_put_answer(self, answer: Mapping[str, Any]) -> None:
+        """Record the members of a put."""
+        members = [member["stamp"].get("commit_id") for member in answer.get("members", ())]
+        if members:
+            self._record("grouped", txn=self._attempts[-1].txn, members=members)
+
     def on_outcome(self, outcome: Mapping[str, Any]) -> None:
         """Record a stored put while the lock is held, in the thread that receives its outcome."""
         if outcome["outcome"] == "committed":
@@ -63,8 +78,12 @@ class GateCycle(SparkCycle):
         ids = worker.take_ids()
         if self._log.head().version == NO_VERSION:
             return Operation("append", ids)
+        if worker.options.appends_only:
+            return Operation("offered", ids)
         deletable = worker.deletable[self._table]
-        operation = Operation.choose(ids, worker.options.name, deletable[0] if deletable else ())
+        operation = Operation.choose(
+            ids, worker.options.name, deletable[0] if deletable else (), in_groups=worker.options.group_commits
+        )
         if operation.deletes:
             # A batch is deleted only once, even if the outcome is unknown.
             deletable.popleft()
@@ -80,23 +99,28 @@ class GateCycle(SparkCycle):
             # The empty commit is recorded, and its attempt does not belong to this transaction.
             self._attempts.clear()
 
-    def _on_request(self) -> None:
+    def _on_request(self, offer: Offer | None) -> None:
         """Record a request for the lock, and that an earlier attempt through the gate was refused."""
         for attempt in self._attempts[-1:]:
             self._record("refused", error="NotStagedError", message="repeated with the lock", txn=attempt.txn)
         self._attempts.clear()
-        self._record_wait()
+        self._record_wait(offer=offer.write_id if offer is not None else None)
 
     def _on_hold(self, hold: Hold) -> None:
         self._record_hold(hold)
         self._worker.cycles[hold.hold_id] = self
         self._hold_ids.append(hold.hold_id)
+        self._has_read = False
         self._reach("acquired")
         self._take_steps(ACQUIRED, StepContext(hold, self._read_in_new_block, self._commit_in_two_threads))
 
     def _read(self, _: Hold) -> None:
+        self._record_read(self._log.head().version)
+
+    def _record_read(self, version: int) -> None:
         """Record the newest version. No put of an earlier hold may add a version after that."""
-        self._record("read", version=self._log.head().version)
+        self._has_read = True
+        self._record("read", version=version)
         self._reach("read")
 
     def _record_stored(self, name: str) -> None:
@@ -127,10 +151,13 @@ class GateCycle(SparkCycle):
         facts = {"error": type(jvm_error or error).__name__, "message": str(error)}
         is_unknown = jvm_error is not None or isinstance(error, CommitUnknownError | UnprovenCommitError)
         is_refused = isinstance(error, SluiceError) and not is_unknown
-        if not self._attempts:
-            self._record("gave-up", **facts, ids=self._ids if is_refused else [])
-        else:
+        if self._attempts:
             self._record("refused" if is_refused else "unknown", **facts, txn=self._attempts[-1].txn)
+        elif isinstance(error, CommitUnknownError):
+            # Another writer may have committed the operation, or may still commit it.
+            self._record("unknown", **facts, txn=None)
+        else:
+            self._record("gave-up", **facts, ids=self._ids if is_refused else [])
         if self._hold_ids:
             self._record("released", lost=isinstance(error, LockLostError) or self._hold.lost is not None)
         if jvm_error is not None:
@@ -142,18 +169,20 @@ class _ObservedManager:
 
     Args:
         manager: The lock manager.
-        on_request: Called before each request.
+        on_request: Called before each request with its offer, or None.
         on_hold: Called with each hold before the caller gets it. An error releases the hold.
 
     """
 
-    def __init__(self, manager: LockManager, on_request: Callable[[], None], on_hold: Callable[[Hold], None]) -> None:
+    def __init__(
+        self, manager: LockManager, on_request: Callable[[Offer | None], None], on_hold: Callable[[Hold], None]
+    ) -> None:
         self._manager = manager
         self._on_request = on_request
         self._on_hold = on_hold
 
     def acquire_all(self, *tables: Any, **options: Any) -> Hold:
-        self._on_request()
+        self._on_request(options.get("offer"))
         hold = self._manager.acquire_all(*tables, **options)
         try:
             self._on_hold(hold)

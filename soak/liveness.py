@@ -11,6 +11,7 @@ from soak.violation import Violation, hold_of, related_events
 _SCHEDULING_SECONDS = 2.0
 _STRIKES = frozenset({"holder-gone", "killed", "fault"})
 _OUTCOMES = frozenset({"stored", "filled", "refused", "unknown"})
+_WAIT_ENDS = frozenset({"holding", "acknowledged", "unknown", "gave-up", "ended", "killed"})
 
 
 def all_attempts_have_outcomes(evidence: Evidence) -> Iterator[Violation]:
@@ -55,13 +56,14 @@ def waiters_follow_dead_holders(evidence: Evidence) -> Iterator[Violation]:
 def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
     """Yield each end of a holder that had waiters, with the ``holding`` event of the next holder, or None.
 
-    An end is skipped if a fault is recorded for another writer before the takeover, or if the history ends within the
-    bound of I7 and before a takeover.
+    An end is skipped if a fault is recorded for another writer before the takeover, if no waiter waits until then, or
+    if the history ends within the bound of I7 and before a takeover.
     """
     bound = _longest_takeover(evidence)
     history = evidence.history
     for index, death in enumerate(history):
-        if death["event"] != "holder-gone" or not _waiters(history[: index + 1], death):
+        waiters = _waiters(history[: index + 1], death) if death["event"] == "holder-gone" else []
+        if not waiters:
             continue
         latest_takeover, later_events = death["monotonic"] + bound, history[index + 1 :]
         successor = next((event for event in later_events if _takes_over(event, death)), None)
@@ -70,6 +72,9 @@ def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
             event["event"] in _STRIKES and event.get("worker") != death.get("worker") and event["monotonic"] < until
             for event in later_events
         ):
+            continue
+        if all(_ends_without_hold(later_events, waiter, until) for waiter in waiters):
+            # The dead holder had committed their appends.
             continue
         if successor is not None or history[-1]["monotonic"] > latest_takeover:
             yield death, successor
@@ -170,11 +175,19 @@ def _takes_over(event: Event, death: Event) -> bool:
     return is_hold_of_table and bool(event["token"] > death["token"])
 
 
+def _ends_without_hold(later_events: Sequence[Event], waiter: str, until: float) -> bool:
+    """Return whether the wait of a writer ends before this time, and without the lock."""
+    end = next(
+        (event for event in later_events if event.get("worker") == waiter and event["event"] in _WAIT_ENDS), None
+    )
+    return end is not None and end["event"] != "holding" and bool(end["monotonic"] < until)
+
+
 def _waiters(history: Sequence[Event], death: Event) -> list[str]:
     """Return the other writers that wait in the queue of the table at the end of this history."""
     waits: dict[str, bool] = {}
     for event in history:
         worker = str(event.get("worker"))
-        if event["event"] in ("waiting", "holding", "acknowledged", "gave-up", "ended", "killed"):
+        if event["event"] in _WAIT_ENDS | {"waiting"}:
             waits[worker] = event["event"] == "waiting" and event.get("table") == death["table"]
     return [worker for worker, is_waiting in waits.items() if is_waiting and worker != death.get("worker")]

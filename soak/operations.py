@@ -12,13 +12,18 @@ from lock_manager import Hold
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.late_rows.apply import apply_rows
 
-OperationName = Literal["append", "merge", "delete", "apply_rows"]
-"""Kind of an operation."""
+OperationName = Literal["append", "offered", "merge", "delete", "apply_rows"]
+"""Kind of an operation. An ``offered`` append has no ``before_write``, so that a holder may commit it."""
 
 #: Columns of every table, as SQL over ``id``. No table has partitions, because the invariants are about the lock of the
 #: whole table, and apply_rows would lock partitions.
 COLUMNS = ("id", "timestamp_micros(id) AS at")
 _TURNS: tuple[OperationName, ...] = ("append", "merge", "delete", "apply_rows")
+# Operations with group commits. Most are appends, because an operation of another kind ends a group.
+_GROUP_TURNS: tuple[OperationName, ...] = (
+    "offered", "offered", "merge", "offered", "offered", "append", "offered", "offered", "delete", "offered", "offered",
+    "apply_rows",
+)  # fmt: skip
 
 
 def make_rows(spark: SparkSession, ids: Sequence[int]) -> DataFrame:
@@ -44,19 +49,21 @@ class Operation:
     transaction: tuple[str, int] | None = None
 
     @classmethod
-    def choose(cls, ids: Sequence[int], app_id: str, deletable: Sequence[int]) -> Operation:
+    def choose(cls, ids: Sequence[int], app_id: str, deletable: Sequence[int], *, in_groups: bool = False) -> Operation:
         """Choose the next operation of a writer.
 
         Args:
             ids: New consecutive ids, which determine the kind.
             app_id: Application of the writer's ``txn``.
             deletable: Ids of rows that may be deleted. If there are none, an append takes the turn of the delete.
+            in_groups: Whether holders may commit appends of other writers.
 
         """
-        name = _TURNS[ids[0] // len(ids) % len(_TURNS)]
+        number, turns = ids[0] // len(ids), _GROUP_TURNS if in_groups else _TURNS
+        name = turns[number % len(turns)]
         if name == "delete" and deletable:
             return cls(name, (), deletable)
-        if name == "apply_rows":
+        if name == "apply_rows" or (name == "offered" and number % 2):
             # Ids rise from one process of a writer to the next, and so do the versions of its txn.
             return cls(name, ids, transaction=(app_id, ids[0]))
         return cls("append" if name == "delete" else name, ids)
@@ -78,6 +85,8 @@ class Operation:
         if self.name == "delete":
             return writer.delete(_condition("", self.deletes), lock_during="commit", before_write=before_write)
         rows = make_rows(spark, self.ids)
+        if self.name == "offered":
+            return writer.append(rows, lock_during="commit", txn=self.transaction)
         if self.name == "append":
             return writer.append(rows, lock_during="commit", before_write=before_write)
         if self.name == "merge":

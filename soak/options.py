@@ -9,6 +9,7 @@ from lock_manager import SettingsError
 from soak.controls import Protection
 from soak.engines import SPARK, STORE
 from soak.faults import CLASSES
+from soak.group_controls import GROUP_CONTROLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,9 @@ class SoakOptions:
         minutes: Minutes after which the run ends; None if ``commits`` ends it.
         faults: Names of the classes of faults.
         seed: Seed of the faults and of the writers' steps.
+        group_commits: Whether Spark drivers at the gate make group commits. Only a part of the operations are appends
+            that a group may contain.
+        appends_only: Whether Spark drivers at the gate only append, without ``before_write``.
         without: Protection to leave out, or None.
         zookeeper: Connection string of an ensemble; None for an ensemble of this run.
         zookeeper_image: Image of the ensemble's containers; None for embedded servers.
@@ -46,6 +50,8 @@ class SoakOptions:
     minutes: float | None = None
     faults: tuple[str, ...] = ()
     seed: int = 1
+    group_commits: bool = True
+    appends_only: bool = False
     without: str | None = None
     zookeeper: str | None = None
     zookeeper_image: str | None = None
@@ -65,16 +71,27 @@ class SoakOptions:
                 raise SettingsError(f"--faults {name}: needs {self.unavailable_faults[name]}")
         if self.zookeeper and self.zookeeper_image:
             raise SettingsError("give either --zookeeper or --zookeeper-image")
+        self._refuse_impossible_control()
+        if self.writers < 2 and self.faults:  # noqa: PLR2004
+            raise SettingsError("--writers 1: faults need at least two writers; raise it, or pass --faults none")
+        if (self.commits is None) == (self.minutes is None):
+            raise SettingsError("give either --commits or --minutes")
+
+    def _refuse_impossible_control(self) -> None:
+        """Raise if these writers cannot leave out the protection."""
         if self.engine == SPARK.name and self.without == Protection.CONDITION:
             raise SettingsError("--without condition: only --engine store can leave out the condition")
         if self.engine == SPARK.name and self.lock_during == "commit" and self.without == Protection.ATTEMPTS:
             raise SettingsError("--without attempts: a write through the gate has only one block; add --hold write")
         if self.engine != SPARK.name and self.without in (Protection.IDENTITY, Protection.BLOCK):
             raise SettingsError(f"--without {self.without}: only --engine spark has operations with a write id")
-        if self.writers < 2 and self.faults:  # noqa: PLR2004
-            raise SettingsError("--writers 1: faults need at least two writers; raise it, or pass --faults none")
-        if (self.commits is None) == (self.minutes is None):
-            raise SettingsError("give either --commits or --minutes")
+        if self.without in GROUP_CONTROLS and not self.makes_groups:
+            raise SettingsError(f"--without {self.without}: only --engine spark at the gate makes group commits")
+
+    @property
+    def makes_groups(self) -> bool:
+        """Whether the writers make group commits."""
+        return self.group_commits and self.engine == SPARK.name and self.lock_during == "commit"
 
     @property
     def commits_between_faults(self) -> int:

@@ -44,10 +44,10 @@ _TRANSACTION_OUTCOMES = OUTCOMES - {"ended"}
 
 _EFFECTS: Mapping[str, tuple[str, ...]] = {
     "lost hold": ("pause-python", "pause-both", "cut-zookeeper", "break-lock", "second-hold"),
-    "dead writer": ("kill-python", "kill-jvm", "kill-both"),
+    "dead writer": ("kill-python", "kill-jvm", "kill-both", "kill-queued"),
     "PUT of unknown outcome": ("cut-s3", "s3-lost-reply", "s3-500", "s3-503", "s3-unavailable", "s3-delay", "s3-late"),
     "refused PUT": ("s3-403", "s3-409", "s3-412"),
-    "slow writer": ("pause-jvm", "lost-zookeeper-reply", "expire-queued", "cancel-queued"),
+    "slow writer": ("pause-jvm", "lost-zookeeper-reply", "expire-queued", "cancel-queued", "pause-queued"),
     "ensemble": tuple(name for name in CLASSES if name.startswith("zookeeper-")),
 }
 _UNFINISHED = "unfinished intent"

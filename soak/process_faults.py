@@ -9,6 +9,7 @@ from soak.fault_context import (
     OUTCOMES,
     FaultContext,
     Incident,
+    Wait,
     hold_fields,
     is_from,
     is_from_hold,
@@ -19,6 +20,7 @@ from soak.fault_context import (
     wait_for_outcome,
     wait_until,
 )
+from soak.processes import WriterProcess
 
 _START_SECONDS = 60.0
 _REPLY_SECONDS = 10.0
@@ -53,12 +55,20 @@ def process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool)
             context.record("resumed", worker=writer, table=event["table"], token=event["token"])
             yield from wait_for_outcome(context, writer)
         else:
-            yield from wait_for(
-                _START_SECONDS + 2 * context.slack_seconds,
-                lambda _: context.writers[writer] is not process and context.writers[writer].python is not None,
-            )
+            yield from wait_for_replacement(context, process)
 
     return strike
+
+
+def wait_for_replacement(context: FaultContext, process: WriterProcess) -> Wait:
+    """Wait until the writer that replaces a killed process is ready."""
+    writers, name = context.writers, process.options.name
+    return (
+        yield from wait_for(
+            _START_SECONDS + 2 * context.slack_seconds,
+            lambda _: writers[name] is not process and writers[name].python is not None,
+        )
+    )
 
 
 def cut_zookeeper(context: FaultContext, writer: str, point: str) -> Incident:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import signal
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 
 from soak.evidence import Event
 from soak.fault_context import (
     OUTCOMES,
+    PUT,
     FaultContext,
     Incident,
+    Stop,
+    StopWait,
     is_from,
     is_takeover,
     stop_at,
@@ -17,25 +22,55 @@ from soak.fault_context import (
     wait_for_outcome,
     wait_until,
 )
+from soak.process_faults import wait_for_replacement
 
 _QUEUE_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0
 
-_QueueWait = Generator[None, Event | None, tuple[str, str] | None]
+
+@dataclass(frozen=True)
+class Queued:
+    """A writer that waits behind a stopped holder.
+
+    Attributes:
+        holder: Name of the holder.
+        point: Point at which the holder is stopped.
+        stop: Its stop.
+
+    """
+
+    holder: str
+    point: str
+    stop: Stop
+
+    @property
+    def table(self) -> str:
+        """The table."""
+        return str(self.stop.event["table"])
+
+    def continue_holder(self, context: FaultContext) -> None:
+        """Let the holder continue; a second call has no effect."""
+        if self.stop.put is not None:
+            self.stop.put.release.set()
+        else:
+            context.writers[self.holder].send(f"pass {self.point}")
+
+
+QueuedWait = Generator[None, Event | None, Queued | None]
+"""A part of a fault that lets a writer wait behind a holder. It returns None if that did not succeed."""
 
 
 def expire_queued(context: FaultContext, writer: str, point: str) -> Incident:
     """Cut a waiter off from ZooKeeper until its session and its contender are gone."""
-    queued = yield from _queue_behind_holder(context, writer, point)
+    queued = yield from queue_behind_holder(context, writer, point)
     if queued is None:
         return
-    table, holder = queued
-    link = context.writers[writer].link
-    context.record("fault", kind="expire-queued", worker=writer, point=point, table=table)
+    table, link = queued.table, context.writers[writer].link
+    context.record("fault", kind="expire-queued", worker=writer, point=point, table=table, holder=queued.point)
     link.cut()
     yield from wait_until(2 * context.session_seconds + 5, lambda: not context.queues.contenders(table, writer))
     link.mend()
-    context.writers[holder].send("go")
+    queued.continue_holder(context)
     yield from wait_for(_OUTCOME_SECONDS, is_from(writer, *OUTCOMES))
 
 
@@ -45,25 +80,60 @@ def cancel_queued(context: FaultContext, writer: str, point: str) -> Incident:
     The writer stops before the new request and keeps its session. So its contender in the queue, if there is one, is
     left from the cancelled wait.
     """
-    queued = yield from _queue_behind_holder(context, writer, point)
+    queued = yield from queue_behind_holder(context, writer, point)
     if queued is None:
         return
-    table, holder = queued
-    process = context.writers[writer]
-    context.record("fault", kind="cancel-queued", worker=writer, point=point, table=table)
+    table, process = queued.table, context.writers[writer]
+    context.record("fault", kind="cancel-queued", worker=writer, point=point, table=table, holder=queued.point)
     process.send(f"stop-at {point}")
     process.send("cancel")
+    if queued.point != "acquired" and context.random.random() < 0.5:  # noqa: PLR2004
+        queued.continue_holder(context)
     event = yield from wait_for(_OUTCOME_SECONDS, is_from(writer, "stopped", "ended"))
     if event is not None and event["event"] == "stopped":
         yield from wait_until(_QUEUE_SECONDS, lambda: not context.queues.contenders(table, writer))
         context.record("queue", table=table, worker=writer, left=context.queues.contenders(table, writer))
     process.send("go")
-    context.writers[holder].send("go")
+    queued.continue_holder(context)
     yield from wait_for(_OUTCOME_SECONDS, is_from(writer, *(OUTCOMES - {"gave-up"})))
 
 
-def _queue_behind_holder(context: FaultContext, writer: str, point: str) -> _QueueWait:
-    """Let a writer wait behind a stopped holder; return the table and the holder, or None if that did not succeed."""
+def queued_process_fault(name: str, number: signal.Signals) -> Callable[..., Incident]:
+    """Return the fault that sends a signal to the Python and the JVM of a waiter."""
+
+    def strike(context: FaultContext, writer: str, point: str) -> Incident:
+        queued = yield from queue_behind_holder(context, writer, point)
+        if queued is None:
+            return
+        table, process = queued.table, context.writers[writer]
+        context.record("fault", kind=name, worker=writer, point=point, table=table, holder=queued.point)
+        if number is signal.SIGKILL:
+            context.record("killed", worker=writer, incarnation=process.options.incarnation)
+        process.signal(number, python=True, jvm=True)
+        if context.random.random() < 0.5:  # noqa: PLR2004
+            queued.continue_holder(context)
+        yield from wait_until(2 * context.session_seconds + 5, lambda: not context.queues.contenders(table, writer))
+        queued.continue_holder(context)
+        if number is signal.SIGSTOP:
+            process.signal(signal.SIGCONT, python=True, jvm=True)
+            context.record("resumed", worker=writer, table=table)
+            yield from wait_for_outcome(context, writer)
+        else:
+            yield from wait_for_replacement(context, process)
+
+    return strike
+
+
+def queue_behind_holder(context: FaultContext, writer: str, point: str) -> QueuedWait:
+    """Let a writer wait behind a holder that is stopped at a random point."""
+    queued = yield from queue_behind_new_holder(context, writer, point)
+    if queued is not None and (holder_point := context.random.choice(_holder_points(context))) != queued.point:
+        return (yield from stop_holder_at(context, queued, holder_point))
+    return queued
+
+
+def queue_behind_new_holder(context: FaultContext, writer: str, point: str) -> QueuedWait:
+    """Let a writer wait behind a holder that is stopped after it has acquired the lock."""
     stop = yield from stop_at(context, writer, point)
     if stop is None:
         return None
@@ -74,8 +144,37 @@ def _queue_behind_holder(context: FaultContext, writer: str, point: str) -> _Que
     if holder_stop is not None and holder_stop.event["table"] == table:
         yield from wait_until(_QUEUE_SECONDS, lambda: bool(context.queues.contenders(table, writer)))
         if context.queues.contenders(table, writer):
-            return table, holder
+            return Queued(holder, "acquired", holder_stop)
     context.writers[holder].send("go")
+    return None
+
+
+def _holder_points(context: FaultContext) -> list[str]:
+    points = ["acquired", "checked"]
+    if context.makes_groups:
+        points += ["offers", "stored"]
+    return points if context.gate is None else [*points, PUT]
+
+
+def stop_holder_at(context: FaultContext, queued: Queued, point: str) -> QueuedWait:
+    """Let a stopped holder continue up to a later point; None if it does not come to that point."""
+    stop = yield from _stop_later(context, queued.holder, point)
+    return None if stop is None else Queued(queued.holder, point, stop)
+
+
+def _stop_later(context: FaultContext, holder: str, point: str) -> StopWait:
+    if point == PUT:
+        stopping = stop_at(context, holder, point)
+        next(stopping)
+        context.writers[holder].send("go")
+        return (yield from stopping)
+    process = context.writers[holder]
+    process.send(f"stop-at {point}")
+    process.send("go")
+    event = yield from wait_for(_OUTCOME_SECONDS, is_from(holder, "stopped", *OUTCOMES))
+    if event is not None and event["event"] == "stopped":
+        return Stop(event, None)
+    process.send(f"pass {point}")
     return None
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from soak.engines import SPARK
 from soak.evidence import Event, Evidence
+from soak.groups import group_figures
 from soak.liveness import takeovers
 from soak.options import SoakOptions
 from soak.pairs import effects_of
@@ -35,6 +36,7 @@ def summary(
 ) -> dict[str, Any]:
     """Return the verdict as JSON values.
 
+    ``groups`` has the figures of :func:`soak.groups.group_figures`; None if the writers make no group commits.
     ``acknowledged``, ``refused`` and ``unknown`` count transactions by the outcome that the writer
     reports; ``filled`` counts empty commits for unfinished intents. In ``fault_shares``, ``step_shares`` and
     ``pair_shares``, ``chances`` counts how often a fault or pair was tried, or a step could be taken, and ``times`` how
@@ -64,6 +66,7 @@ def summary(
         "fault_shares": {
             name: _share(progress.faults[name], progress.chances[name]) for name in sorted(options.faults)
         },
+        "groups": group_figures(evidence) if options.makes_groups else None,
         "step_shares": _step_shares(options.engine, evidence),
         "pair_shares": _pair_shares(evidence),
         "pairs_by_effect": _pairs_by_effect(evidence),
@@ -143,6 +146,13 @@ def _counts_table(verdict: Mapping[str, Any]) -> Table:
     for name, share in shares.items():
         if share["chances"]:
             table.add_row(f"  {name}", f"{share['times']:,} of {share['chances']:,} ({share['share']:.0%})")
+    if groups := verdict["groups"]:
+        table.add_row("versions of several writers", f"{groups['versions']:,}")
+        table.add_row("  members", f"{groups['members']:,} of {groups['offers']:,} offers")
+        for name, times in groups["faults"].items():
+            table.add_row(
+                f"  {name}", f"{times['queued']:,} with an offer in the queue, {times['named']:,} with members"
+            )
     for effects, times in verdict["pairs_by_effect"].items():
         table.add_row(f"  {effects}", f"{times:,}")
     return table

@@ -265,6 +265,7 @@ class Soak:
             record=self._record,
             history=self.history,
             slack_seconds=self._engine.slack_seconds,
+            makes_groups=self.options.makes_groups,
             random=random.Random(f"{options.seed}/acts"),  # noqa: S311 (a repeatable choice, no secret)
         )
         self._stack.callback(self._end_writers)
@@ -302,6 +303,8 @@ class Soak:
             seed=self.options.seed,
             engine=self.options.engine,
             lock_during=self.options.lock_during,
+            group_commits=self.options.makes_groups,
+            appends_only=self.options.appends_only,
             log=str(self.options.output / f"{name}.log"),
         )
         self._incarnations += 1

@@ -22,7 +22,7 @@ from soak.cycle import Cycle
 from soak.errors import JvmGoneError
 from soak.operations import COLUMNS, make_rows
 from soak.s3_faults import TWO_THREADS_SUFFIX
-from soak.spark_worker import SparkWorker
+from soak.spark_worker import GuardObserver, SparkWorker
 from soak.steps import ACQUIRED, UNKNOWN, StepContext
 from soak.two_threads import TwoThreads
 from writer_jobs.commit.guarded import guarded
@@ -52,7 +52,7 @@ class Attempt:
     txn: str
 
 
-class SparkCycle(Cycle[SparkWorker]):
+class SparkCycle(Cycle[SparkWorker], GuardObserver):
     """One hold of the lock and one transaction of Delta; see :class:`Cycle` for the arguments."""
 
     def __init__(self, worker: SparkWorker, table: str, *, second: bool = False) -> None:
@@ -102,9 +102,6 @@ class SparkCycle(Cycle[SparkWorker]):
         self._attempts.append(attempt)
         facts = {"ids": []} if self._is_filling else self._facts()
         self._record("attempting", version=attempt.version, txn=attempt.txn, **facts)
-
-    def on_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Do nothing, because no put of this cycle waits at the gate."""
 
     def _facts(self) -> dict[str, Any]:
         """Return the fields that describe the operation in the history."""

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
@@ -21,6 +21,7 @@ from sluice.local.jars import jar_paths
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from soak.controls import Protection
 from soak.errors import JvmGoneError
+from soak.group_controls import GROUP_CONTROLS
 from soak.hadoop import allow_short_timeouts
 from soak.unprotected import is_put_request
 from soak.worker import Worker
@@ -39,11 +40,14 @@ _SETTINGS = {
 }
 
 
-class GuardObserver(Protocol):
-    """An observer of the requests to the guard under one hold."""
+class GuardObserver:
+    """An observer of the requests to the guard under one hold. Its methods do nothing."""
 
     def on_put_request(self, request: Mapping[str, Any]) -> None:
         """Handle the request to put a version, before it is answered."""
+
+    def on_put_answer(self, answer: Mapping[str, Any]) -> None:
+        """Handle the answer to that request."""
 
     def on_outcome(self, outcome: Mapping[str, Any]) -> None:
         """Handle the outcome of a put."""
@@ -65,7 +69,8 @@ class SparkWorker(Worker):
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         hadoop = {f"spark.hadoop.{key}": value for key, value in self.options.hadoop.items()}
         mode = "off" if self.without is Protection.GUARD else "required"
-        conf = {**_SETTINGS, **hadoop, "spark.sluice.guard": mode}
+        groups = str(self.options.group_commits).lower()
+        conf = {**_SETTINGS, **hadoop, "spark.sluice.guard": mode, "spark.sluice.groupCommits": groups}
         self.spark: SparkSession = build_session(self.options.name, jars=jar_paths(), launch_conf=conf)
         self.cycles: dict[str, GuardObserver] = {}
         self.step_numbers = itertools.count()
@@ -76,6 +81,8 @@ class SparkWorker(Worker):
         writer_jobs.commit.driver_guard.GUARD = self.guard
         if mode == "required":
             writer_jobs.attach(self.spark)
+        if self.without is not None and self.without in GROUP_CONTROLS:
+            GROUP_CONTROLS[self.without].leave_out(self)
         return int(jvm.java.lang.ProcessHandle.current().pid())
 
     def warm_up(self) -> None:
@@ -98,6 +105,17 @@ class SparkWorker(Worker):
             cycle.on_outcome(request)
         elif cycle is not None and is_put_request(request):
             cycle.on_put_request(request)
+
+    def on_guard_answer(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """Pass the answer on to the observer of the commit's hold."""
+        cycle = self.cycles.get(self.guard.hold_of(request))
+        if cycle is not None:
+            cycle.on_put_answer(answer)
+
+    def make_groups(self, *, enabled: bool) -> None:
+        """Change the setting ``spark.sluice.groupCommits``."""
+        jvm_context: Any = self.spark.sparkContext._jsc.sc()  # noqa: SLF001
+        jvm_context.conf().set("spark.sluice.groupCommits", str(enabled).lower())
 
     def take_ids(self) -> list[int]:
         """Return consecutive ids that no row has yet."""

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockManager
 from soak.errors import JvmGoneError
+from soak.spark_worker import GuardObserver
 from soak.steps import DONE
 from writer_jobs import LockedDeltaWriter, locked
 
@@ -28,11 +29,11 @@ class StepWorker(Protocol):
     """The part of a writer process that the step uses."""
 
     spark: SparkSession
-    cycles: dict[str, Any]
+    cycles: dict[str, GuardObserver]
     in_step: bool
 
 
-class TwoThreads:
+class TwoThreads(GuardObserver):
     """One step.
 
     Args:
@@ -90,9 +91,6 @@ class TwoThreads:
             self._delete_waits = True
             self._insert_may_start.set()
             self._inserted.wait(_TIMEOUT_SECONDS)
-
-    def on_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Do nothing, because no put of the step waits at the gate."""
 
     def _write_in_two_threads(self) -> None:
         thread = InheritableThread(target=self._insert)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, SluiceError
+from lock_manager.guard.automatic_ticket import AutomaticTicket
 from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.group_commit import OfferedAppend
 from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
@@ -28,28 +31,47 @@ def is_put_request(request: Mapping[str, Any]) -> bool:
     return request.get("kind") == "commit"
 
 
-class WatchedGuard(CommitGuard):
-    """The commit guard with all its protections, and callbacks around its answers.
+@dataclass(frozen=True)
+class GuardCallbacks:
+    """Callbacks of a guard.
 
-    Args:
-        on_answer: Called when the answer to a put request is known, before it is returned.
+    Attributes:
         on_request: Called with each request, before the guard decides.
+        reach: Called with the points that the guard comes to: ``offers`` when the members of a commit are chosen, and
+            ``checked`` when the answer to a put request is known.
+        on_answer: Called with a put request and its answer, before the point ``checked``.
 
     """
 
-    def __init__(self, on_answer: Callable[[], None], on_request: Callable[[Mapping[str, Any]], None]) -> None:
+    on_request: Callable[[Mapping[str, Any]], None]
+    reach: Callable[[str], None]
+    on_answer: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda *_: None
+
+
+class WatchedGuard(CommitGuard):
+    """The commit guard with all its protections, and callbacks around its answers."""
+
+    def __init__(self, callbacks: GuardCallbacks) -> None:
         super().__init__()
-        self._on_answer = on_answer
-        self._on_request = on_request
+        self._callbacks = callbacks
 
     def check(self, request: str) -> str:
         """Answer one request; see :class:`lock_manager.guard.commit_guard.CommitGuard`."""
         fields = json.loads(request)
-        self._on_request(fields)
+        self._callbacks.on_request(fields)
         answer = super().check(request)
         if is_put_request(fields):
-            self._on_answer()
+            self._callbacks.on_answer(fields, json.loads(answer))
+            self._callbacks.reach("checked")
         return answer
+
+    def _choose_members(
+        self, ticket: Ticket | AutomaticTicket | None, block: GuardedBlock, request: Mapping[str, Any]
+    ) -> dict[str, OfferedAppend]:
+        members = super()._choose_members(ticket, block, request)
+        if members:
+            self._callbacks.reach("offers")
+        return members
 
     def hold_of(self, request: Mapping[str, Any]) -> str:
         """Return the id of the hold that covers a commit, found by ticket or innermost block; "" if there is none."""

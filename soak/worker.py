@@ -36,6 +36,7 @@ from soak.errors import JvmGoneError
 from soak.jvm import StoreJvm
 from soak.stalls import SCHEMA
 from soak.steps import Steps
+from soak.unprotected import GuardCallbacks
 
 _PAUSE_SECONDS = 0.1
 
@@ -56,6 +57,8 @@ class WorkerOptions:
         seed: Seed of the writer's steps; see :mod:`soak.steps`.
         engine: ``store`` or ``spark``.
         lock_during: When a Spark driver holds the lock: for the ``commit`` only, or for the whole ``write``.
+        group_commits: Whether it makes group commits.
+        appends_only: Whether all of its operations are appends that a holder may commit.
         log: Path of the log file for the standard error of Python and the JVM.
 
     """
@@ -71,6 +74,8 @@ class WorkerOptions:
     seed: int
     engine: str
     lock_during: str
+    group_commits: bool
+    appends_only: bool
     log: str
 
     def argument(self) -> str:
@@ -106,7 +111,7 @@ class Worker(ABC):
         #: ``table`` of the first thread, and ``token`` of its hold if it has one.
         self.hold_fields: dict[str, Any] = {}
         self._output_lock = threading.Lock()
-        self.guard = make_guard(self.without, lambda: self.reach("checked"), self.on_guard_request)
+        self.guard = make_guard(self.without, GuardCallbacks(self.on_guard_request, self.reach, self.on_guard_answer))
         threading.Thread(target=self._listen, daemon=True).start()
         self.jvm_pid = self.start_jvm()
         self.manager = self._make_manager(options.session_timeout_seconds)
@@ -145,6 +150,9 @@ class Worker(ABC):
 
     def on_guard_request(self, request: Mapping[str, Any]) -> None:  # noqa: B027 (an optional hook)
         """Handle a request of the log store to the guard, before it is answered."""
+
+    def on_guard_answer(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:  # noqa: B027
+        """Handle the guard's answer to the request to put a version, before it is returned."""
 
     def make_thread(self, work: Callable[[], None]) -> threading.Thread:
         """Return a thread for a second hold."""

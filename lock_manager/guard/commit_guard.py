@@ -227,9 +227,8 @@ class CommitGuard:
             answer["restoration"] = restoration
         return answer
 
-    @staticmethod
     def _choose_members(
-        ticket: Ticket | AutomaticTicket | None, block: GuardedBlock, request: Mapping[str, Any]
+        self, ticket: Ticket | AutomaticTicket | None, block: GuardedBlock, request: Mapping[str, Any]
     ) -> dict[str, OfferedAppend]:
         """Return the waiting appends that the commit of a request takes along, by contender."""
         if not isinstance(ticket, Ticket) or "group" not in request:

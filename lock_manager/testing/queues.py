@@ -47,6 +47,12 @@ class LockQueues:
                 if stat.czxid == token:
                     self._client.retry(self._client.delete, path)
 
+    def delete_of(self, table: str, job: str) -> None:
+        """Delete the contenders of a job."""
+        for name in self.contenders(table, job):
+            with suppress(NoNodeError):
+                self._client.retry(self._client.delete, child_node(self._node(table), name))
+
     def _job(self, table: str, name: str) -> str | None:
         with suppress(NoNodeError):
             data, _ = self._client.retry(self._client.get, child_node(self._node(table), name))

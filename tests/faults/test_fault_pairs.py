@@ -27,7 +27,8 @@ STAMPED = {"merge", "delete", "apply_rows"}
 
 def start_drivers(make_soak: Callable[..., Soak], commits: int = 4, **options: Any) -> Soak:
     """Start Spark drivers, and wait for some commits, because version 0 is never filled."""
-    soak = make_soak(engine="spark", seed=SEED, **options)
+    # Without group commits, most operations are stamped ones.
+    soak = make_soak(engine="spark", seed=SEED, group_commits=False, **options)
     while soak.progress.counts["acknowledged"] < commits:
         soak.next_event()
     return soak

@@ -20,6 +20,7 @@ ZOOKEEPER_IMPORTERS = {
     "sluice.doctor.ensemble": "examines the servers of an ensemble",
     "sluice.ensemble.members": "asks each server of an ensemble",
     "sluice.ensemble.ready": "writes a node through one server and reads it through the others",
+    "soak.group_controls": "replaces parts of holds and of their requests",
     "soak.stalls": "stalls a listing of queues, and checks an intent",
     "soak.unprotected": "replaces parts of the lock manager and of a hold's intents",
 }

@@ -84,6 +84,8 @@ def test_faults_are_a_hundredth_of_the_commits_apart(changes: dict[str, int], ga
         ({"faults": ("pause-both",), "writers": 1}, "at least two writers"),
         ({"commits": None}, "either --commits or --minutes"),
         ({"minutes": 1.0}, "either --commits or --minutes"),
+        ({"without": "member-asks"}, "only --engine spark at the gate"),
+        ({"without": "member-asks", "engine": "spark", "group_commits": False}, "only --engine spark at the gate"),
     ],
 )
 def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:

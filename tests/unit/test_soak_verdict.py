@@ -305,6 +305,9 @@ def test_i7_detects_a_late_takeover(seconds: float | None, late: bool) -> None: 
     # A member of a group commit gets no lock.
     acknowledged = event("acknowledged", 0.2, worker="writer-2", incarnation=2, txn=None, version=2, ids=[])
     assert violations_of(replace(evidence, history=[*history[:2], acknowledged, *history[2:]]), "I7") == []
+    # The dead holder had committed its append.
+    acknowledged = {**acknowledged, "monotonic": 1.5}
+    assert violations_of(replace(evidence, history=[*history[:3], acknowledged, *history[3:]]), "I7") == []
     another_table = [{**event, "table": "another"} if event["event"] == "waiting" else event for event in history]
     assert violations_of(replace(evidence, history=another_table), "I7") == []
 

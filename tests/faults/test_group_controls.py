@@ -1,0 +1,161 @@
+"""Negative controls of group commits: without one protection, the verdict of a soak names a broken promise.
+
+Spark drivers, which only append. In each scenario ``writer-1`` holds the lock, and the appends of the others wait
+behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from soak.evidence import Event
+from soak.fault_context import OUTCOMES, PUT, FaultContext, Incident, is_from, stop_at, wait_for, wait_until
+from soak.group_controls import GROUP_CONTROLS
+from soak.groups import group_figures
+from soak.queue_faults import Queued, queue_behind_new_holder, stop_holder_at
+from soak.run import Soak
+from soak.verdict import judge
+
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
+
+HOLDER, MEMBER, LAST = "writer-1", "writer-2", "writer-3"
+SECONDS = 60.0
+
+Scenario = Callable[[FaultContext], Incident]
+
+
+def wait_in_group(context: FaultContext, point: str) -> Generator[None, Event | None, Queued]:
+    """Let the member wait behind the holder until the holder is stopped at this point."""
+    while True:
+        queued = yield from queue_behind_new_holder(context, MEMBER, "asking")
+        if queued is None:
+            continue
+        yield from wait_until(SECONDS, partial(all_wait, context, queued.table))
+        if point != queued.point:
+            queued = yield from stop_holder_at(context, queued, point)
+        if queued is not None and (point in ("acquired", "offers") or is_named(context)):
+            return queued
+        if queued is not None:
+            queued.continue_holder(context)
+            yield from wait_for(SECONDS, is_from(HOLDER, *OUTCOMES))
+
+
+def all_wait(context: FaultContext, table: str) -> bool:
+    return len(context.queues.contenders(table)) == len(context.writers)
+
+
+def is_named(context: FaultContext) -> bool:
+    """Return whether the holder's newest attempt has a member."""
+    events = (event["event"] for event in reversed(context.history) if event.get("worker") == HOLDER)
+    return next(kind for kind in events if kind in ("grouped", "attempting")) == "grouped"
+
+
+def cancel_at(point: str) -> Scenario:
+    """Return a scenario: the member cancels its wait while the holder is stopped at this point."""
+
+    def run(context: FaultContext) -> Incident:
+        queued = yield from wait_in_group(context, point)
+        context.writers[MEMBER].send("cancel")
+        yield from wait_for(SECONDS, is_from(MEMBER, *OUTCOMES))
+        queued.continue_holder(context)
+        yield from wait_for(SECONDS, is_from(HOLDER, *OUTCOMES))
+
+    return run
+
+
+def cancel_between_log_and_intents(context: FaultContext) -> Incident:
+    """The holder's PUT is stored after the member has read the log, and before it reads the intents."""
+    queued = yield from wait_in_group(context, PUT)
+    looking = stop_at(context, MEMBER, "looked")
+    next(looking)
+    context.writers[MEMBER].send("cancel")
+    yield from looking
+    queued.continue_holder(context)
+    yield from wait_for(SECONDS, is_from(HOLDER, "released"))
+    context.writers[MEMBER].send("go")
+    yield from wait_for(SECONDS, is_from(MEMBER, *OUTCOMES))
+
+
+def lose_hold_after_put(context: FaultContext) -> Incident:
+    """The holder's contender is deleted after its PUT is stored, and before the holder removes its members."""
+    queued = yield from wait_in_group(context, "stored")
+    context.queues.delete(queued.table, queued.stop.event["token"])
+    yield from wait_for(SECONDS, lambda event: is_from(MEMBER, *OUTCOMES)(event) or is_from(LAST, *OUTCOMES)(event))
+    queued.continue_holder(context)
+    yield from wait_for(SECONDS, is_from(HOLDER, *OUTCOMES))
+
+
+def commit(context: FaultContext) -> Incident:
+    """Nothing happens to the group."""
+    queued = yield from wait_in_group(context, "checked")
+    queued.continue_holder(context)
+    yield from wait_for(SECONDS, is_from(MEMBER, *OUTCOMES))
+
+
+def remove_member(context: FaultContext) -> Incident:
+    """Another client deletes the member's contender, and the holder commits nothing for it."""
+    queued = yield from wait_in_group(context, "acquired")
+    context.queues.delete_of(queued.table, MEMBER)
+    # Without the protection the member reports success. With it, it requests the lock again.
+    yield from wait_for(SECONDS, is_from(MEMBER, "acknowledged", "waiting"))
+    queued.continue_holder(context)
+    yield from wait_for(SECONDS, is_from(MEMBER, *OUTCOMES))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "named-members": cancel_at(PUT),
+    "waiting-members": cancel_at("offers"),
+    "remaining-members": cancel_at("offers"),
+    "member-asks": cancel_at(PUT),
+    "intents-first": cancel_between_log_and_intents,
+    "member-looks": lose_hold_after_put,
+    "committed-offers": lose_hold_after_put,
+    "member-stamps": commit,
+    "member-actions": commit,
+    "kept-files": cancel_at(PUT),
+    "log-proves": remove_member,
+}
+
+
+def test_each_control_has_a_scenario() -> None:
+    assert SCENARIOS.keys() == GROUP_CONTROLS.keys()
+
+
+def start(make_soak: Callable[..., Soak], **options: Any) -> Soak:
+    """Start Spark drivers. No scenario needs the end of a session."""
+    return make_soak(engine="spark", appends_only=True, session_seconds=8.0, **options)
+
+
+def wait_for_commits(soak: Soak) -> Incident:
+    """Wait until the table exists and each driver has loaded its classes."""
+    yield from wait_until(300, lambda: soak.progress.counts["acknowledged"] >= 3)
+
+
+def strike(soak: Soak, *scenarios: Scenario) -> set[str]:
+    """Run scenarios one after the other; return the broken invariants."""
+    soak.run_fault(wait_for_commits(soak), seconds=300)
+    for scenario in scenarios:
+        soak.run_fault(scenario(soak.context), seconds=300)
+    soak.finish()
+    return {violation.invariant for violation in judge(soak.evidence())}
+
+
+@pytest.mark.parametrize("without", SCENARIOS)
+def test_without_a_protection_of_groups_a_promise_is_broken(make_soak: Callable[..., Soak], without: str) -> None:
+    # One offer does not fit, so that its writer is the next holder.
+    writers = 3 if without == "committed-offers" else 2
+    soak = start(make_soak, without=without, writers=writers)
+    assert strike(soak, SCENARIOS[without]) & GROUP_CONTROLS[without].breaks
+
+
+def test_with_all_protections_the_scenarios_break_no_promise(make_soak: Callable[..., Soak]) -> None:
+    # Without the protection of ``intents-first`` the member has a point at which it stops.
+    scenarios = dict.fromkeys(SCENARIOS.values())
+    del scenarios[cancel_between_log_and_intents]
+    soak = start(make_soak, writers=3)
+    assert strike(soak, *scenarios) == set()
+    assert group_figures(soak.evidence())["members"]
