@@ -1,11 +1,14 @@
-"""Measure small appends of several writers to one table on S3 (moto): Sluice compared with its alternatives.
+"""Measure small appends of several writers to one table: Sluice compared with its alternatives.
 
     sluice          the lock for the commit only
     sluice-groups   as sluice, with spark.sluice.groupCommits=true
     delta           stock Delta with the settings of Sluice's sessions, no lock; on S3 it loses commits
     deltalake       delta-rs, without Spark; conditional PUTs
     iceberg-sqlite  Iceberg on Spark 4.1, with a SQLite database as catalog
-    iceberg-rest    Iceberg on Spark 4.1, with Iceberg's REST catalog for tests, and SQLite behind it
+    iceberg-rest    Iceberg on Spark 4.1, with Iceberg's REST catalog for tests, and SQLite behind it; on S3 only
+
+The tables are on S3 (moto) or on a local disk. S3A does not check whether there is a file before it creates one
+(``fs.s3a.performance.flags=create``), as Iceberg's client does not. The commits of Sluice are not affected.
 
 Each writer is a process: a Spark driver with one core, or Python with deltalake. Each append has 100 rows. Systems take
 turns, so that noise of the machine affects all. Each system has a new table for each measurement, and each writer a
@@ -20,7 +23,7 @@ private table for its warm-up. The printed figures are medians of the rounds; at
 
 Iceberg needs PySpark 4.1: it has a separate virtual environment below build/peers, and its jars are downloaded there.
 
-    python benchmarks/peers/peers.py [--writers 1 2 4 8 16] [--appends 15] [--rounds 3] [--s3-delay-ms 0 100]
+    python benchmarks/peers/peers.py [--storage s3 disk] [--writers 1 2 4 8 16] [--appends 15] [--s3-delay-ms 0 100]
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,27 +74,55 @@ DELTA = {
     **{name: value for name, value in DEFAULTS.items() if "delta" in name and "logStore" not in name},
 }
 CATALOG = "spark.sql.catalog.cat"
+#: Requests of S3A are as few as those of Iceberg's client.
+FEW_REQUESTS = {"spark.hadoop.fs.s3a.performance.flags": "create"}
 #: Columns of the table.
-KEY = ("system", "writers", "s3_delay_ms")
+KEY = ("system", "storage", "writers", "s3_delay_ms")
 SUMS = ("attempts", "successes", "lost")
 MEDIANS = ("commits_per_s", "appends_per_s", "p50_s", "p95_s", "cpu_s_per_append", "requests_per_append")
 
 
-def iceberg_properties(s3: CountedS3, name: str) -> dict[str, str]:
-    """Return the properties of an Iceberg catalog whose tables are below ``name`` on S3."""
-    return {
-        "warehouse": f"s3://{BUCKET}/{name}",
-        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-        "s3.endpoint": s3.endpoint,
-        "s3.path-style-access": "true",
-        "client.region": s3.environment["AWS_REGION"],
-    }
+@dataclass(frozen=True)
+class Storage:
+    """Place of the tables: S3, or a folder on a local disk (``s3`` is None)."""
+
+    folder: Path
+    s3: CountedS3 | None
+
+    def uri(self, scheme: str, name: str) -> str:
+        """Return the URI of a folder; ``scheme`` is that for S3."""
+        return f"{scheme}://{BUCKET}/{name}" if self.s3 is not None else (self.folder / name).as_uri()
+
+    @property
+    def name(self) -> str:
+        return "disk" if self.s3 is None else "s3"
+
+    @property
+    def spark_conf(self) -> dict[str, str]:
+        return {} if self.s3 is None else {**self.s3.spark_conf, **FEW_REQUESTS}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {} if self.s3 is None else self.s3.environment
 
 
-def sqlite_properties(s3: CountedS3, name: str, folder: Path) -> dict[str, str]:
+def iceberg_properties(storage: Storage, name: str) -> dict[str, str]:
+    """Return the properties of an Iceberg catalog whose tables are below ``name``."""
+    properties = {"warehouse": storage.uri("s3", name)}
+    if storage.s3 is not None:
+        properties |= {
+            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            "s3.endpoint": storage.s3.endpoint,
+            "s3.path-style-access": "true",
+            "client.region": storage.s3.environment["AWS_REGION"],
+        }
+    return properties
+
+
+def sqlite_properties(storage: Storage, name: str, folder: Path) -> dict[str, str]:
     """Return :func:`iceberg_properties` of a catalog in a SQLite database ``name.db`` in a folder."""
     database = {"type": "jdbc", "jdbc.schema-version": "V1", "uri": f"jdbc:sqlite:file:{folder}/{name}.db"}
-    return {**iceberg_properties(s3, name), **database}
+    return {**iceberg_properties(storage, name), **database}
 
 
 def iceberg_conf(properties: Mapping[str, str]) -> dict[str, str]:
@@ -103,18 +135,17 @@ def iceberg_conf(properties: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def system_options(s3: CountedS3, folder: Path, zookeeper: str, rest: str) -> dict[str, dict[str, Any]]:
+def system_options(storage: Storage, folder: Path, zookeeper: str, rest: str) -> dict[str, dict[str, Any]]:
     """Return the options of each system's writers.
 
     Args:
-        s3: The S3 of all tables.
+        storage: Place of the tables.
         folder: Folder for databases.
         zookeeper: Hosts of ZooKeeper.
-        rest: URI of the REST catalog.
+        rest: URI of the REST catalog; empty without one.
 
     """
-    delta = {**COMMON, **s3.spark_conf}
-    rest_properties = {"type": "rest", **iceberg_properties(s3, "rest"), "uri": rest}
+    delta = {**COMMON, **storage.spark_conf}
     options: dict[str, dict[str, Any]] = {
         "sluice": {"kind": "sluice", "conf": delta, "zookeeper": zookeeper},
         "sluice-groups": {
@@ -124,17 +155,19 @@ def system_options(s3: CountedS3, folder: Path, zookeeper: str, rest: str) -> di
         },
         "delta": {"kind": "delta", "conf": {**delta, **DELTA, "spark.jars": joined(jar_paths())}},
         "deltalake": {"kind": "deltalake"},
-        "iceberg-sqlite": {"kind": "iceberg", "conf": iceberg_conf(sqlite_properties(s3, "sqlite", folder))},
-        "iceberg-rest": {"kind": "iceberg", "conf": iceberg_conf(rest_properties)},
+        "iceberg-sqlite": {"kind": "iceberg", "conf": iceberg_conf(sqlite_properties(storage, "sqlite", folder))},
     }
-    return {name: {**system, "root": f"s3a://{BUCKET}/{name}"} for name, system in options.items()}
+    if rest:
+        rest_properties = {"type": "rest", **iceberg_properties(storage, "rest"), "uri": rest}
+        options["iceberg-rest"] = {"kind": "iceberg", "conf": iceberg_conf(rest_properties)}
+    return {name: {**system, "root": storage.uri("s3a", name)} for name, system in options.items()}
 
 
 def joined(jars: Sequence[Path]) -> str:
     return ",".join(map(str, jars))
 
 
-def start(system: dict[str, Any], number: int, s3: CountedS3, folder: Path) -> Driver:
+def start(system: dict[str, Any], number: int, storage: Storage, folder: Path) -> Driver:
     python, variables = sys.executable, {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     variables.pop("SPARK_HOME", None)
     options = {**system, "number": number}
@@ -143,7 +176,7 @@ def start(system: dict[str, Any], number: int, s3: CountedS3, folder: Path) -> D
         python, variables = str(iceberg_python()), iceberg_variables()
         options["conf"] = {**system["conf"], "spark.jars": joined(iceberg_jars("spark"))}
     command = [python, str(HERE / "peers_writer.py"), json.dumps(options)]
-    return Driver(command, {**variables, **s3.environment}, folder / f"{number}.log")
+    return Driver(command, {**variables, **storage.environment}, folder / f"{number}.log")
 
 
 def count(driver: Driver, table: str) -> Counter[str]:
@@ -159,7 +192,7 @@ def append(drivers: list[Driver], tables: list[str], appends: int) -> list[dict[
 
 
 def measure(
-    drivers: list[Driver], system: str, appends: int, delay_ms: int, table: str, s3: CountedS3
+    drivers: list[Driver], system: str, appends: int, delay_ms: int, table: str, storage: Storage, s3: CountedS3
 ) -> dict[str, Any]:
     """Measure appends of all these drivers to a new table.
 
@@ -185,6 +218,7 @@ def measure(
     span = max(attempt["ended"] for attempt in attempts) - min(attempt["began"] for attempt in attempts)
     return {
         "system": system,
+        "storage": storage.name,
         "writers": len(drivers),
         "s3_delay_ms": delay_ms,
         "attempts": len(attempts),
@@ -209,9 +243,11 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def summaries(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each system, number of writers and delay, with the systems of one number side by side."""
-    cells: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
+    cells: dict[tuple[str, int, int, int], list[dict[str, Any]]] = {}
     for row in rows:
-        cells.setdefault((row["s3_delay_ms"], row["writers"], names.index(row["system"])), []).append(row)
+        cells.setdefault((row["storage"], row["s3_delay_ms"], row["writers"], names.index(row["system"])), []).append(
+            row
+        )
     return [summary(cells[key]) for key in sorted(cells)]
 
 
@@ -220,6 +256,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--appends", type=int, default=15, help="appends of each writer in each round (15)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--storage", nargs="+", choices=("s3", "disk"), default=["s3"], help="(s3)")
     # The default includes one of Delta's checkpoints.
     parser.add_argument(
         "--warm-up", type=int, default=12, metavar="APPENDS", help="appends of each writer to a private table (12)"
@@ -241,24 +278,27 @@ def main() -> None:
         zookeeper = stack.enter_context(EmbeddedZooKeeper())
         s3 = stack.enter_context(CountedS3())
         s3.create_bucket(BUCKET)
+        places = [Storage(folder, s3 if name == "s3" else None) for name in options.storage]
         rest = ""
-        if "iceberg-rest" in options.systems:
-            properties = sqlite_properties(s3, "rest", folder)
+        if "iceberg-rest" in options.systems and "s3" in options.storage:
+            properties = sqlite_properties(Storage(folder, s3), "rest", folder)
             rest = stack.enter_context(rest_catalog(properties, s3.environment, folder / "rest.log"))
-        systems = system_options(s3, folder, zookeeper.hosts, rest)
         number = 0
-        for turn in range(options.rounds):
+        for turn, storage in itertools.product(range(options.rounds), places):
+            systems = system_options(storage, folder, zookeeper.hosts, rest if storage.s3 else "")
+            names = [name for name in options.systems if name in systems]
             # One system at a time: the drivers of all systems would not fit into memory.
-            for name in options.systems if turn % 2 == 0 else options.systems[::-1]:
-                drivers = [start(systems[name], number + i, s3, folder) for i in range(max(options.writers))]
+            for name in names if turn % 2 == 0 else names[::-1]:
+                drivers = [start(systems[name], number + i, storage, folder) for i in range(max(options.writers))]
                 number += len(drivers)
                 try:
                     for driver in drivers:
                         driver.read_answer()
                     append(drivers, [f"private{number}x{index}" for index in range(len(drivers))], options.warm_up)
-                    for delay_ms, writers in itertools.product(options.s3_delay_ms, options.writers):
+                    delays = options.s3_delay_ms if storage.s3 else [0]
+                    for delay_ms, writers in itertools.product(delays, options.writers):
                         table = f"shared{number}x{writers}x{delay_ms}"
-                        rows.append(measure(drivers[:writers], name, options.appends, delay_ms, table, s3))
+                        rows.append(measure(drivers[:writers], name, options.appends, delay_ms, table, storage, s3))
                         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
                 finally:
                     for driver in drivers:

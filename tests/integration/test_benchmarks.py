@@ -141,8 +141,8 @@ LONGER_RUNS = {
         ),
     ),
     "peers/peers.py": Smoke(
-        "--systems sluice-groups delta --writers 1 2 --appends 1 --rounds 2 --warm-up 1",
-        (("sluice-groups", "delta") * 2,),
+        "--systems sluice-groups delta --storage s3 disk --writers 1 2 --appends 1 --rounds 1 --warm-up 1",
+        (("sluice-groups", "delta") * 4,),
     ),
     "scale.py": Smoke(
         "--contenders 1 2 --tables 1 2 --versions 3 4 --files 20 40",
