@@ -23,7 +23,8 @@ from lock_manager.intents import NO_VERSION
 
 #: Time that a commit waits for its turn before the log store checks again whether its version is free.
 TURN_SECONDS = 0.5
-# Maximum of that time, which doubles with each check. Each check reads the versions of all other writers meanwhile.
+# Maximum of that time. It doubles with each check if the log store reads all versions of other writers at once, because
+# then the last check under the lock is short, or if a holder may make the commit.
 _MAX_TURN_SECONDS = 4.0
 # Actions of the first version of a table.
 _NEW_TABLE_ACTIONS = frozenset({"protocol", "metaData"})
@@ -204,7 +205,8 @@ class Ticket:
                 "lock from its beginning"
             )
         if not self._decision_lock.acquire(timeout=self._turn_seconds):
-            self._turn_seconds = min(2 * self._turn_seconds, _MAX_TURN_SECONDS)
+            if self.offer is not None or request["staged"].get("reads_ahead"):
+                self._turn_seconds = min(2 * self._turn_seconds, _MAX_TURN_SECONDS)
             return False
         self._decision_lock.release()
         if self.is_member:

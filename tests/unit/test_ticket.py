@@ -70,6 +70,29 @@ def test_a_dependent_commit_is_refused_at_once() -> None:
     assert ticket.staged is None
 
 
+@pytest.mark.parametrize(
+    ("description", "turns"),
+    [({}, [0.5, 0.5, 0.5]), ({"reads_ahead": True}, [0.5, 1, 2, 4, 4]), ({"offer": {}}, [0.5, 1, 2, 4, 4])],
+    ids=["one version after another", "reads ahead", "offered"],
+)
+def test_a_waiting_commit_is_checked_less_often_if_checks_are_short(
+    description: dict[str, Any], turns: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lock:
+        def __init__(self) -> None:
+            self.timeouts: list[float] = []
+
+        def acquire(self, *, timeout: float) -> bool:
+            self.timeouts.append(timeout)
+            return False
+
+    ticket, lock = new_ticket(), Lock()
+    monkeypatch.setattr(ticket, "_decision_lock", lock)
+    for _ in turns:
+        assert not ticket.has_turn({"version": 1, "staged": BLIND_APPEND | description})
+    assert lock.timeouts == turns
+
+
 def test_a_granted_ticket_allows_one_commit() -> None:
     events: list[str] = []
     ticket = new_ticket(lambda: events.append("wake"))

@@ -4,10 +4,13 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.delta.storage.CloseableIterator;
 import io.delta.storage.LogStore;
 import java.io.IOException;
+import java.lang.ref.WeakReference;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
@@ -57,6 +60,9 @@ final class Checksum implements RecordChecksum {
    */
   private static final ThreadLocal<Integer> NESTED_DERIVATIONS = ThreadLocal.withInitial(() -> 0);
 
+  /** The logs of the tables to which this driver appends, by their folders. */
+  private static final Map<Path, WeakReference<DeltaLog>> APPENDED_LOGS = new ConcurrentHashMap<>();
+
   private final DeltaLog log;
   private final SparkSession spark;
   private Logger logger;
@@ -82,6 +88,9 @@ final class Checksum implements RecordChecksum {
     try {
       SparkSession spark = SparkSession$.MODULE$.active();
       DeltaLog log = logOf(spark, path.getParent());
+      if (log == null || !log.logPath().equals(path.getParent())) {
+        return null;
+      }
       return new Checksum(log, spark).derive(Long.parseLong(name.group(1)), reader, conf);
     } catch (Exception | LinkageError e) {
       // Scala throws undeclared checked exceptions. After any exception the caller reports the file as missing.
@@ -117,11 +126,24 @@ final class Checksum implements RecordChecksum {
     log.store().write(file, CollectionConverters.asScala(lines), false, log.newDeltaHadoopConf());
   }
 
+  /** Lets all threads derive the checksums of a table to which this driver appends. */
+  static void register(DeltaLog log) {
+    APPENDED_LOGS.put(log.logPath(), new WeakReference<>(log));
+  }
+
+  /** Returns null if this thread only reads, and this driver has not appended to the table. */
   private static DeltaLog logOf(SparkSession spark, Path logFolder) {
     Path table = logFolder.getParent();
     OptimisticTransaction active = ActiveTransaction.of(table.toString());
-    // Without a transaction, forTable returns the log in Delta's cache. It fails while Delta is adding the log.
-    return active != null ? active.deltaLog() : DeltaLog.forTable(spark, table);
+    if (active != null) {
+      return active.deltaLog();
+    }
+    if (Guard.isQueued()) {
+      // Returns the log in Delta's cache. It fails while Delta is adding the log.
+      return DeltaLog.forTable(spark, table);
+    }
+    WeakReference<DeltaLog> log = APPENDED_LOGS.get(logFolder);
+    return log == null ? null : log.get();
   }
 
   private String derive(long version, LogStore reader, Configuration conf) throws IOException {

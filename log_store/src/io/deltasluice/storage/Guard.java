@@ -303,11 +303,6 @@ public final class Guard {
     return isBound() || (context() != null && opensTickets());
   }
 
-  /** Returns whether this JVM is a Spark driver with a commit guard. */
-  static boolean isAttached() {
-    return context() != null && !GUARDS.isEmpty();
-  }
-
   /** Returns whether this thread of a Spark driver is bound to a block or a ticket. */
   static boolean isBound() {
     return context() != null && (blocks() != null || ticket() != null);

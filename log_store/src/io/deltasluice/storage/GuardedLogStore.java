@@ -27,8 +27,8 @@ import org.slf4j.LoggerFactory;
 /**
  * A Delta log store that gives every version exactly one winner, which held the table's lock.
  *
- * <p>For each scheme it reads and lists as Delta's own store does, but lists S3 with {@link LogListing} and computes
- * missing checksum files with {@link Checksum}. It writes version files ({@code _delta_log/<20 digits>.json})
+ * <p>For each scheme it reads and lists as Delta's own store does, but lists S3 with {@link LogListing}, reads listed
+ * files with {@link LogReads} and computes missing checksum files with {@link Checksum}. It writes version files ({@code _delta_log/<20 digits>.json})
  * differently: it asks the {@link Guard}, and then creates the file only if there is none of that name. If another
  * transaction has the version, it throws {@link FileAlreadyExistsException}, after which Delta checks for conflicts and
  * tries the next version. Any other exception ends the write.
@@ -66,7 +66,7 @@ public class GuardedLogStore extends LogStore {
     try {
       return LightTransaction.read(path, reader, conf);
     } catch (FileNotFoundException e) {
-      String checksum = Guard.isAttached() ? Checksum.deriveContent(path, reader, conf) : null;
+      String checksum = Checksum.deriveContent(path, reader, conf);
       if (checksum == null) {
         throw e;
       }
@@ -234,8 +234,9 @@ public class GuardedLogStore extends LogStore {
     long checkedAt = freeAt;
     ReadVersion read = ReadVersion.of(file);
     ObjectNode staged = Guard.describe(body, read);
-    LightTransaction light = LightTransaction.grouping(file);
-    if (light != null) {
+    LightTransaction light = LightTransaction.of(file);
+    staged.put("reads_ahead", light != null && light.readsAhead());
+    if (light != null && light.isGrouping()) {
       light.throwIfCommitted(file, storage.reader, conf);
       staged.set("offer", light.offer(body));
     }
@@ -244,29 +245,39 @@ public class GuardedLogStore extends LogStore {
     if (automatic != null) {
       automatic.describe(staged, body);
     }
+    long waitsSince = System.nanoTime();
     while (!Guard.hasTurn(ticket, file, body, staged)) {
       throwIfTaken(file, conf);
       checkedAt = System.nanoTime();
     }
+    boolean hasWaited = System.nanoTime() - waitsSince > RECHECK_NANOS;
     boolean mustCheck = !LightTransaction.hasLock(file) && System.nanoTime() - checkedAt > RECHECK_NANOS;
-    LightTransaction.recordLock(file);
+    LightTransaction.recordLock(file, hasWaited);
     checkUnderLock(file, read, body, mustCheck, conf);
   }
 
   /**
-   * Checks that the table was not replaced and, if it was not checked just before, that the version is free.
+   * Checks that the table was not replaced and, if it was not checked just before, that the version is free. A light
+   * transaction does the first once after it has got the lock, because then no other writer with the lock can replace it.
    *
    * @throws FileAlreadyExistsException another writer has the version
    */
   private static void checkUnderLock(
       VersionFile file, ReadVersion read, CommitBody body, boolean mustCheckVersion, Configuration conf)
       throws IOException {
+    LightTransaction light = LightTransaction.of(file);
+    if (light != null && light.isVerified()) {
+      return;
+    }
     Future<Boolean> isCurrent =
         read == null ? null : LogReads.begin(() -> read.isCurrent(body.newFiles(), conf));
     boolean isTaken = mustCheckVersion && LightTransaction.isTaken(file, conf);
     if (isCurrent == null || !LogReads.await(isCurrent)) {
       throw new CommitRefusedException("NotStagedError",
           "the table at " + file.table() + " has changed since it was read: it was created, removed or replaced");
+    }
+    if (light != null) {
+      light.setVerified();
     }
     if (isTaken) {
       throw new FileAlreadyExistsException(file.path().toString());

@@ -50,12 +50,13 @@ import scala.util.Left;
 /**
  * Delta's transaction of an append through the gate, without the work around a commit that an append does not need.
  *
- * <p>Delta itself makes the commit and checks it for conflicts. Four things differ:
+ * <p>Delta itself makes the commit and checks it for conflicts. Five things differ:
  *
  * <ul>
  *   <li>If this driver has seen no commit of another writer, the transaction begins with the snapshot of the driver's
  *       last commit, and lists the log at least once a minute. Delta's check for conflicts reads the versions that
  *       other writers have committed since that snapshot.
+ *   <li>On S3 the conflict check uses the listing that has found the conflict, and the versions are read at once.
  *   <li>The checksum file is written with one request, see {@link Checksum#write}.
  *   <li>The checkpoint is written after the release of the lock, see {@link Checkpoints#keepIfDue}.
  *   <li>A holder of the lock may commit the transaction together with its own. Delta's conflict check then finds the
@@ -83,6 +84,18 @@ public final class LightTransaction extends OptimisticTransaction {
 
   private static final Logger LOG = LoggerFactory.getLogger(LightTransaction.class);
 
+  /**
+   * A listing of the log.
+   *
+   * @param from the path from which it begins
+   * @param atNanos {@link System#nanoTime} before it
+   */
+  private record Listing(Path from, List<FileStatus> files, long atNanos) {
+    boolean contains(VersionFile file) {
+      return files.stream().anyMatch(status -> status.getPath().getName().equals(file.path().getName()));
+    }
+  }
+
   /** The append that a thread begins next: the ticket of its commit, and the location of its table. */
   private record Append(String ticket, String location) {}
 
@@ -90,13 +103,10 @@ public final class LightTransaction extends OptimisticTransaction {
    * A commit of this driver.
    *
    * @param listedAtNanos {@link System#nanoTime} of the last listing of the log before it
-   * @param atNanos {@link System#nanoTime} after it
+   * @param lockedAtNanos {@link System#nanoTime} at which its lock was acquired
+   * @param isUncontended whether its transaction has met no other writer
    */
-  private record OwnCommit(long version, long listedAtNanos, long atNanos) {
-    OwnCommit(long version, long listedAtNanos) {
-      this(version, listedAtNanos, System.nanoTime());
-    }
-  }
+  private record OwnCommit(long version, long listedAtNanos, long lockedAtNanos, boolean isUncontended) {}
 
   private static final ThreadLocal<Append> NEXT_APPEND = new ThreadLocal<>();
 
@@ -120,23 +130,29 @@ public final class LightTransaction extends OptimisticTransaction {
   /** Members of the group commit, if the transaction makes one. */
   private List<JsonNode> members = List.of();
 
-  /** Whether the lock is held. */
-  private boolean hasLock;
-
   /** Whether a holder has committed the transaction. */
   private boolean isMember;
 
-  /** The newest listing of the log; null before, and if Delta's own store must list it. */
-  private List<FileStatus> listing;
+  /** The listing that has found a conflict, until Delta's conflict check uses it. */
+  private Listing listing;
 
-  /** The path from which the listing begins; null if Delta's conflict check must not use it, or has used it. */
-  private Path listedFrom;
+  /** Whether the log is on S3, so that one request lists its newest files, and versions are read at once. */
+  private boolean readsAhead;
 
-  /** {@link System#nanoTime} before the newest listing. */
+  /** The last version that Delta's conflict check has listed; -1 before. */
+  private long lastVersion = -1;
+
+  /** {@link System#nanoTime} before that listing. */
   private long listedAt;
 
-  /** The last version in a listing that Delta's conflict check has used; -1 before. */
-  private long lastVersion = -1;
+  /** {@link System#nanoTime} at which the lock was acquired; 0 before. */
+  private long lockedAtNanos;
+
+  /** Whether the table was still the same when the lock was held. */
+  private boolean isVerified;
+
+  /** Whether the transaction has waited for its lock, or has found versions of other writers. */
+  private boolean hasMetWriters;
 
   /** Reads of listed versions that have begun, by path. */
   private final Map<Path, Future<List<String>>> reads = new HashMap<>();
@@ -145,7 +161,7 @@ public final class LightTransaction extends OptimisticTransaction {
     super(log, Option.empty(), snapshot);
     this.listedAtNanos = listedAtNanos;
     this.previous = previous;
-    expectsWriters = previous == null;
+    expectsWriters = previous == null || !previous.isUncontended;
   }
 
   /**
@@ -176,6 +192,7 @@ public final class LightTransaction extends OptimisticTransaction {
     }
     PropertySources.remove(spark.sparkContext().hadoopConfiguration());
     DeltaLog log = DeltaLog.forTable(spark, append.location);
+    Checksum.register(log);
     Snapshot known = log.unsafeVolatileSnapshot();
     OwnCommit commit = UNDISTURBED_COMMITS.get(log.logPath().toString());
     if (commit != null && commit.version == known.version() && Checkpoints.knowsLast(known)
@@ -209,7 +226,8 @@ public final class LightTransaction extends OptimisticTransaction {
     return light != null && light.isGrouping() ? light : null;
   }
 
-  private boolean isGrouping() {
+  /** Returns whether group commits are on. */
+  boolean isGrouping() {
     return spark().sparkContext().conf().get(GROUP_COMMITS, "").equalsIgnoreCase("true");
   }
 
@@ -219,14 +237,19 @@ public final class LightTransaction extends OptimisticTransaction {
    */
   static boolean hasLock(VersionFile file) {
     LightTransaction light = of(file);
-    return light != null && light.hasLock;
+    return light != null && light.lockedAtNanos != 0;
   }
 
-  /** Records that the lock is held. */
-  static void recordLock(VersionFile file) {
+  /**
+   * Records that the lock is held.
+   *
+   * @param hasWaited whether other writers held it first
+   */
+  static void recordLock(VersionFile file, boolean hasWaited) {
     LightTransaction light = of(file);
-    if (light != null) {
-      light.hasLock = true;
+    if (light != null && light.lockedAtNanos == 0) {
+      light.lockedAtNanos = System.nanoTime();
+      light.hasMetWriters |= hasWaited;
     }
   }
 
@@ -249,19 +272,17 @@ public final class LightTransaction extends OptimisticTransaction {
    * that has found the conflict, and begins to read the versions.
    */
   static List<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    LightTransaction light = of(path.getParent());
+    LightTransaction light = VersionFile.isLog(path.getParent()) ? of(path.getParent()) : null;
     if (light == null) {
       return LogReads.list(path, conf);
     }
-    if (!path.equals(light.listedFrom)) {
-      light.list(path, conf);
+    Listing listing = light.listing;
+    light.listing = null;
+    if (listing == null || !listing.from.equals(path)) {
+      listing = light.list(path, conf);
     }
-    List<FileStatus> files = light.listing;
-    light.listedFrom = null;
-    if (files != null) {
-      light.readAhead(files, conf);
-    }
-    return files;
+    light.readAhead(listing, conf);
+    return listing == null ? null : listing.files;
   }
 
   /**
@@ -274,11 +295,10 @@ public final class LightTransaction extends OptimisticTransaction {
     LightTransaction light = of(file);
     if (light != null && light.expectsWriters) {
       // Delta lists from this path.
-      light.list(new Path(file.path().getParent(), String.format("%020d.", file.version())), conf);
-      if (light.listing != null) {
-        String name = file.path().getName();
-        boolean isTaken = light.listing.stream().anyMatch(status -> status.getPath().getName().equals(name));
-        light.listedFrom = isTaken ? light.listedFrom : null;
+      Listing listing = light.list(new Path(file.path().getParent(), String.format("%020d.", file.version())), conf);
+      if (listing != null) {
+        boolean isTaken = listing.contains(file);
+        light.listing = isTaken ? listing : null;
         return isTaken;
       }
     }
@@ -289,15 +309,23 @@ public final class LightTransaction extends OptimisticTransaction {
     return isTaken;
   }
 
-  private void list(Path path, Configuration conf) throws IOException {
-    listedAt = System.nanoTime();
-    listing = LogReads.list(path, conf);
-    listedFrom = path;
+  /** Returns null if Delta's own store must list the log. */
+  private Listing list(Path path, Configuration conf) throws IOException {
+    long atNanos = System.nanoTime();
+    List<FileStatus> files = LogReads.list(path, conf);
+    readsAhead = files != null;
+    return files == null ? null : new Listing(path, files, atNanos);
   }
 
-  private void readAhead(List<FileStatus> files, Configuration conf) throws IOException {
+  /** Begins to read the versions in the listing of a conflict check; null if Delta's own store has listed the log. */
+  private void readAhead(Listing found, Configuration conf) throws IOException {
+    hasMetWriters = true;
+    if (found == null) {
+      return;
+    }
+    listedAt = found.atNanos;
     List<Path> versions = new ArrayList<>();
-    for (FileStatus status : files) {
+    for (FileStatus status : found.files) {
       VersionFile file = VersionFile.of(status.getPath());
       if (file != null && file.version() > readVersion()) {
         versions.add(status.getPath());
@@ -311,18 +339,37 @@ public final class LightTransaction extends OptimisticTransaction {
 
   /**
    * Returns {@link System#nanoTime} at which a version was free; null if that was long ago or is not known. It was free
-   * when the driver had committed the version before, and when Delta's conflict check listed the log.
+   * when the driver had the lock for the version before, and when Delta's conflict check listed the log.
    */
   static Long wasFreeAt(VersionFile file) {
     LightTransaction light = of(file);
     if (light == null) {
       return null;
     }
-    OwnCommit previous = light.previous;
-    if (previous != null && previous.version == file.version() - 1 && System.nanoTime() - previous.atNanos < RECENT_NANOS) {
-      return previous.atNanos;
+    if (light.lockedAtNanos != 0) {
+      return light.lockedAtNanos;
     }
-    return light.hasLock || light.lastVersion == file.version() - 1 ? light.listedAt : null;
+    if (light.lastVersion == file.version() - 1) {
+      return light.listedAt;
+    }
+    OwnCommit previous = light.previous;
+    boolean isRecent = previous != null && previous.version == file.version() - 1 && previous.isUncontended
+        && System.nanoTime() - previous.lockedAtNanos < RECENT_NANOS;
+    return isRecent ? previous.lockedAtNanos : null;
+  }
+
+  /** Returns whether the table was still the same when the lock was held. */
+  boolean isVerified() {
+    return isVerified;
+  }
+
+  void setVerified() {
+    isVerified = true;
+  }
+
+  /** Returns whether a conflict check reads all versions at once, so that few checks during a wait suffice. */
+  boolean readsAhead() {
+    return readsAhead;
   }
 
   /**
@@ -476,11 +523,11 @@ public final class LightTransaction extends OptimisticTransaction {
     String log = deltaLog().logPath().toString();
     if (isMember) {
       // The log was listed after the commit. The holder writes the checksum and the checkpoint.
-      UNDISTURBED_COMMITS.put(log, new OwnCommit(snapshot.version(), System.nanoTime()));
+      UNDISTURBED_COMMITS.put(log, new OwnCommit(snapshot.version(), System.nanoTime(), 0, false));
       return;
     }
     if (version == readVersion() + 1 && version == snapshot.version()) {
-      UNDISTURBED_COMMITS.put(log, new OwnCommit(version, listedAtNanos));
+      UNDISTURBED_COMMITS.put(log, new OwnCommit(version, listedAtNanos, lockedAtNanos, !hasMetWriters));
     } else {
       UNDISTURBED_COMMITS.remove(log);
     }

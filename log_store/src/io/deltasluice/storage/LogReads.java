@@ -4,6 +4,7 @@ import io.delta.storage.CloseableIterator;
 import io.delta.storage.LogStore;
 import java.io.IOException;
 import java.io.InterruptedIOException;
+import java.net.SocketTimeoutException;
 import java.nio.charset.StandardCharsets;
 import java.security.PrivilegedExceptionAction;
 import java.util.Collections;
@@ -19,6 +20,7 @@ import java.util.concurrent.Future;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataInputStream;
 import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.FutureDataInputStreamBuilder;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.security.UserGroupInformation;
@@ -27,7 +29,7 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Reads files of the log that were listed on S3, each with one request, and several at once.
+ * Reads versions and checksum files that were listed on S3, each with one request, and several at once.
  *
  * <p>S3A asks for a file's status before it reads the file, unless the caller has the status. S3A then requires that the
  * file has the ETag of that status.
@@ -43,8 +45,11 @@ final class LogReads {
 
   private static final int MAX_STATUSES = 1000;
 
-  /** The statuses of the files that were listed last. */
-  private static final Map<Path, FileStatus> STATUSES = Collections.synchronizedMap(new LinkedHashMap<>() {
+  /** Maximum number of files of one listing whose statuses are kept. */
+  private static final int MAX_STATUSES_OF_LISTING = 100;
+
+  /** The statuses of the files that were listed or read last. */
+  private static final Map<Path, FileStatus> STATUSES = Collections.synchronizedMap(new LinkedHashMap<>(16, 0.75f, true) {
     private static final long serialVersionUID = 1L;
 
     @Override
@@ -54,18 +59,24 @@ final class LogReads {
   });
 
   private static final ExecutorService THREADS = Executors.newCachedThreadPool(task -> {
-    Thread thread = new Thread(task, "sluice-log-read");
+    // Without Spark's thread-local properties, which belong to one write.
+    Thread thread = new Thread(null, task, "sluice-log-read", 0, false);
     thread.setDaemon(true);
     return thread;
   });
 
   private LogReads() {}
 
-  /** Lists the log, see {@link LogListing#listFrom}, and records the files. */
+  /** Lists the log, see {@link LogListing#listFrom}, and records its newest files. */
   static List<FileStatus> list(Path path, Configuration conf) throws IOException {
     List<FileStatus> files = LogListing.listFrom(path, conf);
     if (files != null) {
-      files.forEach(file -> STATUSES.put(file.getPath(), file));
+      for (FileStatus file : files.subList(Math.max(0, files.size() - MAX_STATUSES_OF_LISTING), files.size())) {
+        // Other files of the log may be replaced.
+        if (VersionFile.of(file.getPath()) != null || Checksum.isFile(file.getPath())) {
+          STATUSES.put(file.getPath(), file);
+        }
+      }
     }
     return files;
   }
@@ -96,7 +107,7 @@ final class LogReads {
     try {
       return request.get();
     } catch (ExecutionException e) {
-      throw e.getCause() instanceof IOException failure ? failure : new IOException(e.getCause());
+      throw ByName.<RuntimeException>throwUnchecked(e.getCause());
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
       throw (IOException) new InterruptedIOException("interrupted while the log was read").initCause(e);
@@ -123,27 +134,34 @@ final class LogReads {
   }
 
   /** Returns the lines of a file; null if it was not listed, is large, or cannot be read with its status. */
-  private static List<String> readListed(Path path, Configuration conf) throws InterruptedIOException {
+  private static List<String> readListed(Path path, Configuration conf) throws IOException {
     FileStatus status = STATUSES.get(path);
-    if (status == null || status.getLen() > MAX_BYTES) {
+    FileSystem fs = path.getFileSystem(conf);
+    if (status == null || status.getLen() > MAX_BYTES || !checksETags(fs.getConf())) {
       return null;
     }
     byte[] content = new byte[(int) status.getLen()];
-    try {
-      FutureDataInputStreamBuilder builder = path.getFileSystem(conf).openFile(path)
-          .opt("fs.option.openfile.read.policy", "whole-file")
-          .withFileStatus(status);
-      try (FSDataInputStream in = FutureIO.awaitFuture(builder.build())) {
-        in.readFully(content);
-      }
-    } catch (InterruptedIOException e) {
-      throw e;
+    FutureDataInputStreamBuilder builder = fs.openFile(path)
+        .opt("fs.option.openfile.read.policy", "whole-file")
+        .withFileStatus(status);
+    try (FSDataInputStream in = FutureIO.awaitFuture(builder.build())) {
+      in.readFully(content);
     } catch (IOException | RuntimeException e) {
-      // For example: the file was replaced.
+      if (e instanceof InterruptedIOException && !(e instanceof SocketTimeoutException)) {
+        throw e;
+      }
+      // S3A's streams throw different exceptions if the file has another ETag.
       LOG.debug("{} is read by Delta's own store", path, e);
       STATUSES.remove(path, status);
       return null;
     }
     return new String(content, StandardCharsets.UTF_8).lines().toList();
+  }
+
+  /** Returns whether S3A requires, with each read, that a file has the ETag of its status. */
+  private static boolean checksETags(Configuration conf) {
+    String mode = conf.getTrimmed("fs.s3a.change.detection.mode", "server");
+    return conf.getTrimmed("fs.s3a.change.detection.source", "etag").equals("etag")
+        && (mode.equals("server") || mode.equals("client"));
   }
 }

@@ -13,10 +13,15 @@ record VersionFile(Path path, String table, long version) {
   static VersionFile of(Path path) {
     Matcher name = NAME.matcher(path.getName());
     Path log = path.getParent();
-    if (!name.matches() || log == null || !log.getName().equals(LOG) || log.getParent() == null) {
+    if (!name.matches() || !isLog(log)) {
       return null;
     }
     return new VersionFile(path, log.getParent().toString(), Long.parseLong(name.group(1)));
+  }
+
+  /** Returns whether a folder is that of a table's log. */
+  static boolean isLog(Path folder) {
+    return folder != null && folder.getName().equals(LOG) && folder.getParent() != null;
   }
 
   /** Returns the path of a version's file in a table's log folder. */
