@@ -127,9 +127,12 @@ def queued_process_fault(name: str, number: signal.Signals) -> Callable[..., Inc
 def queue_behind_holder(context: FaultContext, writer: str, point: str) -> QueuedWait:
     """Let a writer wait behind a holder that is stopped at a random point."""
     queued = yield from queue_behind_new_holder(context, writer, point)
-    if queued is not None and (holder_point := context.random.choice(_holder_points(context))) != queued.point:
-        return (yield from stop_holder_at(context, queued, holder_point))
-    return queued
+    if queued is None:
+        return None
+    holder_point = context.random.choice(_holder_points(context, queued.holder, writer))
+    if holder_point == queued.point:
+        return queued
+    return (yield from stop_holder_at(context, queued, holder_point))
 
 
 def queue_behind_new_holder(context: FaultContext, writer: str, point: str) -> QueuedWait:
@@ -149,11 +152,20 @@ def queue_behind_new_holder(context: FaultContext, writer: str, point: str) -> Q
     return None
 
 
-def _holder_points(context: FaultContext) -> list[str]:
+def _holder_points(context: FaultContext, holder: str, waiter: str) -> list[str]:
+    """Return the points to which a holder comes; ``offers`` only if its commit can have members."""
     points = ["acquired", "checked"]
     if context.makes_groups:
-        points += ["offers", "stored"]
+        points.append("stored")
+    if _has_offer(context, holder) and _has_offer(context, waiter):
+        points.append("offers")
     return points if context.gate is None else [*points, PUT]
+
+
+def _has_offer(context: FaultContext, writer: str) -> bool:
+    """Return whether the newest wait of a writer has an offer. A commit that is offered may have members."""
+    waits = (event for event in reversed(context.history) if is_from(writer, "waiting")(event))
+    return bool(next(waits, {}).get("offer"))
 
 
 def stop_holder_at(context: FaultContext, queued: Queued, point: str) -> QueuedWait:

@@ -17,7 +17,7 @@ from pyspark import InheritableThread
 
 from lock_manager import EnsembleMismatchError, HeldLock, LockLostError
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY
-from soak.unprotected import InnermostBlockGuard, SharedIdentityGuard, WatchedGuard
+from soak.unprotected import GuardCallbacks, InnermostBlockGuard, SharedIdentityGuard, WatchedGuard
 from tests.support.at_the_gate import AttemptClock, TableAtTheGate, commit_info
 from tests.support.lock_znodes import LockZnodes
 from tests.support.rivals import RivalManager
@@ -193,8 +193,7 @@ def test_a_commit_of_another_thread_does_not_prove_an_operation(
 
 def weaken(patch: pytest.MonkeyPatch, guard: type[WatchedGuard]) -> None:
     """Replace the driver's guard by a guard that lacks a protection."""
-    patch.setattr(GUARD, "_on_answer", lambda: None, raising=False)
-    patch.setattr(GUARD, "_on_request", lambda _: None, raising=False)
+    patch.setattr(GUARD, "_callbacks", GuardCallbacks(lambda _: None, lambda _: None), raising=False)
     patch.setattr(GUARD, "__class__", guard)
 
 
