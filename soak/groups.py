@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from soak.evidence import Event, Evidence
+from soak.fault_context import OUTCOMES
 
-_WAIT_ENDS = frozenset({"holding", "acknowledged", "unknown", "refused", "gave-up", "ended", "killed"})
+_WAIT_ENDS = OUTCOMES | {"holding", "killed"}
 # The holder knows the outcome of its put.
 _PUT_ENDS = frozenset({"stored", "refused", "taken"})
 

@@ -6,8 +6,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from lock_manager import ZookeeperLockManager
 from lock_manager.guard import ticket
 from soak.s3_faults import FaultyS3
+from tests.support.at_the_gate import waiting_write
 from writer_jobs import CommitResult, LockedDeltaWriter
 
 pytestmark = pytest.mark.spark
@@ -99,19 +100,9 @@ class Table:
         for entry in self.store.list_objects_v2(Bucket=BUCKET, Prefix=f"{self.name}/")["Contents"]:
             self.store.delete_object(Bucket=BUCKET, Key=entry["Key"])
 
-    @contextmanager
-    def waiting(self, append: Callable[[], CommitResult]) -> Iterator[Future[CommitResult]]:
+    def waiting(self, append: Callable[[], CommitResult]) -> AbstractContextManager[Future[CommitResult]]:
         """Start an append that waits for its lock until the end of the block."""
-        with ThreadPoolExecutor(1) as pool:
-            with self.manager.acquire(self.writer.table):
-                running = pool.submit(append)
-                self.eventually(
-                    lambda: len(self.manager.queue(self.writer.table)) == 2 or running.done(),
-                    within=60,
-                    label="an append in the queue",
-                )
-                yield running
-            running.exception(120)
+        return waiting_write(self.manager, self.writer.table, append, self.eventually)
 
     def ids(self) -> list[int]:
         rows = DeltaTable(self.uri, storage_options=self.options).to_pyarrow_table()

@@ -89,20 +89,27 @@ class TableAtTheGate:
         """Return the number of contenders in the table's queue."""
         return len(self.manager.queue(self.writer.table))
 
-    @contextmanager
-    def waiting_write(self, write: Callable[[], CommitResult]) -> Iterator[Future[CommitResult]]:
-        """Start a write that waits at the gate: this thread holds the lock until the end of the block.
+    def waiting_write(self, write: Callable[[], CommitResult]) -> AbstractContextManager[Future[CommitResult]]:
+        """Start a write that waits at the gate; see :func:`waiting_write`."""
+        return waiting_write(self.manager, self.writer.table, write, self.eventually)
 
-        Yields the future result of the write.
-        """
-        with ThreadPoolExecutor(1) as pool:
-            with self.manager.acquire(self.writer.table):
-                running = pool.submit(write)
-                self.eventually(
-                    lambda: self.queue_length() == 2 or running.done(), within=60, label="a commit at the gate"
-                )
-                yield running
-            running.exception(120)
+
+@contextmanager
+def waiting_write(
+    manager: ZookeeperLockManager, table: str, write: Callable[[], CommitResult], eventually: Callable[..., None]
+) -> Iterator[Future[CommitResult]]:
+    """Start a write that waits at the gate: this thread holds the lock until the end of the block.
+
+    Yields the future result of the write.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        with manager.acquire(table):
+            running = pool.submit(write)
+            eventually(
+                lambda: len(manager.queue(table)) == 2 or running.done(), within=60, label="a commit at the gate"
+            )
+            yield running
+        running.exception(120)
 
 
 def commit_info(table: Path | str, version: int | None) -> dict[str, Any]:

@@ -28,10 +28,10 @@ import org.slf4j.LoggerFactory;
  * A Delta log store that gives every version exactly one winner, which held the table's lock.
  *
  * <p>For each scheme it reads and lists as Delta's own store does, but lists S3 with {@link LogListing}, reads listed
- * files with {@link LogReads} and computes missing checksum files with {@link Checksum}. It writes version files ({@code _delta_log/<20 digits>.json})
- * differently: it asks the {@link Guard}, and then creates the file only if there is none of that name. If another
- * transaction has the version, it throws {@link FileAlreadyExistsException}, after which Delta checks for conflicts and
- * tries the next version. Any other exception ends the write.
+ * files with {@link LogReads} and computes missing checksum files with {@link Checksum}. It writes version files
+ * ({@code _delta_log/<20 digits>.json}) differently: it asks the {@link Guard}, and then creates the file only if there
+ * is none of that name. If another transaction has the version, it throws {@link FileAlreadyExistsException}, after which
+ * Delta checks for conflicts and tries the next version. Any other exception ends the write.
  *
  * <p>Set {@code spark.delta.logStore.class} to this class, and set no other log store.
  */
@@ -119,20 +119,20 @@ public class GuardedLogStore extends LogStore {
     Long freeAt = LightTransaction.wasFreeAt(file);
     if (freeAt == null) {
       throwIfTaken(file, conf);
+      freeAt = System.nanoTime();
     }
-    long checkedAt = freeAt == null ? System.nanoTime() : freeAt;
     if (Guard.isBound()) {
       Checkpoints.defer(file);
     }
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
     AutomaticTicket automatic = Guard.automaticTicket(file, body);
     if (automatic == null) {
-      commit(storage, Guard.ticket(), file, body, checkedAt, conf);
+      commit(storage, Guard.ticket(), file, body, freeAt, conf);
       return;
     }
     boolean ends = true;
     try {
-      commit(storage, automatic.name(), file, body, checkedAt, conf);
+      commit(storage, automatic.name(), file, body, freeAt, conf);
       ends = !automatic.keepsLock();
     } catch (FileAlreadyExistsException e) {
       // Delta checks for conflicts, and calls again. The ticket keeps its place in the queue, or its lock.
@@ -157,7 +157,7 @@ public class GuardedLogStore extends LogStore {
   }
 
   private void commit(
-      Storage storage, String ticket, VersionFile file, CommitBody body, long checkedAt, Configuration conf)
+      Storage storage, String ticket, VersionFile file, CommitBody body, long freeAt, Configuration conf)
       throws IOException {
     AutomaticTicket automatic = AutomaticTicket.named(ticket);
     if (ticket != null && automatic == null) {
@@ -169,7 +169,7 @@ public class GuardedLogStore extends LogStore {
     CommitRefusedException refusal = null;
     if (ticket != null) {
       try {
-        awaitTurn(storage, ticket, file, body, checkedAt, conf);
+        awaitTurn(storage, ticket, file, body, freeAt, conf);
       } catch (CommitRefusedException e) {
         if (automatic == null) {
           throw e;
@@ -250,25 +250,26 @@ public class GuardedLogStore extends LogStore {
       throwIfTaken(file, conf);
       checkedAt = System.nanoTime();
     }
-    boolean hasWaited = System.nanoTime() - waitsSince > RECHECK_NANOS;
-    boolean mustCheck = !LightTransaction.hasLock(file) && System.nanoTime() - checkedAt > RECHECK_NANOS;
-    LightTransaction.recordLock(file, hasWaited);
-    checkUnderLock(file, read, body, mustCheck, conf);
+    if (LightTransaction.hasLock(file)) {
+      // The table and the version were checked then, and no other writer with the lock can have changed them since.
+      return;
+    }
+    long now = System.nanoTime();
+    boolean isTaken = checkUnderLock(file, read, body, now - checkedAt > RECHECK_NANOS, conf);
+    LightTransaction.recordLock(file, now, now - waitsSince > RECHECK_NANOS);
+    if (isTaken) {
+      throw new FileAlreadyExistsException(file.path().toString());
+    }
   }
 
   /**
-   * Checks that the table was not replaced and, if it was not checked just before, that the version is free. A light
-   * transaction does the first once after it has got the lock, because then no other writer with the lock can replace it.
+   * Checks that the table was not replaced and, at the same time, whether the version was taken.
    *
-   * @throws FileAlreadyExistsException another writer has the version
+   * @param mustCheckVersion false if the version was free just before
    */
-  private static void checkUnderLock(
+  private static boolean checkUnderLock(
       VersionFile file, ReadVersion read, CommitBody body, boolean mustCheckVersion, Configuration conf)
       throws IOException {
-    LightTransaction light = LightTransaction.of(file);
-    if (light != null && light.isVerified()) {
-      return;
-    }
     Future<Boolean> isCurrent =
         read == null ? null : LogReads.begin(() -> read.isCurrent(body.newFiles(), conf));
     boolean isTaken = mustCheckVersion && LightTransaction.isTaken(file, conf);
@@ -276,12 +277,7 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("NotStagedError",
           "the table at " + file.table() + " has changed since it was read: it was created, removed or replaced");
     }
-    if (light != null) {
-      light.setVerified();
-    }
-    if (isTaken) {
-      throw new FileAlreadyExistsException(file.path().toString());
-    }
+    return isTaken;
   }
 
   private static void throwIfTaken(VersionFile file, Configuration conf) throws IOException {

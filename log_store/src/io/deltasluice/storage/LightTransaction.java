@@ -140,16 +140,13 @@ public final class LightTransaction extends OptimisticTransaction {
   private boolean readsAhead;
 
   /** The last version that Delta's conflict check has listed; -1 before. */
-  private long lastVersion = -1;
+  private long lastConflictVersion = -1;
 
   /** {@link System#nanoTime} before that listing. */
-  private long listedAt;
+  private long conflictsListedAtNanos;
 
   /** {@link System#nanoTime} at which the lock was acquired; 0 before. */
   private long lockedAtNanos;
-
-  /** Whether the table was still the same when the lock was held. */
-  private boolean isVerified;
 
   /** Whether the transaction has waited for its lock, or has found versions of other writers. */
   private boolean hasMetWriters;
@@ -232,8 +229,8 @@ public final class LightTransaction extends OptimisticTransaction {
   }
 
   /**
-   * Returns whether the lock was held when Delta last checked for conflicts. Then the next version is free, unless a
-   * writer without the lock has taken it.
+   * Returns whether the lock is held, and the table was still the same then. The next version is free after Delta's last
+   * check for conflicts, unless a writer without the lock has taken it.
    */
   static boolean hasLock(VersionFile file) {
     LightTransaction light = of(file);
@@ -241,14 +238,15 @@ public final class LightTransaction extends OptimisticTransaction {
   }
 
   /**
-   * Records that the lock is held.
+   * Records that the lock is held, and that the table is still the same.
    *
+   * @param atNanos {@link System#nanoTime} after the lock was acquired
    * @param hasWaited whether other writers held it first
    */
-  static void recordLock(VersionFile file, boolean hasWaited) {
+  static void recordLock(VersionFile file, long atNanos, boolean hasWaited) {
     LightTransaction light = of(file);
-    if (light != null && light.lockedAtNanos == 0) {
-      light.lockedAtNanos = System.nanoTime();
+    if (light != null) {
+      light.lockedAtNanos = atNanos;
       light.hasMetWriters |= hasWaited;
     }
   }
@@ -323,13 +321,13 @@ public final class LightTransaction extends OptimisticTransaction {
     if (found == null) {
       return;
     }
-    listedAt = found.atNanos;
+    conflictsListedAtNanos = found.atNanos;
     List<Path> versions = new ArrayList<>();
     for (FileStatus status : found.files) {
       VersionFile file = VersionFile.of(status.getPath());
       if (file != null && file.version() > readVersion()) {
         versions.add(status.getPath());
-        lastVersion = file.version();
+        lastConflictVersion = file.version();
       }
     }
     if (versions.size() > 1) {
@@ -349,22 +347,13 @@ public final class LightTransaction extends OptimisticTransaction {
     if (light.lockedAtNanos != 0) {
       return light.lockedAtNanos;
     }
-    if (light.lastVersion == file.version() - 1) {
-      return light.listedAt;
+    if (light.lastConflictVersion == file.version() - 1) {
+      return light.conflictsListedAtNanos;
     }
     OwnCommit previous = light.previous;
     boolean isRecent = previous != null && previous.version == file.version() - 1 && previous.isUncontended
         && System.nanoTime() - previous.lockedAtNanos < RECENT_NANOS;
     return isRecent ? previous.lockedAtNanos : null;
-  }
-
-  /** Returns whether the table was still the same when the lock was held. */
-  boolean isVerified() {
-    return isVerified;
-  }
-
-  void setVerified() {
-    isVerified = true;
   }
 
   /** Returns whether a conflict check reads all versions at once, so that few checks during a wait suffice. */

@@ -136,8 +136,11 @@ final class LogReads {
   /** Returns the lines of a file; null if it was not listed, is large, or cannot be read with its status. */
   private static List<String> readListed(Path path, Configuration conf) throws IOException {
     FileStatus status = STATUSES.get(path);
+    if (status == null || status.getLen() > MAX_BYTES) {
+      return null;
+    }
     FileSystem fs = path.getFileSystem(conf);
-    if (status == null || status.getLen() > MAX_BYTES || !checksETags(fs.getConf())) {
+    if (!checksETags(fs.getConf())) {
       return null;
     }
     byte[] content = new byte[(int) status.getLen()];
