@@ -160,9 +160,14 @@ def table(
         conf.unset(key)
 
 
-def test_versions_of_other_writers_are_listed_once_and_read_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The append does not check for conflicts while it waits.
+@pytest.fixture
+def no_checks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a waiting append check for conflicts only when it has its lock, not every few seconds."""
     monkeypatch.setattr(ticket, "TURN_SECONDS", 60)
+
+
+@pytest.mark.usefixtures("no_checks_while_it_waits")
+def test_versions_of_other_writers_are_listed_once_and_read_once(table: Table) -> None:
     with table.waiting(lambda: table.append(7)) as append:
         for number in (4, 5, 6):
             table.append_elsewhere(number)
@@ -178,6 +183,7 @@ def test_versions_of_other_writers_are_listed_once_and_read_once(table: Table, m
     assert table.ids() == list(range(8))
 
 
+@pytest.mark.usefixtures("no_checks_while_it_waits")
 def test_more_versions_than_are_read_at_once(table: Table) -> None:
     with table.waiting(lambda: table.append(100)) as append:
         for number in range(4, 24):
@@ -189,6 +195,7 @@ def test_more_versions_than_are_read_at_once(table: Table) -> None:
     assert table.ids() == [*range(24), 100]
 
 
+@pytest.mark.usefixtures("no_checks_while_it_waits")
 def test_a_version_that_was_replaced_since_its_listing_is_read_as_it_is_now(table: Table) -> None:
     with table.waiting(lambda: table.append(6)) as append:
         for number in (4, 5):
@@ -210,6 +217,7 @@ def test_a_transaction_that_was_committed_during_the_wait_is_not_repeated(table:
     assert table.ids() == list(range(7))
 
 
+@pytest.mark.usefixtures("no_checks_while_it_waits")
 def test_a_version_of_a_writer_without_the_lock_is_read(table: Table) -> None:
     """It is committed between the listing and the PUT."""
     with table.waiting(lambda: table.append(6)) as append:
@@ -220,6 +228,7 @@ def test_a_version_of_a_writer_without_the_lock_is_read(table: Table) -> None:
     assert table.ids() == list(range(8))
 
 
+@pytest.mark.usefixtures("no_checks_while_it_waits")
 @pytest.mark.parametrize("versions", [2, 9], ids=["shorter log", "longer log"])
 def test_a_table_that_was_created_again_during_the_wait(table: Table, versions: int) -> None:
     with table.waiting(lambda: table.append(100)) as append:
