@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,8 +55,17 @@ class Table(TableAtTheGate):
         yesterday = time.time() - 86_400
         os.utime(self.path / "_delta_log" / f"{0:020d}.json", (yesterday, yesterday))
 
+    def version_path(self, version: int) -> Path:
+        return self.path / "_delta_log" / f"{version:020d}.json"
+
     def lines(self, version: int) -> list[str]:
-        return (self.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+        return self.version_path(version).read_text().splitlines()
+
+    def put_version(self, version: int, *actions: dict[str, Any]) -> Path:
+        """Commit these actions as another writer; return the version's file."""
+        path = self.version_path(version)
+        path.write_text("".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions))
+        return path
 
 
 @pytest.fixture
@@ -164,6 +174,45 @@ def test_row_ids_do_not_overlap_with_a_commit_since_the_snapshot(
     assert table.read_version() == 1
     added = [json.loads(line).get("add") for version in (1, 2, 3) for line in table.lines(version)]
     assert [file["baseRowId"] for file in added if file] == [0, 1, 6]
+
+
+def test_versions_that_change_only_files_are_no_conflict(table: Table) -> None:
+    table.append_elsewhere(2)
+    rows = DeltaTable(str(table.path))
+    rows.delete("id = 1")
+    rows.update({"id": "id + 10"})
+    table.append_elsewhere(3, CommitProperties(app_transactions=[Transaction("hourly", 1)]))
+    assert table.append(4).version == 6
+    assert table.read_version() == 1
+    assert table.ids() == [3, 4, 12]
+
+
+def test_an_append_does_not_follow_a_version_that_cannot_be_read(table: Table) -> None:
+    path = table.put_version(2, {"commitInfo": {}})
+    path.write_text(path.read_text() + '{"add":{"path":"a"')
+    with pytest.raises(WriteFailedError):
+        table.append(2)
+    assert not table.version_path(3).exists()
+
+
+@pytest.mark.parametrize(
+    "feature", ["ChangeDataFeed", "DeletionVectors", "InCommitTimestamps", "RowTracking", "TypeWidening"]
+)
+def test_a_feature_that_was_enabled_since_the_snapshot_is_used(
+    table: Table, unguarded_sql: Callable[[str], None], feature: str, tmp_path: Path
+) -> None:
+    enabled = tmp_path / "enabled"
+    unguarded_sql(
+        f"CREATE TABLE delta.`{enabled}` (id LONG) USING delta TBLPROPERTIES ('delta.enable{feature}' = 'true')"
+    )
+    actions = [json.loads(line) for line in (enabled / "_delta_log" / f"{0:020d}.json").read_text().splitlines()]
+    table.put_version(2, *actions)
+    table.append(2)
+    assert table.read_version() == 2
+    added = next(action["add"] for action in map(json.loads, table.lines(3)) if "add" in action)
+    assert ("inCommitTimestamp" in commit_info(table.path, 3)) == (feature == "InCommitTimestamps")
+    assert ("baseRowId" in added) == (feature == "RowTracking")
+    assert [row.id for row in table.spark.read.format("delta").load(str(table.path)).orderBy("id").collect()] == [1, 2]
 
 
 def test_an_append_that_fails_before_its_transaction_does_not_affect_the_next_one(table: Table) -> None:
