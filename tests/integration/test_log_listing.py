@@ -1,4 +1,4 @@
-"""The guarded log store lists a log on S3 from a start version.
+"""The guarded log store lists a log on S3 or on a local disk from a start version.
 
 It lists the same files as Delta's own store, but does not request the pages of earlier versions.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -78,7 +79,9 @@ class LogLister:
         return self._list(self.jvm._guarded, uri)
 
     def delta(self, uri: str) -> list[tuple[str, int, int]]:
-        return self._list(self.jvm._jvm.io.delta.storage.S3SingleDriverLogStore(self.jvm._conf), uri)
+        stores = self.jvm._jvm.io.delta.storage
+        store = stores.S3SingleDriverLogStore if uri.startswith("s3a:") else stores.HDFSLogStore
+        return self._list(store(self.jvm._conf), uri)
 
     def _list(self, store: Any, uri: str) -> list[tuple[str, int, int]]:
         """Return the path, length and modification time of each file."""
@@ -107,6 +110,16 @@ def lister(s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lo
 def test_a_list_equals_the_list_of_delta_s_own_store(lister: LogLister, start: str) -> None:
     uri = f"s3a://lake/table/_delta_log/{start}"
     assert lister.guarded(uri) == lister.delta(uri)
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_list_of_a_disk_equals_the_list_of_delta_s_own_store(lister: LogLister, start: str, tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    for name in (*NAMES, f".{20:020d}.json.crc"):
+        (log / name).parent.mkdir(parents=True, exist_ok=True)
+        (log / name).write_text(name)
+    files = lister.guarded(f"{log.as_uri()}/{start}")
+    assert files == lister.delta(f"{log.as_uri()}/{start}")
 
 
 @pytest.mark.parametrize("folder", ["file:/nowhere", "s3a://lake/nowhere"])

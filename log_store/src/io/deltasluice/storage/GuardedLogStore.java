@@ -77,6 +77,7 @@ public class GuardedLogStore extends LogStore {
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
     List<FileStatus> files = LightTransaction.listFrom(path, conf);
+    files = files == null ? LogListing.listFromDisk(path, conf) : files;
     // Delta's own store throws an exception if the folder does not exist.
     return files == null || files.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : files.iterator();
   }

@@ -3,11 +3,13 @@ package io.deltasluice.storage;
 import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.LocalFileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.PathFilter;
 import org.apache.hadoop.fs.RemoteIterator;
@@ -19,10 +21,11 @@ import org.slf4j.LoggerFactory;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
 
 /**
- * Lists the files of a table's log on S3, starting at a given name, and looks for single files, each with one request.
+ * Lists the files of a table's log on S3 or on a local disk, starting at a given name, and looks for single files.
  *
- * <p>Delta lists the log for every new snapshot and every check for conflicts. Delta's own store requests the names of
- * all files in the folder, by default those of the last 30 days, and then drops those before the given name.
+ * <p>Delta lists the log for every new snapshot and every check for conflicts. Delta's own store requests the names and
+ * the status of all files in the folder, by default those of the last 30 days, and then drops those before the given
+ * name. On S3 each method needs one request.
  */
 final class LogListing {
   private static final Logger LOG = LoggerFactory.getLogger(LogListing.class);
@@ -30,13 +33,13 @@ final class LogListing {
   private LogListing() {}
 
   /**
-   * Returns the file at a path and the files in its folder whose names sort after it, in the order of their names.
+   * Returns the file at a path on S3 and the files in its folder whose names sort after it, in the order of their names.
    *
-   * @return null if Delta's own store must list the folder
+   * @return null if the path is not on S3, or Delta's own store must list the folder
    */
   static List<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
     String name = path.getName();
-    if (name.isEmpty() || !Character.isDigit(name.charAt(0))) {
+    if (!beginsWithDigit(name)) {
       return null;
     }
     try {
@@ -52,6 +55,39 @@ final class LogListing {
       LOG.debug("{} is listed by Delta's own store", path, e);
       return null;
     }
+  }
+
+  /**
+   * Does what {@link #listFrom} does, on a local disk.
+   *
+   * @return null if the path is not on a local disk, or Delta's own store must list the folder
+   */
+  static List<FileStatus> listFromDisk(Path path, Configuration conf) throws IOException {
+    FileSystem fs = path.getFileSystem(conf);
+    String first = path.getName();
+    if (fs.getClass() != LocalFileSystem.class || !beginsWithDigit(first)) {
+      return null;
+    }
+    // The names of Hadoop's own checksum files begin with a dot, which sorts before a digit.
+    String[] names = ((LocalFileSystem) fs).pathToFile(path.getParent())
+        .list((folder, name) -> name.compareTo(first) >= 0);
+    if (names == null) {
+      return null;
+    }
+    Arrays.sort(names);
+    List<FileStatus> files = new ArrayList<>();
+    for (String name : names) {
+      try {
+        files.add(fs.getFileStatus(new Path(path.getParent(), name)));
+      } catch (FileNotFoundException e) {
+        LOG.debug("{} was removed", name);
+      }
+    }
+    return files;
+  }
+
+  private static boolean beginsWithDigit(String name) {
+    return !name.isEmpty() && Character.isDigit(name.charAt(0));
   }
 
   /** Returns whether a file exists. */
