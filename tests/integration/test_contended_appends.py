@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +15,13 @@ import boto3
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import table as arrow_table
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from lock_manager import ZookeeperLockManager
+from lock_manager import LockCancelledError, ZookeeperLockManager
 from lock_manager.guard import ticket
 from soak.s3_faults import FaultyS3
 from tests.support.at_the_gate import waiting_write
-from writer_jobs import CommitResult, LockedDeltaWriter
+from writer_jobs import CommitResult, LockedDeltaWriter, WriteFailedError
 
 pytestmark = pytest.mark.spark
 
@@ -37,12 +37,14 @@ class Recorder:
     Attributes:
         requests: Methods and names of files; the name of a listing is empty.
         before_get: Functions that are called before the file of a name is read for the first time.
+        errors: Statuses that answer the next reads of the file of a name.
 
     """
 
     application: Any
     requests: list[tuple[str, str]] = field(default_factory=list)
     before_get: dict[str, Callable[[], None]] = field(default_factory=dict)
+    errors: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, query = environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
@@ -52,6 +54,9 @@ class Recorder:
             self.requests.append((method, name))
             if method == "GET" and name in self.before_get:
                 self.before_get.pop(name)()
+            if method == "GET" and self.errors.get(name):
+                start_response(self.errors[name].pop(), [("Content-Length", "0")])
+                return [b""]
         response: Iterable[bytes] = self.application(environ, start_response)
         return response
 
@@ -84,7 +89,10 @@ class Table:
         return f"{self.name}/_delta_log/{file_name(version)}"
 
     def append(self, number: int, **options: Any) -> CommitResult:
-        return self.writer.append(self.spark.createDataFrame([(number,)], "id long").coalesce(1), **options)
+        return self.writer.append(self.rows(number), **options)
+
+    def rows(self, number: int) -> DataFrame:
+        return self.spark.createDataFrame([(number,)], "id long").coalesce(1)
 
     def append_elsewhere(self, number: int, commit: CommitProperties | None = None) -> None:
         rows = arrow_table({"id": [number]})
@@ -155,6 +163,7 @@ def table(
     table.append(3)
     recorder.requests.clear()
     recorder.before_get.clear()
+    recorder.errors.clear()
     yield table
     for key in settings:
         conf.unset(key)
@@ -192,6 +201,9 @@ def test_more_versions_than_are_read_at_once(table: Table) -> None:
         large = json.dumps({"commitInfo": {"timestamp": 0, "operation": "WRITE", "text": "x" * MIB}})
         table.put_version(24, large + "\n")
     assert append.result().version == 25
+    requests = table.log_requests(25)
+    assert {requests["GET", file_name(version)] for version in range(4, 25)} == {1}
+    assert [version for version in range(4, 25) if requests["HEAD", file_name(version)]] == [24]
     assert table.ids() == [*range(24), 100]
 
 
@@ -226,6 +238,53 @@ def test_a_version_of_a_writer_without_the_lock_is_read(table: Table) -> None:
         table.recorder.before_get[file_name(5)] = lambda: table.append_elsewhere(7)
     assert append.result().version == 7
     assert table.ids() == list(range(8))
+
+
+@pytest.mark.usefixtures("no_checks_while_it_waits")
+@pytest.mark.parametrize("status", ["404 Not Found", "412 Precondition Failed", "503 Slow Down"])
+def test_a_version_whose_first_read_fails_is_read_again(table: Table, status: str) -> None:
+    with table.waiting(lambda: table.append(7)) as append:
+        for number in (4, 5, 6):
+            table.append_elsewhere(number)
+        table.recorder.errors[file_name(5)] = [status]
+    assert append.result().version == 7
+    assert table.recorder.errors == {file_name(5): []}
+    assert table.ids() == list(range(8))
+
+
+@pytest.mark.usefixtures("no_checks_while_it_waits")
+def test_no_append_follows_a_version_that_cannot_be_read(table: Table) -> None:
+    with table.waiting(lambda: table.append(6)) as append:
+        for number in (4, 5):
+            table.append_elsewhere(number)
+        table.recorder.errors[file_name(5)] = ["403 Forbidden"] * 100
+    assert isinstance(append.exception(), WriteFailedError)
+    assert ("PUT", file_name(6)) not in table.recorder.requests
+    table.recorder.errors.clear()
+    assert table.append(6).version == 6
+    assert table.ids() == list(range(7))
+
+
+@pytest.mark.usefixtures("no_checks_while_it_waits")
+def test_an_append_that_is_cancelled_while_versions_are_read_is_committed_or_not(table: Table) -> None:
+    cancelling = []
+
+    def cancel() -> None:
+        """Cancel in another thread, because it returns when the append has ended."""
+        cancelling.append(pool.submit(canceller.cancel))
+        table.eventually(canceller._cancelled.is_set, label="the cancellation")
+
+    canceller = LockedDeltaWriter(table.spark, table.manager, f"s3a://{BUCKET}/{table.name}")
+    with ThreadPoolExecutor(1) as pool:
+        with table.waiting(lambda: canceller.append(table.rows(6))) as append:
+            for number in (4, 5):
+                table.append_elsewhere(number)
+            table.recorder.before_get[file_name(5)] = cancel
+        cancelling.pop().result(60)
+    is_committed = append.exception() is None
+    assert is_committed or isinstance(append.exception(), LockCancelledError | WriteFailedError)
+    assert table.append(7).version == (7 if is_committed else 6)
+    assert table.ids() == [*range(6), *([6] if is_committed else []), 7]
 
 
 @pytest.mark.usefixtures("no_checks_while_it_waits")

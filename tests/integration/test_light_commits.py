@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.checksums import checksum_file
-from writer_jobs import CommitResult, WriteFailedError
+from writer_jobs import CommitResult, SchemaMismatchError, WriteFailedError
 
 pytestmark = pytest.mark.spark
 
@@ -50,10 +50,10 @@ class Table(TableAtTheGate):
     def delta_log_class(self) -> Any:
         return self.spark._jvm.org.apache.spark.sql.delta.DeltaLog
 
-    def make_old(self) -> None:
-        """Change the time of version 0 to yesterday."""
-        yesterday = time.time() - 86_400
-        os.utime(self.path / "_delta_log" / f"{0:020d}.json", (yesterday, yesterday))
+    def make_old(self, days: int = 1) -> None:
+        """Change the time of version 0 to this many days ago."""
+        moment = time.time() - days * 86_400
+        os.utime(self.version_path(0), (moment, moment))
 
     def version_path(self, version: int) -> Path:
         return self.path / "_delta_log" / f"{version:020d}.json"
@@ -140,6 +140,26 @@ def test_a_column_that_was_added_since_the_snapshot_is_null(table: Table) -> Non
     assert table.read_version() == 2
 
 
+def test_rows_with_a_column_that_was_added_since_the_snapshot_are_appended(table: Table) -> None:
+    rows = table.spark.createDataFrame([(2, "a")], "id long, word string")
+    with pytest.raises(SchemaMismatchError):
+        table.writer.append(rows)
+    DeltaTable(str(table.path)).alter.add_columns([Field("word", PrimitiveType("string"))])
+    assert table.writer.append(rows).version == 3
+    assert table.values("id", "word") == [(1, None), (2, "a")]
+
+
+def test_a_constraint_that_was_dropped_since_the_snapshot_is_not_checked(table_of: Callable[..., Table]) -> None:
+    table = table_of()
+    DeltaTable(str(table.path)).alter.add_constraint({"small": "id < 100"})
+    table.append(1)
+    with pytest.raises(WriteFailedError, match="small"):
+        table.append(100)
+    DeltaTable(str(table.path)).alter.drop_constraint("small")
+    assert table.append(100).version == 4
+    assert table.ids() == [1, 100]
+
+
 def test_a_transaction_that_was_committed_since_the_snapshot_is_not_repeated(table: Table) -> None:
     table.append_elsewhere(2, CommitProperties(app_transactions=[Transaction("nightly", 1)]))
     assert table.append(2, txn=("nightly", 1)).already_committed
@@ -206,9 +226,12 @@ def test_a_feature_that_was_enabled_since_the_snapshot_is_used(
         f"CREATE TABLE delta.`{enabled}` (id LONG) USING delta TBLPROPERTIES ('delta.enable{feature}' = 'true')"
     )
     actions = [json.loads(line) for line in (enabled / "_delta_log" / f"{0:020d}.json").read_text().splitlines()]
+    (metadata,) = [action["metaData"] for action in map(json.loads, table.lines(0)) if "metaData" in action]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"] |= {key: metadata[key] for key in ("id", "createdTime")}
     table.put_version(2, *actions)
     table.append(2)
-    assert table.read_version() == 2
     added = next(action["add"] for action in map(json.loads, table.lines(3)) if "add" in action)
     assert ("inCommitTimestamp" in commit_info(table.path, 3)) == (feature == "InCommitTimestamps")
     assert ("baseRowId" in added) == (feature == "RowTracking")
@@ -223,6 +246,22 @@ def test_an_append_that_fails_before_its_transaction_does_not_affect_the_next_on
     assert table.read_version() == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"fs.sluice.test": "1"}], ids=["the driver's log", "another log"])
+def test_readers_of_the_driver_find_the_rows_without_checksum_files(table: Table, options: dict[str, str]) -> None:
+    """With options of a file system Delta reads the table with a log object of its own."""
+    for number in (2, 3):
+        table.append_elsewhere(number)
+    for file in table.path.glob("_delta_log/*.crc"):
+        file.unlink()
+    assert {row.id for row in table.spark.read.options(**options).format("delta").load(str(table.path)).collect()} == {
+        1,
+        2,
+        3,
+    }
+    assert table.append(4).version == 4
+    assert table.spark.read.options(**options).format("delta").load(str(table.path)).count() == 4
+
+
 def test_writers_without_sluice_continue_the_log(table: Table, unguarded_sql: Callable[[str], None]) -> None:
     for number in range(2, 6):
         table.append(number)
@@ -234,6 +273,9 @@ def test_writers_without_sluice_continue_the_log(table: Table, unguarded_sql: Ca
 
 
 def test_checkpoints_of_a_new_table_are_left_out(table: Table) -> None:
+    # However slow the machine is, the table is new.
+    table.make_old(days=-1)
+    table.delta_log_class().clearCache()
     for versions in (INTERVAL, MOST_VERSIONS):
         assert table.checkpoints() == []
         table.forge_versions(versions - 1)

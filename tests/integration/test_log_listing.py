@@ -115,11 +115,11 @@ def test_a_list_equals_the_list_of_delta_s_own_store(lister: LogLister, start: s
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_a_list_of_a_disk_equals_the_list_of_delta_s_own_store(lister: LogLister, start: str, tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
-    for name in (*NAMES, f".{20:020d}.json.crc"):
+    for name in (*NAMES, f".{20:020d}.json.crc", f"{28:020d}.json:Zone.Identifier", "a b%20c"):
         (log / name).parent.mkdir(parents=True, exist_ok=True)
         (log / name).write_text(name)
-    files = lister.guarded(f"{log.as_uri()}/{start}")
-    assert files == lister.delta(f"{log.as_uri()}/{start}")
+    (log / f"{29:020d}.link").symlink_to(log / NAMES[0])
+    assert lister.guarded(f"{log.as_uri()}/{start}") == lister.delta(f"{log.as_uri()}/{start}")
 
 
 @pytest.mark.parametrize("folder", ["file:/nowhere", "s3a://lake/nowhere"])

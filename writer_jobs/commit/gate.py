@@ -225,6 +225,10 @@ class StagedWrite:
         is_cancelled = isinstance(problem, LockCancelledError) and interrupt is None
         if failure is not None and (problem is None or is_cancelled):
             error = self._error_of(failure)
+            if self._ticket.staged is None and self._has_changed():
+                # The rows were checked against the version that this driver knew.
+                error = NotStagedError(f"another writer has changed schema or properties of {table} meanwhile")
+                error.__cause__ = failure
         if error is not None and not isinstance(error, CommitUnknownError) and not self._offered.is_unresolved:
             self._delete_staged_files()
         if interrupt is not None:
@@ -238,6 +242,15 @@ class StagedWrite:
         """Return whether the table has the transaction of this write already."""
         txn = self._execution.operation.txn
         return txn is not None and self._context.log.head(txn[0]).last_transaction >= txn[1]
+
+    def _has_changed(self) -> bool:
+        """Return whether schema, properties or protocol of the table have changed since the operation was planned."""
+        if self._snapshot.state is None:
+            return False
+        try:
+            return not self._context.log.snapshot().has_same_metadata(self._snapshot)
+        except (SluiceError, *JVM_ERRORS):
+            return False
 
     def _error_of(self, failure: BaseException) -> SluiceError:
         """Return the error for the guard's refusal, Delta's conflict or another error before the commit was allowed."""

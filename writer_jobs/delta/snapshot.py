@@ -219,6 +219,11 @@ class Snapshot:
         types, other_types = (state and state.partition_types for state in (self.state, snapshot.state))
         return types == other_types
 
+    def has_same_metadata(self, snapshot: Snapshot) -> bool:
+        """Return whether schema, properties and protocol are those of another snapshot."""
+        mine, theirs = self.loaded, snapshot.loaded
+        return bool(mine.metadata() == theirs.metadata() and mine.protocol() == theirs.protocol())
+
     def partition_schema(self) -> PartitionSchema:
         """Return the partition columns, for locks on partitions.
 

@@ -27,9 +27,9 @@ import org.slf4j.LoggerFactory;
 /**
  * A Delta log store that gives every version exactly one winner, which held the table's lock.
  *
- * <p>For each scheme it reads and lists as Delta's own store does, but lists S3 with {@link LogListing}, reads listed
- * files with {@link LogReads} and computes missing checksum files with {@link Checksum}. It writes version files
- * ({@code _delta_log/<20 digits>.json}) differently: it asks the {@link Guard}, and then creates the file only if there
+ * <p>For each scheme it reads and lists as Delta's own store does, but lists S3 and local disks with {@link LogListing},
+ * reads listed files with {@link LogReads} and computes missing checksum files with {@link Checksum}. It writes version
+ * files ({@code _delta_log/<20 digits>.json}) differently: it asks the {@link Guard}, and then creates the file only if there
  * is none of that name. If another transaction has the version, it throws {@link FileAlreadyExistsException}, after which
  * Delta checks for conflicts and tries the next version. Any other exception ends the write.
  *

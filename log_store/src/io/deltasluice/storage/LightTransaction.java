@@ -10,13 +10,11 @@ import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 import org.apache.hadoop.conf.Configuration;
@@ -151,8 +149,8 @@ public final class LightTransaction extends OptimisticTransaction {
   /** Whether the transaction has waited for its lock, or has found versions of other writers. */
   private boolean hasMetWriters;
 
-  /** Reads of listed versions that have begun, by path. */
-  private final Map<Path, Future<List<String>>> reads = new HashMap<>();
+  /** Reads the versions that the last conflict check has listed; null if it reads one after the other. */
+  private LogReads.Ahead reads;
 
   private LightTransaction(DeltaLog log, Snapshot snapshot, long listedAtNanos, OwnCommit previous) {
     super(log, Option.empty(), snapshot);
@@ -258,8 +256,7 @@ public final class LightTransaction extends OptimisticTransaction {
     if (light == null || file.version() <= light.readVersion()) {
       return LogReads.read(path, reader, conf);
     }
-    Future<List<String>> begun = light.reads.remove(path);
-    List<String> content = begun == null ? null : LogReads.await(begun);
+    List<String> content = light.reads == null ? null : light.reads.take(path);
     CloseableIterator<String> lines =
         content == null ? LogReads.read(path, reader, conf) : LogReads.iterator(content);
     return light.isGrouping() ? light.newerVersions.recording(file.version(), lines) : lines;
@@ -322,17 +319,15 @@ public final class LightTransaction extends OptimisticTransaction {
       return;
     }
     conflictsListedAtNanos = found.atNanos;
-    List<Path> versions = new ArrayList<>();
+    List<FileStatus> versions = new ArrayList<>();
     for (FileStatus status : found.files) {
       VersionFile file = VersionFile.of(status.getPath());
       if (file != null && file.version() > readVersion()) {
-        versions.add(status.getPath());
+        versions.add(status);
         lastConflictVersion = file.version();
       }
     }
-    if (versions.size() > 1) {
-      reads.putAll(LogReads.readAhead(versions, conf));
-    }
+    reads = versions.size() > 1 ? new LogReads.Ahead(versions, conf) : null;
   }
 
   /**

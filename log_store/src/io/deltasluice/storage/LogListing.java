@@ -78,7 +78,8 @@ final class LogListing {
     List<FileStatus> files = new ArrayList<>();
     for (String name : names) {
       try {
-        files.add(fs.getFileStatus(new Path(path.getParent(), name)));
+        // As a path of its own, a name with a colon would begin with a scheme.
+        files.add(fs.getFileStatus(new Path(path.getParent(), new Path(null, null, name))));
       } catch (FileNotFoundException e) {
         LOG.debug("{} was removed", name);
       }

@@ -7,7 +7,9 @@ import java.io.InterruptedIOException;
 import java.net.SocketTimeoutException;
 import java.nio.charset.StandardCharsets;
 import java.security.PrivilegedExceptionAction;
+import java.util.ArrayDeque;
 import java.util.Collections;
+import java.util.Deque;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
@@ -83,17 +85,36 @@ final class LogReads {
 
   /** Returns the lines of a file. */
   static CloseableIterator<String> read(Path path, LogStore reader, Configuration conf) throws IOException {
-    List<String> lines = readListed(path, conf);
+    List<String> lines = readListed(STATUSES.get(path), conf);
     return lines == null ? reader.read(path, conf) : iterator(lines);
   }
 
-  /** Begins to read files that were listed, up to a limit. A result is null if the file must be read with {@link #read}. */
-  static Map<Path, Future<List<String>>> readAhead(List<Path> paths, Configuration conf) throws IOException {
-    Map<Path, Future<List<String>>> reads = new HashMap<>();
-    for (Path path : paths.subList(0, Math.min(paths.size(), MAX_AHEAD))) {
-      reads.put(path, begin(() -> readListed(path, conf)));
+  /** Reads listed files, which are taken in their order. Some of the next ones are read at the same time. */
+  static final class Ahead {
+    private final Deque<FileStatus> waiting;
+    private final Configuration conf;
+    private final Map<Path, Future<List<String>>> begun = new HashMap<>();
+
+    /** Begins to read the first files. */
+    Ahead(List<FileStatus> files, Configuration conf) throws IOException {
+      waiting = new ArrayDeque<>(files);
+      this.conf = conf;
+      beginNext();
     }
-    return reads;
+
+    /** Waits for the lines of a file; null if it must be read with {@link #read}. */
+    List<String> take(Path path) throws IOException {
+      Future<List<String>> lines = begun.remove(path);
+      beginNext();
+      return lines == null ? null : await(lines);
+    }
+
+    private void beginNext() throws IOException {
+      while (begun.size() < MAX_AHEAD && !waiting.isEmpty()) {
+        FileStatus file = waiting.remove();
+        begun.put(file.getPath(), begin(() -> readListed(file, conf)));
+      }
+    }
   }
 
   /** Begins a request to the store in another thread, as the user of this thread. */
@@ -133,12 +154,16 @@ final class LogReads {
     };
   }
 
-  /** Returns the lines of a file; null if it was not listed, is large, or cannot be read with its status. */
-  private static List<String> readListed(Path path, Configuration conf) throws IOException {
-    FileStatus status = STATUSES.get(path);
+  /**
+   * Returns the lines of a file; null if it is large, or cannot be read with its status.
+   *
+   * @param status null if the file was not listed
+   */
+  private static List<String> readListed(FileStatus status, Configuration conf) throws IOException {
     if (status == null || status.getLen() > MAX_BYTES) {
       return null;
     }
+    Path path = status.getPath();
     FileSystem fs = path.getFileSystem(conf);
     if (!checksETags(fs.getConf())) {
       return null;
