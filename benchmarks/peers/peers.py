@@ -10,9 +10,10 @@
 The tables are on S3 (moto) or on a local disk. S3A does not check whether there is a file before it creates one
 (``fs.s3a.performance.flags=create``), as Iceberg's client does not. The commits of Sluice are not affected.
 
-Each writer is a process: a Spark driver with one core, or Python with deltalake. Each append has 100 rows. Systems take
-turns, so that noise of the machine affects all. Each system has a new table for each measurement, and each writer a
-private table for its warm-up. The printed figures are medians of the rounds; attempts, successes and lost are sums:
+Each writer is a process: a Spark driver with one core, without generated code, or Python with deltalake. Each append
+has 100 rows. Systems take turns, so that noise of the machine affects all. Each system has a new table for each
+measurement, and each writer a private table for its warm-up. The printed figures are medians of the rounds; attempts,
+successes and lost are sums:
 
     lost                  acknowledged appends whose rows are missing
     commits_per_s         versions or snapshots of the table
@@ -52,7 +53,7 @@ from iceberg_rest import rest_catalog
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
-from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from writer_jobs.delta.session import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,7 @@ BUCKET = "lake"
 SYSTEMS = ("sluice", "sluice-groups", "delta", "deltalake", "iceberg-sqlite", "iceberg-rest")
 COMMON = {
     **LOCAL_DRIVER,
+    **FEW_ROWS,
     "spark.master": "local[1]",
     # 16 drivers need about 10 GB.
     "spark.driver.memory": "512m",
