@@ -21,7 +21,7 @@ from deltalake.schema import PrimitiveType
 from pyarrow import table as arrow_table
 from pyspark.sql import SparkSession
 
-from tests.support.at_the_gate import TableAtTheGate, commit_info
+from tests.support.at_the_gate import TableAtTheGate, actions, commit_info, version_path
 from tests.support.checksums import checksum_file
 from writer_jobs import CommitResult, SchemaMismatchError, WriteFailedError
 
@@ -56,16 +56,7 @@ class Table(TableAtTheGate):
         os.utime(self.version_path(0), (moment, moment))
 
     def version_path(self, version: int) -> Path:
-        return self.path / "_delta_log" / f"{version:020d}.json"
-
-    def lines(self, version: int) -> list[str]:
-        return self.version_path(version).read_text().splitlines()
-
-    def put_version(self, version: int, *actions: dict[str, Any]) -> Path:
-        """Commit these actions as another writer; return the version's file."""
-        path = self.version_path(version)
-        path.write_text("".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions))
-        return path
+        return version_path(self.path, version)
 
 
 @pytest.fixture
@@ -192,8 +183,8 @@ def test_row_ids_do_not_overlap_with_a_commit_since_the_snapshot(
         rows.write.format("delta").mode("append").option("fs.sluice.test", "1").save(str(table.path))
     table.append(3)
     assert table.read_version() == 1
-    added = [json.loads(line).get("add") for version in (1, 2, 3) for line in table.lines(version)]
-    assert [file["baseRowId"] for file in added if file] == [0, 1, 6]
+    added = [file for version in (1, 2, 3) for file in actions(table.path, version, "add")]
+    assert [file["baseRowId"] for file in added] == [0, 1, 6]
 
 
 def test_versions_that_change_only_files_are_no_conflict(table: Table) -> None:
@@ -208,8 +199,7 @@ def test_versions_that_change_only_files_are_no_conflict(table: Table) -> None:
 
 
 def test_an_append_does_not_follow_a_version_that_cannot_be_read(table: Table) -> None:
-    path = table.put_version(2, {"commitInfo": {}})
-    path.write_text(path.read_text() + '{"add":{"path":"a"')
+    table.version_path(2).write_text('{"commitInfo":{}}\n{"add":{"path":"a"')
     with pytest.raises(WriteFailedError):
         table.append(2)
     assert not table.version_path(3).exists()
@@ -225,14 +215,14 @@ def test_a_feature_that_was_enabled_since_the_snapshot_is_used(
     unguarded_sql(
         f"CREATE TABLE delta.`{enabled}` (id LONG) USING delta TBLPROPERTIES ('delta.enable{feature}' = 'true')"
     )
-    actions = [json.loads(line) for line in (enabled / "_delta_log" / f"{0:020d}.json").read_text().splitlines()]
-    (metadata,) = [action["metaData"] for action in map(json.loads, table.lines(0)) if "metaData" in action]
-    for action in actions:
-        if "metaData" in action:
-            action["metaData"] |= {key: metadata[key] for key in ("id", "createdTime")}
-    table.put_version(2, *actions)
+    (metadata,) = actions(table.path, 0, "metaData")
+    (enabled_metadata,) = actions(enabled, 0, "metaData")
+    enabled_metadata |= {key: metadata[key] for key in ("id", "createdTime")}
+    (protocol,) = actions(enabled, 0, "protocol")
+    version = {"commitInfo": commit_info(enabled, 0)}, {"metaData": enabled_metadata}, {"protocol": protocol}
+    table.version_path(2).write_text("".join(json.dumps(action) + "\n" for action in version))
     table.append(2)
-    added = next(action["add"] for action in map(json.loads, table.lines(3)) if "add" in action)
+    added = actions(table.path, 3, "add")[0]
     assert ("inCommitTimestamp" in commit_info(table.path, 3)) == (feature == "InCommitTimestamps")
     assert ("baseRowId" in added) == (feature == "RowTracking")
     assert [row.id for row in table.spark.read.format("delta").load(str(table.path)).orderBy("id").collect()] == [1, 2]
@@ -253,13 +243,14 @@ def test_readers_of_the_driver_find_the_rows_without_checksum_files(table: Table
         table.append_elsewhere(number)
     for file in table.path.glob("_delta_log/*.crc"):
         file.unlink()
-    assert {row.id for row in table.spark.read.options(**options).format("delta").load(str(table.path)).collect()} == {
-        1,
-        2,
-        3,
-    }
+
+    def ids() -> list[int]:
+        rows = table.spark.read.options(**options).format("delta").load(str(table.path)).orderBy("id").collect()
+        return [row.id for row in rows]
+
+    assert ids() == [1, 2, 3]
     assert table.append(4).version == 4
-    assert table.spark.read.options(**options).format("delta").load(str(table.path)).count() == 4
+    assert ids() == [1, 2, 3, 4]
 
 
 def test_writers_without_sluice_continue_the_log(table: Table, unguarded_sql: Callable[[str], None]) -> None:
@@ -307,7 +298,7 @@ def test_a_checkpoint_that_failed_causes_no_pause(old_table: Table) -> None:
     for number in (2, 3):
         table.append(number)
     # This driver does not list the log again, so only the checkpoint needs the missing version.
-    version = table.path / "_delta_log" / f"{3:020d}.json"
+    version = table.version_path(3)
     away = version.rename(table.path / "away")
     table.append(4)
     assert table.checkpoints() == []

@@ -60,7 +60,7 @@ class TableAtTheGate:
         """Add versions without rows, up to a version."""
         for version in range(DeltaTable(str(self.path)).version() + 1, until + 1):
             line = json.dumps({"txn": {"appId": "a", "version": version}})
-            (self.path / "_delta_log" / f"{version:020d}.json").write_text(line + "\n")
+            version_path(self.path, version).write_text(line + "\n")
 
     def remove_files(self) -> None:
         """Remove the content of the table's folder, its log included."""
@@ -112,10 +112,20 @@ def waiting_write(
         running.exception(120)
 
 
+def version_path(table: Path | str, version: int | None) -> Path:
+    """Return the path of a version's file."""
+    return Path(table, "_delta_log", f"{version:020d}.json")
+
+
+def actions(table: Path | str, version: int | None, name: str) -> list[dict[str, Any]]:
+    """Return the actions of a version that have this name."""
+    lines = version_path(table, version).read_text(encoding="utf-8").splitlines()
+    return [action[name] for action in map(json.loads, lines) if name in action]
+
+
 def commit_info(table: Path | str, version: int | None) -> dict[str, Any]:
     """Return the ``commitInfo`` of a version."""
-    lines = Path(table, "_delta_log", f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
-    return next(action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action)
+    return actions(table, version, "commitInfo")[0]
 
 
 class AttemptClock:
