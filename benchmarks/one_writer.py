@@ -2,9 +2,11 @@
 
 The append of a writer goes through the gate. The automatic append is ``df.write`` with an automatic ticket, as in a
 program that requests no lock. The plain append is ``df.write`` through the same log store with the guard off. The order
-alternates. The intervals of the ratios come from 2,000 resamples of the rounds (bootstrap, 95 %). The first table
-splits the time of an append of the writer into phases, from the times of requests to the guard; only its means add up.
-Everything runs on this machine: S3 is moto, ZooKeeper one embedded server.
+alternates. The processor time is that of the driver's Python and JVM. Ratios are to the plain append: those of the time
+are of medians, those of the processor time of sums, because it is counted in steps of 10 ms. Their intervals come from
+2,000 resamples of the rounds (bootstrap, 95 %). The first table splits the time of an append of the writer into phases,
+from the times of requests to the guard; only its means add up. Everything runs on this machine: S3 is moto, ZooKeeper
+one embedded server.
 
     python benchmarks/one_writer.py [--rounds 60]
 """
@@ -18,13 +20,13 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from bench_session import bench_session
-from figures import percentile, print_table, save
+from figures import TICKS, cpu_seconds, percentile, print_table, save
 from pyspark.sql import SparkSession
 from turns import unguarded
 
@@ -87,42 +89,47 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
     HeldLock.release = timed_release  # type: ignore[method-assign]
     append_phases: list[dict[str, float]] = []
 
-    def gate() -> float:
+    def gate() -> None:
         guard.at.clear()
         rows = spark.range(3).coalesce(1)
         began = time.time()
         result = writer.append(rows, lock_during="commit")
-        ended = time.time()
         if "turn" in guard.at:
-            append_phases.append(phase_seconds(began, guard, result, released[-1], ended))
-        return ended - began
+            append_phases.append(phase_seconds(began, guard, result, released[-1], time.time()))
 
-    def plain() -> float:
-        rows = spark.range(3).coalesce(1)
+    def automatic() -> None:
+        spark.range(3).coalesce(1).write.format("delta").mode("append").save(TABLE)
+
+    def plain() -> None:
         with unguarded(spark):
-            began = time.time()
-            rows.write.format("delta").mode("append").save(TABLE)
-            return time.time() - began
+            automatic()
 
-    def automatic() -> float:
-        rows = spark.range(3).coalesce(1)
-        began = time.time()
-        rows.write.format("delta").mode("append").save(TABLE)
-        return time.time() - began
-
-    appends: dict[str, Callable[[], float]] = {"gate": gate, "automatic": automatic, "plain": plain}
+    appends: dict[str, Callable[[], None]] = {"gate": gate, "automatic": automatic, "plain": plain}
     durations: dict[str, list[float]] = {name: [] for name in appends}
+    processor: dict[str, list[float]] = {name: [] for name in appends}
+    jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
     for number in range(warm_up + rounds):
         for name in (tuple(appends), tuple(appends)[::-1])[number % 2]:
-            durations[name].append(appends[name]())
+            cpu_start, began = cpu_seconds(jvm), time.time()
+            appends[name]()
+            durations[name].append(time.time() - began)
+            processor[name].append(cpu_seconds(jvm) - cpu_start)
     HeldLock.release = release  # type: ignore[method-assign]
     measured = {name: values[warm_up:] for name, values in durations.items()}
+    used = {name: values[warm_up:] for name, values in processor.items()}
     measured_phases = append_phases[-rounds:]
     return {
         "rounds": rounds,
-        **{f"{name}_p50_s": statistics.median(values) for name, values in measured.items()},
-        **{f"{name}_p95_s": percentile(values, 0.95) for name, values in measured.items()},
-        "ratios": {name: ratio(measured[name], measured["plain"]) for name in ("gate", "automatic")},
+        "appends": {
+            name: {
+                "p50_s": statistics.median(measured[name]),
+                "p95_s": percentile(measured[name], 0.95),
+                "cpu_s": statistics.mean(used[name]),
+                **named("time", ratio(measured[name], measured["plain"], statistics.median)),
+                **named("cpu", ratio(used[name], used["plain"], sum)),
+            }
+            for name in appends
+        },
         "phases_ms": {name: 1000 * statistics.mean(phases[name] for phases in measured_phases) for name in PHASES},
         "phases_p50_ms": {
             name: 1000 * statistics.median(phases[name] for phases in measured_phases) for name in PHASES
@@ -130,15 +137,19 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
     }
 
 
-def ratio(times: list[float], plain_times: list[float]) -> dict[str, float]:
-    """Return the ratio of the medians, and its interval."""
+def named(name: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{name}_{kind}": value for kind, value in values.items()}
+
+
+def ratio(values: list[float], plain: list[float], figure: Callable[[Iterable[float]], float]) -> dict[str, float]:
+    """Return the ratio of a figure of two lists of the same rounds, and its interval."""
     generator = random.Random(1)  # noqa: S311 (reproducible, not secret)
     ratios = []
     for _ in range(RESAMPLES):
-        sample = [generator.randrange(len(times)) for _ in times]
-        ratios.append(statistics.median(times[i] for i in sample) / statistics.median(plain_times[i] for i in sample))
+        sample = [generator.randrange(len(values)) for _ in values]
+        ratios.append(figure(values[i] for i in sample) / max(figure(plain[i] for i in sample), 1 / TICKS))
     return {
-        "p50": statistics.median(times) / statistics.median(plain_times),
+        "ratio": figure(values) / max(figure(plain), 1 / TICKS),
         "low": percentile(ratios, 0.025),
         "high": percentile(ratios, 0.975),
     }
@@ -166,11 +177,10 @@ def main() -> None:
     rows = [
         {"phase": name, "mean_ms": means[name], "p50_ms": medians[name], "content": PHASES[name]} for name in PHASES
     ]
-    totals = {"mean_ms": sum(means.values()), "p50_ms": 1000 * result["gate_p50_s"]}
+    totals = {"mean_ms": sum(means.values()), "p50_ms": 1000 * result["appends"]["gate"]["p50_s"]}
     rows.append({"phase": "all", **totals, "content": "an append"})
     print_table(rows)
-    print_table([{name: value for name, value in result.items() if not isinstance(value, dict)}])
-    print_table([{"append": name, **values} for name, values in result["ratios"].items()])
+    print_table([{"append": name, **values} for name, values in result["appends"].items()])
     save(options.output, {"one_writer": result})
 
 

@@ -72,7 +72,7 @@ SMOKES = {
             ("[",),
         ),
     ),
-    "one_writer.py": Smoke("--rounds 1 --warm-up 1", (PHASES, ("1",), ("gate", "automatic"))),
+    "one_writer.py": Smoke("--rounds 1 --warm-up 1", (PHASES, ("gate", "automatic", "plain"))),
     "operations.py": Smoke("--writers 1 --seconds 0 --modes gate --only update", (("update", "update"),)),
     # Iceberg is excluded because it downloads 0.5 GB. tests/unit/test_iceberg_environment.py tests its set-up.
     "peers/peers.py": Smoke(
