@@ -37,6 +37,7 @@ class OfferedWrite:
         self._context = execution.context
         self._ticket = ticket
         self._offer: Offer | None = None
+        self._has_looked = False
 
     @property
     def was_made(self) -> bool:
@@ -56,7 +57,8 @@ class OfferedWrite:
     def resolve(self, problem: BaseException) -> BaseException | None:
         """Find out whether a holder has committed the offer, after the wait for the lock has failed.
 
-        A write that got the lock looks for its commit under the lock; this method then changes nothing.
+        A write that got the lock looks for its commit under the lock; this method then changes nothing. It looks only
+        once, so a later call returns its argument, such as the exception that the first call returned.
 
         Returns:
             None if a holder has committed it; ``problem`` if no holder has or will; CommitUnknownError if that is not
@@ -64,7 +66,9 @@ class OfferedWrite:
 
         """
         ticket = self._ticket
-        if self._offer is not None and self.is_unresolved and ticket.block is None and ticket.committed is None:
+        is_open = self.is_unresolved and not self._has_looked and ticket.block is None and ticket.committed is None
+        if self._offer is not None and is_open:
+            self._has_looked = True
             try:
                 self._look(self._offer)
             except CommitUnknownError as error:
