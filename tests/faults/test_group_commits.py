@@ -66,6 +66,17 @@ class Group:
     def versions(self) -> dict[int, int]:
         return count_stored_puts(self.s3, self.table)
 
+    def check_both_are_committed(self, member_answer: dict[str, Any] | None) -> None:
+        """Check that both appends are in version 1; the member has reported it, or nothing."""
+        assert member_answer in (None, {"done": {"version": 1, "already_committed": False}})
+        assert self.holder.answer() == {"done": {"version": 1, "already_committed": False}}
+        assert rows(self.table) == [0, 1, 2, 10, 11, 20, 21]
+        assert self.versions() == {0: 1, 1: 1}
+
+    def intents(self) -> int:
+        with connected_client(self.holder.hosts) as client:
+            return len(LockZnodes(client, self.table).intents())
+
 
 @pytest.fixture
 def group(
@@ -82,19 +93,13 @@ def group(
 
 def test_both_appends_are_in_one_version(group: Group) -> None:
     group.begin()
-    for driver in (group.holder, group.member):
-        assert driver.answer() == {"done": {"version": 1, "already_committed": False}}
-    assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
-    assert group.versions() == {0: 1, 1: 1}
+    group.check_both_are_committed(group.member.answer())
 
 
 def test_a_lost_reply_changes_nothing(group: Group) -> None:
     group.s3.gate.arm(group.holder.name, S3Fault(lost=True, stored=True))
     group.begin()
-    for driver in (group.holder, group.member):
-        assert driver.answer()["done"]["version"] == 1
-    assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
-    assert group.versions() == {0: 1, 1: 1}
+    group.check_both_are_committed(group.member.answer())
 
 
 def test_a_put_that_fails_commits_neither_append_twice(group: Group) -> None:
@@ -112,9 +117,33 @@ def test_a_member_that_times_out_during_the_put_is_committed(group: Group) -> No
     with group.held_put(lock_timeout_seconds=2):
         # It has left the queue, and its append may still be stored.
         group.eventually(lambda: group.contenders() == 1, within=WAIT)
-    assert group.member.answer() == {"done": {"version": 1, "already_committed": False}}
-    assert group.holder.answer()["done"]["version"] == 1
-    assert rows(group.table) == [0, 1, 2, 10, 11, 20, 21]
+    group.check_both_are_committed(group.member.answer())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT], ids=["cancelled", "interrupted"])
+@pytest.mark.parametrize("moment", ["during the put", "after the put"])
+def test_a_member_that_is_cancelled_or_interrupted_is_committed(
+    group: Group, number: signal.Signals, moment: str
+) -> None:
+    with group.held_put():
+        if moment == "during the put":
+            group.member.signal(number, "python")
+            group.eventually(lambda: group.contenders() == 1, within=WAIT)
+        else:
+            # The holder does not remove the member from the queue.
+            group.holder.signal(signal.SIGSTOP, "both")
+    try:
+        if moment == "after the put":
+            group.member.signal(number, "python")
+        answer = group.member.answer()
+    finally:
+        group.holder.signal(signal.SIGCONT, "both")
+    if number is signal.SIGINT:
+        assert answer["error"] == "KeyboardInterrupt", answer
+        assert "had been committed, as version 1" in answer["message"]
+        answer = None
+    group.check_both_are_committed(answer)
 
 
 def test_negative_control_a_member_that_does_not_ask_deletes_committed_files(group: Group) -> None:
@@ -191,6 +220,25 @@ def mortal(s3: FaultyS3, ensemble_of_drivers: EmbeddedZooKeeper) -> Iterator[Dri
     driver.do("group_commits")
     yield driver
     driver.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
+def test_a_holder_is_killed_or_paused_before_its_intent(group: Group, mortal: Driver, fault: signal.Signals) -> None:
+    """It has chosen its members. No intent names them, so the member commits alone, without an empty commit."""
+    group.holder = mortal
+    mortal.do("stop_before_intents")
+    group.begin()
+    assert mortal.answer() == {"done": 1}
+    assert (group.contenders(), group.intents()) == (2, 0)
+    mortal.signal(fault, "both")
+    assert group.member.answer() == {"done": {"version": 1, "already_committed": False}}
+    if fault is signal.SIGSTOP:
+        mortal.signal(signal.SIGCONT, "both")
+        mortal.send_line("continue")
+        assert mortal.answer()["error"] == "LockLostError"
+    assert rows(group.table) == [0, 1, 2, 20, 21]
+    assert group.versions() == {0: 1, 1: 1}
 
 
 @pytest.mark.full

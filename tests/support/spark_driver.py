@@ -2,7 +2,8 @@
 
 Each line on standard input is a JSON object with ``do`` (a method of :class:`Driver`) and its arguments. Each line on
 standard output is the answer: ``{"done": …}`` or ``{"error": class, "message": …, "version": …, "commits": …}``.
-Some commands also answer ``{"done": …}`` in the middle, and continue after a line with any text.
+Some commands also answer ``{"done": …}`` in the middle, and continue after a line with any text. SIGINT interrupts a
+command, and SIGUSR1 cancels the writer of ``append_as``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -46,6 +48,7 @@ class Driver:
         self.manager = manager
         self.undo = contextlib.ExitStack()
         self.reacquired = False
+        self.writer: LockedDeltaWriter | None = None
 
     def pids(self) -> list[int]:
         return [os.getpid(), int(self.spark._jvm.java.lang.ProcessHandle.current().pid())]
@@ -61,13 +64,18 @@ class Driver:
         self, table: str, first: int, end: int, txn: list[Any] | None = None, lock_timeout_seconds: float = 120
     ) -> dict[str, Any]:
         """Append with the writer, with or without a transaction of an application."""
-        writer = LockedDeltaWriter(self.spark, self.manager, table)
-        result = writer.append(
+        self.writer = LockedDeltaWriter(self.spark, self.manager, table)
+        result = self.writer.append(
             self.spark.range(first, end, numPartitions=1),
             txn=(txn[0], txn[1]) if txn else None,
             lock_timeout_seconds=lock_timeout_seconds,
         )
         return {"version": result.version, "already_committed": result.already_committed}
+
+    def cancel(self) -> None:
+        """Cancel the writer of ``append_as``."""
+        assert self.writer is not None
+        self.writer.cancel()
 
     def group_commits(self) -> None:
         """Let the appends of this driver be committed together with those of others."""
@@ -218,6 +226,19 @@ class Driver:
     def _ids(self, table: str) -> list[int]:
         return sorted(row[0] for row in self.spark.read.format("delta").load(table).collect())
 
+    def stop_before_intents(self) -> None:
+        """Let each commit that has chosen members answer their number, and wait for a line before its intent."""
+        real_choose = guard.CommitGuard._choose_members
+
+        def choose(*arguments: Any) -> dict[str, OfferedAppend]:
+            members = real_choose(*arguments)
+            if members:
+                respond({"done": len(members)})
+                sys.stdin.readline()
+            return members
+
+        self._replace(guard.CommitGuard, "_choose_members", choose)
+
     # -- commands that remove a protection, for negative controls
 
     def find_no_commit(self) -> None:
@@ -289,9 +310,10 @@ def serve(driver: Driver) -> None:
         command = json.loads(line)
         try:
             answer = {"done": getattr(driver, command.pop("do"))(**command)}
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             fields = {name: getattr(error, name, None) for name in ("version", "commits")}
-            answer = {"error": type(error).__name__, "message": str(error), **fields}
+            message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            answer = {"error": type(error).__name__, "message": message, **fields}
         respond(answer)
 
 
@@ -305,7 +327,10 @@ def main() -> None:
     duration = spark._jvm.java.time.Duration.ofMillis(1)
     spark._jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(duration)
     with ZookeeperLockManager(zookeeper, 120, session_timeout_seconds=session_seconds) as manager:
-        serve(Driver(spark, manager))
+        driver = Driver(spark, manager)
+        # Not in the signal handler, see LockedDeltaWriter.cancel.
+        signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=driver.cancel).start())
+        serve(driver)
     spark.stop()
 
 
