@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +16,19 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from kazoo.client import KazooClient
 from pyarrow import table as arrow_table
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import EnsembleUnavailableError, LockCancelledError, ZookeeperLockManager
+from lock_manager.events import Event, observe
 from lock_manager.guard.group_commit import OfferedAppend
+from lock_manager.table_records.commit_stamp import writer_infos
 from lock_manager.zookeeper.held_lock import HeldLock
+from tests.integration.test_gate_same import SQL_OF_COLUMNS, commits_of, contents_of, without_unique
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.checksums import checksum_file
 from tests.support.lock_znodes import LockZnodes
-from writer_jobs import CommitResult, LockedDeltaWriter
+from tests.support.releases import needs_delta
+from writer_jobs import CommitResult, LockedDeltaWriter, locked
 
 pytestmark = pytest.mark.spark
 
@@ -48,9 +54,11 @@ def no_hidden_failure(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 class Table(TableAtTheGate):
     """A table whose appends wait in its queue until the test lets them pass."""
 
+    def rows(self, number: int) -> DataFrame:
+        return self.spark.createDataFrame([(number, number % 2)], "id long, part long").coalesce(1)
+
     def append(self, number: int, **options: Any) -> CommitResult:
-        rows = self.spark.createDataFrame([(number, number % 2)], "id long, part long").coalesce(1)
-        return self.writer.append(rows, **options)
+        return self.writer.append(self.rows(number), **options)
 
     @contextmanager
     def queued(self, *appends: Callable[[], CommitResult]) -> Iterator[list[Future[CommitResult]]]:
@@ -92,9 +100,14 @@ def table(request: pytest.FixtureRequest) -> Table:
 
 
 def test_appends_that_wait_are_committed_in_one_version(table: Table) -> None:
-    with table.queued(*(lambda number=number: table.append(number) for number in (1, 2, 3))) as running:
-        pass
+    events: Counter[Event] = Counter()
+    with ExitStack() as on_exit:
+        on_exit.callback(observe(lambda event, *_, **__: events.update([event])))
+        running = on_exit.enter_context(
+            table.queued(*(lambda number=number: table.append(number) for number in (1, 2, 3)))
+        )
     results = [append.result() for append in running]
+    assert (events[Event.COMMITTED], events[Event.GROUPED]) == (3, 2)
     assert [result.version for result in results] == [2, 2, 2]
     assert [result.rows for result in results] == [1, 1, 1]
     assert table.version() == 2
@@ -290,27 +303,105 @@ def test_a_change_by_another_writer_without_new_metadata_is_no_obstacle(table: T
     assert table.ids() == [0, 1, 2, 5]
 
 
-@pytest.mark.parametrize(
-    ("clause", "versions"),
-    [
-        ("PARTITIONED BY (part)", [2, 2]),
-        (
-            "TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true', 'delta.enableDeletionVectors' = 'true')",
-            [2, 2],
-        ),
-        ("TBLPROPERTIES ('delta.columnMapping.mode' = 'name')", [2, 2]),
-        ("CLUSTER BY (id)", [2, 2]),
-        # Delta assigns row ids in the order of the versions.
-        ("TBLPROPERTIES ('delta.enableRowTracking' = 'true')", [2, 3]),
-    ],
-)
-def test_features_of_tables(request: pytest.FixtureRequest, clause: str, versions: list[int]) -> None:
-    table = Table.create(request, f"CREATE TABLE {{t}} (id LONG, part LONG) USING delta {clause}")
-    table.append(0)
+def create(clause: str, columns: str = "id LONG, part LONG") -> str:
+    return f"CREATE TABLE {{t}} ({columns}) USING delta {clause}"
+
+
+PARTITIONED = create("PARTITIONED BY (part)")
+ONE_VERSION, TWO_VERSIONS = [1, 1], [1, 2]
+# The statements that create the table, and the versions of two appends that wait, after the table's.
+TABLES = {
+    "partitions": ([PARTITIONED], ONE_VERSION),
+    "change data feed and deletion vectors": (
+        [create("TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true', 'delta.enableDeletionVectors' = 'true')")],
+        ONE_VERSION,
+    ),
+    "append only": ([create("TBLPROPERTIES ('delta.appendOnly' = 'true')")], ONE_VERSION),
+    "checkpoints and VACUUM": (
+        [create("TBLPROPERTIES ('delta.checkpointPolicy' = 'v2', 'delta.feature.vacuumProtocolCheck' = 'supported')")],
+        ONE_VERSION,
+    ),
+    "constraints": (
+        [create("", "id LONG NOT NULL, part LONG"), "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 100)"],
+        ONE_VERSION,
+    ),
+    "generated column": ([create("", "id LONG, part LONG, twice LONG GENERATED ALWAYS AS (id * 2)")], ONE_VERSION),
+    "column default": (
+        [
+            create(
+                "TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
+                "id LONG, part LONG, word STRING DEFAULT 'a'",
+            )
+        ],
+        ONE_VERSION,
+    ),
+    "column mapping": ([create("TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")], ONE_VERSION),
+    "clustering": ([create("CLUSTER BY (id)")], ONE_VERSION),
+    "wider type": (
+        [
+            create("TBLPROPERTIES ('delta.enableTypeWidening' = 'true')", "id LONG, part INT"),
+            "ALTER TABLE {t} ALTER COLUMN part TYPE LONG",
+        ],
+        ONE_VERSION,
+    ),
+    "time without zone": ([create("", "id LONG, part LONG, at TIMESTAMP_NTZ")], ONE_VERSION),
+    # Delta assigns row ids in the order of the versions.
+    "row tracking": ([create("TBLPROPERTIES ('delta.enableRowTracking' = 'true')")], TWO_VERSIONS),
+    "in-commit timestamps": ([create("TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')")], TWO_VERSIONS),
+    "identity column": ([create("", "id LONG, part LONG, number LONG GENERATED ALWAYS AS IDENTITY")], TWO_VERSIONS),
+}
+
+
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    marks = [] if name == "partitions" else [pytest.mark.full]
+    return [*marks, needs_delta(SQL_OF_COLUMNS, name)] if name in ("generated column", "identity column") else marks
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in TABLES])
+def test_a_group_has_the_actions_of_plain_appends(request: pytest.FixtureRequest, name: str) -> None:
+    statements, versions = TABLES[name]
+    table = Table.create(request, *statements)
+    plain = request.getfixturevalue("copy_of")(*statements, to="plain")
+    created = len(statements) - 1
     with table.queued(lambda: table.append(1), lambda: table.append(2)) as running:
         pass
+    assert [append.result().version for append in running] == [created + version for version in versions]
+    for number in (1, 2):
+        with locked(table.spark, str(plain), manager=table.manager):
+            table.rows(number).write.format("delta").mode("append").save(str(plain))
+    assert actions_after(table.path, created) == actions_after(plain, created)
+
+
+def actions_after(table: Path, version: int) -> tuple[list[Any], list[Any]]:
+    """Return the actions after a version, without fields that differ between commits, and the rows of their files."""
+    commits = commits_of(table)[version + 1 :]
+    actions = [action for commit in commits for action in commit if "commitInfo" not in action]
+    infos = [info for commit in commits for action in commit for info in writer_infos(action.get("commitInfo", {}))]
+    records = [{name: info[name] for name in ("operationMetrics", "operationParameters")} for info in infos if info]
+    return without_unique([actions, records]), contents_of(table, commits)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("options", "versions"),
+    [
+        # The control.
+        ({"txn": ("a" * 20_000, 1)}, [1, 1, 1]),
+        ({"txn": ("a" * 32_768, 1)}, [1, 2, 3]),
+        ({"lock": [{"part": 0}]}, [1, 2, 3]),
+        # It takes the append behind it along.
+        ({"before_write": lambda _: None}, [1, 2, 2]),
+    ],
+    ids=["small", "large", "lock on a partition", "before_write"],
+)
+def test_limits_of_a_member(request: pytest.FixtureRequest, options: dict[str, Any], versions: list[int]) -> None:
+    """An append that cannot be a member ends the group."""
+    table = Table.create(request, PARTITIONED)
+    appends = [lambda: table.append(1), lambda: table.append(2, **options), lambda: table.append(3)]
+    with table.queued(*appends) as running:
+        pass
     assert [append.result().version for append in running] == versions
-    assert table.spark.read.format("delta").load(str(table.path)).count() == 3
+    assert table.ids() == [1, 2, 3]
 
 
 def test_without_the_setting_each_append_has_a_version(table: Table, spark: SparkSession) -> None:

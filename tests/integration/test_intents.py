@@ -18,6 +18,8 @@ from lock_manager.coordinator import Offer
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_block import AllowedPut, GuardedBlock
 from lock_manager.intents import UNREADABLE
+from lock_manager.zookeeper.request import OFFER
+from lock_manager.zookeeper.znodes import Mode, new_contender_path
 from soak.stalls import stalled_listing
 from soak.tcp_proxy import Link
 from tests.support.lock_znodes import LockZnodes
@@ -70,6 +72,15 @@ def test_an_unreadable_intent_has_the_id_of_its_hold(manager, table, znodes):
     with manager.acquire(table) as hold:
         (intent,) = hold.intents.read()
     assert (intent.hold_id, intent.version) == (hold_id, UNREADABLE)
+
+
+def test_a_holder_reads_the_first_64_offers(manager, table, znodes):
+    with manager.acquire(table) as hold:
+        for number in range(65):
+            path = new_contender_path(znodes.path, uuid.uuid4().hex, Mode.EXCLUSIVE)
+            data = json.dumps({OFFER: {"number": number}}).encode()
+            znodes.client.create(path, data, sequence=True, ephemeral=True)
+        assert [offer["number"] for offer in hold.offers().values()] == list(range(64))
 
 
 def test_an_unreadable_intent_may_name_any_member(manager, table, znodes):
