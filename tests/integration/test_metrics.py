@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
-from lock_manager.errors import MetricsError
+from lock_manager.coordinator import Offer
+from lock_manager.errors import ContenderGoneError, MetricsError
 from lock_manager.events import Event, emit, observe
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_block import GuardedBlock
@@ -99,6 +101,25 @@ def test_events_of_locks_are_counted_by_table(
         ("sluice_commit_refusals_total", LABEL, "LockNotHeldError"): 1,
         ("sluice_commit_refusals_total", LABEL, "LockLostError"): 1,
     }
+
+
+def test_members_of_groups_are_counted(
+    manager: ZookeeperLockManager, zookeeper: Any, eventually: Callable[..., None]
+) -> None:
+    with MetricsExporter("0") as exporter, RivalManager(zookeeper.hosts) as rival, ThreadPoolExecutor(1) as pool:
+        with manager.acquire(TABLE) as hold:
+            offer = Offer("write", {"number": 1})
+            request = pool.submit(rival.acquire_all, [TABLE], timeout_seconds=60, offer=offer)
+            eventually(lambda: len(hold.offers()) == 1)
+            hold.dismiss(list(hold.offers()))
+            assert isinstance(request.exception(60), ContenderGoneError)
+        # The writer then finds its commit in the log.
+        emit(Event.COMMITTED, LABEL)
+        emit(Event.GROUPED, LABEL)
+        samples = scrape(exporter)
+    assert samples["sluice_lock_wait_seconds_count", LABEL, "dismissed"] == 1
+    assert samples["sluice_lock_contenders", LABEL, "waiting"] == 0
+    assert samples["sluice_commits_total", LABEL] == samples["sluice_grouped_commits_total", LABEL] == 1
 
 
 def test_a_file_is_written_at_start_and_end(tmp_path: Path, manager: ZookeeperLockManager) -> None:

@@ -45,11 +45,8 @@ def metrics() -> dict[str, set[str]]:
     """Return the labels of each series that the code exports, by name."""
     registry = CollectorRegistry()
     locks, health = Metrics(registry), HealthGauges(registry)
-    locks(Event.QUEUED, "t")
-    locks(Event.ACQUIRED, "t", seconds=1.0)
-    locks(Event.LOST, "t", seconds=1.0)
-    locks(Event.COMMITTED, "t")
-    locks(Event.REFUSED, "t", error="LockLostError")
+    for event in Event:
+        locks(event, "t", seconds=1.0, error="LockLostError")
     report = maintenance_report()
     health.update(report.before, report.findings)
     health.count(report)

@@ -150,8 +150,16 @@ def prometheus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Prometheus:
     return prometheus
 
 
-def write(*, commits: int, end: Event = Event.RELEASED, gives_up: bool = False) -> None:
-    """Emit the events of a writer that waits 2 s and holds the lock for 3 s."""
+def write(*, commits: int, grouped: int = 0, end: Event = Event.RELEASED, gives_up: bool = False) -> None:
+    """Emit the events of a writer that waits 2 s and holds the lock for 3 s.
+
+    ``grouped`` further writes wait 2 s, and are committed in the version of another writer.
+    """
+    for _ in range(grouped):
+        emit(Event.QUEUED, TABLE)
+        emit(Event.DISMISSED, TABLE, seconds=2.0)
+        emit(Event.COMMITTED, TABLE)
+        emit(Event.GROUPED, TABLE)
     emit(Event.QUEUED, TABLE)
     emit(Event.ACQUIRED, TABLE, seconds=2.0)
     for _ in range(commits):
@@ -226,14 +234,15 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
             )
         if minute == FIRST_NIGHT:
             with prometheus.nightly_job("other.prom", minute):
-                write(commits=1)
+                write(commits=1, grouped=2)
         with prometheus.nightly_job("maintain.prom", minute) as exporter:
             if minute != THIRD_NIGHT:
                 prometheus.maintain(exporter)
     first_night = {
         **LOCK_TIMES, **HEALTH, **HISTORY, **maintenance_figures(1),
         "Waiting and holding requests A": NO_SERIES,
-        "Commits A": table_value(3),
+        "Commits A": table_value(5),
+        "Commits B": table_value(3),
         # These counters do not exist before their first event.
         "Failed requests A": NO_SERIES,
         "Lost holds A": NO_SERIES,
@@ -243,18 +252,20 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
     }  # fmt: skip
     second_night = first_night | {
         "Commits A": table_value(2),
+        "Commits B": table_value(2),
         "Lost holds A": table_value(1),
         "Refused commits A": {REFUSED_COMMIT: 1},
     }
     third_night = {
         **first_night, **dict.fromkeys(HISTORY, NO_SERIES), **maintenance_figures(0),
         "Commits A": table_value(2),
+        "Commits B": table_value(2),
         "Failed requests A": table_value(1),
         "Lost holds A": table_value(0),
         "Refused commits A": {REFUSED_COMMIT: 0},
         "Time since the last measurement A": table_value((29 + DAY) * 60),
     }  # fmt: skip
-    counters = ("Commits A", "Failed requests A", "Lost holds A")
+    counters = ("Commits A", "Commits B", "Failed requests A", "Lost holds A")
     return (
         figures_at(FIRST_NIGHT + 2, {"Waiting and holding requests A": by_state(waiting=0, holding=0)})
         | figures_at(FIRST_NIGHT + 30, first_night)
@@ -330,6 +341,7 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         **LOCK_TIMES, **HEALTH, **maintenance_figures(1),
         requests_panel: by_state(waiting=0, holding=0),
         "Commits A": table_value(3),
+        "Commits B": table_value(3),
         "Failed requests A": table_value(1),
         "Lost holds A": table_value(1),
         "Refused commits A": {REFUSED_COMMIT: 1},
