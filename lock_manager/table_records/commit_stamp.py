@@ -37,10 +37,15 @@ _EXCLUSIVE, _SHARED = "exclusive", "shared"
 _OBSERVED = "observed"
 GROUP = "group"
 """Key of the stamp of a group commit; its value is a list with an object for each writer."""
+_LIGHT = "light"
+"""Key of the stamp of a light commit (docs/gate.md).
+
+Its value is ``known`` if the commit began with a version that the driver knew, and ``listed`` if it listed the log.
+"""
 # Keys of the stamp that describe the hold and the put. They are the same for all writers of a group commit.
 _HOLD_KEYS = ("hold", "ensemble", "nodes", "acquired_at", _ATTEMPT)
 # A caller's metadata cannot set these keys of the stamp.
-_RESERVED = frozenset({_COMMIT_ID, EMPTY_COMMIT, _OBSERVED, GROUP})
+_RESERVED = frozenset({_COMMIT_ID, EMPTY_COMMIT, _OBSERVED, GROUP, _LIGHT})
 MAINTENANCE = "maintenance"
 """Key of the record of a commit of maintenance: the action and its subject."""
 CHANGES = "changes"

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
+from tests.support.at_the_gate import commit_info
 from tests.support.deliveries import odd_text, session_time_zone
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.commit.merge import LockedMerge
@@ -183,6 +184,9 @@ def test_negative_control_without_an_order_older_versions_win(stream: Stream, mo
 def test_late_rows_rewrite_only_files_with_older_versions(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     for week in range(4):
         stream.apply([row(key, key / 24) for key in range(week * 168, week * 168 + 168)], sequence_by="version")
+    # A MERGE of new rows reads the table, so it is no light commit.
+    newest = commit_info(stream.table, DeltaTable(stream.table).version())
+    assert (newest["operation"], newest["isBlindAppend"], newest["sluice"].get("light")) == ("MERGE", False, None)
     files = stream.files()
     by_week = [{path for path, at in files.items() if (at - BEGIN).days // 7 == week} for week in range(4)]
     # Files of the second week contain no row of the batch, so they are not read.

@@ -329,10 +329,11 @@ def test_a_statement_in_before_write_needs_the_table_s_ensemble(
 
 
 def test_metadata_of_a_caller_cannot_mark_an_empty_commit(table: Table) -> None:
-    result = table.operate("delete", lock_during="write", metadata={"occupies": ["x"], "observed": "x", "team": "a"})
+    metadata = {"occupies": ["x"], "observed": "x", "light": "x", "team": "a"}
+    result = table.operate("delete", lock_during="write", metadata=metadata)
     stamp = table.stamp(result.version)
     assert stamp.keys() >= {"team", "commit_id"}
-    assert stamp.keys().isdisjoint({"occupies", "observed"})
+    assert stamp.keys().isdisjoint({"occupies", "observed", "light"})
 
 
 def test_a_commit_is_found_after_versions_that_were_cleaned_up(table: Table) -> None:

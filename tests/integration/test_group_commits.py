@@ -154,13 +154,30 @@ def test_the_checksum_of_a_group_commit_covers_all_of_its_files(table: Table) ->
     assert table.spark.read.format("delta").load(str(table.path)).count() == 4
 
 
-def test_a_writer_that_cannot_join_ends_the_group(table: Table) -> None:
-    """The lock is first come, first served: the last append does not overtake the DELETE."""
-    appends = [lambda: table.append(1), lambda: table.writer.delete("id = 0"), lambda: table.append(2)]
-    with table.queued(*appends) as running:
+@pytest.mark.parametrize(
+    ("options", "versions"),
+    [
+        (None, [2, 3, 4]),
+        pytest.param({"options": {"fs.sluice.test": "1"}}, [2, 3, 4], marks=pytest.mark.full),
+        # More than 32 KiB.
+        pytest.param({"metadata": {"text": "x" * 32_768}}, [2, 3, 4], marks=pytest.mark.full),
+        # As the holder it takes the last append.
+        pytest.param({"before_write": lambda _: None}, [2, 3, 3], marks=pytest.mark.full),
+    ],
+    ids=["delete", "option of a file system", "large", "before_write"],
+)
+def test_a_writer_that_cannot_join_ends_the_group(
+    table: Table, options: dict[str, Any] | None, versions: list[int]
+) -> None:
+    """The lock is first come, first served: the last append does not overtake the one before it."""
+
+    def write() -> CommitResult:
+        return table.writer.delete("id = 0") if options is None else table.append(5, **options)
+
+    with table.queued(lambda: table.append(1), write, lambda: table.append(2)) as running:
         pass
-    assert [append.result().version for append in running] == [2, 3, 4]
-    assert table.ids() == [1, 2]
+    assert [append.result().version for append in running] == versions
+    assert table.ids() == ([1, 2] if options is None else [0, 1, 2, 5])
 
 
 @pytest.fixture

@@ -369,6 +369,7 @@ def test_a_catalog_name_is_locked_by_the_location_of_its_table(
         )
         assert writer.table == f"file:{tmp_path}/somewhere"
         assert len(queues[0]) == 1
+        assert commit_info(tmp_path / "somewhere", 1)["sluice"]["light"] == "listed"
         assert rows_of(tmp_path / "somewhere") == [(0,)]
     finally:
         spark.sql("drop table named")

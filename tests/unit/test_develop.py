@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from tests.support.test_names import exists
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "develop.md"
@@ -24,15 +25,6 @@ def promises() -> list[list[str]]:
 
 def named_tests(cell: str) -> list[str]:
     return re.findall(r"`([\w/]+\.py::\w+)`", cell)
-
-
-def exists(test: str) -> bool:
-    file, _, name = test.partition("::")
-    path = ROOT / "tests" / file
-    return path.exists() and any(
-        isinstance(node, ast.FunctionDef) and node.name == name and name.startswith("test_")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    )
 
 
 def test_each_promise_names_existing_tests_and_a_control() -> None:

@@ -178,12 +178,12 @@ public class GuardedLogStore extends LogStore {
         refusal = e;
       }
     }
-    LightTransaction light = LightTransaction.grouping(file);
+    LightTransaction light = LightTransaction.of(file);
     Guard.Permission permission = refusal == null
         ? Guard.ask(ticket, file, body, light == null ? null : light.terms(file, body))
         : Guard.observe(file, refusal);
     if (light != null) {
-      light.setMembers(permission.members());
+      light.setPermission(permission);
     }
     if (automatic != null) {
       automatic.setPermission(permission);

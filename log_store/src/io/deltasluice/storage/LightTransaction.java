@@ -16,6 +16,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
@@ -73,6 +74,20 @@ public final class LightTransaction extends OptimisticTransaction {
       "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping",
       "allowColumnDefaults", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck",
       "checkpointProtection", "domainMetadata", "clustering", "typeWidening", "variantType");
+
+  /**
+   * Table features with which an append may be a light transaction. With any other one, such as a feature of a later
+   * release, the append is Delta's own transaction.
+   */
+  private static final Set<String> FEATURES =
+      Stream.concat(GROUP_FEATURES.stream(), Stream.of("rowTracking")).collect(Collectors.toUnmodifiableSet());
+
+  /** The last protocol version of writers before table features whose features are all in {@link #FEATURES}. */
+  private static final int MAX_LEGACY_WRITER_VERSION = 5;
+
+  /** The protocol versions of readers and of writers with which a table lists its features. */
+  private static final int READER_FEATURES_VERSION = 3;
+  private static final int WRITER_FEATURES_VERSION = 7;
 
   /** Time after which a driver lists the log again. */
   private static final long LISTING_NANOS = TimeUnit.SECONDS.toNanos(60);
@@ -197,9 +212,8 @@ public final class LightTransaction extends OptimisticTransaction {
     long listedAtNanos = System.nanoTime();
     OptimisticTransaction transaction = start.apply();
     Snapshot newest = transaction.snapshot();
-    // With adaptive metadata a checkpoint is part of the commit or another commit.
     boolean isLight = transaction.deltaLog() == log && transaction.catalogTable().isEmpty() && newest.version() >= 0
-        && !DeltaApi.commitsCheckpoints(newest.protocol());
+        && allows(newest.protocol());
     return isLight ? new LightTransaction(log, newest, listedAtNanos, null) : transaction;
   }
 
@@ -213,12 +227,6 @@ public final class LightTransaction extends OptimisticTransaction {
     return isWrite && ActiveTransaction.of(logFolder.getParent().toString()) instanceof LightTransaction light
         ? light
         : null;
-  }
-
-  /** Returns this thread's light transaction on a table; null if there is none, or group commits are off. */
-  static LightTransaction grouping(VersionFile file) {
-    LightTransaction light = of(file);
-    return light != null && light.isGrouping() ? light : null;
   }
 
   /** Returns whether group commits are on. */
@@ -387,7 +395,7 @@ public final class LightTransaction extends OptimisticTransaction {
   }
 
   /**
-   * Returns what the commit of this version requires of members; null if it can have none.
+   * Returns what the commit of this version requires of members; null if it can have none, or group commits are off.
    *
    * @return JSON object: {@code state} (hash of the protocol and the metadata), {@code read_version},
    *     {@code retention_ms} (age at which VACUUM deletes files that belong to no commit), {@code transactions}
@@ -395,7 +403,8 @@ public final class LightTransaction extends OptimisticTransaction {
    *     {@code committed} (write ids of those versions)
    */
   ObjectNode terms(VersionFile file, CommitBody body) {
-    if (!allowsGroups(snapshot().protocol()) || !body.isSmallAppend() || newerVersions.haveTableChanges()) {
+    if (!isGrouping() || !allowsGroups(snapshot().protocol()) || !body.isSmallAppend()
+        || newerVersions.haveTableChanges()) {
       return null;
     }
     ObjectNode terms = CommitBody.JSON.createObjectNode();
@@ -409,15 +418,28 @@ public final class LightTransaction extends OptimisticTransaction {
     return terms;
   }
 
-  void setMembers(List<JsonNode> newMembers) {
-    members = newMembers;
+  /** Records the members of the commit, and in its stamp that it is light. */
+  void setPermission(Guard.Permission permission) {
+    members = permission.members();
+    permission.stamp().put("light", previous == null ? "listed" : "known");
+  }
+
+  private static boolean allows(Protocol protocol) {
+    int writer = protocol.minWriterVersion();
+    return protocol.minReaderVersion() <= READER_FEATURES_VERSION
+        && (writer <= MAX_LEGACY_WRITER_VERSION || writer == WRITER_FEATURES_VERSION)
+        && hasOnly(protocol, FEATURES);
   }
 
   private static boolean allowsGroups(Protocol protocol) {
+    return hasOnly(protocol, GROUP_FEATURES);
+  }
+
+  private static boolean hasOnly(Protocol protocol, Set<String> features) {
     return Stream.of(protocol.readerFeatures(), protocol.writerFeatures())
         .filter(Option::isDefined)
-        .flatMap(features -> CollectionConverters.asJava(features.get()).stream())
-        .allMatch(GROUP_FEATURES::contains);
+        .flatMap(names -> CollectionConverters.asJava(names.get()).stream())
+        .allMatch(features::contains);
   }
 
   private String state() {
