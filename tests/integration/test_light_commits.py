@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.spark
 SETTING = "spark.sluice.lightCommits"
 # Delta's own interval of checkpoints, and the maximum that Sluice makes of it.
 INTERVAL, MOST_VERSIONS = 10, 100
+# Versions between two checkpoints at most, and how many times as long a table of more versions may take to open.
+CYCLE, MAX_RATIO = MOST_VERSIONS + INTERVAL, 5
 
 
 @dataclass
@@ -49,6 +52,15 @@ class Table(TableAtTheGate):
 
     def delta_log_class(self) -> Any:
         return self.spark._jvm.org.apache.spark.sql.delta.DeltaLog
+
+    def seconds_to_open(self) -> tuple[float, float]:
+        """Return the seconds in which delta-rs opens the table, and in which Spark counts its rows without a cache."""
+        start = time.perf_counter()
+        DeltaTable(str(self.path))
+        opened = time.perf_counter()
+        self.delta_log_class().clearCache()
+        self.spark.read.format("delta").load(str(self.path)).count()
+        return opened - start, time.perf_counter() - opened
 
     def make_old(self, days: int = 1) -> None:
         """Change the time of version 0 to this many days ago."""
@@ -331,10 +343,31 @@ def test_the_table_s_own_interval_of_checkpoints_counts(table_of: Callable[..., 
     assert log.unsafeVolatileSnapshot().logSegment().deltas().size() == 1
 
 
-@pytest.mark.parametrize("appends", [30, pytest.param(1_000, marks=pytest.mark.soak)])
-def test_readers_of_a_version_find_its_checksum_and_read_few_versions(table: Table, appends: int) -> None:
-    for number in range(2, appends + 1):
-        version = table.append(number).version or 0
-        assert version - max(table.checkpoints(), default=0) <= MOST_VERSIONS + INTERVAL
-        assert json.loads(checksum_file(table.path, version).read_text())["numFiles"] == number
-    assert len(table.ids()) == appends
+def check_readers(table: Table, number: int) -> None:
+    """Append; check that the version has a checksum, and that its readers read few versions after a checkpoint."""
+    version = table.append(number).version or 0
+    assert version - max(table.checkpoints(), default=0) <= CYCLE
+    assert json.loads(checksum_file(table.path, version).read_text())["numFiles"] == number
+
+
+def test_readers_of_a_version_find_its_checksum_and_read_few_versions(table: Table) -> None:
+    # Without a checkpoint of the next versions, the last append fails the test.
+    table.forge_versions(CYCLE - 10)
+    for number in range(2, 13):
+        check_readers(table, number)
+    assert len(table.ids()) == 12
+
+
+@pytest.mark.soak
+def test_many_versions_do_not_make_readers_slower(table: Table) -> None:
+    seconds = []
+    for number in range(2, 1_001):
+        check_readers(table, number)
+        if number % INTERVAL == 0:
+            seconds.append(table.seconds_to_open())
+    assert len(table.ids()) == 1_000
+    # A reader takes longest just before a checkpoint. Each of the two periods contains that moment.
+    measurements = CYCLE // INTERVAL
+    for reader in range(2):
+        early, late = ([pair[reader] for pair in part] for part in (seconds[:measurements], seconds[-measurements:]))
+        assert median(late) <= MAX_RATIO * median(early), (early, late)
