@@ -9,8 +9,8 @@
 
 The tables are written without Spark (``forged_table.py``). Each operation runs in a process of its own
 (``scale_operation.py``). The time of a command contains the start of Python and of Spark. An append and ``take_pin``
-are measured in a running driver with a heap of 1 GB. Memory is the peak resident size of the Python process and of the
-driver's JVM, in MiB. ZooKeeper is one embedded server.
+are measured in a running driver with a heap of 1 GB, and for an append also the time for which it held the lock. Memory
+is the peak resident size of the Python process and of the driver's JVM, in MiB. ZooKeeper is one embedded server.
 
 The exit code is 1 if an operation failed; the figures of the others are printed.
 
@@ -190,6 +190,8 @@ def side_by_side(part: str, results: dict[int, list[Row]]) -> list[Row]:
             memory = [f"{measurement[name]:.0f}" if measurement[name] else "-" for name in ("python_mib", "jvm_mib")]
             row[f"{size:,}: s"] = f"{seconds} (failed)" if measurement.get("error") else seconds
             row |= dict(zip((f"{size:,}: Python, MiB", f"{size:,}: JVM, MiB"), memory, strict=True))
+            held_seconds = measurement.get("held_seconds")
+            row[f"{size:,}: lock held, s"] = "-" if held_seconds is None else f"{held_seconds:.2f}"
         rows.append(row)
     return rows
 

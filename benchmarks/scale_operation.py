@@ -78,7 +78,8 @@ def run_in_driver(operation: str, table: str, hosts: str, lock_root: str | None 
                 rows = spark.range(1).selectExpr("-1 - id AS id", "timestamp_seconds(0) AS at", "'0' AS part")
                 began = time.perf_counter()
                 result = writer.append(rows.coalesce(1), partition_by=["part"])
-                report(name, time.perf_counter() - began, acquired_at=result.acquired_at)
+                seconds, held_seconds = time.perf_counter() - began, result.held_seconds
+                report(name, seconds, acquired_at=result.acquired_at, held_seconds=held_seconds)
     spark.stop()
 
 

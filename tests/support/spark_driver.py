@@ -57,8 +57,10 @@ class Driver:
         with locked(self.spark, table, manager=self.manager):
             self.spark.range(first, end, numPartitions=files).write.format("delta").mode("append").save(table)
 
-    def append_at_the_gate(self, table: str, first: int, end: int) -> None:
-        LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end), lock_during="commit")
+    def append_at_the_gate(self, table: str, first: int, end: int) -> float:
+        """Append with the lock for the commit alone; return the seconds for which it was held."""
+        writer = LockedDeltaWriter(self.spark, self.manager, table)
+        return writer.append(self.spark.range(first, end), lock_during="commit").held_seconds
 
     def append_as(
         self, table: str, first: int, end: int, txn: list[Any] | None = None, lock_timeout_seconds: float = 120
