@@ -9,8 +9,8 @@
 
 The tables are written without Spark (``forged_table.py``). Each operation runs in a process of its own
 (``scale_operation.py``). The time of a command contains the start of Python and of Spark. An append and ``take_pin``
-are measured in a running driver with a heap of 1 GB, and for an append also the time for which it held the lock. Memory
-is the peak resident size of the Python process and of the driver's JVM, in MiB. ZooKeeper is one embedded server.
+are measured in a running driver with a heap of 1 GB. An append also reports how long it held the lock. Memory is the
+peak resident size of the Python process and of the driver's JVM, in MiB. ZooKeeper is one embedded server.
 
 The exit code is 1 if an operation failed; the figures of the others are printed.
 

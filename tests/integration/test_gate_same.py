@@ -1,6 +1,6 @@
 """A gated append has the same rows, schema, statistics and history as a plain append.
 
-The table of docs/gate.md says which appends are light. Each of its rows has a case here or another test.
+Each row of the table in docs/gate.md, which lists the light appends, has a case here or another test.
 """
 
 from __future__ import annotations

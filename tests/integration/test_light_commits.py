@@ -54,7 +54,7 @@ class Table(TableAtTheGate):
         return self.spark._jvm.org.apache.spark.sql.delta.DeltaLog
 
     def seconds_to_open(self) -> tuple[float, float]:
-        """Return the seconds in which delta-rs opens the table, and in which Spark counts its rows without a cache."""
+        """Return the seconds that delta-rs takes to open the table, and Spark without its cache to count the rows."""
         start = time.perf_counter()
         DeltaTable(str(self.path))
         opened = time.perf_counter()

@@ -58,7 +58,7 @@ class Driver:
             self.spark.range(first, end, numPartitions=files).write.format("delta").mode("append").save(table)
 
     def append_at_the_gate(self, table: str, first: int, end: int) -> float:
-        """Append with the lock for the commit alone; return the seconds for which it was held."""
+        """Append with the lock for the commit alone; return the duration of the hold in seconds."""
         writer = LockedDeltaWriter(self.spark, self.manager, table)
         return writer.append(self.spark.range(first, end), lock_during="commit").held_seconds
 
