@@ -26,6 +26,8 @@ Wait = Generator[None, Event | None, Event | None]
 OUTCOMES = frozenset({"acknowledged", "refused", "unknown", "gave-up", "ended"})
 PUT = "put"
 """The point at which the fault gate has received a PUT that S3 has not. The other points are the writer's own."""
+OFFERS = "offers"
+"""The point at which a holder has chosen the members of its group commit, and has stored no intent yet."""
 
 
 class Stop(NamedTuple):
@@ -45,6 +47,38 @@ StopWait = Generator[None, Event | None, Stop | None]
 """A part of a fault that stops a writer. It returns None if the writer did not come to the point in time."""
 
 
+@dataclass(frozen=True)
+class Queued:
+    """A writer that waits behind a stopped holder.
+
+    Attributes:
+        holder: Name of the holder.
+        point: Point at which the holder is stopped.
+        stop: Its stop.
+        is_shared: Whether a fault of the holder lets it continue, and not the fault of the waiter.
+
+    """
+
+    holder: str
+    point: str
+    stop: Stop
+    is_shared: bool = False
+
+    @property
+    def table(self) -> str:
+        """The table."""
+        return str(self.stop.event["table"])
+
+    def continue_holder(self, context: FaultContext) -> None:
+        """Let the holder continue; a second call has no effect."""
+        if self.is_shared:
+            return
+        if self.stop.put is not None:
+            self.stop.put.release.set()
+        else:
+            context.writers[self.holder].send(f"pass {self.point}")
+
+
 @dataclass(kw_only=True)
 class FaultContext:
     """The services and writers of a run, for its faults.
@@ -60,6 +94,7 @@ class FaultContext:
         history: All events so far.
         slack_seconds: Additional seconds for a step of these writers, compared with a JVM without Spark.
         makes_groups: Whether the writers make group commits.
+        queued: The stopped holder and its waiter, if a fault of each strikes there; None: each fault stops its writers.
 
     """
 
@@ -73,6 +108,7 @@ class FaultContext:
     history: Sequence[Event]
     slack_seconds: float = 0.0
     makes_groups: bool = False
+    queued: Queued | None = None
 
     def newest_attempt(self, writer: str, version: int) -> Event | None:
         """Return the newest attempt of a writer if it is for this version, else None."""
@@ -129,6 +165,8 @@ def is_takeover(stop: Event, kind: str) -> Callable[[Event], bool]:
 
 def stop_at(context: FaultContext, writer: str, point: str) -> StopWait:
     """Stop a writer at a point. At the point :data:`PUT` the gate holds its PUT back instead."""
+    if context.queued is not None and writer == context.queued.holder:
+        return context.queued.stop
     process = context.writers[writer]
     seconds = 20 * context.session_seconds + 30 + context.slack_seconds
     if point != PUT:
@@ -136,7 +174,10 @@ def stop_at(context: FaultContext, writer: str, point: str) -> StopWait:
         event = yield from wait_for(
             seconds, lambda event: is_from(writer, "stopped", "ended")(event) and event.get("point", point) == point
         )
-        return Stop(event, None) if event is not None and event["event"] == "stopped" else None
+        if event is not None and event["event"] == "stopped":
+            return Stop(event, None)
+        process.send(f"pass {point}")
+        return None
     assert context.gate is not None  # noqa: S101 (without a gate the plan has no PUT)
     put = context.gate.arm(writer, S3Fault(held=True))
     deadline = time.monotonic() + seconds

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from soak.fault_context import PUT, FaultContext, Incident
+from soak.fault_context import OFFERS, PUT, FaultContext, Incident
 from soak.process_faults import cut_s3, cut_zookeeper, lost_reply, process_fault
 from soak.queue_faults import break_lock, cancel_queued, expire_queued, queued_process_fault, second_hold
 from soak.service_faults import rolling_restart, s3_fault, s3_late, zookeeper_fault
@@ -38,7 +38,7 @@ class FaultClass:
 
 
 _HOLD_POINTS = ("acquired", "read", "data", "checked", "stored", "releasing")
-_HOLD_AND_PUT_POINTS = (*_HOLD_POINTS, PUT)
+_HOLD_AND_PUT_POINTS = (*_HOLD_POINTS, OFFERS, PUT)
 _STOP, _KILL = signal.SIGSTOP, signal.SIGKILL
 
 _ALL = (

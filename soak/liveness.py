@@ -184,10 +184,10 @@ def _ends_without_hold(later_events: Sequence[Event], waiter: str, until: float)
 
 
 def _waiters(history: Sequence[Event], death: Event) -> list[str]:
-    """Return the other writers that wait in the queue of the table at the end of this history."""
+    """Return the other writers that wait in the queue of the table at the end of this history, and were not struck."""
     waits: dict[str, bool] = {}
     for event in history:
         worker = str(event.get("worker"))
-        if event["event"] in _WAIT_ENDS | {"waiting"}:
+        if event["event"] in _WAIT_ENDS | {"waiting"} or str(event.get("kind")).endswith("-queued"):
             waits[worker] = event["event"] == "waiting" and event.get("table") == death["table"]
     return [worker for worker, is_waiting in waits.items() if is_waiting and worker != death.get("worker")]

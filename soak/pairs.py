@@ -1,8 +1,9 @@
 """Pairs of faults: the classes that may meet, their points, and whether they met.
 
-Two faults meet under one hold or under two consecutive holds. In the second case the first fault leaves an unfinished
-intent, and the second fault strikes the holder that has to fill that version. A single fault is a pair without a second
-fault.
+Two faults meet under one hold, under two consecutive holds, or in a group commit. Under consecutive holds the first
+fault leaves an unfinished intent, and the second fault strikes the holder that has to fill that version. In a group
+commit the first fault strikes a member, and the second fault strikes its holder. A single fault is a pair without a
+second fault.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from typing import Any, TypeGuard
 from soak.evidence import Event
 from soak.fault_context import OUTCOMES, PUT, FaultContext, Incident, advance
 from soak.faults import CLASSES, FaultClass
+from soak.queue_faults import queue_in_group
 
 ONE_HOLD = "one hold"
 """Both faults strike the same hold: the first loses the hold, the second strikes its PUT."""
 NEXT_HOLD = "next hold"
 """The first fault leaves an unfinished intent; the second strikes the hold that finds it."""
+GROUP = "group"
+"""The first fault strikes a writer that an intent names as a member; the second strikes the holder of that intent."""
 ALONE = "alone"
 """The first fault strikes alone."""
 
@@ -39,6 +43,12 @@ _LOSS_POINT = "checked"
 # version is already filled.
 _SECOND_POINTS = ("read", "data", "checked", PUT)
 _NEXT_POINT = "acquired"
+_MEMBER_FAULTS = ("expire-queued", "cancel-queued", "pause-queued", "kill-queued")
+# For each class, the points at which it may strike the holder of a group commit. The classes of S3 strike its PUT.
+_HOLDER_POINTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("kill-both", "cut-zookeeper", "break-lock"), _AFTER_ANSWER),
+    **dict.fromkeys(("s3-late", "s3-lost-reply"), ("checked",)),
+}
 # The event `ended` reports the end of a writer's process, not of a transaction.
 _TRANSACTION_OUTCOMES = OUTCOMES - {"ended"}
 
@@ -63,7 +73,7 @@ class Pair:
         point: Point at which the first fault strikes.
         second: The second fault; None for a single fault.
         second_point: Point at which the second fault strikes, or prepares to strike the PUT.
-        meeting: ``one hold``, ``next hold`` or ``alone``.
+        meeting: ``one hold``, ``next hold``, ``group`` or ``alone``.
 
     """
 
@@ -81,7 +91,7 @@ class Pair:
 
     def strike(self, context: FaultContext) -> Incident:
         """Run both faults until they end, and record whether they met."""
-        run_meeting = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
+        run_meeting = _MEETINGS[self.meeting]
         met = yield from run_meeting(context, self)
         context.record("pair", **self.event_fields, met=met)
 
@@ -102,12 +112,15 @@ class PairKind:
         return effects_of({"first": self.first.name, "second": self.second.name, "meeting": self.meeting})
 
 
-def pair_kinds(names: Collection[str], points_of: Callable[[FaultClass], Collection[str]]) -> list[PairKind]:
+def pair_kinds(
+    names: Collection[str], points_of: Callable[[FaultClass], Collection[str]], *, makes_groups: bool
+) -> list[PairKind]:
     """Return every pair that these classes allow.
 
     Args:
         names: Classes of the run.
         points_of: Returns the points at which a class may strike in this run.
+        makes_groups: Whether the writers make group commits.
 
     """
     classes = [CLASSES[name] for name in names]
@@ -121,12 +134,18 @@ def pair_kinds(names: Collection[str], points_of: Callable[[FaultClass], Collect
                 kinds.append(PairKind(first, second, NEXT_HOLD, intent_points, second_points))
             if loses_hold and second.name.startswith("s3-"):
                 kinds.append(PairKind(first, second, ONE_HOLD, (_LOSS_POINT,), _AT_DATA))
+            reachable = {_LOSS_POINT, *points_of(second)}
+            holder_points = tuple(point for point in _HOLDER_POINTS.get(second.name, ()) if point in reachable)
+            if makes_groups and first.name in _MEMBER_FAULTS and holder_points:
+                kinds.append(PairKind(first, second, GROUP, first.points, holder_points))
     return kinds
 
 
 def effects_of(pair: Mapping[str, Any]) -> str:
     """Return the effects of the faults of a ``pair`` event, for the report."""
     first = _UNFINISHED if pair["meeting"] == NEXT_HOLD else effect_of(pair["first"])
+    if pair["meeting"] == GROUP:
+        first = first.replace("writer", "member")
     return f"{first}, {effect_of(pair['second'])}" if pair["second"] else f"{first} alone"
 
 
@@ -199,6 +218,40 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Meeting:
         event["worker"] == next_holder and _found_unfinished(context, event)
         for event in _strikes(context, start, pair.second)
     )
+
+
+def _in_group(context: FaultContext, pair: Pair) -> _Meeting:
+    """Stop a holder when its intent names the first fault's writer, and let the faults strike both.
+
+    The holder is struck first, or after the member has left the queue.
+    """
+    assert pair.second is not None  # noqa: S101 (this meeting has a second fault)
+    queued = yield from queue_in_group(context, pair.writer, pair.point, pair.second_point)
+    if queued is None:
+        return False
+    start, table = len(context.history), queued.table
+    scene = replace(context, queued=replace(queued, is_shared=True))
+    member_fault = pair.first.strike(scene, pair.writer, pair.point)
+    holder_fault = pair.second.strike(scene, queued.holder, pair.second_point)
+    if context.random.random() < 0.5:  # noqa: PLR2004
+        running = _advance_all([holder_fault, member_fault], None)
+    else:
+        running = _advance_all([member_fault], None)
+        deadline = time.monotonic() + 2 * context.session_seconds + context.slack_seconds
+        while context.queues.contenders(table, pair.writer) and time.monotonic() < deadline:
+            running = _advance_all(running, (yield))
+        running += _advance_all([holder_fault], None)
+    while running:
+        running = _advance_all(running, (yield))
+    return all(list(_strikes(context, start, fault)) for fault in (pair.first, pair.second))
+
+
+_MEETINGS: Mapping[str, Callable[[FaultContext, Pair], _Meeting]] = {
+    ALONE: _alone,
+    ONE_HOLD: _under_one_hold,
+    NEXT_HOLD: _under_next_hold,
+    GROUP: _in_group,
+}
 
 
 def _advance_all(incidents: list[Incident], event: Event | None) -> list[Incident]:

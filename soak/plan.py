@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from soak.controls import Protection
 from soak.engines import SPARK
-from soak.fault_context import PUT
+from soak.fault_context import OFFERS, PUT
 from soak.faults import CLASSES, FaultClass
 from soak.options import SoakOptions
 from soak.pairs import Pair, PairKind, pair_kinds
@@ -21,6 +21,9 @@ def plan_faults(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
     seeded_random = random.Random(f"{options.seed}/plan")  # noqa: S311 (a repeatable choice, no secret)
     # Without a gate in front of S3 no PUT can be held back.
     unreachable = {PUT} if gate is None else set()
+    makes_groups = options.makes_groups and options.without != Protection.GUARD
+    if not makes_groups:
+        unreachable.add(OFFERS)
     if options.without == Protection.GUARD:
         # Without a guard no writer reaches `checked`, the point after the guard's answer, and a Spark writer reports
         # no version before its PUT.
@@ -29,7 +32,7 @@ def plan_faults(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
     def points_of(fault: FaultClass) -> list[str]:
         return [point for point in fault.points if point not in unreachable]
 
-    kinds = pair_kinds(options.faults, points_of)
+    kinds = pair_kinds(options.faults, points_of, makes_groups=makes_groups)
     while True:
         classes = [CLASSES[name] for name in options.faults]
         seeded_random.shuffle(classes)

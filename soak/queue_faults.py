@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from functools import partial
 
 from soak.evidence import Event
 from soak.fault_context import (
+    OFFERS,
     OUTCOMES,
     PUT,
     FaultContext,
     Incident,
+    Queued,
     Stop,
     StopWait,
     is_from,
@@ -26,35 +28,9 @@ from soak.process_faults import wait_for_replacement
 
 _QUEUE_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Queued:
-    """A writer that waits behind a stopped holder.
-
-    Attributes:
-        holder: Name of the holder.
-        point: Point at which the holder is stopped.
-        stop: Its stop.
-
-    """
-
-    holder: str
-    point: str
-    stop: Stop
-
-    @property
-    def table(self) -> str:
-        """The table."""
-        return str(self.stop.event["table"])
-
-    def continue_holder(self, context: FaultContext) -> None:
-        """Let the holder continue; a second call has no effect."""
-        if self.stop.put is not None:
-            self.stop.put.release.set()
-        else:
-            context.writers[self.holder].send(f"pass {self.point}")
-
+# The gate may report a PUT before its writer reports the members.
+_REPORT_SECONDS = 1.0
+_GROUP_TRIES = 8
 
 QueuedWait = Generator[None, Event | None, Queued | None]
 """A part of a fault that lets a writer wait behind a holder. It returns None if that did not succeed."""
@@ -126,6 +102,8 @@ def queued_process_fault(name: str, number: signal.Signals) -> Callable[..., Inc
 
 def queue_behind_holder(context: FaultContext, writer: str, point: str) -> QueuedWait:
     """Let a writer wait behind a holder that is stopped at a random point."""
+    if context.queued is not None:
+        return context.queued
     queued = yield from queue_behind_new_holder(context, writer, point)
     if queued is None:
         return None
@@ -152,20 +130,60 @@ def queue_behind_new_holder(context: FaultContext, writer: str, point: str) -> Q
     return None
 
 
+def queue_in_group(context: FaultContext, writer: str, point: str, holder_point: str) -> QueuedWait:
+    """Let a writer wait behind a holder that is stopped when its intent names the writer; None after eight tries.
+
+    Args:
+        context: Services and writers.
+        writer: Name of the writer that waits.
+        point: Point before its wait.
+        holder_point: Point of the holder after its intent is stored.
+
+    """
+    for _ in range(_GROUP_TRIES):
+        queued = yield from queue_behind_new_holder(context, writer, point)
+        if queued is None:
+            continue
+        if not (_has_offer(context, queued.holder) and _has_offer(context, writer)):
+            queued.continue_holder(context)
+            continue
+        named = yield from stop_holder_at(context, queued, holder_point)
+        if named is None:
+            continue
+        if named.stop.put is not None:
+            yield from wait_until(_REPORT_SECONDS, partial(_is_named, context, named, writer))
+        if _is_named(context, named, writer):
+            return named
+        named.continue_holder(context)
+    return None
+
+
+def _is_named(context: FaultContext, queued: Queued, writer: str) -> bool:
+    """Return whether the intent of a stopped holder names the newest wait of a writer."""
+    offer, token = _newest_offer(context, writer), queued.stop.event["token"]
+    groups = (event for event in reversed(context.history) if is_from(queued.holder, "grouped")(event))
+    return any(event["token"] == token and offer in event["members"] for event in groups)
+
+
 def _holder_points(context: FaultContext, holder: str, waiter: str) -> list[str]:
-    """Return the points to which a holder comes; ``offers`` only if its commit can have members."""
+    """Return the points to which a holder comes; `OFFERS` only if its commit can have members."""
     points = ["acquired", "checked"]
     if context.makes_groups:
         points.append("stored")
     if _has_offer(context, holder) and _has_offer(context, waiter):
-        points.append("offers")
+        points.append(OFFERS)
     return points if context.gate is None else [*points, PUT]
 
 
 def _has_offer(context: FaultContext, writer: str) -> bool:
     """Return whether the newest wait of a writer has an offer. A commit that is offered may have members."""
+    return bool(_newest_offer(context, writer))
+
+
+def _newest_offer(context: FaultContext, writer: str) -> str | None:
     waits = (event for event in reversed(context.history) if is_from(writer, "waiting")(event))
-    return bool(next(waits, {}).get("offer"))
+    offer: str | None = next(waits, {}).get("offer")
+    return offer
 
 
 def stop_holder_at(context: FaultContext, queued: Queued, point: str) -> QueuedWait:

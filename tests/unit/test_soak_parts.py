@@ -16,10 +16,10 @@ from lock_manager import SettingsError
 from soak.__main__ import app
 from soak.command import choose_faults
 from soak.controls import add_stamp
-from soak.fault_context import PUT, advance, is_from, is_from_hold, is_takeover, wait_for
+from soak.fault_context import OFFERS, PUT, advance, is_from, is_from_hold, is_takeover, wait_for
 from soak.faults import CLASSES
 from soak.options import SoakOptions
-from soak.pairs import ALONE, NEXT_HOLD, ONE_HOLD, Pair
+from soak.pairs import ALONE, GROUP, NEXT_HOLD, ONE_HOLD, Pair
 from soak.plan import plan_faults
 from soak.s3_faults import FaultGate
 from soak.tcp_proxy import Link
@@ -47,12 +47,21 @@ def test_each_seed_has_its_own_plan_with_all_classes() -> None:
     assert all(PUT not in (pair.point, pair.second_point) for pair in plan(1))
 
 
+@pytest.mark.parametrize("changes", [{}, {"group_commits": False}, {"lock_during": "write"}, {"engine": "store"}])
+def test_only_writers_that_make_group_commits_are_struck_in_groups(changes: dict[str, Any]) -> None:
+    makes_groups = not changes
+    plan = plan_faults(options_with_all_faults(**{"engine": "spark", **changes}), FaultGate(lambda *_: []))
+    pairs = list(itertools.islice(plan, 500))
+    assert any(pair.meeting == GROUP for pair in pairs) is makes_groups
+    assert any(OFFERS in (pair.point, pair.second_point) for pair in pairs) is makes_groups
+
+
 def test_faults_that_cannot_meet_strike_alone() -> None:
     plan = itertools.islice(plan_faults(options(faults=("expire-queued", "cut-s3")), None), 20)
     assert {(pair.second, pair.meeting) for pair in plan} == {(None, ALONE)}
 
 
-@pytest.mark.parametrize(("engine", "unreachable"), [("store", {"checked"}), ("spark", {"checked", PUT})])
+@pytest.mark.parametrize(("engine", "unreachable"), [("store", {"checked"}), ("spark", {"checked", OFFERS, PUT})])
 def test_without_the_guard_no_fault_waits_at_a_missing_point(engine: str, unreachable: set[str]) -> None:
     gate = FaultGate(lambda *_: [])
 
