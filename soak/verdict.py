@@ -1,4 +1,4 @@
-"""The verdict on a soak: twelve invariants, each a pure function of the evidence.
+"""The verdict on a soak: thirteen invariants, each a pure function of the evidence.
 
 The history contains the events that the writers report; the log and the rows are the final state of the tables. Times
 are ``time.monotonic`` of one machine. The first line of an invariant's docstring is its text in the report.
@@ -23,6 +23,7 @@ from soak.liveness import (
     waiters_follow_dead_holders,
 )
 from soak.s3_faults import Put
+from soak.unknown_outcomes import unknown_outcomes_are_explained
 from soak.violation import Violation, hold_of, related_events
 
 
@@ -167,6 +168,7 @@ INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
     "I10": managers_share_holds,
     "I11": living_intents_remain,
     "I12": reported_statements_are_in_table,
+    "I13": unknown_outcomes_are_explained,
 }
 
 

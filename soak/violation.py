@@ -17,7 +17,7 @@ class Violation:
     """A violation of an invariant.
 
     Attributes:
-        invariant: ``I1`` to ``I12``.
+        invariant: ``I1`` to ``I13``.
         sentence: Description of the violation.
         piece: Part of the history that shows it, in order.
 

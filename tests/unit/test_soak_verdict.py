@@ -312,6 +312,19 @@ def test_i7_detects_a_late_takeover(seconds: float | None, late: bool) -> None: 
     assert violations_of(replace(evidence, history=another_table), "I7") == []
 
 
+def test_i7_ignores_the_waiters_that_faults_struck() -> None:
+    history = [
+        event("holding", 0.0, worker="writer-1", incarnation=1, token=5),
+        event("waiting", 0.1, worker="writer-2", incarnation=2),
+        event("holder-gone", 1.0, worker="writer-1", token=5),
+        event("holding", 30.0, worker="writer-2", incarnation=2, token=7),
+    ]
+    evidence = sound_evidence()
+    assert violations_of(replace(evidence, history=history), "I7")
+    strike = event("fault", 0.2, kind="pause-queued", worker="writer-2")
+    assert violations_of(replace(evidence, history=[*history[:2], strike, *history[2:]]), "I7") == []
+
+
 def test_i8_detects_a_contender_that_remains() -> None:
     sentence = sentence_of(evidence_with_events(event("queue", 60.0, left=["abc__lock__0000000001"])), "I8")
     assert "contenders are left in the queue" in sentence
@@ -350,6 +363,44 @@ def test_i9_detects_a_writer_that_ends_late_or_without_request() -> None:
         assert violations_of(evidence_with_events(holding, event(reason, 62.0, **writer), ended), "I9") == [], reason
 
 
+UNKNOWN_WRITER: dict[str, Any] = {"worker": "writer-2", "incarnation": 2}
+
+
+def unknown_turn(txn: str) -> list[dict[str, Any]]:
+    """Return the events of a turn with an unknown outcome."""
+    outcome = event("unknown", 3.2, **UNKNOWN_WRITER, txn=txn, error="CommitUnknownError")
+    return [event("waiting", 3.1, **UNKNOWN_WRITER), outcome]
+
+
+def fault_event(kind: str) -> dict[str, Any]:
+    return event("fault", 3.15, kind=kind, worker="writer-1")
+
+
+def test_i13_detects_an_unknown_outcome_that_no_fault_explains() -> None:
+    assert "no fault explains 1 unknown outcomes" in sentence_of(evidence_with_events(*unknown_turn("t3")), "I13")
+    waiting, outcome = unknown_turn("t3")
+    strike, end = fault_event("break-lock"), event("pair", 3.18)
+    for events in ([waiting, strike, outcome], [waiting, strike, end, outcome], [strike, waiting, outcome, end]):
+        assert violations_of(evidence_with_events(*events), "I13") == []
+    for events in ([waiting, outcome, strike], [strike, end, waiting, outcome]):
+        assert len(violations_of(evidence_with_events(*events), "I13")) == 1
+
+
+@pytest.mark.parametrize(("kind", "turns", "count"), [("s3-late", 1, 0), ("s3-late", 2, 1), ("zookeeper-quorum", 2, 0),
+                                                      ("zookeeper-quorum", 3, 1)])  # fmt: skip
+def test_i13_a_fault_explains_one_turn_or_one_of_each_writer(kind: str, turns: int, count: int) -> None:
+    history = [event for number in range(turns) for event in unknown_turn(f"t{number}")]
+    assert len(violations_of(evidence_with_events(fault_event(kind), *history), "I13")) == count
+
+
+def test_i13_counts_a_turn_once_and_allows_one_in_a_hundred() -> None:
+    waiting, outcome = unknown_turn("t3")
+    assert violations_of(evidence_with_events(waiting, fault_event("s3-403"), outcome, outcome), "I13") == []
+    many = [acknowledged_event() for _ in range(100)]
+    assert violations_of(evidence_with_events(*many, *unknown_turn("t3")), "I13") == []
+    assert violations_of(evidence_with_events(*many, *unknown_turn("t3"), *unknown_turn("t4")), "I13")
+
+
 def test_every_invariant_has_a_function_with_its_number() -> None:
-    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 13)]
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 14)]
     assert all(function.__doc__ and function.__doc__.startswith(name) for name, function in INVARIANTS.items())
