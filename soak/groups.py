@@ -23,12 +23,14 @@ def group_figures(evidence: Evidence) -> dict[str, Any]:
         * ``largest``: Largest number of writers of a version.
         * ``offers``: Number of waits with an offer.
         * ``plain``: Number of versions with one writer.
+        * ``light``: Number of versions that were light commits of their holders.
         * ``faults``: For each class of faults, how often it struck while an append waited in the queue with an offer
           (``queued``), and while an intent named a member (``named``).
 
     """
     sizes = [len(commit.writes) for state in evidence.tables.values() for commit in state.commits]
     groups = [size for size in sizes if size > 1]
+    light = {event["txn"] for event in evidence.history if event["event"] == "attempting" and event.get("light")}
     queued: Counter[str] = Counter()
     named: Counter[str] = Counter()
     for fault, is_queued, is_named in _faults(evidence):
@@ -40,6 +42,7 @@ def group_figures(evidence: Evidence) -> dict[str, Any]:
         "largest": max(groups, default=0),
         "offers": sum(event["event"] == "waiting" and bool(event.get("offer")) for event in evidence.history),
         "plain": len(sizes) - len(groups),
+        "light": sum(commit.txn_id in light for state in evidence.tables.values() for commit in state.commits),
         "faults": {
             kind: {"queued": queued[kind], "named": named[kind]}
             for kind in sorted(queued)

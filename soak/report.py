@@ -149,6 +149,7 @@ def _counts_table(verdict: Mapping[str, Any]) -> Table:
     if groups := verdict["groups"]:
         table.add_row("versions of several writers", f"{groups['versions']:,}")
         table.add_row("  members", f"{groups['members']:,} of {groups['offers']:,} offers")
+        table.add_row("light commits", f"{groups['light']:,}")
         for name, times in groups["faults"].items():
             table.add_row(
                 f"  {name}", f"{times['queued']:,} with an offer in the queue, {times['named']:,} with members"

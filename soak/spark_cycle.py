@@ -101,6 +101,8 @@ class SparkCycle(Cycle[SparkWorker], GuardObserver):
         self._record_taken(attempt.txn)
         self._attempts.append(attempt)
         facts = {"ids": []} if self._is_filling else self._facts()
+        # The request of a light commit has the requirements for members.
+        facts["light"] = "group" in request
         self._record("attempting", version=attempt.version, txn=attempt.txn, **facts)
 
     def _facts(self) -> dict[str, Any]:

@@ -19,6 +19,9 @@ GROUPED = event("grouped", 2.1, **HOLDER, txn="t2", members=["c3"])
 FAULT = event("fault", 2.2, kind="kill-both", **HOLDER)
 
 
+EXPECTED = {"versions": 1, "members": 1, "largest": 2, "offers": 1, "plain": 2, "light": 0, "faults": {}}
+
+
 def figures(history: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Return the figures of a table whose newest version has two writers."""
     evidence = sound_evidence()
@@ -28,7 +31,12 @@ def figures(history: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
 
 
 def test_versions_and_members_are_counted() -> None:
-    assert figures([OFFER]) == {"versions": 1, "members": 1, "largest": 2, "offers": 1, "plain": 2, "faults": {}}
+    assert figures([OFFER]) == EXPECTED
+
+
+def test_light_commits_in_the_log_are_counted() -> None:
+    attempts = [event("attempting", 2.0, **HOLDER, txn=txn, light=txn != "t1") for txn in ("t1", "t2", "not stored")]
+    assert figures([OFFER, *attempts]) == {**EXPECTED, "light": 1}
 
 
 @pytest.mark.parametrize(
