@@ -5,12 +5,10 @@ Each replaces one function of the product in a writer process. The product does 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import writer_jobs.commit.offered_write
 from lock_manager import ZookeeperLockManager
 from lock_manager.coordinator import Offer
 from lock_manager.deadline import Deadline
@@ -26,9 +24,9 @@ from writer_jobs.commit.execution import WriteThread
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.offered_write import OfferedWrite
 from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import CommitUnknownError
 
-_POLL_SECONDS = 0.1
 _SLOW_TURN_SECONDS = 30.0
 
 
@@ -50,12 +48,25 @@ class GroupControl:
         description: Behaviour of a writer without it.
         breaks: At least one of these invariants breaks without it.
         leave_out: Replaces the function in this process.
+        prepare: Lets the history occur that needs the protection. No invariant breaks by it alone.
 
     """
 
     description: str
     breaks: frozenset[str]
     leave_out: Callable[[GroupWriter], None]
+    prepare: Callable[[GroupWriter], None] = lambda _: None
+
+
+def add_look_point(writer: GroupWriter) -> None:
+    """Let a member whose wait has ended come to the point ``looked`` each time before it reads the intents."""
+    real_ask = OfferedWrite._may_be_committed  # noqa: SLF001
+
+    def ask(self: OfferedWrite, offer: Offer, deadline: Deadline) -> bool:
+        writer.reach("looked")
+        return real_ask(self, offer, deadline)
+
+    _replace(OfferedWrite, "_may_be_committed", ask)
 
 
 def _name_no_members(_: GroupWriter) -> None:
@@ -86,17 +97,20 @@ def _ask_nobody(_: GroupWriter) -> None:
     _replace(ZookeeperLockManager, "is_offered", lambda *_: False)
 
 
-def _read_the_log_first(writer: GroupWriter) -> None:
-    def look(self: OfferedWrite, offer: Offer) -> None:
-        commit = self._find(offer)
-        writer.reach("looked")
-        while commit is None and self._may_be_committed(offer, Deadline(1)):
-            time.sleep(_POLL_SECONDS)
-        self.is_unresolved = False
-        if commit is not None:
-            self._ticket.record_commit(commit.version, commit.metrics, is_member=True)
+def _read_the_log_first(_: GroupWriter) -> None:
+    """Read the log before the intents, and use that result after them."""
+    real_ask, real_find = OfferedWrite._may_be_committed, OfferedWrite._find  # noqa: SLF001
+    commits: list[Commit | None] = []
 
-    _replace(OfferedWrite, "_look", look)
+    def ask(self: OfferedWrite, offer: Offer, deadline: Deadline) -> bool:
+        commits.append(real_find(self, offer))
+        return real_ask(self, offer, deadline)
+
+    def find(self: OfferedWrite, offer: Offer) -> Commit | None:
+        return commits.pop() if commits else real_find(self, offer)
+
+    _replace(OfferedWrite, "_may_be_committed", ask)
+    _replace(OfferedWrite, "_find", find)
 
 
 def _look_for_nothing(writer: GroupWriter) -> None:
@@ -116,16 +130,20 @@ def _look_for_nothing(writer: GroupWriter) -> None:
 
 
 def _take_committed_offers(_: GroupWriter) -> None:
-    """Also leave out the first of several offers, as if it did not fit, and let members look at the log rarely.
+    real_terms = GroupTerms.of
+    _replace(GroupTerms, "of", staticmethod(lambda request: real_terms({**request, "committed": ()})))
+
+
+def _leave_out_first_offer(_: GroupWriter) -> None:
+    """Leave out the first of several offers, as if it did not fit, and let members look at the log rarely.
 
     So the writer of the first offer holds the lock next, and the member still waits behind it.
     """
-    real_terms, real_choose = GroupTerms.of, GroupTerms.choose
+    real_choose = GroupTerms.choose
 
     def choose(self: GroupTerms, offers: Mapping[str, Mapping[str, Any]]) -> dict[str, OfferedAppend]:
         return real_choose(self, dict(list(offers.items())[len(offers) > 1 :]))
 
-    _replace(GroupTerms, "of", staticmethod(lambda request: real_terms({**request, "committed": ()})))
     _replace(GroupTerms, "choose", choose)
     _replace(ticket, "TURN_SECONDS", _SLOW_TURN_SECONDS)
 
@@ -146,7 +164,6 @@ def _delete_files_of_unknown_commits(_: GroupWriter) -> None:
         return real_conclude(self, thread, problem)
 
     _replace(StagedWrite, "_conclude", conclude)
-    _replace(writer_jobs.commit.offered_write, "_LOOK_SECONDS", 1.0)
 
 
 def _trust_the_removal(_: GroupWriter) -> None:
@@ -165,8 +182,8 @@ def _replace(owner: Any, name: str, replacement: Any) -> None:
     setattr(owner, name, replacement)
 
 
-def _control(description: str, breaks: str, leave_out: Callable[[GroupWriter], None]) -> GroupControl:
-    return GroupControl(description, frozenset(breaks.split()), leave_out)
+def _control(description: str, breaks: str, *functions: Callable[[GroupWriter], None]) -> GroupControl:
+    return GroupControl(description, frozenset(breaks.split()), *functions)
 
 
 #: Protections of group commits.
@@ -186,7 +203,10 @@ GROUP_CONTROLS: Mapping[str, GroupControl] = {
     ),
     Protection.MEMBER_LOOKS: _control("a member does not look for its append in its turn", "I2", _look_for_nothing),
     Protection.COMMITTED_OFFERS: _control(
-        "a holder takes offers that an earlier holder has committed", "I2", _take_committed_offers
+        "a holder takes offers that an earlier holder has committed",
+        "I2",
+        _take_committed_offers,
+        _leave_out_first_offer,
     ),
     Protection.MEMBER_STAMPS: _control("the stamp names only the holder", "I2", _change_members(stamp={})),
     Protection.MEMBER_ACTIONS: _control("the version has only the holder's actions", "I1", _change_members(lines=[])),

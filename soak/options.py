@@ -29,6 +29,7 @@ class SoakOptions:
             that a group may contain.
         appends_only: Whether Spark drivers at the gate only append, without ``before_write``.
         without: Protection to leave out, or None.
+        prepared_for: Control of group commits that the writers prepare for although they have all protections, or None.
         zookeeper: Connection string of an ensemble; None for an ensemble of this run.
         zookeeper_image: Image of the ensemble's containers; None for embedded servers.
         table: ``s3a://BUCKET/PREFIX`` of the tables, in the S3 of the AWS variables; None for an embedded S3.
@@ -53,6 +54,7 @@ class SoakOptions:
     group_commits: bool = True
     appends_only: bool = False
     without: str | None = None
+    prepared_for: str | None = None
     zookeeper: str | None = None
     zookeeper_image: str | None = None
     table: str | None = None

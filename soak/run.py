@@ -305,6 +305,7 @@ class Soak:
             lock_during=self.options.lock_during,
             group_commits=self.options.makes_groups,
             appends_only=self.options.appends_only,
+            prepared_for=self.options.prepared_for,
             log=str(self.options.output / f"{name}.log"),
         )
         self._incarnations += 1

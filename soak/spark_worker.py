@@ -21,7 +21,7 @@ from sluice.local.jars import jar_paths
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from soak.controls import Protection
 from soak.errors import JvmGoneError
-from soak.group_controls import GROUP_CONTROLS
+from soak.group_controls import GROUP_CONTROLS, add_look_point
 from soak.hadoop import allow_short_timeouts
 from soak.unprotected import is_put_request
 from soak.worker import Worker
@@ -81,8 +81,11 @@ class SparkWorker(Worker):
         writer_jobs.commit.driver_guard.GUARD = self.guard
         if mode == "required":
             writer_jobs.attach(self.spark)
-        if self.without is not None and self.without in GROUP_CONTROLS:
-            GROUP_CONTROLS[self.without].leave_out(self)
+        add_look_point(self)
+        if (control := GROUP_CONTROLS.get(self.options.prepared_for or self.without or "")) is not None:
+            control.prepare(self)
+            if self.without is not None:
+                control.leave_out(self)
         return int(jvm.java.lang.ProcessHandle.current().pid())
 
     def warm_up(self) -> None:

@@ -59,6 +59,7 @@ class WorkerOptions:
         lock_during: When a Spark driver holds the lock: for the ``commit`` only, or for the whole ``write``.
         group_commits: Whether it makes group commits.
         appends_only: Whether all of its operations are appends that a holder may commit.
+        prepared_for: Control of group commits that the writer prepares for although it has all protections, or None.
         log: Path of the log file for the standard error of Python and the JVM.
 
     """
@@ -76,6 +77,7 @@ class WorkerOptions:
     lock_during: str
     group_commits: bool
     appends_only: bool
+    prepared_for: str | None
     log: str
 
     def argument(self) -> str:
