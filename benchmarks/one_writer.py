@@ -31,7 +31,8 @@ from pyspark.sql import SparkSession
 from turns import unguarded
 
 import writer_jobs.commit.driver_guard
-from lock_manager import HeldLock, ZookeeperLockManager
+from lock_manager import ZookeeperLockManager
+from lock_manager.base_hold import BaseHold
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
@@ -79,14 +80,14 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
     rounds, warm_up = options.rounds, options.warm_up
     writer = LockedDeltaWriter(spark, manager, TABLE)
     released: list[float] = []
-    release = HeldLock.release
+    release = BaseHold.release
 
-    def timed_release(self: HeldLock) -> None:
+    def timed_release(self: BaseHold) -> None:
         release(self)
         if self.resource == writer.table:
             released.append(time.time())
 
-    HeldLock.release = timed_release  # type: ignore[method-assign]
+    BaseHold.release = timed_release  # type: ignore[method-assign]
     append_phases: list[dict[str, float]] = []
 
     def gate() -> None:
@@ -114,7 +115,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
             appends[name]()
             durations[name].append(time.time() - began)
             processor[name].append(cpu_seconds(jvm) - cpu_start)
-    HeldLock.release = release  # type: ignore[method-assign]
+    BaseHold.release = release  # type: ignore[method-assign]
     measured = {name: values[warm_up:] for name, values in durations.items()}
     used = {name: values[warm_up:] for name, values in processor.items()}
     measured_phases = append_phases[-rounds:]

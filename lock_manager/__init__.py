@@ -1,6 +1,7 @@
 """A fair lock on Delta tables, granted by ZooKeeper. The package depends on kazoo only, not on Spark.
 
-Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`; ``lock_manager.errors`` shows the tree.
+Use :class:`ZookeeperLockManager`, or :func:`connect` with the URL of a coordinator. Every error is a
+:class:`SluiceError`; ``lock_manager.errors`` shows the tree.
 """
 
 from lock_manager.coordinator import Hold, Intents, LockManager
@@ -24,6 +25,7 @@ from lock_manager.errors import (
     TableNameMismatchError,
     UnguardedError,
 )
+from lock_manager.managers import connect
 from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource, canonical_table_uri
@@ -74,4 +76,5 @@ __all__ = [
     "ZookeeperLockManager",
     "canonical_table_uri",
     "commit_metadata",
+    "connect",
 ]

@@ -1,6 +1,7 @@
 """The protocols of a coordinator, the service that grants locks.
 
-The only coordinator today is ZooKeeper (:mod:`lock_manager.zookeeper`). The commit guard, the writer, the jobs and the
+The coordinators are ZooKeeper (:mod:`lock_manager.zookeeper`) and objects on S3 (:mod:`lock_manager.s3_lease`), which
+jobs and commands do not offer yet. The commit guard, the writer, the jobs and the
 commands ``adopt``, ``status`` and ``break`` use these protocols. That code names ZooKeeper's classes only where it
 creates a manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and use it directly.
 ``tests/unit/test_imports.py`` lists the modules outside this package that may import :mod:`lock_manager.zookeeper`.
@@ -335,6 +336,14 @@ class LockManager(Protocol):
 
     def close(self) -> None:
         """Cancel the waiting acquires and end every lock of this manager, in bounded time also in an outage."""
+
+    def __enter__(self) -> Self:
+        """Return the manager; the end of the block closes it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the manager."""
 
 
 class Inspector(Protocol):

@@ -7,8 +7,8 @@
     SluiceError
     ├── ResourceError (ValueError)                 a table's name or a partition that cannot be locked
     ├── SettingsError (ValueError)                 a setting outside its range, a malformed host list
-    ├── EnsembleUnavailableError (ConnectionError) no answer from ZooKeeper in time
-    ├── EnsembleRefusedError (PermissionError)     ZooKeeper refused the request, or is not trusted
+    ├── EnsembleUnavailableError (ConnectionError) no answer from the coordinator in time
+    ├── EnsembleRefusedError (PermissionError)     the coordinator refused the request, or is not trusted
     ├── EnsembleFormatError (RuntimeError)         the lock root was written by an unknown release
     ├── LocalServerError (RuntimeError)            an embedded ZooKeeper did not start, or does not run
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
@@ -35,6 +35,7 @@ the next step if there is one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -65,32 +66,64 @@ class SettingsError(SluiceError, ValueError):
     """A setting is malformed or outside its range."""
 
 
-class EnsembleUnavailableError(SluiceError, ConnectionError):
-    """ZooKeeper did not answer in time.
+@dataclass(frozen=True)
+class Service:
+    """The service of a coordinator, for messages.
 
     Attributes:
-        hosts: Connection string.
+        name: Its name.
+        unavailable: What to check if it does not answer.
+        refused: What to check if it refuses a request.
+
+    """
+
+    name: str
+    unavailable: str
+    refused: str
+
+
+ZOOKEEPER = Service(
+    "ZooKeeper",
+    "check the host list, the network path to the client port, and that a quorum is up",
+    "a lock needs READ, CREATE, DELETE and WRITE below the lock root; check its ACL and this client's credentials",
+)
+S3 = Service(
+    "S3",
+    "check the endpoint, the region and the network path",
+    "a lock needs s3:GetObject and s3:PutObject below the prefix and s3:ListBucket on the bucket; check the bucket and "
+    "the credentials of this process",
+)
+
+
+class EnsembleUnavailableError(SluiceError, ConnectionError):
+    """The coordinator did not answer in time.
+
+    Attributes:
+        hosts: Connection string of ZooKeeper, or URL of the coordinator.
         waited_seconds: Seconds waited for an answer.
         problem: Why the last attempt to connect failed; None if unknown.
 
     """
 
     def __init__(
-        self, hosts: str, waited_seconds: float, request_name: str = "connect", *, problem: str | None = None
+        self,
+        hosts: str,
+        waited_seconds: float,
+        request_name: str = "connect",
+        *,
+        problem: str | None = None,
+        service: Service = ZOOKEEPER,
     ) -> None:
         cause = f"; the last attempt failed: {problem}" if problem else ""
         super().__init__(
-            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({request_name}{cause}): "
-            "check the host list, the network path to the client port, and that a quorum is up"
+            f"{service.name} at {hosts} did not answer within {waited_seconds:.1f} s ({request_name}{cause}): "
+            f"{service.unavailable}"
         )
         self.hosts = hosts
         self.waited_seconds = waited_seconds
         self.problem = problem
 
 
-_NO_PERMISSION = (
-    "a lock needs READ, CREATE, DELETE and WRITE below the lock root; check its ACL and this client's credentials"
-)
 _NOT_AUTHENTICATED = (
     "credentials are missing or wrong; check SLUICE_ZK_AUTH and its related settings (docs/security.md)"
 )
@@ -111,17 +144,17 @@ _ADVICE = {
 
 
 class EnsembleRefusedError(SluiceError, PermissionError):
-    """ZooKeeper rejected the request (permission, credentials), or TLS verification failed on either side.
+    """The coordinator rejected the request (permission, credentials), or TLS verification failed on either side.
 
     Attributes:
-        hosts: Connection string.
-        refusal: Name of ZooKeeper's error, or ``TLS: `` and the reason why the handshake failed.
+        hosts: Connection string of ZooKeeper, or URL of the coordinator.
+        refusal: Name of the service's error, or ``TLS: `` and the reason why the handshake failed.
 
     """
 
-    def __init__(self, hosts: str, refusal: str) -> None:
-        advice = _ADVICE.get(refusal.partition(":")[0], _NO_PERMISSION)
-        super().__init__(f"ZooKeeper at {hosts} refused a request ({refusal}): {advice}")
+    def __init__(self, hosts: str, refusal: str, *, service: Service = ZOOKEEPER) -> None:
+        advice = _ADVICE.get(refusal.partition(":")[0], service.refused)
+        super().__init__(f"{service.name} at {hosts} refused a request ({refusal}): {advice}")
         self.hosts = hosts
         self.refusal = refusal
 

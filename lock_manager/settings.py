@@ -18,6 +18,9 @@ ENVIRONMENT_PREFIX = "SLUICE_"
 SPARK_PREFIX = "spark.sluice."
 #: Spark setting of ``zk_hosts``.
 SPARK_HOSTS = f"{SPARK_PREFIX}zookeeper"
+#: Schemes of the URLs of coordinators.
+S3_LEASE = "s3-lease"
+_ZOOKEEPER_SCHEMES = ("zookeeper", "zk")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535
 _MAX_SECONDS = 7 * 24 * 3600.0
@@ -25,10 +28,11 @@ _MAX_SECONDS = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class LockSettings:
-    """Settings of a :class:`~lock_manager.zookeeper.manager.ZookeeperLockManager`.
+    """Settings of a lock manager.
 
     Attributes:
-        zk_hosts: ``host:port,host:port[/chroot]``. The port defaults to 2181.
+        zk_hosts: ``host:port,host:port[/chroot]`` of ZooKeeper. The port defaults to 2181.
+        lock_url: ``s3-lease://BUCKET/PREFIX`` of a coordinator on S3, instead of ``zk_hosts``.
         timeout_seconds: Default time limit of an ``acquire``, connecting included. 0: acquire only if the lock is free.
         session_timeout_seconds: Session timeout that the client requests; the server may grant less or more. A dead
             holder's lock is free after the granted timeout.
@@ -44,7 +48,8 @@ class LockSettings:
 
     """
 
-    zk_hosts: str
+    zk_hosts: str = ""
+    lock_url: str = ""
     timeout_seconds: float = 300.0
     session_timeout_seconds: float = 30.0
     max_hold_seconds: float | None = None
@@ -55,7 +60,10 @@ class LockSettings:
 
     def __post_init__(self) -> None:
         """Validate the settings."""
-        _check_hosts(self.zk_hosts)
+        if not self.lock_url:
+            _check_hosts(self.zk_hosts)
+        elif self.zk_hosts:
+            raise SettingsError(f"zk_hosts={self.zk_hosts!r} and lock_url={self.lock_url!r}: give one of them")
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
         if self.max_hold_seconds is not None:
@@ -121,10 +129,15 @@ class LockSettings:
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> LockSettings:
-        """Read ``zk://host:port,host:port/chroot?timeout_seconds=60&job=nightly``; keywords win over the URL.
+        """Read the URL of a coordinator; keywords win over the URL.
 
-        A URL must not contain credentials, because it appears in logs and on command lines. Pass ``security`` as a
-        keyword.
+        ::
+
+            zookeeper://host:port,host:port/chroot?timeout_seconds=60&job=nightly
+            s3-lease://BUCKET/PREFIX?session_timeout_seconds=20
+
+        ``zk://`` is the same as ``zookeeper://``. A URL must not contain credentials, because it appears in logs and on
+        command lines. Pass ``security`` as a keyword.
 
         Raises:
             SettingsError: The URL is malformed, or has an unknown or malformed parameter.
@@ -134,18 +147,20 @@ class LockSettings:
         _refuse_credentials(parts.netloc)
         # Messages leave out the query, which may contain a password.
         base_url = url.partition("?")[0]
-        if parts.scheme != "zk":
+        if parts.scheme not in (*_ZOOKEEPER_SCHEMES, S3_LEASE):
             raise SettingsError(
-                f"{base_url!r} is not a ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]"
+                f"{base_url!r} is not the URL of a coordinator: write zookeeper://host:port,host:port[/chroot] or "
+                f"{S3_LEASE}://BUCKET/PREFIX, and settings as ?setting=value"
             )
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        names = _plain_fields() - {"zk_hosts"}
+        names = _plain_fields() - {"zk_hosts", "lock_url"}
         if unknown := sorted(query.keys() - names):
             raise SettingsError(
                 f"{base_url!r}: unknown setting {unknown[0]!r}; the URL may set {', '.join(sorted(names))}"
             )
         path = "" if parts.path == "/" else parts.path
-        return cls(**{"zk_hosts": parts.netloc + path, **_parse_numbers(query, source=repr(base_url)), **overrides})
+        place = {"lock_url": base_url} if parts.scheme == S3_LEASE else {"zk_hosts": parts.netloc + path}
+        return cls(**{**place, **_parse_numbers(query, source=repr(base_url)), **overrides})
 
 
 def _plain_fields() -> set[str]:

@@ -22,7 +22,7 @@ from typing import Any, Self
 from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
 from sluice.local.s3 import LocalS3
 
-_VERSION_FILE = re.compile(r"/(?P<key>[^/]+/.*_delta_log/(?P<version>\d{20})\.json)")
+VERSION_FILES = re.compile(r"/(?P<key>[^/]+/.*_delta_log/(?P<version>\d{20})\.json)")
 _TRANSACTION = re.compile(rb'"txnId":"([^"]+)"')
 # A parameter of the referrer of S3A's audit.
 _OPERATION = re.compile(r"[?&]op=(\w+)")
@@ -98,6 +98,8 @@ class FaultGate:
     """WSGI middleware that injects faults into PUTs of version files.
 
     Attributes:
+        struck_keys: Pattern of the objects that faults strike. Its groups are ``key`` and, for version files,
+            ``version``.
         puts: PUTs of version files that reached the store, in order.
         denies_unconditional: Whether a PUT of a version file without ``If-None-Match`` is denied, as by a bucket
             policy.
@@ -110,6 +112,7 @@ class FaultGate:
         self._armed: dict[str, deque[S3Fault]] = {}
         self._on_arrival: Callable[[str, int, S3Fault], None] = lambda *_: None
         self._rivals = 0
+        self.struck_keys = VERSION_FILES
         self.denies_unconditional = False
         self.puts: list[Put] = []
 
@@ -130,14 +133,14 @@ class FaultGate:
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Serve one request."""
-        match = _VERSION_FILE.fullmatch(environ.get("PATH_INFO", ""))
+        match = self.struck_keys.fullmatch(environ.get("PATH_INFO", ""))
         if match is None or environ.get("REQUEST_METHOD") != "PUT":
             return self._application(environ, start_response)
         writer = _WRITER.search(environ.get("HTTP_USER_AGENT", ""))
         name = writer[1] if writer else ""
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = io.BytesIO(body)
-        version = int(match["version"])
+        version = int(match.groupdict().get("version", -1))
         fault = None if f"{TWO_THREADS_SUFFIX}/" in match["key"] else self._next_fault(name)
         if fault is not None and not fault.arrived.is_set():
             self._on_arrival(name, version, fault)

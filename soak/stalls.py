@@ -87,7 +87,7 @@ def take_stalled_listing_step(manager: LockManager, resource: str, clear: Callab
 def stalled_listing(meanwhile: Callable[[], None]) -> Iterator[None]:
     """Stall the next acquire of this thread once, between the listing of the queues and that of the intents.
 
-    This must not be the main thread, because another thread sends its requests (:mod:`lock_manager.zookeeper.signals`).
+    This must not be the main thread, because another thread sends its requests (:mod:`lock_manager.signals`).
 
     Args:
         meanwhile: Called in this thread while the listing stalls. An error ends the acquire.
@@ -133,5 +133,5 @@ def _has_first_intent(hold: Hold, timeout_seconds: float) -> bool:
     def check_node(transaction: Any) -> None:
         transaction.check(node, _ANY_VERSION)
 
-    hold_state = held._hold_state  # noqa: SLF001
+    hold_state = held._life  # noqa: SLF001
     return hold_state.confirm(Deadline(timeout_seconds), "looking for an intent", check_node) is None

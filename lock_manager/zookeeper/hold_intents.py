@@ -20,9 +20,9 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ContenderGoneError
 from lock_manager.intents import UNREADABLE, Intent
+from lock_manager.signals import SignalIsolation
 from lock_manager.zookeeper.responses import retry_unanswered
 from lock_manager.zookeeper.session import UNANSWERED, Session
-from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import child_node, hold_of_intent, intent_node
 
 log = logging.getLogger(__name__)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lock_manager.base_hold import HoldLife
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ContenderGoneError, EnsembleRefusedError
 from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, HoldContenders
@@ -21,16 +21,11 @@ ANNOUNCE_SECONDS = 1.0
 """Age at which a hold writes ``acquired_at`` into its contender's data, in seconds. Shorter holds save the request."""
 
 
-class HoldState:
-    """Whether one hold stands. It stands until it is lost or ended.
+class HoldState(HoldLife):
+    """Whether one hold stands.
 
-    ``session_id`` is that of the session that created the contenders. They end with it. ``on_lost`` is called once
-    after a loss, in the thread that detected it. ``end_error`` returns the error for a lost or released hold.
-
-    Attributes:
-        lost: How the hold was lost; None as long as no loss is known.
-        ended_at: When the hold was released or its manager closed, seconds since the epoch; None before.
-
+    ``session_id`` is that of the session that created the contenders. They end with it. ``end_error`` returns the error
+    for a lost or released hold.
     """
 
     def __init__(
@@ -44,25 +39,17 @@ class HoldState:
         on_lost: Callable[[], None],
         end_error: Callable[[], Exception],
     ) -> None:
-        self.lost: str | None = None
-        self.ended_at: float | None = None
+        super().__init__(on_lost)
         self._session = session
         self._contenders = contenders
         self._session_id = session_id
         self._request = request
         self._acquired_at = acquired_at
-        self._on_lost = on_lost
         self._end_error = end_error
-        self._end_lock = threading.Lock()
         self._sent_at = time.monotonic()
         self._announce_at = self._sent_at + ANNOUNCE_SECONDS
         max_seconds = session.settings.max_hold_seconds
         self._ends_at = float("inf") if max_seconds is None else self._sent_at + max_seconds
-
-    @property
-    def over(self) -> bool:
-        """Whether the hold was lost or ended."""
-        return self.lost is not None or self.ended_at is not None
 
     @property
     def is_proven(self) -> bool:
@@ -191,18 +178,3 @@ class HoldState:
             self._session.record_proof(sent_at, self._session_id)
             return True
         return False
-
-    def end(self) -> bool:
-        """End the hold now; return False if it had ended before."""
-        with self._end_lock:
-            is_first_end, self.ended_at = self.ended_at is None, self.ended_at or time.time()
-        return is_first_end
-
-    def lose(self, reason: str, *, at_end: bool = False) -> None:
-        """Record the first loss. After the end, record only a loss that the end itself detected (``at_end``)."""
-        with self._end_lock:
-            # KeepAlive may have sent a check just before a release, and finds the contenders deleted.
-            if self.lost is not None or (self.ended_at is not None and not at_end):
-                return
-            self.lost = reason
-        self._on_lost()

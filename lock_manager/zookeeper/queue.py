@@ -103,10 +103,6 @@ class Acquisition:
         #: Whether the ensemble may have other entries of this request than ``_entries``.
         self._entries_unsure = False
 
-    def cancel(self) -> None:
-        """Make the waiting thread raise LockCancelledError."""
-        self.request.cancellation.request()
-
     def connect(self) -> int:
         """Connect if necessary and return the session's id. :meth:`run` calls this method, too."""
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lock_manager.coordinator import Cancellation, Offer
+from lock_manager.base_manager import AcquireRequest
 from lock_manager.scope import TableScope
 from lock_manager.zookeeper.znodes import Contender, Mode, partition_node, table_node
 
@@ -67,29 +67,16 @@ class AcquireResult:
     unfinished: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Request(AcquireRequest):
     """The request of one acquire.
 
     Attributes:
-        scope: Scope of each table by canonical URI, in the order of tables.
         lock_root: Parent znode of the tables.
-        identity: JSON values that describe the requester for people: host, pid, job and so on.
-        cancellation: Ends the wait, see :meth:`Acquisition.cancel`.
-        offer: Append that a holder may commit for the requester while it waits; None for none.
 
     """
 
-    scope: Mapping[str, TableScope]
     lock_root: str
-    identity: Mapping[str, Any]
-    cancellation: Cancellation
-    offer: Offer | None = None
-
-    @property
-    def resource(self) -> str:
-        """Name of the requested tables and partitions, for messages."""
-        return ", ".join(map(str, self.scope.values()))
 
     @cached_property
     def tables(self) -> Mapping[str, str]:

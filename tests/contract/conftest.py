@@ -1,17 +1,22 @@
-"""The coordinators on which the contract tests run: ZooKeeper, and one in memory."""
+"""The coordinators on which the contract tests run: ZooKeeper, objects on S3, and one in memory."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pytest
 from kazoo.client import KazooClient
 
-from lock_manager import Hold, LockManager
+from lock_manager import Hold, LockManager, LockSettings, TableResource
+from lock_manager.s3_lease.held_lease import HeldLease
+from lock_manager.s3_lease.inspector import LeaseInspector
+from lock_manager.s3_lease.manager import S3LeaseManager
+from sluice.local.s3 import LocalS3
 from tests.support.lock_znodes import LockZnodes
 from tests.support.memory_coordinator import MemoryCoordinator
 from tests.support.rivals import RivalManager
@@ -51,6 +56,35 @@ class ZookeeperCoordinator:
         LockZnodes(self._client, table).delete_contenders(hold)
 
 
+class RivalLeaseManager(S3LeaseManager):
+    """Acquires each lock in a new thread, so that it is not nested in a hold of the calling thread."""
+
+    def acquire_all(self, *scopes: Any, **options: Any) -> HeldLease:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(super().acquire_all, *scopes, **options).result()
+
+
+class S3LeaseCoordinator:
+    """Objects on S3 as a coordinator under test."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._settings = LockSettings(lock_url="s3-lease://locks/contract", timeout_seconds=30)
+        self._inspector = LeaseInspector(self._settings)
+
+    def manager(self, **settings: Any) -> LockManager:
+        return self._stack.enter_context(RivalLeaseManager(replace(self._settings, **settings)))
+
+    def queue_length(self, table: str) -> int:
+        return len(self._inspector.table(TableResource.of(table)).entries)
+
+    def revoke(self, hold: Hold) -> None:
+        (table,) = hold.scope
+        locks = self._inspector.table(TableResource.of(table))
+        (entry,) = [entry for entry in locks.entries if entry.hold_id == hold.hold_id]
+        assert self._inspector.remove(locks, entry)
+
+
 @dataclass
 class LockedTable:
     """A table that no other test uses, and the coordinator of its lock.
@@ -73,11 +107,26 @@ class LockedTable:
         eventually(lambda: self.coordinator.queue_length(self.uri) == length, self.patience)
 
 
-@pytest.fixture(params=["zookeeper", "memory"])
+@pytest.fixture(scope="module")
+def lock_bucket() -> Iterator[None]:
+    """Start an S3 with a bucket for locks, which boto3 finds by the environment."""
+    with LocalS3() as s3, pytest.MonkeyPatch.context() as environment:
+        s3.create_bucket("locks")
+        for name, value in s3.environment.items():
+            environment.setenv(name, value)
+        yield
+
+
+@pytest.fixture(params=["zookeeper", "memory", "s3-lease"])
 def table(request: pytest.FixtureRequest) -> Iterator[LockedTable]:
     if request.param == "memory":
         with closing(MemoryCoordinator()) as memory:
             yield LockedTable(memory)
+        return
+    if request.param == "s3-lease":
+        request.getfixturevalue("lock_bucket")
+        with ExitStack() as stack:
+            yield LockedTable(S3LeaseCoordinator(stack))
         return
     hosts, client = request.getfixturevalue("zookeeper").hosts, request.getfixturevalue("ensemble_client")
     with ExitStack() as stack:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from typer.testing import CliRunner
@@ -36,20 +37,39 @@ def s3() -> Iterator[S3]:
         yield server
 
 
+def page_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
 @pytest.fixture
 def run_page(zookeeper: Any) -> Callable[[str], None]:
-    """Run the blocks of the page in order, with the addresses of this test."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    """Run the blocks with ZooKeeper in order, with the addresses of this test."""
 
     def run(table: str) -> None:
         names: dict[str, Any] = {}
-        for block in blocks:
+        for block in page_blocks()[:-1]:
             assert "zk1:2181,zk2:2181,zk3:2181" in block
             code = block.replace("zk1:2181,zk2:2181,zk3:2181", zookeeper.hosts).replace("s3://lake/prices", table)
             exec(compile(code, str(PAGE), "exec"), names)  # noqa: S102 (our own page)
 
-    assert len(blocks) == 2
     return run
+
+
+@pytest.mark.s3
+def test_the_page_s_python_locks_on_s3(s3: S3) -> None:
+    block, table = page_blocks()[-1], f"s3://{s3.root}/lease-prices"
+    assert "s3-lease://lake-locks/sluice" in block
+    names = {
+        "TABLE": table,
+        "prices": pa.table({"item": ["pen", "ink"], "price": [1.5, 7.0]}),
+        "write_deltalake": write_deltalake,
+        "CommitProperties": CommitProperties,
+    }
+    for _ in range(2):
+        exec(block.replace("s3-lease://lake-locks/sluice", f"s3-lease://{s3.root}/locks"), names)  # noqa: S102 (our own page)
+    stamps = [json.loads(commit["sluice"]) for commit in DeltaTable(table).history()]
+    assert len({stamp["hold"] for stamp in stamps}) == 2
+    assert len({stamp["ensemble"] for stamp in stamps}) == 1
 
 
 @pytest.mark.parametrize("store", [pytest.param("s3", marks=pytest.mark.s3), "local"])

@@ -420,6 +420,12 @@ class MemoryManager:
                 cancellation.request()
         return len(requests)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         with self._memory.changed:
             for _, cancellation in self._waiting:

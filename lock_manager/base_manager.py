@@ -1,0 +1,365 @@
+"""The part of a lock manager that does not depend on the coordinator: its acquires, its holds and nested acquires."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from lock_manager.base_hold import BaseHold
+from lock_manager.coordinator import Cancellation, Hold, Offer
+from lock_manager.deadline import Deadline
+from lock_manager.errors import ClosedError, ContenderGoneError, LockCancelledError, LockNotHeldError, UnguardedError
+from lock_manager.events import Event, emit
+from lock_manager.guard_registry import guard_is_installed
+from lock_manager.nesting import REGISTRY, find_covering_hold
+from lock_manager.partitions import Partition
+from lock_manager.resources import TableResource
+from lock_manager.scope import TableScope
+from lock_manager.settings import LockSettings, check_seconds
+from lock_manager.signals import SignalIsolation
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcquireRequest:
+    """The request of one acquire.
+
+    Attributes:
+        scope: Scope of each table by canonical URI, in the order of tables.
+        identity: JSON values that describe the requester for people: host, pid, job and so on.
+        cancellation: Ends the wait with LockCancelledError.
+        offer: Append that a holder may commit for the requester while it waits; None for none.
+
+    """
+
+    scope: Mapping[str, TableScope]
+    identity: Mapping[str, Any]
+    cancellation: Cancellation
+    offer: Offer | None = None
+
+    @property
+    def resource(self) -> str:
+        """Name of the requested tables and partitions, for messages."""
+        return ", ".join(map(str, self.scope.values()))
+
+
+class BaseAcquisition(Protocol):
+    """One attempt to acquire the locks of a request."""
+
+    @property
+    def request(self) -> AcquireRequest:
+        """The request."""
+
+    @property
+    def deadline(self) -> Deadline:
+        """Time limit of the request."""
+
+    def connect(self) -> object:
+        """Connect if necessary, so that the coordinator's id is known."""
+
+
+class ManagedHold(Hold, Protocol):
+    """A hold that its manager can end."""
+
+    def close(self) -> None:
+        """End the hold because its manager was closed. An entered block sees a loss."""
+
+
+_H = TypeVar("_H", bound=ManagedHold)
+_A = TypeVar("_A", bound=BaseAcquisition)
+
+
+class BaseManager(ABC, Generic[_H, _A]):
+    """A lock manager without its coordinator; see :class:`lock_manager.coordinator.LockManager`.
+
+    A lock belongs to the thread that acquired it only for :meth:`release` and the rule on nested acquires. Both count
+    the thread's holds of all managers of the same coordinator (:mod:`lock_manager.nesting`).
+    """
+
+    def __init__(self, settings: LockSettings) -> None:
+        self.settings = settings
+        self._isolation = SignalIsolation()
+        self._lock = threading.Lock()
+        self._holds: list[_H] = []
+        self._acquisitions: list[_A] = []
+
+    # -- what the coordinator does -------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _ensemble_id(self) -> str | None:
+        """UUID of the coordinator; None before it is known."""
+
+    @property
+    @abstractmethod
+    def _belongs_to_parent(self) -> bool:
+        """Whether this process is a forked child of the manager's process."""
+
+    @abstractmethod
+    def _check_usable(self) -> None:
+        """Raise ClosedError if the manager was closed, or belongs to the parent of a fork."""
+
+    @abstractmethod
+    def _new_acquisition(self, request: AcquireRequest, deadline: Deadline) -> _A:
+        """Return an attempt, which has sent no request yet."""
+
+    @abstractmethod
+    def _run(self, acquisition: _A, thread: threading.Thread) -> _H:
+        """Return the hold of an attempt, for a thread."""
+
+    @abstractmethod
+    def _abandon(self, acquisition: _A) -> None:
+        """Leave the queues of an attempt that has failed."""
+
+    @abstractmethod
+    def _disconnect(self, holds: Sequence[_H]) -> None:
+        """End the locks of this manager; the last step of :meth:`close`.
+
+        Args:
+            holds: The holds that were not released.
+
+        """
+
+    # -- acquires ------------------------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        resource: str | os.PathLike[str] | TableResource,
+        *,
+        partitions: Collection[Partition | Mapping[str, object]] | None = None,
+        shared: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> _H:
+        """Lock a table or partitions of it; wait for all earlier conflicting requests.
+
+        A thread that already has the lock, or one that covers it, gets the same hold again and must release it as many
+        times. This also applies to a hold from another manager of the same coordinator. The hold keeps the session and
+        the ``max_hold_seconds`` of the manager that granted it, and the :meth:`close` of that manager ends it. A
+        manager that is not connected yet connects before it looks up the thread's holds of other managers.
+
+        Args:
+            resource: Location of the table, in any spelling that :func:`canonical_table_uri` accepts.
+            partitions: Values by column, such as ``{"year": 2013, "month": 1}``, of all or the first partition columns
+                of the table; or results of :meth:`PartitionSchema.partition`. The whole table by default. A partition
+                conflicts with its ancestors and its descendants. More than 64 partitions lock the table.
+            shared: Share the lock with other shared holders; by default the lock is exclusive. Readers of a whole table
+                also exclude writers of its partitions.
+            timeout_seconds: Total time limit in seconds, including the connection; by default the manager's. 0 acquires
+                only a free lock; the coordinator then has 15 seconds to respond. The error may come up to three seconds
+                later, because the manager reads the contenders ahead for the message and leaves the queue.
+
+        Returns:
+            The hold, which is also a context manager.
+
+        Raises:
+            ValueError: ``partitions`` is empty, or ``timeout_seconds`` is outside its range (SettingsError).
+            ResourceError: The location is not usable, or a partition does not fit the table's partition columns.
+            UnguardedError: Partitions were requested in a process without the commit guard.
+            LockTimeoutError: Other contenders were still ahead at the deadline.
+            LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
+            LockOrderError: This thread holds a lock with which this request could cause a deadlock.
+            EnsembleUnavailableError, EnsembleFormatError, ClosedError: See :meth:`connect`.
+            EnsembleRefusedError: The coordinator refused the request, most likely because of missing permissions.
+
+        """
+        return self.acquire_all([TableScope.of(resource, partitions, shared=shared)], timeout_seconds=timeout_seconds)
+
+    def acquire_all(
+        self,
+        scopes: Sequence[TableScope | str | os.PathLike[str] | TableResource],
+        *,
+        timeout_seconds: float | None = None,
+        cancellation: Cancellation | None = None,
+        offer: Offer | None = None,
+    ) -> _H:
+        """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock.
+
+        Args:
+            scopes: Locations of tables, or results of :meth:`TableScope.of` for partitions and shared locks; at most
+                one for each table. The order does not matter.
+            timeout_seconds: Total time limit for all of them in seconds, see :meth:`acquire`.
+            cancellation: Lets another thread cancel this acquire only.
+            offer: Append that a holder of the table may commit while this request waits. Only for one whole table.
+
+        Returns:
+            One hold for all.
+
+        Raises:
+            ValueError: There is no scope, or two for one table.
+            ContenderGoneError: The request with an offer has left the queue.
+            LockError and so on: See :meth:`acquire`.
+
+        """
+        table_scopes = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]
+        table_scopes.sort(key=lambda table_scope: table_scope.table)
+        scope = {table_scope.table.uri: table_scope for table_scope in table_scopes}
+        if not scope or len(scope) != len(scopes):
+            raise ValueError("give at least one scope, and at most one for each table")
+        self._check_usable()
+        thread = threading.current_thread()
+        if (hold := self._enter_hold_again(scope, thread)) is not None:
+            return hold
+        seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
+        check_seconds("timeout_seconds", seconds)
+        request = AcquireRequest(
+            scope=scope, identity=self._identity(), cancellation=cancellation or Cancellation(), offer=offer
+        )
+        acquisition = self._new_acquisition(request, Deadline(seconds))
+        return self._isolation.run(
+            lambda: self._acquire_once(acquisition, thread),
+            on_interrupt=request.cancellation.request,
+            undo=lambda hold: hold.release(),
+        )
+
+    def _acquire_once(self, acquisition: _A, thread: threading.Thread) -> _H:
+        request = acquisition.request
+        with self._lock:
+            self._acquisitions.append(acquisition)
+        try:
+            if any(hold.ensemble_id != self._ensemble_id for hold in REGISTRY.of(thread)):
+                # The coordinator's id may be unknown. If it is known, this sends no request, unless the session has
+                # ended and the coordinator may have been rebuilt.
+                acquisition.connect()
+                if (hold := self._enter_hold_again(request.scope, thread)) is not None:
+                    return hold
+            if any(scope.partitions is not None for scope in request.scope.values()) and not guard_is_installed():
+                raise UnguardedError(resource=request.resource)
+            return self._queue_up(acquisition, thread)
+        except ClosedError:
+            if request.cancellation.requested.is_set():
+                raise LockCancelledError(resource=request.resource) from None
+            raise
+        finally:
+            with self._lock:
+                self._acquisitions.remove(acquisition)
+
+    def _queue_up(self, acquisition: _A, thread: threading.Thread) -> _H:
+        for table in acquisition.request.scope:
+            emit(Event.QUEUED, table)
+        try:
+            hold = self._run(acquisition, thread)
+            REGISTRY.add(hold)
+            with self._lock:
+                self._holds.append(hold)
+        except BaseException as error:
+            event = Event.DISMISSED if isinstance(error, ContenderGoneError) else Event.GAVE_UP
+            for table in acquisition.request.scope:
+                emit(event, table, seconds=acquisition.deadline.elapsed())
+            self._abandon(acquisition)
+            raise
+        return hold
+
+    def _identity(self) -> dict[str, object]:
+        """Return the fields of a contender that describe the requester for people."""
+        values = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "app_id": self.settings.app_id,
+            "job": self.settings.job,
+        }
+        return {name: value for name, value in values.items() if value is not None} | {"requested_at": time.time()}
+
+    def cancel(self, resource: str | os.PathLike[str] | TableResource) -> int:
+        """Cancel every ``acquire`` of this manager that waits for ``resource``, and return their number."""
+        uri = TableResource.of(resource).uri
+        self._check_usable()
+
+        def cancel() -> int:
+            with self._lock:
+                acquisitions = [acquisition for acquisition in self._acquisitions if uri in acquisition.request.scope]
+            for acquisition in acquisitions:
+                acquisition.request.cancellation.request()
+            return len(acquisitions)
+
+        return self._isolation.run(cancel)
+
+    # -- holds ---------------------------------------------------------------------------------------------------
+
+    def release(self, resource: str | os.PathLike[str] | TableResource) -> None:
+        """Release this thread's lock on ``resource``, or the only one of this manager if the thread has none.
+
+        This thread's lock may come from another manager of the same coordinator, see :meth:`acquire`.
+
+        Raises:
+            LockNotHeldError: There is no lock, or several threads have one.
+            LockLostError: The lock was lost before; see :meth:`lock_manager.coordinator.Hold.release`.
+            ResourceError, ClosedError: See :meth:`acquire`.
+
+        """
+        table = TableResource.of(resource)
+        self._check_usable()
+        with self._lock:
+            holds = [hold for hold in self._holds if table.uri in hold.scope]
+        thread = threading.current_thread()
+        thread_holds = [hold for hold in self._holds_of(thread) if table.uri in hold.scope]
+        # A coordinator that was rebuilt has another id by now.
+        thread_holds = thread_holds or [hold for hold in holds if hold.thread is thread]
+        if thread_holds:
+            thread_holds[-1].release()
+        elif len(holds) == 1:
+            holds[0].release()
+        else:
+            problem = (
+                f"{len(holds)} holds of other threads exist: call release() of one of these hold objects"
+                if holds
+                else "it is not held"
+            )
+            raise LockNotHeldError(f"cannot release the lock on {table.uri}: {problem}", resource=table.uri)
+
+    def _holds_of(self, thread: threading.Thread) -> list[_H]:
+        """Return a thread's holds of this manager's coordinator, from all managers, the oldest first."""
+        holds = (hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._ensemble_id)
+        return [hold for hold in holds if isinstance(hold, BaseHold)]  # type: ignore[misc]
+
+    def _enter_hold_again(self, scope: Mapping[str, TableScope], thread: threading.Thread) -> _H | None:
+        """Enter a thread's hold that covers the scope again and return it; None if there is none.
+
+        Raises:
+            LockOrderError: The thread holds a lock with which the request could cause a deadlock.
+
+        """
+        while True:
+            holds = self._holds_of(thread)
+            hold = find_covering_hold([hold for hold in holds if not hold.over], scope)
+            if hold is None or hold.enter_again():
+                return hold
+
+    def _forget(self, hold: _H) -> None:
+        REGISTRY.remove(hold)
+        with self._lock:
+            if hold in self._holds:
+                self._holds.remove(hold)
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel all waiting acquires and end all locks of this manager.
+
+        The time is limited, also in an outage. Close the manager after the work under the locks is done. The second
+        call and a call in a forked child do nothing.
+        """
+        if not self._belongs_to_parent:
+            self._isolation.run(self._close)
+            self._isolation.close()
+
+    def _close(self) -> None:
+        with self._lock:
+            holds, self._holds = self._holds, []
+            acquisitions = list(self._acquisitions)
+        for acquisition in acquisitions:
+            acquisition.request.cancellation.request()
+        for hold in holds:
+            REGISTRY.remove(hold)
+            hold.close()
+        self._disconnect(holds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

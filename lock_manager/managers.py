@@ -1,0 +1,35 @@
+"""Create the lock manager of the coordinator that the settings name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lock_manager.coordinator import LockManager
+from lock_manager.s3_lease.manager import S3LeaseManager
+from lock_manager.settings import LockSettings
+from lock_manager.zookeeper.manager import ZookeeperLockManager
+
+
+def connect(url: str, **settings: Any) -> LockManager:
+    """Return a lock manager for the URL of a coordinator. It connects at the first use.
+
+    ::
+
+        with lock_manager.connect("s3-lease://lake/locks") as manager, manager.acquire("s3://lake/flights"):
+            write_deltalake("s3://lake/flights", rows, mode="append")
+
+    Args:
+        url: ``zookeeper://host:port,host:port/chroot`` or ``s3-lease://BUCKET/PREFIX``; see
+            :meth:`LockSettings.from_url`.
+        settings: Fields of :class:`LockSettings`. They win over those in the URL.
+
+    Raises:
+        SettingsError: The URL or a setting is malformed.
+
+    """
+    return manager_of(LockSettings.from_url(url, **settings))
+
+
+def manager_of(settings: LockSettings) -> LockManager:
+    """Return a lock manager with these settings."""
+    return S3LeaseManager(settings) if settings.lock_url else ZookeeperLockManager(settings)

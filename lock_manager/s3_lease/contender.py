@@ -1,0 +1,287 @@
+"""The entry of one request in the queue of one table, and the thread that keeps it alive while it holds the lock."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from lock_manager.deadline import Deadline
+from lock_manager.errors import EnsembleUnavailableError
+from lock_manager.s3_lease import state
+from lock_manager.s3_lease.queue_object import QueueObject
+from lock_manager.s3_lease.state import Entry, Queue
+from lock_manager.scope import TableScope
+
+log = logging.getLogger(__name__)
+
+_BEATS = 3
+"""Number of beats in a lease."""
+
+ANNOUNCE_SECONDS = 1.0
+"""Age at which a hold writes ``acquired_at`` into its entry, in seconds. Shorter holds save the request."""
+
+_DISMISS_SECONDS = 0.2
+"""Time after which committed members are removed from the queue, unless the hold is released before, in seconds."""
+
+GONE = "its entry was gone: another client removed it, because it seemed dead, or as `sluice break` does"
+
+
+class GoneError(Exception):
+    """The entry is no longer in the queue."""
+
+
+class LeaseContender:
+    """An entry in a queue: a request, and then a hold.
+
+    Attributes:
+        table: Canonical URI of the table.
+        queue_object: The object of its queue.
+        valid_until: Monotonic time until which no other client can have removed the entry, unless an operator did.
+        lost: How the lock was lost, noticed by its renewal; None while no loss is known.
+
+    """
+
+    def __init__(
+        self,
+        queue_object: QueueObject,
+        scope: TableScope,
+        hold_id: str,
+        *,
+        lease_seconds: float,
+        data: Mapping[str, Any],
+        offer: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.table = scope.table.uri
+        self.valid_until = float("-inf")
+        self.lost: str | None = None
+        self.queue_object = queue_object
+        self._hold_id = hold_id
+        self._lease_seconds = lease_seconds
+        self._data = {**data, **scope.stored_fields()}
+        self._entry = Entry(
+            hold_id=hold_id,
+            token=0,
+            shared=scope.shared,
+            partitions=None if scope.partitions is None else tuple(map(str, scope.partitions)),
+            lease_seconds=lease_seconds,
+            data=self._data,
+            offer=offer,
+        )
+        self._seen: state.Observations = {}
+        self._dismissed: set[str] = set()
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._announced_at: float | None = None
+        self._next_beat_at = float("inf")
+        self._thread: threading.Thread | None = None
+        self._on_lost: Callable[[str], None] = lambda _: None
+
+    # -- the queue -----------------------------------------------------------------------------------------------
+
+    @property
+    def queue(self) -> Queue:
+        """The queue as it was last read or written."""
+        return self.queue_object.queue
+
+    @property
+    def entry(self) -> Entry:
+        """The entry in that queue.
+
+        Raises:
+            GoneError: It is not there.
+
+        """
+        return self._entry_in(self.queue)
+
+    @property
+    def confirmed_at(self) -> float:
+        """Monotonic time before the last request that returned this queue."""
+        return self.queue_object.confirmed_at
+
+    def ahead(self) -> list[Entry]:
+        """Return the conflicting entries ahead of this one, in that queue."""
+        return self.queue.ahead_of(self._hold_id)
+
+    def _entry_in(self, queue: Queue) -> Entry:
+        entry = queue.find(self._hold_id)
+        if entry is None:
+            raise GoneError
+        return entry
+
+    def join(self, deadline: Deadline, stop: Callable[[], object]) -> bool:
+        """Join the queue; return whether the entry holds the lock.
+
+        Raises:
+            GoneError: The entry has an offer, and may have been in the queue already: a holder may have committed it.
+
+        """
+
+        def change(queue: Queue) -> Queue:
+            if self.queue_object.was_unanswered and self._entry.offer is not None:
+                self._entry_in(queue)
+            return state.join(queue, self._entry)
+
+        with self.queue_object.lock:
+            sent_at = self.queue_object.update(change, deadline, "join the queue", stop=stop)
+            self._record(sent_at, sent_at)
+            return self.queue.holds(self._hold_id)
+
+    def poll(self, deadline: Deadline, stop: Callable[[], object]) -> bool:
+        """Read the queue, and remove dead holders ahead; return whether the entry holds the lock.
+
+        Raises:
+            GoneError: Another client removed the entry.
+
+        """
+        with self.queue_object.lock:
+            previous_at = self.queue_object.confirmed_at
+            self.queue_object.refresh(deadline, "read the queue", stop=stop)
+            self._seen = state.observe(self._seen, self.queue, self.entry, time.monotonic())
+            for stale in state.stale_holders(self._seen, self.queue, self.entry, self.queue_object.confirmed_at):
+                self._expel(stale, deadline, stop)
+            self._record(previous_at, self.queue_object.confirmed_at)
+            return self.queue.holds(self._hold_id)
+
+    def _expel(self, stale: Entry, deadline: Deadline, stop: Callable[[], object]) -> None:
+        self.queue_object.update(lambda queue: state.expel(queue, stale), deadline, "remove a dead holder", stop=stop)
+        if self.queue.find(stale.hold_id) is None:
+            log.warning(
+                "the lock on %s was taken from %s pid %s, which had not renewed it for %.0f s",
+                self.table,
+                stale.data.get("host", "an unknown host"),
+                stale.data.get("pid", "?"),
+                stale.removal_seconds,
+            )
+
+    def _record(self, not_held_at: float, confirmed_at: float) -> None:
+        """Record until when the entry is valid, if it holds the lock since now; see :func:`state.valid_until`."""
+        if self.valid_until == float("-inf") and self.queue.holds(self._hold_id):
+            self.valid_until = state.valid_until(self.entry, not_held_at=not_held_at, renewed_at=confirmed_at)
+
+    # -- a hold --------------------------------------------------------------------------------------------------
+
+    def confirm(
+        self, deadline: Deadline, request_name: str, change: Callable[[Queue], Queue], *, is_urgent: bool = True
+    ) -> None:
+        """Change the queue if and only if the entry is in it, and renew the lease.
+
+        Raises:
+            GoneError: The entry is gone, and nothing was changed.
+            EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: See :meth:`QueueObject.update`.
+
+        """
+
+        def checked(queue: Queue) -> Queue:
+            self._entry_in(queue)
+            return state.dismiss(state.beat(change(queue), self._hold_id), self._dismissed)
+
+        with self.queue_object.lock:
+            sent_at = self.queue_object.update(checked, deadline, request_name, is_urgent=is_urgent)
+            self._dismissed.clear()
+            renewed_until = state.valid_until(self.entry, not_held_at=sent_at, renewed_at=sent_at)
+            self.valid_until = max(self.valid_until, renewed_until)
+
+    def check(self, deadline: Deadline) -> None:
+        """Read the queue.
+
+        Raises:
+            GoneError: The entry is gone.
+            EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: See :meth:`QueueObject.refresh`.
+
+        """
+        with self.queue_object.lock:
+            self._entry_in(self.queue_object.refresh(deadline, "check a hold"))
+
+    def dismiss(self, hold_ids: Collection[str]) -> None:
+        """Remove members from the queue, soon and in the background."""
+        with self._changed:
+            self._dismissed |= set(hold_ids)
+            self._next_beat_at = min(self._next_beat_at, time.monotonic() + _DISMISS_SECONDS)
+            self._changed.notify()
+
+    def leave(self, deadline: Deadline, *, is_settled: bool = False, is_forced: bool = False) -> bool | None:
+        """Remove the entry, and its intents if they are settled.
+
+        Args:
+            deadline: Time limit for an answer.
+            is_settled: Whether the outcome of all puts of the hold is known.
+            is_forced: Make sure that the entry does not appear later, after a request without an answer.
+
+        Returns:
+            Whether the entry was in the queue until now; None if that is not known.
+
+        """
+        was_there = False
+
+        def change(queue: Queue) -> Queue:
+            nonlocal was_there
+            was_there = queue.find(self._hold_id) is not None
+            return state.leave(state.dismiss(queue, self._dismissed), self._hold_id, settled=is_settled)
+
+        with self.queue_object.lock:
+            self.queue_object.update(change, deadline, "leave the queue", is_urgent=True, is_forced=is_forced)
+            return None if not was_there and self.queue_object.was_unanswered else was_there
+
+    # -- the lease -----------------------------------------------------------------------------------------------
+
+    def start_beats(self, on_lost: Callable[[str], None]) -> None:
+        """Renew the lease from time to time, in a thread, until :meth:`stop_beats`; call ``on_lost`` after a loss."""
+        with self._changed:
+            self._on_lost = on_lost
+            if self._thread is None:
+                remaining = self.valid_until - time.monotonic()
+                self._next_beat_at = time.monotonic() + max(0.0, min(ANNOUNCE_SECONDS, remaining / 2))
+                self._thread = threading.Thread(target=self._run, name="sluice-lease", daemon=True)
+                self._thread.start()
+        if self.lost is not None:
+            on_lost(self.lost)
+
+    def stop_beats(self) -> None:
+        """End the thread, without waiting for it."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_stopped and (seconds := self._next_beat_at - time.monotonic()) > 0:
+                    self._changed.wait(seconds)
+                if self._is_stopped:
+                    return
+                self._next_beat_at = time.monotonic() + self._lease_seconds / _BEATS
+            try:
+                self._beat()
+            except GoneError:
+                self._lose(GONE)
+                return
+            except EnsembleUnavailableError:
+                pass
+            except Exception:  # the hold depends on this thread
+                log.exception("could not renew the lock on %s", self.table)
+            silent_seconds = time.monotonic() - self.valid_until + state.VALID_FRACTION * self._lease_seconds
+            if silent_seconds > self._lease_seconds:
+                self._lose(f"S3 did not answer for {silent_seconds:.0f} s")
+                return
+
+    def _beat(self) -> None:
+        """Renew the lease; the first time, also write when the lock was acquired."""
+        is_first = self._announced_at is None
+        data = {**self._data, "acquired_at": time.time() - ANNOUNCE_SECONDS} if is_first else self._data
+
+        def change(queue: Queue) -> Queue:
+            return state.describe(queue, self._hold_id, data) if is_first else queue
+
+        self.confirm(Deadline(self._lease_seconds / _BEATS), "renew a lock", change)
+        if is_first:
+            self._data, self._announced_at = data, time.monotonic()
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            if self._is_stopped:
+                return
+            self.lost, on_lost = reason, self._on_lost
+        on_lost(reason)

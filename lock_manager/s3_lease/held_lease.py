@@ -1,0 +1,247 @@
+"""A held lock on S3: its checks, its intents and its release."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from lock_manager.base_hold import BaseHold, HoldLife
+from lock_manager.base_manager import AcquireRequest
+from lock_manager.deadline import Deadline
+from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.intents import Intent
+from lock_manager.s3_lease.contender import GONE, GoneError, LeaseContender
+from lock_manager.s3_lease.lease_intents import LeaseIntents
+from lock_manager.s3_lease.state import Queue, offers_behind
+from lock_manager.scope import TableScope
+from lock_manager.settings import check_seconds
+from lock_manager.signals import SignalIsolation
+
+log = logging.getLogger(__name__)
+
+_RELEASE_SECONDS = 10.0
+"""Time limit of a release, in seconds. Then the entry leaves in the background or when its lease ends."""
+
+_CHECK_FRACTION = 0.4
+"""Part of the lease for which a check waits for its answer."""
+
+_OFFERS_SECONDS = 2.0
+"""Time limit for the offers of waiting requests, in seconds. Without them, the hold commits alone."""
+
+
+class HeldLease(BaseHold):
+    """A lock on a table, on partitions of it, or on several tables, held by this process until released or lost.
+
+    Implements :class:`lock_manager.coordinator.Hold`, which documents its attributes.
+
+    Attributes:
+        contenders: Its entries, one for each table, in the order of tables.
+
+    Args:
+        contenders: Entries that hold the lock, one for each table, in the order of tables.
+        max_seconds: Time after which the hold is lost; None for no limit.
+        check_usable: Raises ClosedError if the hold belongs to the parent of a fork.
+        is_closed: Returns whether the manager was closed.
+        discard: Removes entries from their queues in the background.
+
+    """
+
+    def __init__(
+        self,
+        request: AcquireRequest,
+        contenders: Sequence[LeaseContender],
+        *,
+        hold_id: str,
+        ensemble_id: str,
+        lease_seconds: float,
+        max_seconds: float | None,
+        waited_seconds: float,
+        thread: threading.Thread,
+        isolation: SignalIsolation,
+        forget: Callable[[HeldLease], None],
+        check_usable: Callable[[], None],
+        is_closed: Callable[[], bool],
+        discard: Callable[[Sequence[LeaseContender]], None],
+    ) -> None:
+        super().__init__(
+            hold_id=hold_id,
+            resource=request.resource,
+            scope=request.scope,
+            tokens={
+                key: contender.entry.token
+                for contender in contenders
+                for key in (*_ancestor_keys(request.scope[contender.table]), *_keys(request.scope[contender.table]))
+            },
+            exclusive_keys=frozenset(
+                key for scope in request.scope.values() if not scope.shared for key in _keys(scope)
+            ),
+            ensemble_id=ensemble_id,
+            waited_seconds=waited_seconds,
+            thread=thread,
+            isolation=isolation,
+            forget=forget,
+        )
+        self._life = HoldLife(self._on_lost)
+        self.contenders = contenders
+        self._lease_seconds = lease_seconds
+        self._max_seconds = max_seconds
+        self._ends_at = float("inf") if max_seconds is None else time.monotonic() + max_seconds
+        self._usable, self._manager_is_closed, self._discard_entries = check_usable, is_closed, discard
+        self._intents = {
+            contender.table: LeaseIntents(contender, self._confirm, self.check) for contender in contenders
+        }
+        self._begin()
+
+    @property
+    def intents(self) -> LeaseIntents:
+        """The intents on the only table; ValueError if the hold locks several. See :meth:`intents_of`."""
+        return self._intents[self._table_or_only(None)]
+
+    def intents_of(self, table: str) -> LeaseIntents:
+        """Return the intents on a table: this hold's, and the unfinished intents of earlier holds."""
+        return self._intents[table]
+
+    # -- checks and commits --------------------------------------------------------------------------------------
+
+    def is_valid(self) -> bool:
+        """Return, without a request, whether no other client can have got the lock yet; see :class:`Hold`.
+
+        Assumes that no operator removes the entry (``sluice break``), which only the next request detects.
+        """
+        return not self.over and time.monotonic() < self._ends_at and self._is_proven()
+
+    def check(self, timeout_seconds: float | None = None) -> None:
+        """Read the queues and look whether this hold stands. The errors are those of :meth:`Hold.check`."""
+        self._raise_if_over()
+        if timeout_seconds is not None:
+            check_seconds("timeout_seconds", timeout_seconds)
+        deadline = Deadline(_CHECK_FRACTION * self._lease_seconds if timeout_seconds is None else timeout_seconds)
+        self._isolation.run(lambda: self._check(self.contenders, deadline))
+
+    def _check(self, contenders: Sequence[LeaseContender], deadline: Deadline) -> None:
+        try:
+            for contender in contenders:
+                contender.check(deadline)
+        except GoneError:
+            self._life.lose(GONE)
+        self._raise_if_over()
+
+    def intend(
+        self,
+        version: int,
+        *,
+        txn: str | None,
+        attempt: str,
+        table: str | None = None,
+        members: Mapping[str, str] = MappingProxyType({}),
+    ) -> Mapping[str, str]:
+        """Write the intent to put ``version`` by a request that fails if the hold does not stand.
+
+        See :meth:`lock_manager.coordinator.Hold.intend`.
+        """
+        self._raise_if_over()
+        intents = self.intents_of(self._table_or_only(table))
+        intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
+        others = [contender for contender in self.contenders if contender.table != self._table_or_only(table)]
+
+        def record() -> Mapping[str, str]:
+            self._check(others, self._response_deadline())
+            return intents.record(intent, members)
+
+        return self._isolation.run(record)
+
+    def _confirm(self, contender: LeaseContender, request_name: str, change: Callable[[Queue], Queue]) -> None:
+        """Change the queue of a table if the hold stands; see :class:`lease_intents.Confirm`."""
+        self._raise_if_over()
+        try:
+            contender.confirm(self._response_deadline(), request_name, change)
+        except GoneError:
+            self._life.lose(GONE)
+        self._raise_if_over()
+
+    def _response_deadline(self) -> Deadline:
+        return Deadline(_CHECK_FRACTION * self._lease_seconds)
+
+    def _raise_if_over(self) -> None:
+        self._check_usable()
+        if time.monotonic() >= self._ends_at:
+            self._life.lose(f"it was held for more than max_hold_seconds={self._max_seconds:g}")
+        if self.over:
+            raise self._end_error()
+
+    def offers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the offers behind this hold; see :meth:`lock_manager.coordinator.Hold.offers`."""
+        if len(self.contenders) != 1:
+            return {}
+        (contender,) = self.contenders
+        try:
+            self._isolation.run(lambda: contender.check(Deadline(_OFFERS_SECONDS)))
+        except (GoneError, EnsembleUnavailableError, EnsembleRefusedError):
+            return {}
+        return offers_behind(contender.queue, self.hold_id)
+
+    def dismiss(self, members: Collection[str]) -> None:
+        """Remove committed members from the queue; see :meth:`lock_manager.coordinator.Hold.dismiss`."""
+        (contender,) = self.contenders
+        contender.dismiss(members)
+
+    # -- parts of BaseHold ---------------------------------------------------------------------------------------
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._manager_is_closed()
+
+    def _check_usable(self) -> None:
+        self._usable()
+
+    def _is_proven(self) -> bool:
+        now = time.monotonic()
+        return self.lost is None and all(now < contender.valid_until for contender in self.contenders)
+
+    def _start_checks(self) -> None:
+        for contender in self.contenders:
+            contender.start_beats(self._life.lose)
+
+    def _stop_checks(self) -> None:
+        for contender in self.contenders:
+            contender.stop_beats()
+
+    def _leave(self, *, was_proven: bool) -> str | None:
+        """Remove the entries; see :meth:`BaseHold._leave`."""
+        return self.leave(Deadline(min(_RELEASE_SECONDS, self._lease_seconds)), was_proven=was_proven)
+
+    def leave(self, deadline: Deadline, *, was_proven: bool = True) -> str | None:
+        """Remove the entries from their queues; return how the hold was lost, None if it was not."""
+        for index, contender in enumerate(self.contenders):
+            try:
+                was_there = contender.leave(deadline, is_settled=self._intents[contender.table].settled)
+            except EnsembleUnavailableError:
+                self._discard_entries(self.contenders[index:])
+                if not was_proven:
+                    return "S3 did not answer, so another client may have the lock"
+                log.warning("S3 did not answer the release of the lock on %s: its lease ends later", self.resource)
+                return None
+            if was_there is False or (was_there is None and not was_proven):
+                self._discard_entries(self.contenders[index + 1 :])
+                return GONE
+        return None
+
+    def _discard(self) -> None:
+        self._discard_entries(self.contenders)
+
+
+def _keys(scope: TableScope) -> list[str]:
+    """Return the keys of the requested table or partitions."""
+    return [scope.table.key] if scope.partitions is None else [f"{scope.table.key}/{name}" for name in scope.partitions]
+
+
+def _ancestor_keys(scope: TableScope) -> list[str]:
+    """Return the keys of the table and of the partitions that contain the requested ones."""
+    if scope.partitions is None:
+        return []
+    ancestors = {ancestor for partition in scope.partitions for ancestor in partition.ancestors()}
+    return [scope.table.key, *(f"{scope.table.key}/{partition}" for partition in ancestors)]

@@ -1,0 +1,131 @@
+"""Read the queues of all tables and remove a holder; acquire no lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self, TypeVar
+
+from lock_manager.deadline import Deadline
+from lock_manager.errors import S3, EnsembleFormatError, EnsembleUnavailableError
+from lock_manager.queue_entry import WHOLE_TABLE, QueuedNode, QueueEntry, TableLocks
+from lock_manager.resources import TableResource, table_key
+from lock_manager.s3_lease import root, state
+from lock_manager.s3_lease.manager import parse_url
+from lock_manager.s3_lease.queue_object import FOLDER, QueueObject
+from lock_manager.s3_lease.state import Entry, Queue
+from lock_manager.s3_lease.store import ObjectStore, UnansweredError
+from lock_manager.settings import LockSettings
+
+_R = TypeVar("_R")
+
+ANSWER_SECONDS = 15.0
+"""Time limit of each method, in seconds."""
+
+_RETRY_SECONDS = 0.2
+_PARALLEL_READS = 16
+
+
+class LeaseInspector:
+    """Reads and breaks locks; implements :class:`lock_manager.coordinator.Inspector`, which documents the methods.
+
+    Args:
+        settings: Settings with a ``lock_url``.
+
+    """
+
+    def __init__(self, settings: LockSettings) -> None:
+        self.settings = settings
+        self._store = ObjectStore(settings.lock_url, *parse_url(settings.lock_url))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def ensemble_id(self) -> str | None:
+        """Return the UUID of the coordinator; None if no table was ever locked there."""
+        return self._answer(lambda: root.read_id(self._store))
+
+    def tables(self) -> list[TableLocks]:
+        """Return every table that was ever locked, sorted by URI. Takes a GET for each."""
+        self.ensemble_id()
+        keys = self._answer(lambda: self._store.keys(FOLDER))
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            queues = pool.map(lambda key: self._answer(lambda: self._read(key)), keys)
+            return sorted((_table_locks(queue) for queue in queues if queue is not None), key=lambda table: table.name)
+
+    def table(self, resource: TableResource) -> TableLocks:
+        """Return one table; it has no entries if it was never locked."""
+        self.ensemble_id()
+        return _table_locks(QueueObject(self._store, resource.uri).refresh(Deadline(ANSWER_SECONDS), "read a queue"))
+
+    def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
+        """Remove a holder; see :meth:`lock_manager.coordinator.Inspector.remove`."""
+        was_there = False
+
+        def change(queue: Queue) -> Queue:
+            nonlocal was_there
+            entry = queue.find(holder.hold_id)
+            was_there = entry is not None and entry.token == holder.token and queue.holds(holder.hold_id)
+            return state.leave(queue, holder.hold_id) if was_there else queue
+
+        queue_object = QueueObject(self._store, table.name)
+        queue_object.update(change, Deadline(ANSWER_SECONDS), "remove a holder", is_urgent=True)
+        # A request without an answer has most likely removed the holder.
+        return was_there or queue_object.was_unanswered
+
+    def _read(self, key: str) -> Queue | None:
+        stored = self._store.read(key)
+        try:
+            return None if stored is None else Queue.parse(stored.data)
+        except ValueError as error:
+            raise EnsembleFormatError(f"{self._store.url}: object {key} cannot be read: {error}") from None
+
+    def _answer(self, request: Callable[[], _R]) -> _R:
+        deadline = Deadline(ANSWER_SECONDS)
+        while True:
+            try:
+                return request()
+            except UnansweredError as error:
+                if deadline.remaining() <= _RETRY_SECONDS:
+                    raise EnsembleUnavailableError(
+                        self._store.url, deadline.elapsed(), "read the locks", problem=str(error), service=S3
+                    ) from None
+                time.sleep(_RETRY_SECONDS)
+
+
+def _table_locks(queue: Queue) -> TableLocks:
+    entries = tuple(_queue_entry(queue, entry) for entry in queue.entries)
+    return TableLocks(uri=queue.uri, key=table_key(queue.uri), entries=entries)
+
+
+def _queue_entry(queue: Queue, entry: Entry) -> QueueEntry:
+    nodes = {
+        name: QueuedNode(
+            partition=name, path=f"{table_key(queue.uri)}/{name}", shared=entry.shared, is_ancestor=is_ancestor,
+            token=entry.token,
+        )
+        for name, is_ancestor in _places(entry).items()
+    }  # fmt: skip
+    requested_at = entry.data.get("requested_at")
+    return QueueEntry(
+        hold_id=entry.hold_id,
+        nodes=tuple(nodes.values()),
+        waits_for=tuple(other.hold_id for other in queue.ahead_of(entry.hold_id)),
+        data=entry.data,
+        created_at=float(requested_at) if isinstance(requested_at, int | float) else 0.0,
+    )
+
+
+def _places(entry: Entry) -> Mapping[str, bool]:
+    """Return the table and the partitions of an entry, by name, and whether each contains only the requested ones."""
+    if entry.partitions is None:
+        return {WHOLE_TABLE: False}
+    places = {WHOLE_TABLE: True}
+    for partition in entry.partitions:
+        parts = partition.split("/")
+        places |= {"/".join(parts[:depth]): True for depth in range(1, len(parts))}
+    return places | dict.fromkeys(entry.partitions, False)

@@ -1,0 +1,178 @@
+"""The object of one queue: read it, and change it by compare-and-set."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+from lock_manager.deadline import Deadline
+from lock_manager.errors import S3, EnsembleFormatError, EnsembleUnavailableError
+from lock_manager.resources import table_key
+from lock_manager.s3_lease.state import Queue
+from lock_manager.s3_lease.store import ConflictError, NotModifiedError, ObjectStore, UnansweredError
+
+FOLDER = "tables/"
+"""Folder of the objects, below the prefix."""
+
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
+"""Shortest and longest pause before an unanswered request is repeated, in seconds."""
+
+_JITTER_SECONDS = 0.05
+"""Longest pause before a change is repeated that another client's change preceded, in seconds, for each repetition."""
+
+
+class QueueObject:
+    """The queue of one table, as this client knows it. One thread at a time uses it; see ``lock``.
+
+    Attributes:
+        key: Key of the object.
+        queue: The queue when it was last read or written; empty before.
+        confirmed_at: Monotonic time before the last request that returned this queue or wrote it.
+        was_unanswered: Whether a write of the last :meth:`update` got no answer. It may have been made.
+        lock: Guards a sequence of calls. Calls hold it by themselves.
+
+    """
+
+    def __init__(self, store: ObjectStore, uri: str) -> None:
+        self.key = f"{FOLDER}{table_key(uri)}.json"
+        self.queue = _new_queue(uri)
+        self.confirmed_at = float("-inf")
+        self.was_unanswered = False
+        self.lock = threading.RLock()
+        self._store = store
+        self._etag: str | None = None
+        self._is_known = False
+
+    def copy(self) -> QueueObject:
+        """Return an object with the same knowledge, for another request."""
+        with self.lock:
+            copied = QueueObject(self._store, self.queue.uri)
+            copied.queue, copied._etag, copied._is_known = self.queue, self._etag, self._is_known
+            return copied
+
+    def refresh(self, deadline: Deadline, request_name: str, *, stop: Callable[[], object] = lambda: None) -> Queue:
+        """Read the queue.
+
+        Args:
+            deadline: Time limit for an answer.
+            request_name: Name of the request, for the message of EnsembleUnavailableError.
+            stop: Called before each request; may raise an error.
+
+        Raises:
+            EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: The queue cannot be read.
+
+        """
+        with self.lock:
+            pause = _RETRY_SECONDS
+            while True:
+                stop()
+                try:
+                    self._read()
+                except UnansweredError as error:
+                    self._pause(pause, deadline, request_name, str(error))
+                    pause = min(2 * pause, _MAX_RETRY_SECONDS)
+                else:
+                    return self.queue
+
+    def update(
+        self,
+        change: Callable[[Queue], Queue],
+        deadline: Deadline,
+        request_name: str,
+        *,
+        is_urgent: bool = False,
+        is_forced: bool = False,
+        stop: Callable[[], object] = lambda: None,
+    ) -> float:
+        """Change the queue.
+
+        Args:
+            change: Returns the changed queue. It is called again if another client has changed the queue, and after a
+                lost reply, and returns its argument if the queue contains the change. It may raise an error.
+            deadline: Time limit for an answer.
+            request_name: Name of the request, for messages.
+            is_urgent: Repeat the change without a pause: others wait for this client.
+            is_forced: Write the queue also if it contains the change. Then an earlier request without an answer cannot
+                change the queue any more.
+            stop: Called before each request; may raise an error.
+
+        Returns:
+            Monotonic time at which the queue did not contain the change yet, as far as this call made it.
+
+        Raises:
+            EnsembleUnavailableError: There was no answer in time, or other clients changed the queue all the time. The
+                change may be made later, unless another client changes the queue before.
+            EnsembleRefusedError, EnsembleFormatError: The queue cannot be read or written.
+
+        """
+        with self.lock:
+            first_sent_at: float | None = None
+            self.was_unanswered = False
+            pause, conflicts, is_fresh = _RETRY_SECONDS, 0, False
+            while True:
+                stop()
+                try:
+                    if not self._is_known:
+                        self._read()
+                        is_fresh = True
+                    queue = change(self.queue)
+                    if queue == self.queue and not is_forced:
+                        if is_fresh:
+                            return self.confirmed_at if first_sent_at is None else first_sent_at
+                        self._is_known = False
+                        continue
+                    began = time.monotonic()
+                    first_sent_at = began if first_sent_at is None else first_sent_at
+                    self._write(queue, began)
+                except ConflictError:
+                    self._is_known = False
+                    conflicts += 1
+                    jitter = 0.0 if is_urgent else random.uniform(0, _JITTER_SECONDS * conflicts)  # noqa: S311 (no secret)
+                    self._pause(jitter, deadline, request_name, f"other clients changed the queue {conflicts} times")
+                except UnansweredError as error:
+                    self._is_known = False
+                    self._pause(pause, deadline, request_name, str(error))
+                    pause = min(2 * pause, _MAX_RETRY_SECONDS)
+                else:
+                    return began
+
+    def _read(self) -> None:
+        began = time.monotonic()
+        try:
+            stored = self._store.read(self.key, known_etag=self._etag)
+        except NotModifiedError:
+            self._is_known, self.confirmed_at = True, began
+            return
+        if stored is None:
+            self.queue, self._etag = _new_queue(self.queue.uri), None
+        else:
+            try:
+                self.queue = Queue.parse(stored.data)
+            except ValueError as error:
+                raise EnsembleFormatError(f"{self._store.url}: object {self.key} cannot be read: {error}") from None
+            self._etag = stored.etag
+        self._is_known, self.confirmed_at = True, began
+
+    def _write(self, queue: Queue, began: float) -> None:
+        try:
+            self._etag = self._store.write(self.key, queue.data(uuid.uuid4().hex), self._etag)
+        except UnansweredError:
+            self.was_unanswered = True
+            raise
+        self.queue, self.confirmed_at = queue, began
+
+    def _pause(self, seconds: float, deadline: Deadline, request_name: str, problem: str) -> None:
+        """Wait before a repetition, if there is time for it."""
+        if deadline.remaining() <= seconds:
+            raise EnsembleUnavailableError(
+                self._store.url, deadline.elapsed(), request_name, problem=problem, service=S3
+            ) from None
+        time.sleep(seconds)
+
+
+def _new_queue(uri: str) -> Queue:
+    """Return an empty queue. Its numbers start late enough that those of a deleted object do not occur again."""
+    return Queue(uri=uri, next_token=int(time.time() * 1000))

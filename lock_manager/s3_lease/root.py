@@ -1,0 +1,90 @@
+"""The object that identifies the coordinator, and the proof that its store keeps the conditions of requests."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+
+from lock_manager.deadline import Deadline
+from lock_manager.errors import S3, EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.s3_lease.state import FORMAT
+from lock_manager.s3_lease.store import ConflictError, ObjectStore, StoredObject, UnansweredError
+
+KEY = "coordinator.json"
+_OTHER_ETAG = f'"{"0" * 32}"'
+_RETRY_SECONDS = 0.2
+
+
+def read_id(store: ObjectStore) -> str | None:
+    """Return the UUID of the coordinator; None if no table was ever locked there.
+
+    Raises:
+        EnsembleFormatError: A newer release or another program wrote the object.
+        UnansweredError, EnsembleRefusedError: See :class:`ObjectStore`.
+
+    """
+    stored = store.read(KEY)
+    return None if stored is None else _parse(store, stored)
+
+
+def ensure_id(store: ObjectStore, deadline: Deadline, stop: Callable[[], object] = lambda: None) -> str:
+    """Return the UUID of the coordinator, and create it at the first use.
+
+    Two more requests prove that the store refuses a PUT whose condition does not hold: there are stores that accept the
+    conditions and ignore them, and a lock on them would exclude nobody.
+
+    Args:
+        store: The store.
+        deadline: Time limit for the answers.
+        stop: Called before each attempt; may raise an error.
+
+    Raises:
+        EnsembleUnavailableError: There was no answer in time.
+        EnsembleRefusedError: S3 refused a request, or ignores conditions.
+        EnsembleFormatError: See :func:`read_id`.
+
+    """
+    while True:
+        stop()
+        try:
+            return _ensure_id(store)
+        except UnansweredError as error:
+            if deadline.remaining() <= _RETRY_SECONDS:
+                raise EnsembleUnavailableError(store.url, deadline.elapsed(), problem=str(error), service=S3) from None
+            time.sleep(_RETRY_SECONDS)
+        except ConflictError:
+            # Another client has created the object.
+            continue
+
+
+def _ensure_id(store: ObjectStore) -> str:
+    stored = store.read(KEY)
+    if stored is None:
+        data = json.dumps({"format": FORMAT, "id": str(uuid.uuid4())}).encode()
+        stored = StoredObject(store.write(KEY, data, None), data)
+    ensemble_id = _parse(store, stored)
+    # The same content: if the store ignores the conditions, nothing changes.
+    if not all(_refuses(store, stored, etag) for etag in (None, _OTHER_ETAG)):
+        raise EnsembleRefusedError(store.url, "conditional writes are ignored", service=S3)
+    return ensemble_id
+
+
+def _refuses(store: ObjectStore, stored: StoredObject, etag: str | None) -> bool:
+    try:
+        store.write(KEY, stored.data, etag)
+    except ConflictError:
+        return True
+    return False
+
+
+def _parse(store: ObjectStore, stored: StoredObject) -> str:
+    try:
+        fields = json.loads(stored.data)
+        ensemble_id, stored_format = str(uuid.UUID(fields["id"])), fields["format"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EnsembleFormatError(f"{store.url}: object {KEY} cannot be read: {error}") from None
+    if stored_format != FORMAT:
+        raise EnsembleFormatError(f"{store.url}: object {KEY} has the unknown format {stored_format!r}")
+    return ensemble_id

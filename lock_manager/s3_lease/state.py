@@ -1,0 +1,300 @@
+"""The queue of one table, and the rules by which clients change it. Pure functions; ``objects.py`` applies them.
+
+The whole queue is one JSON object, and each change replaces it under the condition that nobody else has changed it. So
+the changes of a queue follow one another, and each client sees all earlier ones.
+
+* An entry holds the lock if no conflicting entry is ahead of it. Entries conflict if their partitions overlap, unless
+  both are shared.
+* An entry has a counter. Its owner increases the counter from time to time while it holds the lock (:func:`beat`), and
+  with each intent. A client that waits behind an entry removes it (:func:`expel`) only if it has seen the entry hold
+  the lock with the same counter for a whole lease, by its own monotonic clock. Clocks are never compared.
+* An entry that gets the lock because entries ahead of it have left has the counter 0 until its owner notices. It may be
+  removed after a part of the lease (:data:`CLAIM_FRACTION`): its owner reads the queue every few seconds.
+* The change that stores an intent also proves the hold: it fails if the entry was removed. So the next holder finds the
+  intent of every version that may still be put (:mod:`lock_manager.intents`), and no safety depends on a clock.
+* A token is the number of an entry. A later entry of a table has a larger one.
+
+The change must be safe to repeat, because a reply may be lost: each function returns its argument if the queue contains
+the change already.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from lock_manager.intents import Intent
+
+FORMAT = 1
+"""Format of the object. A client refuses a newer one."""
+
+CLAIM_FRACTION = 1 / 3
+"""Part of the lease after which an entry that got the lock, but whose owner has not noticed, may be removed."""
+
+
+VALID_FRACTION = 0.8
+"""Part of the lease for which its owner trusts it. The rest covers clocks that run at different speeds."""
+
+#: For each holder ahead of a request, its counter, and the monotonic time at which the request first saw it.
+Observations = Mapping[str, tuple[int, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A hold, or a request that may become one.
+
+    Attributes:
+        hold_id: Unique id.
+        token: Fencing token, increasing in the order of the entries.
+        shared: Whether other shared entries may hold at the same time.
+        partitions: Requested partitions, such as ``year=2013/month=1``, escaped as in Hive; None for the whole table.
+        counter: Changes as long as the owner lives and holds the lock; 0 before the owner has noticed that it does.
+        lease_seconds: Time without a change of the counter after which a holder may be removed.
+        data: JSON values that describe the requester for people: host, pid, job and so on.
+        offer: Append that a holder may commit for this request; None for none.
+
+    """
+
+    hold_id: str
+    token: int
+    shared: bool = False
+    partitions: tuple[str, ...] | None = None
+    counter: int = 0
+    lease_seconds: float = 30.0
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    offer: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    def conflicts_with(self, other: Entry) -> bool:
+        """Return whether both entries cannot hold the lock at the same time."""
+        if self.shared and other.shared:
+            return False
+        if self.partitions is None or other.partitions is None:
+            return True
+        return any(_overlap(mine, theirs) for mine in self.partitions for theirs in other.partitions)
+
+    @property
+    def removal_seconds(self) -> float:
+        """Time without a change after which this entry may be removed while it holds the lock."""
+        return self.lease_seconds * (1 if self.counter else CLAIM_FRACTION)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """The queue of one table.
+
+    Attributes:
+        uri: Canonical URI of the table.
+        next_token: Token of the next entry.
+        entries: Entries in queue order.
+        intents: Stored intents, of holds in the queue and of earlier ones.
+
+    """
+
+    uri: str
+    next_token: int
+    entries: tuple[Entry, ...] = ()
+    intents: tuple[Intent, ...] = ()
+
+    def find(self, hold_id: str) -> Entry | None:
+        """Return an entry; None if it is not in the queue."""
+        return next((entry for entry in self.entries if entry.hold_id == hold_id), None)
+
+    def ahead_of(self, hold_id: str) -> list[Entry]:
+        """Return the conflicting entries ahead of an entry that is in the queue."""
+        ahead = []
+        entry = self.find(hold_id)
+        for other in self.entries:
+            if other is entry:
+                break
+            if entry is not None and other.conflicts_with(entry):
+                ahead.append(other)
+        return ahead
+
+    def holds(self, hold_id: str) -> bool:
+        """Return whether an entry is in the queue and no conflicting entry is ahead of it."""
+        return self.find(hold_id) is not None and not self.ahead_of(hold_id)
+
+    def unfinished(self) -> tuple[Intent, ...]:
+        """Return the intents of holds that are no longer in the queue."""
+        return tuple(intent for intent in self.intents if self.find(intent.hold_id) is None)
+
+    def data(self, change_id: str) -> bytes:
+        """Return the content of the object.
+
+        Args:
+            change_id: Makes the content unique, so that the object never has an earlier ETag again: S3 computes the
+                ETag of an object from its content.
+
+        """
+        fields = {
+            "format": FORMAT,
+            "change": change_id,
+            "uri": self.uri,
+            "next_token": self.next_token,
+            "entries": [asdict(entry) for entry in self.entries],
+            "intents": [asdict(intent) for intent in self.intents],
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Queue:
+        """Parse the content of :meth:`data`.
+
+        Raises:
+            ValueError: The content is malformed, or of a newer format.
+
+        """
+        try:
+            fields = json.loads(data)
+            if fields["format"] != FORMAT:
+                raise ValueError(f"format {fields['format']!r} is not known")
+            return cls(
+                uri=str(fields["uri"]),
+                next_token=int(fields["next_token"]),
+                entries=tuple(map(_entry, fields["entries"])),
+                intents=tuple(Intent.parse(json.dumps(intent).encode()) for intent in fields["intents"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a queue: {data[:100]!r}") from error
+
+
+def _entry(fields: Mapping[str, Any]) -> Entry:
+    partitions = fields["partitions"]
+    return Entry(**{**fields, "partitions": None if partitions is None else tuple(map(str, partitions))})
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether one of two partitions contains the other."""
+    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
+# -- changes -----------------------------------------------------------------------------------------------------
+
+
+def join(queue: Queue, entry: Entry) -> Queue:
+    """Add an entry at the end, with the next token. It starts with the counter 1 if it holds the lock at once."""
+    if queue.find(entry.hold_id) is not None:
+        return queue
+    entries = (*queue.entries, replace(entry, token=queue.next_token, counter=0))
+    joined = replace(queue, entries=entries, next_token=queue.next_token + 1)
+    return beat(joined, entry.hold_id) if joined.holds(entry.hold_id) else joined
+
+
+def beat(queue: Queue, hold_id: str) -> Queue:
+    """Increase the counter of an entry."""
+    return _with(queue, hold_id, lambda entry: replace(entry, counter=entry.counter + 1))
+
+
+def describe(queue: Queue, hold_id: str, data: Mapping[str, Any]) -> Queue:
+    """Replace the description of an entry for people."""
+    return _with(queue, hold_id, lambda entry: replace(entry, data=data))
+
+
+def leave(queue: Queue, hold_id: str, *, settled: bool = False) -> Queue:
+    """Remove an entry, and its intents if the outcome of all its puts is known (``settled``)."""
+    intents = tuple(intent for intent in queue.intents if not (settled and intent.hold_id == hold_id))
+    return replace(_without(queue, [hold_id]), intents=intents)
+
+
+def expel(queue: Queue, stale: Entry) -> Queue:
+    """Remove a holder whose counter has not changed; its intents stay."""
+    entry = queue.find(stale.hold_id)
+    if entry is None or entry.counter != stale.counter or not queue.holds(stale.hold_id):
+        return queue
+    return _without(queue, [stale.hold_id])
+
+
+def intend(queue: Queue, intent: Intent) -> Queue:
+    """Store the intent of a holder over its earlier one."""
+    others = tuple(other for other in queue.intents if other.hold_id != intent.hold_id)
+    return replace(queue, intents=(*others, intent))
+
+
+def clear(queue: Queue, intents: Collection[Intent]) -> Queue:
+    """Delete intents that have not changed since they were read."""
+    return replace(queue, intents=tuple(intent for intent in queue.intents if intent not in intents))
+
+
+def dismiss(queue: Queue, hold_ids: Collection[str]) -> Queue:
+    """Remove members, because their offers are committed."""
+    return _without(queue, hold_ids)
+
+
+def offers_behind(queue: Queue, hold_id: str) -> dict[str, Mapping[str, Any]]:
+    """Return the offers behind an exclusive holder of the whole table, by hold id, in queue order.
+
+    They end with the first entry that has none, because a holder lets no entry overtake one of a different kind.
+    """
+    offers: dict[str, Mapping[str, Any]] = {}
+    entry = queue.find(hold_id)
+    if entry is None or entry.shared or entry.partitions is not None or not queue.holds(hold_id):
+        return offers
+    for follower in queue.entries[queue.entries.index(entry) + 1 :]:
+        if follower.offer is None or follower.shared:
+            break
+        offers[follower.hold_id] = follower.offer
+    return offers
+
+
+def _without(queue: Queue, hold_ids: Iterable[str]) -> Queue:
+    removed = set(hold_ids)
+    return replace(queue, entries=tuple(entry for entry in queue.entries if entry.hold_id not in removed))
+
+
+def _with(queue: Queue, hold_id: str, change: Callable[[Entry], Entry]) -> Queue:
+    entries = tuple(change(entry) if entry.hold_id == hold_id else entry for entry in queue.entries)
+    return replace(queue, entries=entries)
+
+
+# -- time --------------------------------------------------------------------------------------------------------
+
+
+def valid_until(entry: Entry, *, not_held_at: float, renewed_at: float) -> float:
+    """Return the monotonic time of its owner until which no other client can have removed a holder.
+
+    Other clients count the lease from when they first saw the counter. That is not before its owner has sent the change
+    that increased it. An entry with the counter 0 was changed by nobody when it got the lock. So its owner counts from
+    when it sent the last request whose answer shows that it did not hold the lock.
+
+    Args:
+        entry: The holder.
+        not_held_at: Time before that last request.
+        renewed_at: Time before the request that increased the counter.
+
+    """
+    return (renewed_at if entry.counter else not_held_at) + VALID_FRACTION * entry.removal_seconds
+
+
+def observe(seen: Observations, queue: Queue, entry: Entry, answered_at: float) -> Observations:
+    """Return what a waiting request has seen after one more look at its queue.
+
+    Args:
+        seen: What it has seen before.
+        queue: The queue.
+        entry: The waiting entry.
+        answered_at: Monotonic time after the answer.
+
+    """
+    observations = {}
+    for holder in queue.ahead_of(entry.hold_id):
+        if queue.holds(holder.hold_id):
+            counter, first_seen_at = seen.get(holder.hold_id, (holder.counter, answered_at))
+            is_same = counter == holder.counter
+            observations[holder.hold_id] = (holder.counter, first_seen_at if is_same else answered_at)
+    return observations
+
+
+def stale_holders(seen: Observations, queue: Queue, entry: Entry, asked_at: float) -> list[Entry]:
+    """Return the holders ahead of a waiting entry that it may remove.
+
+    Args:
+        seen: What it has seen, this look included.
+        queue: The queue.
+        entry: The waiting entry.
+        asked_at: Monotonic time before the request for the queue.
+
+    """
+    holders = [holder for holder in queue.ahead_of(entry.hold_id) if holder.hold_id in seen]
+    return [holder for holder in holders if asked_at - seen[holder.hold_id][1] >= holder.removal_seconds]

@@ -1,0 +1,168 @@
+"""Objects on S3, read and written with conditional requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lock_manager.errors import S3, EnsembleRefusedError, SettingsError
+
+REQUEST_SECONDS = 5.0
+"""Time limit for the answer to a request, in seconds."""
+
+_CONNECT_SECONDS = 3.0
+_CONNECTIONS = 32
+#: Errors of S3 that mean that the condition of a PUT does not hold: another client has written or deleted the object.
+_CONFLICTS = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey"})
+#: Errors of S3 that mean that an object does not exist.
+_MISSING = frozenset({"NoSuchKey", "404"})
+_NOT_MODIFIED = frozenset({"304", "NotModified"})
+#: Answers after which a request may be repeated; see :class:`UnansweredError`.
+_RETRIABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_RETRIABLE_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"})
+
+
+class NotModifiedError(Exception):
+    """The object is the one that the caller knows."""
+
+
+class ConflictError(Exception):
+    """The object is not the one that the condition of a PUT names."""
+
+
+class UnansweredError(Exception):
+    """S3 gave no answer, or one of an error that may pass. A change may be made, or may still be made."""
+
+
+class _RefusedError(Exception):
+    """S3 answered with an error of the request."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object and its ETag."""
+
+    etag: str
+    data: bytes
+
+
+class ObjectStore:
+    """The objects below ``s3-lease://BUCKET/PREFIX``; thread-safe.
+
+    Requests are not repeated here, because the outcome of an unanswered PUT has to be looked up. The first one creates
+    the client: boto3 finds endpoint, region and credentials by its own rules.
+
+    Every request raises :class:`UnansweredError`, or :class:`EnsembleRefusedError` if S3 refuses it.
+    """
+
+    def __init__(self, url: str, bucket: str, prefix: str) -> None:
+        self.url = url
+        self._bucket, self._prefix = bucket, prefix
+        self._lock = threading.Lock()
+        self._boto_client: Any = None
+
+    def read(self, key: str, *, known_etag: str | None = None) -> StoredObject | None:
+        """Return an object; None if it does not exist.
+
+        Raises:
+            NotModifiedError: The object has the ETag that the caller knows.
+
+        """
+        condition = {} if known_etag is None else {"IfNoneMatch": known_etag}
+        try:
+            response = self._call("get_object", Key=self._prefix + key, **condition)
+        except _RefusedError as error:
+            if error.code in _NOT_MODIFIED:
+                raise NotModifiedError from None
+            if error.code in _MISSING:
+                return None
+            raise self._refusal(error) from None
+        with response["Body"] as body:
+            return StoredObject(response["ETag"], self._answer(body.read))
+
+    def write(self, key: str, data: bytes, etag: str | None) -> str:
+        """Create an object, or replace the one with an ETag; return the new ETag.
+
+        Raises:
+            ConflictError: The object exists, or has another ETag.
+
+        """
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        try:
+            response = self._call("put_object", Key=self._prefix + key, Body=data, **condition)
+        except _RefusedError as error:
+            if error.code in _CONFLICTS:
+                raise ConflictError from None
+            raise self._refusal(error) from None
+        return str(response["ETag"])
+
+    def keys(self, folder: str) -> list[str]:
+        """Return the keys of all objects below a folder."""
+        keys: list[str] = []
+        page: dict[str, Any] = {"NextContinuationToken": None}
+        while "NextContinuationToken" in page:
+            token = page["NextContinuationToken"]
+            continued = {} if token is None else {"ContinuationToken": token}
+            try:
+                page = self._call("list_objects_v2", Prefix=self._prefix + folder, **continued)
+            except _RefusedError as error:
+                raise self._refusal(error) from None
+            keys += [item["Key"].removeprefix(self._prefix) for item in page.get("Contents", ())]
+        return keys
+
+    def _call(self, name: str, **arguments: Any) -> Any:
+        from botocore.exceptions import ClientError  # noqa: PLC0415 (boto3 is optional)
+
+        request = getattr(self._client(), name)
+        try:
+            return self._answer(lambda: request(Bucket=self._bucket, **arguments))
+        except ClientError as error:
+            status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+            code = str(error.response["Error"].get("Code") or status)
+            if status in _RETRIABLE_STATUS or code in _RETRIABLE_CODES:
+                raise UnansweredError(code) from None
+            raise _RefusedError(code) from None
+
+    def _answer(self, request: Callable[[], Any]) -> Any:
+        from botocore import exceptions  # noqa: PLC0415 (boto3 is optional)
+
+        try:
+            return request()
+        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
+            raise self._refusal(error) from None
+        except exceptions.BotoCoreError as error:
+            raise UnansweredError(str(error)) from None
+
+    def _refusal(self, error: Exception) -> EnsembleRefusedError:
+        return EnsembleRefusedError(self.url, getattr(error, "code", type(error).__name__), service=S3)
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._boto_client is None:
+                self._boto_client = _new_client()
+            return self._boto_client
+
+
+def _new_client() -> Any:
+    try:
+        import boto3  # noqa: PLC0415 (optional; the import takes half a second)
+        from botocore.config import Config  # noqa: PLC0415
+    except ImportError:
+        raise SettingsError("s3-lease:// needs the package boto3: pip install '.[aws]' in a clone of Sluice") from None
+    config = Config(
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=REQUEST_SECONDS,
+        max_pool_connections=_CONNECTIONS,
+        retries={"total_max_attempts": 1},
+        # Stores other than AWS may not know the newer checksums.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    # A session of its own: boto3's default session is not thread-safe.
+    return boto3.session.Session().client("s3", config=config)
