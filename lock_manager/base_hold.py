@@ -133,6 +133,9 @@ class BaseHold(ABC):
     def _discard(self) -> None:
         """Remove the hold from its queues in the background."""
 
+    def _after_release(self) -> None:  # noqa: B027 (not every coordinator has something to do)
+        """Tidy up after a release, also of a lost hold."""
+
     # -- state ---------------------------------------------------------------------------------------------------
 
     @property
@@ -234,6 +237,7 @@ class BaseHold(ABC):
             self._discard()
             self._report_end(Event.RELEASED)
             raise
+        self._after_release()
         if lost:
             self._life.lose(lost, at_end=True)
             raise self._lost_error()

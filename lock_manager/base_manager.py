@@ -246,6 +246,7 @@ class BaseManager(ABC, Generic[_H, _A]):
             REGISTRY.add(hold)
             with self._lock:
                 self._holds.append(hold)
+            self._end_if_closed(hold)
         except BaseException as error:
             event = Event.DISMISSED if isinstance(error, ContenderGoneError) else Event.GAVE_UP
             for table in acquisition.request.scope:
@@ -253,6 +254,15 @@ class BaseManager(ABC, Generic[_H, _A]):
             self._abandon(acquisition)
             raise
         return hold
+
+    def _end_if_closed(self, hold: _H) -> None:
+        """End a new hold and raise ClosedError if the manager was closed meanwhile: it may not have ended this hold."""
+        try:
+            self._check_usable()
+        except ClosedError:
+            hold.close()
+            self._forget(hold)
+            raise
 
     def _identity(self) -> dict[str, object]:
         """Return the fields of a contender that describe the requester for people."""

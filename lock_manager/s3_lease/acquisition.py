@@ -103,9 +103,13 @@ class Acquisition:
                 for scope in self.request.scope.values():
                     self._lock(scope)
                 self._raise_if_cancelled()
+                self._raise_if_lost()
             except _EarlierLockLostError as error:
                 log.warning("the request for %s begins again: %s", self.request.resource, error)
                 self.abandon()
+                # Entries that are not removed yet have the old id.
+                self.hold_id = uuid.uuid4().hex
+                self._wake.clear()
             else:
                 return self.contenders
 
@@ -120,6 +124,7 @@ class Acquisition:
             except Exception:  # the caller raises the error of the acquire
                 log.warning("a request for %s has not left its queue yet", contender.table, exc_info=True)
                 self._discard(self.contenders)
+                self.contenders = []
                 return
             self._offer_is_certain()
             self.contenders.pop()
@@ -132,7 +137,6 @@ class Acquisition:
                 if not self._join(contender):
                     self._wait(contender)
             except GoneError:
-                self._offer_is_certain()
                 if self.request.offer is not None:
                     raise ContenderGoneError(resource=self.request.resource) from None
                 log.warning(

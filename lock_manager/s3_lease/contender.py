@@ -40,7 +40,9 @@ class LeaseContender:
         table: Canonical URI of the table.
         queue_object: The object of its queue.
         valid_until: Monotonic time until which no other client can have removed the entry, unless an operator did.
+        token: Fencing token; 0 before the entry holds the lock.
         lost: How the lock was lost, noticed by its renewal; None while no loss is known.
+        has_settled_intents: Returns whether the intents of the hold are deleted when the entry leaves.
 
     """
 
@@ -56,7 +58,9 @@ class LeaseContender:
     ) -> None:
         self.table = scope.table.uri
         self.valid_until = float("-inf")
+        self.token = 0
         self.lost: str | None = None
+        self.has_settled_intents: Callable[[], bool] = lambda: False
         self.queue_object = queue_object
         self._hold_id = hold_id
         self._lease_seconds = lease_seconds
@@ -71,10 +75,13 @@ class LeaseContender:
             offer=offer,
         )
         self._seen: state.Observations = {}
+        #: Members that this hold has committed. Some may still be in the queue.
         self._dismissed: set[str] = set()
+        self._pending_dismissals: set[str] = set()
         self._changed = threading.Condition()
         self._is_stopped = False
-        self._announced_at: float | None = None
+        self._acquired_at = 0.0
+        self._is_announced = False
         self._next_beat_at = float("inf")
         self._thread: threading.Thread | None = None
         self._on_lost: Callable[[str], None] = lambda _: None
@@ -124,7 +131,7 @@ class LeaseContender:
                 self._entry_in(queue)
             return state.join(queue, self._entry)
 
-        with self.queue_object.lock:
+        with self.queue_object.locked(deadline, "join the queue"):
             sent_at = self.queue_object.update(change, deadline, "join the queue", stop=stop)
             self._record(sent_at, sent_at)
             return self.queue.holds(self._hold_id)
@@ -136,7 +143,7 @@ class LeaseContender:
             GoneError: Another client removed the entry.
 
         """
-        with self.queue_object.lock:
+        with self.queue_object.locked(deadline, "read the queue"):
             previous_at = self.queue_object.confirmed_at
             self.queue_object.refresh(deadline, "read the queue", stop=stop)
             self._seen = state.observe(self._seen, self.queue, self.entry, time.monotonic())
@@ -146,8 +153,16 @@ class LeaseContender:
             return self.queue.holds(self._hold_id)
 
     def _expel(self, stale: Entry, deadline: Deadline, stop: Callable[[], object]) -> None:
-        self.queue_object.update(lambda queue: state.expel(queue, stale), deadline, "remove a dead holder", stop=stop)
-        if self.queue.find(stale.hold_id) is None:
+        is_stale = False
+
+        def change(queue: Queue) -> Queue:
+            nonlocal is_stale
+            expelled = state.expel(queue, stale)
+            is_stale |= expelled != queue
+            return expelled
+
+        self.queue_object.update(change, deadline, "remove a dead holder", stop=stop)
+        if is_stale and self.queue.find(stale.hold_id) is None:
             log.warning(
                 "the lock on %s was taken from %s pid %s, which had not renewed it for %.0f s",
                 self.table,
@@ -159,6 +174,7 @@ class LeaseContender:
     def _record(self, not_held_at: float, confirmed_at: float) -> None:
         """Record until when the entry is valid, if it holds the lock since now; see :func:`state.valid_until`."""
         if self.valid_until == float("-inf") and self.queue.holds(self._hold_id):
+            self.token = self.entry.token
             self.valid_until = state.valid_until(self.entry, not_held_at=not_held_at, renewed_at=confirmed_at)
 
     # -- a hold --------------------------------------------------------------------------------------------------
@@ -176,13 +192,37 @@ class LeaseContender:
 
         def checked(queue: Queue) -> Queue:
             self._entry_in(queue)
-            return state.dismiss(state.beat(change(queue), self._hold_id), self._dismissed)
+            return state.beat(change(state.dismiss(queue, dismissed)), self._hold_id)
 
-        with self.queue_object.lock:
-            sent_at = self.queue_object.update(checked, deadline, request_name, is_urgent=is_urgent)
-            self._dismissed.clear()
-            renewed_until = state.valid_until(self.entry, not_held_at=sent_at, renewed_at=sent_at)
-            self.valid_until = max(self.valid_until, renewed_until)
+        dismissed = self._take_dismissals()
+        try:
+            with self.queue_object.locked(deadline, request_name):
+                sent_at = self.queue_object.update(checked, deadline, request_name, is_urgent=is_urgent)
+                self._renew(sent_at)
+        except BaseException:
+            if dismissed:
+                self.dismiss(dismissed)
+            raise
+
+    def _renew(self, sent_at: float) -> None:
+        renewed_until = state.valid_until(self.entry, not_held_at=sent_at, renewed_at=sent_at)
+        self.valid_until = max(self.valid_until, renewed_until)
+
+    def _take_dismissals(self) -> frozenset[str]:
+        """Return the members that the next change removes from the queue."""
+        with self._changed:
+            dismissed = frozenset(self._pending_dismissals)
+            self._pending_dismissals.clear()
+            return dismissed
+
+    def offers(self) -> dict[str, Mapping[str, Any]]:
+        """Return the offers behind this entry in the queue, without those that this hold has committed."""
+        offers = state.offers_behind(self.queue, self._hold_id)
+        return {hold_id: offer for hold_id, offer in offers.items() if hold_id not in self._dismissed}
+
+    def is_waiting(self, queue: Queue, hold_id: str) -> bool:
+        """Return whether a member is in the queue, and this hold has not committed its offer."""
+        return hold_id not in self._dismissed and queue.find(hold_id) is not None
 
     def check(self, deadline: Deadline) -> None:
         """Read the queue.
@@ -192,22 +232,22 @@ class LeaseContender:
             EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: See :meth:`QueueObject.refresh`.
 
         """
-        with self.queue_object.lock:
+        with self.queue_object.locked(deadline, "check a hold"):
             self._entry_in(self.queue_object.refresh(deadline, "check a hold"))
 
     def dismiss(self, hold_ids: Collection[str]) -> None:
         """Remove members from the queue, soon and in the background."""
         with self._changed:
             self._dismissed |= set(hold_ids)
+            self._pending_dismissals |= set(hold_ids)
             self._next_beat_at = min(self._next_beat_at, time.monotonic() + _DISMISS_SECONDS)
             self._changed.notify()
 
-    def leave(self, deadline: Deadline, *, is_settled: bool = False, is_forced: bool = False) -> bool | None:
+    def leave(self, deadline: Deadline, *, is_forced: bool = False) -> bool | None:
         """Remove the entry, and its intents if they are settled.
 
         Args:
             deadline: Time limit for an answer.
-            is_settled: Whether the outcome of all puts of the hold is known.
             is_forced: Make sure that the entry does not appear later, after a request without an answer.
 
         Returns:
@@ -219,9 +259,10 @@ class LeaseContender:
         def change(queue: Queue) -> Queue:
             nonlocal was_there
             was_there = queue.find(self._hold_id) is not None
-            return state.leave(state.dismiss(queue, self._dismissed), self._hold_id, settled=is_settled)
+            queue = state.dismiss(queue, self._dismissed)
+            return state.leave(queue, self._hold_id, settled=self.has_settled_intents())
 
-        with self.queue_object.lock:
+        with self.queue_object.locked(deadline, "leave the queue"):
             self.queue_object.update(change, deadline, "leave the queue", is_urgent=True, is_forced=is_forced)
             return None if not was_there and self.queue_object.was_unanswered else was_there
 
@@ -232,6 +273,7 @@ class LeaseContender:
         with self._changed:
             self._on_lost = on_lost
             if self._thread is None:
+                self._acquired_at = time.time()
                 remaining = self.valid_until - time.monotonic()
                 self._next_beat_at = time.monotonic() + max(0.0, min(ANNOUNCE_SECONDS, remaining / 2))
                 self._thread = threading.Thread(target=self._run, name="sluice-lease", daemon=True)
@@ -269,15 +311,13 @@ class LeaseContender:
 
     def _beat(self) -> None:
         """Renew the lease; the first time, also write when the lock was acquired."""
-        is_first = self._announced_at is None
-        data = {**self._data, "acquired_at": time.time() - ANNOUNCE_SECONDS} if is_first else self._data
+        data = {**self._data, "acquired_at": self._acquired_at}
 
         def change(queue: Queue) -> Queue:
-            return state.describe(queue, self._hold_id, data) if is_first else queue
+            return queue if self._is_announced else state.describe(queue, self._hold_id, data)
 
         self.confirm(Deadline(self._lease_seconds / _BEATS), "renew a lock", change)
-        if is_first:
-            self._data, self._announced_at = data, time.monotonic()
+        self._is_announced = True
 
     def _lose(self, reason: str) -> None:
         with self._changed:

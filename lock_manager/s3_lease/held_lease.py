@@ -12,11 +12,11 @@ from typing import Any
 from lock_manager.base_hold import BaseHold, HoldLife
 from lock_manager.base_manager import AcquireRequest
 from lock_manager.deadline import Deadline
-from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.intents import Intent
 from lock_manager.s3_lease.contender import GONE, GoneError, LeaseContender
 from lock_manager.s3_lease.lease_intents import LeaseIntents
-from lock_manager.s3_lease.state import Queue, offers_behind
+from lock_manager.s3_lease.state import Queue
 from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
 from lock_manager.signals import SignalIsolation
@@ -28,6 +28,9 @@ _RELEASE_SECONDS = 10.0
 
 _CHECK_FRACTION = 0.4
 """Part of the lease for which a check waits for its answer."""
+
+_MAX_CHECK_SECONDS = 45.0
+"""Longest time for which a check waits for its answer, in seconds: the log store waits a minute for the guard."""
 
 _OFFERS_SECONDS = 2.0
 """Time limit for the offers of waiting requests, in seconds. Without them, the hold commits alone."""
@@ -72,7 +75,7 @@ class HeldLease(BaseHold):
             resource=request.resource,
             scope=request.scope,
             tokens={
-                key: contender.entry.token
+                key: contender.token
                 for contender in contenders
                 for key in (*_ancestor_keys(request.scope[contender.table]), *_keys(request.scope[contender.table]))
             },
@@ -94,7 +97,12 @@ class HeldLease(BaseHold):
         self._intents = {
             contender.table: LeaseIntents(contender, self._confirm, self.check) for contender in contenders
         }
+        for contender in contenders:
+            contender.has_settled_intents = self._settles(contender.table)
         self._begin()
+
+    def _settles(self, table: str) -> Callable[[], bool]:
+        return lambda: self._intents[table].settled
 
     @property
     def intents(self) -> LeaseIntents:
@@ -110,8 +118,13 @@ class HeldLease(BaseHold):
     def is_valid(self) -> bool:
         """Return, without a request, whether no other client can have got the lock yet; see :class:`Hold`.
 
-        Assumes that no operator removes the entry (``sluice break``), which only the next request detects.
+        Assumes that no operator removes the entry (``sluice break``), which only the next request detects. The clock is
+        the monotonic one, which may stand still on a suspended machine. Call :meth:`check` where that matters.
         """
+        try:
+            self._usable()
+        except ClosedError:
+            return False
         return not self.over and time.monotonic() < self._ends_at and self._is_proven()
 
     def check(self, timeout_seconds: float | None = None) -> None:
@@ -119,7 +132,7 @@ class HeldLease(BaseHold):
         self._raise_if_over()
         if timeout_seconds is not None:
             check_seconds("timeout_seconds", timeout_seconds)
-        deadline = Deadline(_CHECK_FRACTION * self._lease_seconds if timeout_seconds is None else timeout_seconds)
+        deadline = self._response_deadline() if timeout_seconds is None else Deadline(timeout_seconds)
         self._isolation.run(lambda: self._check(self.contenders, deadline))
 
     def _check(self, contenders: Sequence[LeaseContender], deadline: Deadline) -> None:
@@ -164,7 +177,7 @@ class HeldLease(BaseHold):
         self._raise_if_over()
 
     def _response_deadline(self) -> Deadline:
-        return Deadline(_CHECK_FRACTION * self._lease_seconds)
+        return Deadline(min(_MAX_CHECK_SECONDS, _CHECK_FRACTION * self._lease_seconds))
 
     def _raise_if_over(self) -> None:
         self._check_usable()
@@ -175,6 +188,7 @@ class HeldLease(BaseHold):
 
     def offers(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the offers behind this hold; see :meth:`lock_manager.coordinator.Hold.offers`."""
+        self._check_usable()
         if len(self.contenders) != 1:
             return {}
         (contender,) = self.contenders
@@ -182,7 +196,7 @@ class HeldLease(BaseHold):
             self._isolation.run(lambda: contender.check(Deadline(_OFFERS_SECONDS)))
         except (GoneError, EnsembleUnavailableError, EnsembleRefusedError):
             return {}
-        return offers_behind(contender.queue, self.hold_id)
+        return contender.offers()
 
     def dismiss(self, members: Collection[str]) -> None:
         """Remove committed members from the queue; see :meth:`lock_manager.coordinator.Hold.dismiss`."""
@@ -218,7 +232,7 @@ class HeldLease(BaseHold):
         """Remove the entries from their queues; return how the hold was lost, None if it was not."""
         for index, contender in enumerate(self.contenders):
             try:
-                was_there = contender.leave(deadline, is_settled=self._intents[contender.table].settled)
+                was_there = contender.leave(deadline)
             except EnsembleUnavailableError:
                 self._discard_entries(self.contenders[index:])
                 if not was_proven:

@@ -72,7 +72,9 @@ class LeaseIntents:
 
         def change(queue: Queue) -> Queue:
             waiting.clear()
-            waiting.update({name: write_id for name, write_id in members.items() if queue.find(name) is not None})
+            waiting.update(
+                {name: write_id for name, write_id in members.items() if self._contender.is_waiting(queue, name)}
+            )
             return state.intend(queue, self._merged(replace(intent, members=tuple(waiting.values()))))
 
         with self._lock:

@@ -23,6 +23,9 @@ from lock_manager.settings import S3_LEASE, LockSettings, check_seconds
 
 log = logging.getLogger(__name__)
 
+_MIN_LEASE_SECONDS = 2.0
+"""Shortest ``session_timeout_seconds``. A client that waits has a third of it to notice its turn."""
+
 _KNOWN_QUEUES = 100
 """Number of tables whose queue a manager remembers, to save a GET at the next acquire."""
 
@@ -57,11 +60,11 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
     def __init__(self, settings: LockSettings) -> None:
         super().__init__(settings)
         bucket, prefix = parse_url(settings.lock_url)
+        check_seconds("session_timeout_seconds", settings.session_timeout_seconds, _MIN_LEASE_SECONDS)
         self._store = ObjectStore(settings.lock_url, bucket, prefix)
         self._pid = os.getpid()
         self._id: str | None = None
         self._is_closed = False
-        self._connect_lock = threading.Lock()
         self._known_queues: dict[str, QueueObject] = {}
 
     @property
@@ -84,12 +87,12 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
         self._isolation.run(lambda: self._connect(Deadline(timeout_seconds), lambda: None))
 
     def _connect(self, deadline: Deadline, stop: Callable[[], object]) -> None:
-        with self._connect_lock:
-            if self._id is None:
-                self._id = ensure_id(self._store, deadline, stop)
+        if self._id is None:
+            self._id = ensure_id(self._store, deadline, stop)
 
     def is_offered(self, table: str, offer: Offer, timeout_seconds: float) -> bool:
         """Return whether a holder may still commit an offer; see :meth:`LockManager.is_offered`."""
+        self._check_usable()
         if not offer.requests:
             return False
         if offer.is_uncertain:
@@ -131,10 +134,9 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
         )
 
     def _run(self, acquisition: Acquisition, thread: threading.Thread) -> HeldLease:
-        contenders = acquisition.run()
         return HeldLease(
             acquisition.request,
-            contenders,
+            acquisition.run(),
             hold_id=acquisition.hold_id,
             ensemble_id=self._id or "",
             lease_seconds=self.settings.session_timeout_seconds,
@@ -156,17 +158,26 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
         self._remember(hold.contenders)
 
     def _disconnect(self, holds: Sequence[HeldLease]) -> None:
-        self._is_closed = True
         deadline = Deadline(_CLOSE_SECONDS)
         for hold in holds:
-            if hold.lost is None:
+            if deadline.remaining() == 0:
+                self._discard(hold.contenders)
+                continue
+            try:
                 hold.leave(deadline)
+            except SluiceError as error:
+                log.warning("the lock on %s stays until its lease ends: %s", hold.resource, error)
 
     def _queue_of(self, table: str) -> QueueObject:
         """Return an object of a table's queue for one request, with what this manager knows of the queue."""
         with self._lock:
             known = self._known_queues.get(table)
         return QueueObject(self._store, table) if known is None else known.copy()
+
+    def _close(self) -> None:
+        # An acquire that is about to end looks at this.
+        self._is_closed = True
+        super()._close()
 
     def _remember(self, contenders: Sequence[LeaseContender]) -> None:
         """Remember the queues, which the contenders still change when they leave."""
@@ -179,9 +190,10 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
 
     def _discard(self, contenders: Sequence[LeaseContender]) -> None:
         """Remove entries from their queues, in the background."""
+        remaining = list(contenders)
 
         def discard() -> None:
-            deadline, remaining = Deadline(_DISCARD_SECONDS), list(contenders)
+            deadline = Deadline(_DISCARD_SECONDS)
             while remaining and deadline.remaining() > 0:
                 try:
                     # A short time each, because the entry's other requests wait for this one.

@@ -6,13 +6,14 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import S3, EnsembleFormatError, EnsembleUnavailableError
 from lock_manager.resources import table_key
 from lock_manager.s3_lease.state import Queue
-from lock_manager.s3_lease.store import ConflictError, NotModifiedError, ObjectStore, UnansweredError
+from lock_manager.s3_lease.store import REQUEST_SECONDS, ConflictError, NotModifiedError, ObjectStore, UnansweredError
 
 FOLDER = "tables/"
 """Folder of the objects, below the prefix."""
@@ -25,33 +26,51 @@ _JITTER_SECONDS = 0.05
 
 
 class QueueObject:
-    """The queue of one table, as this client knows it. One thread at a time uses it; see ``lock``.
+    """The queue of one table, as this client knows it. One thread at a time uses it; see :meth:`locked`.
 
     Attributes:
         key: Key of the object.
-        queue: The queue when it was last read or written; empty before.
         confirmed_at: Monotonic time before the last request that returned this queue or wrote it.
         was_unanswered: Whether a write of the last :meth:`update` got no answer. It may have been made.
-        lock: Guards a sequence of calls. Calls hold it by themselves.
 
     """
 
     def __init__(self, store: ObjectStore, uri: str) -> None:
         self.key = f"{FOLDER}{table_key(uri)}.json"
-        self.queue = _new_queue(uri)
         self.confirmed_at = float("-inf")
         self.was_unanswered = False
-        self.lock = threading.RLock()
         self._store = store
-        self._etag: str | None = None
+        self._lock = threading.RLock()
+        #: The queue and its ETag. One attribute, because :meth:`copy` reads it in another thread.
+        self._stored: tuple[Queue, str | None] = (_new_queue(uri), None)
         self._is_known = False
 
+    @property
+    def queue(self) -> Queue:
+        """The queue when it was last read or written; empty before."""
+        return self._stored[0]
+
     def copy(self) -> QueueObject:
-        """Return an object with the same knowledge, for another request."""
-        with self.lock:
-            copied = QueueObject(self._store, self.queue.uri)
-            copied.queue, copied._etag, copied._is_known = self.queue, self._etag, self._is_known
-            return copied
+        """Return an object with the same knowledge, for another request. Does not wait for a request."""
+        queue, etag = self._stored
+        copied = QueueObject(self._store, queue.uri)
+        copied._stored, copied._is_known = (queue, etag), etag is not None
+        return copied
+
+    @contextmanager
+    def locked(self, deadline: Deadline, request_name: str) -> Iterator[None]:
+        """Let no other thread use this object.
+
+        Raises:
+            EnsembleUnavailableError: The request of another thread took too long.
+
+        """
+        if not self._lock.acquire(timeout=max(deadline.remaining(), REQUEST_SECONDS)):
+            raise EnsembleUnavailableError(self._store.url, deadline.elapsed(), request_name, service=S3)
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def refresh(self, deadline: Deadline, request_name: str, *, stop: Callable[[], object] = lambda: None) -> Queue:
         """Read the queue.
@@ -65,7 +84,7 @@ class QueueObject:
             EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: The queue cannot be read.
 
         """
-        with self.lock:
+        with self.locked(deadline, request_name):
             pause = _RETRY_SECONDS
             while True:
                 stop()
@@ -108,7 +127,7 @@ class QueueObject:
             EnsembleRefusedError, EnsembleFormatError: The queue cannot be read or written.
 
         """
-        with self.lock:
+        with self.locked(deadline, request_name):
             first_sent_at: float | None = None
             self.was_unanswered = False
             pause, conflicts, is_fresh = _RETRY_SECONDS, 0, False
@@ -142,27 +161,26 @@ class QueueObject:
     def _read(self) -> None:
         began = time.monotonic()
         try:
-            stored = self._store.read(self.key, known_etag=self._etag)
+            stored = self._store.read(self.key, known_etag=self._stored[1])
         except NotModifiedError:
             self._is_known, self.confirmed_at = True, began
             return
         if stored is None:
-            self.queue, self._etag = _new_queue(self.queue.uri), None
+            self._stored = (_new_queue(self.queue.uri), None)
         else:
             try:
-                self.queue = Queue.parse(stored.data)
+                self._stored = (Queue.parse(stored.data), stored.etag)
             except ValueError as error:
                 raise EnsembleFormatError(f"{self._store.url}: object {self.key} cannot be read: {error}") from None
-            self._etag = stored.etag
         self._is_known, self.confirmed_at = True, began
 
     def _write(self, queue: Queue, began: float) -> None:
         try:
-            self._etag = self._store.write(self.key, queue.data(uuid.uuid4().hex), self._etag)
+            etag = self._store.write(self.key, queue.data(uuid.uuid4().hex), self._stored[1])
         except UnansweredError:
             self.was_unanswered = True
             raise
-        self.queue, self.confirmed_at = queue, began
+        self._stored, self.confirmed_at = (queue, etag), began
 
     def _pause(self, seconds: float, deadline: Deadline, request_name: str, problem: str) -> None:
         """Wait before a repetition, if there is time for it."""

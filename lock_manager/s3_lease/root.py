@@ -50,13 +50,11 @@ def ensure_id(store: ObjectStore, deadline: Deadline, stop: Callable[[], object]
         stop()
         try:
             return _ensure_id(store)
-        except UnansweredError as error:
+        except (UnansweredError, ConflictError) as error:
+            # After a conflict, another client has created the object.
             if deadline.remaining() <= _RETRY_SECONDS:
                 raise EnsembleUnavailableError(store.url, deadline.elapsed(), problem=str(error), service=S3) from None
             time.sleep(_RETRY_SECONDS)
-        except ConflictError:
-            # Another client has created the object.
-            continue
 
 
 def _ensure_id(store: ObjectStore) -> str:

@@ -1,4 +1,4 @@
-"""The queue of one table, and the rules by which clients change it. Pure functions; ``objects.py`` applies them.
+"""The queue of one table, and the rules by which clients change it. Pure functions; ``queue_object.py`` applies them.
 
 The whole queue is one JSON object, and each change replaces it under the condition that nobody else has changed it. So
 the changes of a queue follow one another, and each client sees all earlier ones.

@@ -9,10 +9,10 @@ from typing import Any
 
 from lock_manager.errors import S3, EnsembleRefusedError, SettingsError
 
-REQUEST_SECONDS = 5.0
+REQUEST_SECONDS = 4.0
 """Time limit for the answer to a request, in seconds."""
 
-_CONNECT_SECONDS = 3.0
+_CONNECT_SECONDS = 2.0
 _CONNECTIONS = 32
 #: Errors of S3 that mean that the condition of a PUT does not hold: another client has written or deleted the object.
 _CONFLICTS = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey"})
@@ -119,9 +119,8 @@ class ObjectStore:
     def _call(self, name: str, **arguments: Any) -> Any:
         from botocore.exceptions import ClientError  # noqa: PLC0415 (boto3 is optional)
 
-        request = getattr(self._client(), name)
         try:
-            return self._answer(lambda: request(Bucket=self._bucket, **arguments))
+            return self._answer(lambda: getattr(self._client(), name)(Bucket=self._bucket, **arguments))
         except ClientError as error:
             status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
             code = str(error.response["Error"].get("Code") or status)
@@ -134,13 +133,14 @@ class ObjectStore:
 
         try:
             return request()
-        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-            raise self._refusal(error) from None
-        except exceptions.BotoCoreError as error:
+        except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
             raise UnansweredError(str(error)) from None
+        except exceptions.BotoCoreError as error:
+            # The configuration of boto3, its credentials, or a boto3 that does not know the conditions.
+            raise EnsembleRefusedError(self.url, f"{type(error).__name__}: {error}", service=S3) from None
 
-    def _refusal(self, error: Exception) -> EnsembleRefusedError:
-        return EnsembleRefusedError(self.url, getattr(error, "code", type(error).__name__), service=S3)
+    def _refusal(self, error: _RefusedError) -> EnsembleRefusedError:
+        return EnsembleRefusedError(self.url, error.code, service=S3)
 
     def _client(self) -> Any:
         with self._lock:

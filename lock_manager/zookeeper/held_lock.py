@@ -188,13 +188,11 @@ class HeldLock(BaseHold):
     def _stop_checks(self) -> None:
         self._services.keepalive.remove(self._life)
 
+    def _after_release(self) -> None:
+        self._services.cleanup.record_use(self._contenders.queues)
+
     def _leave(self, *, was_proven: bool) -> str | None:
         """Delete the contenders; see :meth:`BaseHold._leave`."""
-        lost = self._delete_contenders(was_proven=was_proven)
-        self._services.cleanup.record_use(self._contenders.queues)
-        return lost
-
-    def _delete_contenders(self, *, was_proven: bool) -> str | None:
         deadline = Deadline(min(_RELEASE_SECONDS, self._session.granted_seconds))
         deletion = self._contenders.delete(self._intents.values(), deadline, was_proven=was_proven)
         if deletion is not None:

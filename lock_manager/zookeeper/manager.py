@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from lock_manager.base_manager import AcquireRequest, BaseManager
 from lock_manager.coordinator import Offer
 from lock_manager.deadline import Deadline
-from lock_manager.errors import EnsembleUnavailableError
+from lock_manager.errors import EnsembleUnavailableError, SettingsError
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource
 from lock_manager.settings import LockSettings, check_seconds
@@ -75,6 +75,8 @@ class ZookeeperLockManager(BaseManager[HeldLock, Acquisition]):
         super().__init__(
             LockSettings.merged(zk_hosts, **{name: value for name, value in options.items() if value is not None})
         )
+        if self.settings.lock_url:
+            raise SettingsError(f"lock_url={self.settings.lock_url!r} is not a ZooKeeper: use lock_manager.connect")
         self._session = Session(self.settings)
         self._keepalive = KeepAlive(self._session)
         self._cleanup = Cleanup(self._session)

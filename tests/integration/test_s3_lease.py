@@ -23,6 +23,7 @@ from lock_manager import (
     EnsembleFormatError,
     EnsembleRefusedError,
     EnsembleUnavailableError,
+    LockCancelledError,
     LockLostError,
     LockSettings,
     LockTimeoutError,
@@ -30,7 +31,10 @@ from lock_manager import (
     TableResource,
     TableScope,
 )
+from lock_manager.coordinator import Offer
+from lock_manager.errors import ContenderGoneError
 from lock_manager.partitions import Partition
+from lock_manager.s3_lease.acquisition import Acquisition
 from lock_manager.s3_lease.held_lease import HeldLease
 from lock_manager.s3_lease.inspector import LeaseInspector
 from lock_manager.s3_lease.manager import S3LeaseManager
@@ -332,3 +336,75 @@ def test_a_forked_child_cannot_use_the_manager(bucket: LockBucket) -> None:
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert bucket.entries == [hold.hold_id]
+
+
+def test_a_closed_manager_ends_the_lock_of_a_block(bucket: LockBucket) -> None:
+    manager = bucket.manager()
+    with pytest.raises(LockLostError, match="closed"), manager.acquire(bucket.table):
+        manager.close()
+        assert bucket.entries == []
+
+
+def test_an_acquire_that_ends_during_close_leaves_no_entry(bucket: LockBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = bucket.manager()
+    run = Acquisition.run
+
+    def run_and_close(acquisition: Acquisition) -> Any:
+        contenders = run(acquisition)
+        manager.close()
+        return contenders
+
+    monkeypatch.setattr(Acquisition, "run", run_and_close)
+    with pytest.raises(LockCancelledError):
+        manager.acquire(bucket.table)
+    assert bucket.entries == []
+
+
+def test_a_late_join_with_an_offer_stays_uncertain(bucket: LockBucket) -> None:
+    holder, member = bucket.manager(), bucket.manager()
+    offer = Offer("write", {"lines": []})
+    with holder.acquire(bucket.table) as hold, ThreadPoolExecutor(1) as pool:
+        member.connect()
+        late = bucket.strike(held=True)
+        bucket.strike(status=503, times=1000)
+        request = pool.submit(member.acquire_all, [bucket.table], timeout_seconds=1, offer=offer)
+        assert isinstance(request.exception(60), EnsembleUnavailableError)
+        assert member.is_offered(bucket.table, offer, 10)
+        bucket.gate.disarm("")
+        late.release.set()
+        eventually(late.ended.is_set)
+        eventually(lambda: bucket.entries == [hold.hold_id])
+
+
+def test_a_committed_member_is_not_offered_again(bucket: LockBucket) -> None:
+    holder, member = bucket.manager(), bucket.manager()
+    with holder.acquire(bucket.table) as hold, ThreadPoolExecutor(1) as pool:
+        request = pool.submit(member.acquire_all, [bucket.table], offer=Offer("write", {"lines": []}))
+        eventually(hold.offers)
+        (name,) = hold.offers()
+        assert hold.intend(1, txn=None, attempt="first", members={name: "write"}) == {name: "write"}
+        # The removal does not reach the store yet.
+        bucket.strike(status=503, times=2)
+        hold.dismiss([name])
+        assert hold.offers() == {}
+        assert hold.intend(2, txn=None, attempt="second", members={name: "write"}) == {}
+        assert isinstance(request.exception(60), ContenderGoneError)
+        hold.intents.settle(["first", "second"])
+
+
+def test_a_lost_lock_on_the_first_table_is_acquired_again(bucket: LockBucket) -> None:
+    first, second = "s3://lake/a", bucket.table
+    holder, waiting = bucket.manager(), bucket.manager(session_timeout_seconds=LEASE)
+    inspector = LeaseInspector(bucket.settings())
+    hold = holder.acquire(second)
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(waiting.acquire_all, [first, second])
+        eventually(lambda: len(bucket.entries) == 2)
+        locks = inspector.table(TableResource.of(first))
+        assert inspector.remove(locks, locks.holders[0])
+        eventually(lambda: [entry.hold_id for entry in inspector.table(TableResource.of(first)).holders] != [])
+        hold.release()
+        with request.result(30) as both:
+            assert both.hold_id != locks.holders[0].hold_id
+            both.check()
+    assert bucket.entries == []
