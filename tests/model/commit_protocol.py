@@ -2,92 +2,124 @@
 
 Processes write to one table. Each has one hold, and threads that execute operations under it. A session may expire, a
 process may die, a reply of the store may be lost, and a put may arrive late, each at any step. The search visits every
-state, and checks the promises of docs/develop.md in each one. ``RULES`` names the code that implements each rule. A
-protection that is switched off has to break the promise of ``PROTECTIONS``, and no other one.
+state, and checks the promises of docs/develop.md in each one. ``RULES`` names the code that implements each step. A
+protection that is switched off has to break its promise, and no other one.
 
     python -m tests.model.commit_protocol    # for each protection, the shortest way to break its promise without it
 
 In a group commit, a holder puts the operations of waiting contenders (members) together with its own, and then removes
-the members from the queue.
+the members from the queue. A light commit begins with a version that may be older than the newest one.
 
 The model has no shared and partition locks, no second table, no automatic tickets and no repeated operations.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 ONE_WINNER, IN_ORDER, NO_ZOMBIE = "1. one winner", "2. in order", "3. no zombie"
 NO_LOSS, NO_LEAK, ISOLATION = "4. no silent loss", "5. no deadlock, no leak", "isolation"
 
-#: For each protection, the promise that breaks without it.
+
+class Protection(NamedTuple):
+    """A part of the protocol that can be switched off.
+
+    Attributes:
+        promise: The promise that breaks without it.
+        code: The code that implements it, as in ``RULES``.
+
+    """
+
+    promise: str
+    code: str
+
+
+#: The protections of every commit.
 PROTECTIONS = {
     # A put creates a version only if it does not exist.
-    "conditional put": ONE_WINNER,
+    "conditional put": Protection(ONE_WINNER, "PutIfAbsent.java:void put(Path path"),
     # Only the first contender of the queue holds the lock.
-    "queue": IN_ORDER,
+    "queue": Protection(IN_ORDER, "lock_manager.zookeeper.znodes:conflicting_predecessors"),
     # The guard confirms the hold after the version is chosen.
-    "confirmed hold": NO_ZOMBIE,
+    "confirmed hold": Protection(NO_ZOMBIE, "lock_manager.zookeeper.hold_state:HoldState.confirm"),
     # The request that confirms the hold stores the intent.
-    "intent": NO_ZOMBIE,
+    "intent": Protection(NO_ZOMBIE, "lock_manager.zookeeper.hold_intents:HoldIntents.record"),
     # A new holder fills the versions of unfinished intents before it reads.
-    "filled intents": NO_ZOMBIE,
+    "filled intents": Protection(NO_ZOMBIE, "lock_manager.intents:version_to_fill"),
     # The release keeps the intent of a put whose outcome is unknown.
-    "kept intent": NO_ZOMBIE,
+    "kept intent": Protection(NO_ZOMBIE, "lock_manager.zookeeper.hold_intents:HoldIntents.settle"),
     # After an answer other than success, the log store looks whether its own put has the version.
-    "recognized commit": NO_LOSS,
+    "recognized commit": Protection(NO_LOSS, "GuardedLogStore.java:Owner owner("),
     # An operation that failed is reported as not committed only if no put of it may still arrive.
-    "unknown outcome": NO_LOSS,
+    "unknown outcome": Protection(NO_LOSS, "writer_jobs.commit.outcome:Outcome._may_still_be_put"),
     # Only a commit with the write id of the operation proves that the operation is in the table.
-    "write id": NO_LOSS,
+    "write id": Protection(NO_LOSS, "writer_jobs.delta.table_log:DeltaTableLog.find_commit"),
     # An empty commit that fills a version has no write id.
-    "empty commit without write id": NO_LOSS,
+    "empty commit without write id": Protection(
+        NO_LOSS, "lock_manager.guard.guarded_block:GuardedBlock.for_empty_commit"
+    ),
     # A later operation of a hold fills the versions of the hold's puts that got no answer, before it reads.
-    "unanswered puts": NO_ZOMBIE,
+    "unanswered puts": Protection(NO_ZOMBIE, "lock_manager.guard.guarded_block:GuardedBlock.unanswered_intents"),
     # The session's end removes the contender.
-    "ephemeral contender": NO_LEAK,
-    # Delta checks for conflicts with the commits since the operation read the table.
-    "conflict check": ISOLATION,
+    "ephemeral contender": Protection(NO_LEAK, "lock_manager.zookeeper.queue:Acquisition._join_queues"),
+    # Delta checks for conflicts with the commits since the operation read the table, when its version is taken.
+    "conflict check": Protection(ISOLATION, "GuardedLogStore.java:void throwIfTaken("),
+    # That check of a light commit begins with the version that the commit has read, not with the newest one.
+    "light conflict check": Protection(
+        ISOLATION, "LightTransaction.java:private LightTransaction(DeltaLog log, Snapshot snapshot"
+    ),
 }
-#: The protections of group commits, in the same way.
+#: The protections of group commits.
 GROUP_PROTECTIONS = {
     # The request that stores the intent requires that each member is still in the queue.
-    "member in the queue": NO_LOSS,
+    "member in the queue": Protection(NO_LOSS, "lock_manager.zookeeper.hold_contenders:HoldContenders.send_check"),
     # The intent names the members of the put.
-    "named members": NO_LOSS,
+    "named members": Protection(NO_LOSS, "lock_manager.zookeeper.hold_intents:HoldIntents._data"),
     # A member looks for its operation in the log before it commits it, and before it reports that it is not committed.
-    "member looks": NO_LOSS,
+    "member looks": Protection(NO_LOSS, "LightTransaction.java:void throwIfCommitted("),
     # A member that has left the queue reads the intents before the log.
-    "intents before log": NO_LOSS,
+    "intents before log": Protection(NO_LOSS, "writer_jobs.commit.offered_write:OfferedWrite._look"),
     # A member that has a mark of its application, and is committed already, conflicts with itself: it looks then, too.
-    "look after a conflict": NO_LOSS,
+    "look after a conflict": Protection(
+        NO_LOSS, "LightTransaction.java:CurrentTransactionInfo> doCommitRetryIteratively("
+    ),
 }
-#: Protections that a search of a minute needs (``MISFIT_SCENARIO``).
-MISFIT_PROTECTIONS = {
+#: The protections of group commits that three writers need.
+TRIO_PROTECTIONS = {
     # A holder takes no operation that an earlier holder has committed.
-    "new members": NO_LOSS,
+    "new members": Protection(NO_LOSS, "lock_manager.guard.group_commit:GroupTerms._fits"),
+    # A group ends at the first contender that offers nothing.
+    "group ends at another contender": Protection(IN_ORDER, "lock_manager.zookeeper.offers:read_offers"),
+    # The members of a version are in the order of the queue.
+    "order of members": Protection(IN_ORDER, "lock_manager.zookeeper.offers:read_offers"),
+    # A holder takes no member whose mark it commits itself, or has found in a version after the one that it read.
+    "marks of members": Protection(ISOLATION, "LightTransaction.java:ObjectNode terms("),
+    # A holder takes no marked member that has read an older version: it knows no marks before its own version.
+    "older members": Protection(ISOLATION, "lock_manager.guard.group_commit:GroupTerms._fits"),
+    # A holder takes only members that were prepared for its metadata.
+    "metadata of members": Protection(ISOLATION, "LightTransaction.java:String state("),
 }
 
-#: For each rule, the code that implements it.
+#: Folder of the Java files that ``RULES`` and the protections name.
+JAVA_FOLDER = "log_store/src/io/deltasluice/storage"
+#: For each step of a process, the function that implements it: module and name, or Java file and declaration.
 RULES = {
-    "stage": "writer_jobs.commit.gate:StagedWrite",
-    "light": "log_store/src/io/deltasluice/storage/LightTransaction.java:OptimisticTransaction begin(",
-    "join": "lock_manager.zookeeper.queue:Acquisition",
-    "grant": "lock_manager.zookeeper.queue:Acquisition",
+    "stage": "writer_jobs.commit.gate:StagedWrite.run",
+    "light": "LightTransaction.java:OptimisticTransaction begin(",
+    "join": "lock_manager.zookeeper.queue:Acquisition._join_queues",
+    "grant": "lock_manager.zookeeper.queue:Acquisition._advance",
     "settle": "lock_manager.guard.guarded_block:GuardedBlock.settle_unfinished",
     "permit": "lock_manager.zookeeper.held_lock:HeldLock.intend",
-    "put": "log_store/src/io/deltasluice/storage/GuardedLogStore.java:void put(",
-    "look": "log_store/src/io/deltasluice/storage/GuardedLogStore.java:Owner owner(",
-    "find": "writer_jobs.commit.outcome:Outcome.find_commit",
+    "put": "GuardedLogStore.java:void put(",
+    "look": "GuardedLogStore.java:Owner owner(",
     "release": "lock_manager.zookeeper.held_lock:HeldLock.release",
-    "fill": "lock_manager.intents:version_to_fill",
-    "group": "lock_manager.guard.group_commit:GroupTerms.choose",
     "dismiss": "lock_manager.zookeeper.held_lock:HeldLock.dismiss",
-    "notice": "log_store/src/io/deltasluice/storage/LightTransaction.java:void throwIfCommitted(",
+    "notice": "LightTransaction.java:void throwIfCommitted(",
     "ask": "writer_jobs.commit.offered_write:OfferedWrite.resolve",
 }
 
@@ -159,6 +191,7 @@ class Thread(NamedTuple):
         step: Its next step.
         operations: Its operations, the current one first.
         read: Version that the current operation has read.
+        checked: Version after which Delta checks it for conflicts.
         version: Version of the current put.
         sent: Number of requests of the current put.
         intents: Unfinished intents that it has read, to be cleared.
@@ -173,6 +206,7 @@ class Thread(NamedTuple):
     step: str
     operations: tuple[str, ...]
     read: int = -1
+    checked: int = -1
     version: int = -1
     sent: int = 0
     intents: frozenset[Intent] = frozenset()
@@ -190,7 +224,8 @@ class State(NamedTuple):
         intents: Stored intents.
         newest_reader: The newest hold that has begun to read the table.
         puts: Requests that may still arrive.
-        results: Results of operations: ``committed``, ``not committed`` or ``unknown``.
+        results: Results of operations: ``committed``, ``not committed``, ``unknown``, or ``skipped`` if the table has
+            the mark of the operation from another one.
 
     """
 
@@ -219,9 +254,10 @@ class Scenario:
         deaths: Number of processes that may die.
         expiries: Number of sessions that may expire while their process lives.
         most_requests: Number of requests of each put.
-        grouped: Operations that may be members of a group commit. Each is the only one of its process.
-        marked: Of these, those with a mark (``txn``). For Delta, a version with the same mark is a conflict.
-        misfits: Grouped operations that no holder takes along.
+        loses_replies: Whether replies of the store may be lost or late.
+        marks: Marks (``txn``) of staged operations. A table may have only one operation with a mark.
+        alterations: Operations that change the table's metadata, a conflict for every other operation.
+        grouped: Staged operations that may be members of a group commit. Each is the only one of its process.
         cancellations: Number of members whose wait may be cancelled.
         protections: Names of the protections that are on.
 
@@ -233,11 +269,12 @@ class Scenario:
     deaths: int = 1
     expiries: int = 1
     most_requests: int = 2
+    loses_replies: bool = True
+    marks: Mapping[str, str] = field(default_factory=dict)
+    alterations: Collection[str] = ()
     grouped: Collection[str] = ()
-    marked: Collection[str] = ()
-    misfits: Collection[str] = ()
     cancellations: int = 0
-    protections: frozenset[str] = frozenset({**PROTECTIONS, **GROUP_PROTECTIONS, **MISFIT_PROTECTIONS})
+    protections: frozenset[str] = frozenset({**PROTECTIONS, **GROUP_PROTECTIONS, **TRIO_PROTECTIONS})
 
     def has(self, protection: str) -> bool:
         """Return whether a protection is on."""
@@ -307,6 +344,10 @@ class Model:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._has = scenario.has
+        self._process_of = {
+            operation: process
+            for process, lists in enumerate(scenario.threads) for operations in lists for operation in operations
+        }  # fmt: skip
 
     def transitions(self, state: State) -> Iterator[Transition]:
         """Yield each step that is possible, with the promise that it breaks."""
@@ -323,17 +364,27 @@ class Model:
         return None
 
     def _wrong_result(self, state: State) -> str | None:
-        counts: dict[str, int] = {}
-        for commit in state.log:
-            for operation in filter(None, (commit.operation, *commit.members)):
-                counts[operation] = counts.get(operation, 0) + 1
-        if any(count > 1 for count in counts.values()):
+        stored = _operations(state.log)
+        if len(stored) > len(set(stored)):
             return NO_LOSS
         for operation, result in state.results:
-            expected = {"committed": (1,), "not committed": (0,), "unknown": (0, 1)}[result]
-            if counts.get(operation, 0) not in expected:
+            is_wrong = result != "unknown" and (operation in stored) != (result == "committed")
+            if is_wrong or (result == "skipped" and not self._have_mark(stored, operation)):
                 return NO_LOSS
         return None
+
+    def _have_mark(self, operations: Iterable[str], operation: str) -> bool:
+        """Return whether one of ``operations`` has the mark of ``operation``."""
+        marks = self._scenario.marks
+        return operation in marks and any(marks.get(stored) == marks[operation] for stored in operations)
+
+    def _conflict(self, later: Collection[str], operation: str) -> bool:
+        """Return whether later operations are conflicts for an operation."""
+        change_rows = bool(later) and operation in self._scenario.readers
+        return change_rows or self._change_metadata(later) or self._have_mark(later, operation)
+
+    def _change_metadata(self, operations: Iterable[str]) -> bool:
+        return any(operation in self._scenario.alterations for operation in operations)
 
     def _steps(self, state: State) -> Iterator[Transition]:
         for number, process in enumerate(state.processes):
@@ -452,7 +503,7 @@ class Model:
             put = Put(thread.version, commit, number, thread.sent, len(thread.operations))
             sent = _with_thread(state, number, thread._replace(step="sent", sent=thread.sent + 1))
             yield f"put:{name}", sent._replace(puts=state.puts | {put}), None
-        elif thread.step == "sent":
+        elif thread.step == "sent" and self._scenario.loses_replies:
             yield f"timeout:{name}", _with_thread(state, number, thread._replace(step="look")), None
         elif thread.step == "look":
             yield from self._looks(state, number, thread, process, name)
@@ -462,12 +513,18 @@ class Model:
     def _stages(self, state: State, number: int, thread: Thread, name: str) -> Iterator[Transition]:
         """Read the table without the lock, and write the data files."""
         newest = len(state.log) - 1
-        yield f"stage:{name}", _with_thread(state, number, thread._replace(step="join", read=newest)), None
+        yield f"stage:{name}", self._staged(state, number, thread, newest), None
         if thread.operations[0] not in self._scenario.readers:
             # The driver does not know the versions of other writers since its last commit.
             for read in range(newest):
-                staged = thread._replace(step="join", read=read)
-                yield f"light:{name} {read}", _with_thread(state, number, staged), None
+                yield f"light:{name} {read}", self._staged(state, number, thread, read), None
+
+    def _staged(self, state: State, number: int, thread: Thread, read: int) -> State:
+        """Begin a staged operation with a version."""
+        if self._have_mark(_operations(state.log[: read + 1]), thread.operations[0]):
+            return self._finished(state, number, thread, "skipped")
+        checked = read if self._has("light conflict check") else len(state.log) - 1
+        return _with_thread(state, number, thread._replace(step="join", read=read, checked=checked))
 
     def _leaves(self, state: State, number: int, thread: Thread, name: str) -> Iterator[Transition]:
         """Find out whether a member that has left the queue is committed, or may still be."""
@@ -510,49 +567,58 @@ class Model:
         still_open = frozenset(attempt for attempt in process.open if attempt[1] > newest)
         if not self._has("unanswered puts"):
             still_open = process.open
-        read = thread.read if thread.process in self._scenario.staged else newest
+        if thread.process not in self._scenario.staged:
+            thread = thread._replace(read=newest, checked=newest)
         state = _with_process(state, thread.process, process._replace(open=still_open))
         state = state._replace(
             intents=state.intents - thread.intents, newest_reader=max(state.newest_reader, process.hold)
         )
         is_grouped = thread.operations[0] in self._scenario.grouped
         # Delta checks for conflicts before the log store looks.
-        looks = self._has("member looks") and thread.operations[0] not in self._scenario.marked
+        looks = self._has("member looks") and thread.operations[0] not in self._scenario.marks
         if is_grouped and looks and _is_stored(state, thread.operations[0]):
             # An earlier holder has committed the operation.
             return self._finished(state, number, thread, "committed")
         queue = frozenset(state.queue) if is_grouped else frozenset()
-        ready = thread._replace(step="permit", read=read, is_filling=False, intents=frozenset(), sent=0, queue=queue)
+        ready = thread._replace(step="permit", is_filling=False, intents=frozenset(), sent=0, queue=queue)
         return _with_thread(state, number, ready)
 
-    def _groups(self, state: State, thread: Thread, process: Process) -> Iterator[tuple[str, ...]]:
-        """Yield the sets of members that a holder may take along: the first ones that fit of those that it knows."""
-        yield ()
+    def _groups(self, state: State, thread: Thread, process: Process) -> list[tuple[str, ...]]:
+        """Return the sets of members that a holder may take along: an offer may be unfit for other reasons, too."""
+        groups: list[tuple[str, ...]] = [()]
         if thread.is_filling or thread.operations[0] not in self._scenario.grouped:
-            return
-        members: tuple[str, ...] = ()
-        later = state.log[max(thread.read, 0) + 1 :] if self._has("new members") else ()
-        for hold in sorted(thread.queue - {process.hold}):
-            member = next(number for number, writer in enumerate(state.processes) if writer.hold == hold)
-            operation = self._scenario.threads[member][0][0]
-            may_join = hold in state.queue or not self._has("member in the queue")
-            is_new = not any(operation in (commit.operation, *commit.members) for commit in later)
-            fits = operation in self._scenario.grouped and operation not in self._scenario.misfits
-            if may_join and is_new and fits:
-                members = (*members, operation)
-                yield members
+            return groups
+        for hold in sorted(thread.queue - {process.hold}, reverse=not self._has("order of members")):
+            contender = next(number for number, writer in enumerate(state.processes) if writer.hold == hold)
+            operation = self._scenario.threads[contender][0][0]
+            if operation not in self._scenario.grouped:
+                if hold in state.queue and self._has("group ends at another contender"):
+                    break
+            elif hold in state.queue or not self._has("member in the queue"):
+                member = next(sender for sender in state.threads if sender.process == contender)
+                groups += [
+                    (*group, operation) for group in groups if self._fits(state, thread, group, operation, member.read)
+                ]
+        return groups
+
+    def _fits(self, state: State, holder: Thread, group: tuple[str, ...], operation: str, read: int) -> bool:
+        """Return whether a holder may add an operation, which has read a version, to a group."""
+        later = _operations(state.log[holder.read + 1 :])
+        is_marked = operation in self._scenario.marks
+        misfits = {
+            "new members": operation in later,
+            "marks of members": self._have_mark((*later, holder.operations[0], *group), operation),
+            "older members": is_marked and read < holder.read,
+            "metadata of members": self._change_metadata(_operations(state.log[read + 1 :])),
+        }
+        return not any(self._has(protection) for protection, is_misfit in misfits.items() if is_misfit)
 
     def _permitted(self, state: State, number: int, thread: Thread, process: Process) -> State:
         """Check for conflicts, confirm the hold and store the intent."""
         version = len(state.log)
-        operation = thread.operations[0]
-        if not thread.is_filling and operation in self._scenario.readers:
-            changed = any(commit.operation for commit in state.log[thread.read + 1 :])
-            if changed and self._has("conflict check"):
-                return self._failed(state, number, thread)
-        if not thread.is_filling and operation in self._scenario.marked and _is_stored(state, operation):
-            result = "committed" if self._has("look after a conflict") else "not committed"
-            return self._finished(state, number, thread, result)
+        later = _operations(state.log[thread.checked + 1 :])
+        if not thread.is_filling and self._has("conflict check") and self._conflict(later, thread.operations[0]):
+            return self._conflicted(state, number, thread)
         if process.hold not in state.queue and self._has("confirmed hold"):
             return self._failed(state, number, thread)
         thread = thread._replace(step="put", version=version, sent=0)
@@ -564,6 +630,17 @@ class Model:
             intent = Intent(process.hold, max(highest, version), members)
             state = state._replace(intents=_without_intent(state.intents, process.hold) | {intent})
         return _with_thread(_with_process(state, thread.process, process), number, thread)
+
+    def _conflicted(self, state: State, number: int, thread: Thread) -> State:
+        """End an operation after a conflict. It may be the cause itself: an earlier holder may have committed it."""
+        operation = thread.operations[0]
+        if operation in self._scenario.marks and _is_stored(state, operation):
+            result = "committed" if self._has("look after a conflict") else "not committed"
+            return self._finished(state, number, thread, result)
+        if self._have_mark(_operations(state.log), operation):
+            # The writer repeats the operation, and finds the mark.
+            return self._finished(state, number, thread, "skipped")
+        return self._failed(state, number, thread)
 
     def _looks(self, state: State, number: int, thread: Thread, process: Process, name: str) -> Iterator[Transition]:
         """Look which put has the version; put again if none has, or give up."""
@@ -648,13 +725,16 @@ class Model:
             is_late = put.commit.hold not in state.queue and state.newest_reader > put.commit.hold
             if is_late or self._has_read_later(thread, put):
                 broken = NO_ZOMBIE
-            elif self._depends_on_old_rows(state, thread, put):
+            elif self._depends_on_old_version(state, put.commit):
                 broken = ISOLATION
+            elif self._is_out_of_order(state, put.commit):
+                broken = IN_ORDER
         elif not self._has("conditional put") and state.log[put.version].attempt != put.commit.attempt:
             log = (*state.log[: put.version], put.commit, *state.log[put.version + 1 :])
             after, broken = after._replace(log=log), ONE_WINNER
         name = f"{put.thread} {put.commit.operation or 'empty'} version {put.version}"
-        yield f"arrival:{name}", after, broken
+        if self._scenario.loses_replies or broken is not None:
+            yield f"arrival:{name}", after, broken
         if waits and broken is None:
             if is_free:
                 yield f"reply:{name}", self._stored(after, put.thread, thread), None
@@ -667,10 +747,31 @@ class Model:
         is_reading = thread.step in ("permit", *_PUTTING) and not thread.is_filling
         return len(thread.operations) < put.remaining and bool(thread.operations) and is_reading
 
-    def _depends_on_old_rows(self, state: State, thread: Thread, put: Put) -> bool:
-        if put.commit.operation not in self._scenario.readers or thread.operations[:1] != (put.commit.operation,):
+    def _depends_on_old_version(self, state: State, commit: Commit) -> bool:
+        """Return whether a version conflicts with an operation of a commit that has read an older one."""
+        operations = {commit.operation, *commit.members}
+        for thread in state.threads:
+            if thread.operations and thread.operations[0] in operations:
+                later = operations.union(_operations(state.log[thread.read + 1 :])) - {thread.operations[0]}
+                if self._conflict(later, thread.operations[0]):
+                    return True
+        return False
+
+    def _is_out_of_order(self, state: State, commit: Commit) -> bool:
+        """Return whether an operation of a later contender precedes one of a commit.
+
+        Only an operation that may be a member may be overtaken, and only by members of an earlier version.
+        """
+        if not commit.operation:
             return False
-        return any(commit.operation for commit in state.log[thread.read + 1 :])
+        holds = [self._hold_of(state, operation) for operation in (commit.operation, *commit.members)]
+        overtaking = {earlier.hold for earlier in state.log if earlier.operation}
+        if commit.operation not in self._scenario.grouped:
+            overtaking.update(self._hold_of(state, member) for earlier in state.log for member in earlier.members)
+        return holds != sorted(holds) or max(overtaking) > commit.hold
+
+    def _hold_of(self, state: State, operation: str) -> int:
+        return state.processes[self._process_of[operation]].hold
 
 
 _PUTTING = ("put", "sent", "look")
@@ -683,6 +784,12 @@ SCENARIOS = {
     "two operations of one hold": Scenario(threads=((("a", "b"),),), deaths=0),
     "two threads of one hold": Scenario(threads=((("a",), ("b",)),), deaths=0, most_requests=1),
     "a writer that dies": Scenario(threads=((("a",),), (("b",),)), deaths=1, expiries=0, most_requests=1),
+    "two writers with one mark": Scenario(
+        threads=((("a",),), (("b",),)), staged=(0, 1), marks={"a": "m", "b": "m"}, deaths=0, most_requests=1
+    ),
+    "an append after a change of metadata": Scenario(
+        threads=((("a",),), (("b",),)), staged=(1,), alterations=("a",), deaths=0, expiries=0, most_requests=1
+    ),
 }
 #: Larger scenarios.
 LARGE_SCENARIOS = {
@@ -702,7 +809,7 @@ GROUP_SCENARIOS = {
         threads=((("a",),), (("b",),)), staged=(0, 1), deaths=0, most_requests=1, grouped=("a", "b"), cancellations=1
     ),
 }
-GROUP_SCENARIOS["a group of two with marks"] = replace(GROUP_SCENARIOS["a group of two"], marked=("a", "b"))
+GROUP_SCENARIOS["a group of two with marks"] = replace(GROUP_SCENARIOS["a group of two"], marks={"a": "a", "b": "b"})
 LARGE_GROUP_SCENARIOS = {
     "a group of two, a death and repeated requests": Scenario(
         threads=((("a",),), (("b",),)), staged=(0, 1), grouped=("a", "b"), cancellations=1
@@ -712,16 +819,41 @@ LARGE_GROUP_SCENARIOS = {
         grouped=("a", "b", "c"), cancellations=1,
     ),
 }  # fmt: skip
-#: No holder takes the second of three operations, so that its process may hold the lock before the third one.
-MISFIT_SCENARIO = Scenario(
-    threads=((("a",),), (("b",),), (("c",),)), staged=(0, 1, 2), deaths=0, most_requests=1, grouped=("a", "b", "c"),
-    misfits=("b",),
-)  # fmt: skip
+#: Scenarios of three writers without faults.
+TRIO_SCENARIOS = {
+    "three appends": Scenario(
+        threads=((("a",),), (("b",),), (("c",),)), staged=(0, 1, 2), deaths=0, expiries=0, most_requests=1,
+        loses_replies=False, grouped=("a", "b", "c"),
+    ),
+    "a change of metadata between two appends": Scenario(
+        threads=((("a",),), (("x",),), (("b",),)), staged=(0, 2), deaths=0, expiries=0, most_requests=1,
+        loses_replies=False, grouped=("a", "b"), alterations=("x",),
+    ),
+}  # fmt: skip
+TRIO_SCENARIOS["three appends, two with one mark"] = replace(
+    TRIO_SCENARIOS["three appends"], marks={"a": "m", "c": "m"}
+)
+LARGE_GROUP_SCENARIOS |= {
+    f"{name}, with lost replies": replace(scenario, loses_replies=True) for name, scenario in TRIO_SCENARIOS.items()
+}
+#: Protections, and the scenarios that need them.
+SUITES = (
+    (PROTECTIONS, SCENARIOS),
+    (GROUP_PROTECTIONS, GROUP_SCENARIOS),
+    (TRIO_PROTECTIONS, TRIO_SCENARIOS),
+)
 
 
-def without(scenario: Scenario, protection: str) -> Scenario:
-    """Return a scenario with one protection switched off."""
-    return replace(scenario, protections=scenario.protections - {protection})
+@functools.cache
+def broken_without(protection: str) -> Mapping[str, list[str]]:
+    """Return the promises that break without a protection, each with the shortest way to break it."""
+    scenarios = next(scenarios for protections, scenarios in SUITES if protection in protections)
+    broken: dict[str, list[str]] = {}
+    for scenario in scenarios.values():
+        result = search(replace(scenario, protections=scenario.protections - {protection}))
+        for promise, path in result.broken.items():
+            broken[promise] = min(path, broken.get(promise, path), key=len)
+    return broken
 
 
 def _without(queue: tuple[int, ...], hold: int) -> tuple[int, ...]:
@@ -732,9 +864,13 @@ def _without_intent(intents: frozenset[Intent], hold: int) -> frozenset[Intent]:
     return frozenset(intent for intent in intents if intent.hold != hold)
 
 
+def _operations(versions: Iterable[Commit]) -> list[str]:
+    """Return the operations in versions, also those of members."""
+    return [operation for commit in versions for operation in (commit.operation, *commit.members) if operation]
+
+
 def _is_stored(state: State, operation: str) -> bool:
-    """Return whether the log has an operation, also as a member of a group commit."""
-    return any(operation in (commit.operation, *commit.members) for commit in state.log)
+    return operation in _operations(state.log)
 
 
 def _with_process(state: State, number: int, process: Process) -> State:
@@ -755,11 +891,10 @@ def _with_thread(state: State, number: int, thread: Thread) -> State:
 
 def main() -> None:
     """Print, for each protection, the shortest way to break its promise without it."""
-    for protections, scenarios in ((PROTECTIONS, SCENARIOS), (GROUP_PROTECTIONS, GROUP_SCENARIOS)):
-        for protection, promise in protections.items():
-            paths = [search(without(scenario, protection)).broken.get(promise) for scenario in scenarios.values()]
-            path = min(filter(None, paths), key=len)
-            sys.stdout.write(f"without {protection}: {promise} breaks by {', '.join(path)}\n")
+    for protections, _ in SUITES:
+        for name, protection in protections.items():
+            path = broken_without(name)[protection.promise]
+            sys.stdout.write(f"without {name}: {protection.promise} breaks by {', '.join(path)}\n")
 
 
 if __name__ == "__main__":
