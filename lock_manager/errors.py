@@ -82,11 +82,13 @@ class Service:
     refused: str
 
 
+#: The service of :class:`~lock_manager.zookeeper.manager.ZookeeperLockManager`.
 ZOOKEEPER = Service(
     "ZooKeeper",
     "check the host list, the network path to the client port, and that a quorum is up",
     "a lock needs READ, CREATE, DELETE and WRITE below the lock root; check its ACL and this client's credentials",
 )
+#: The service of :class:`~lock_manager.s3_lease.manager.S3LeaseManager`.
 S3 = Service(
     "S3",
     "check the endpoint, the region and the network path",

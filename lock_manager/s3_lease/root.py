@@ -13,6 +13,8 @@ from lock_manager.s3_lease.state import FORMAT
 from lock_manager.s3_lease.store import ConflictError, ObjectStore, StoredObject, UnansweredError
 
 KEY = "coordinator.json"
+"""Key of the object, below the prefix."""
+
 _OTHER_ETAG = f'"{"0" * 32}"'
 _RETRY_SECONDS = 0.2
 

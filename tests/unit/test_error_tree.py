@@ -23,6 +23,12 @@ CONTROL_FLOW = {
     "LinesError": "caught where the lines are checked: the error of the job names the table",
     "_PlanOutdatedError": "caught by the planner: plan again",
     "_OtherPartitionsError": "caught where the partitions are locked: lock the partitions that are touched now",
+    "NotModifiedError": "caught where a queue on S3 is read: it is the known one",
+    "ConflictError": "caught where a queue on S3 is changed: read it and change it again",
+    "UnansweredError": "caught where S3 is asked: ask again until the deadline",
+    "_RefusedError": "caught in the store of locks on S3: a conflict, a missing object, or EnsembleRefusedError",
+    "GoneError": "caught in the acquire and the hold on S3: join again, or LockLostError",
+    "_EarlierLockLostError": "caught in the acquire on S3: begin again with the first table",
 }
 
 

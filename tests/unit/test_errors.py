@@ -105,5 +105,5 @@ def test_the_public_names_are_pinned():
         "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "QueueEntry",
         "ResourceError", "Security", "SessionState", "SettingsError", "SluiceError", "TableNameMismatchError",
         "TableResource", "TableScope", "UnguardedError", "ZookeeperLockManager", "canonical_table_uri",
-        "commit_metadata",
+        "commit_metadata", "connect",
     ]  # fmt: skip
