@@ -5,6 +5,8 @@ the lock is requested; ``stored`` and ``releasing`` are reached when the log sto
 put, before the lock is released; ``acknowledged`` has the commit id, and no transaction if another writer committed the
 operation; and ``gave-up`` has the rows of an operation that the writer reported as not committed. ``waiting`` has the
 write id of an append that a holder may commit (``offer``), and ``grouped`` has the write ids that an intent names.
+``read`` is ``inferred`` from a put if nothing else was read: the log store has found the version of the put free, under
+the lock or at most 50 ms before (``RECHECK_NANOS`` in ``GuardedLogStore.java``).
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class GateCycle(SparkCycle):
     def on_put_request(self, request: Mapping[str, Any]) -> None:
         """Record an attempt; before it, that the log store has found its version free, if no read is recorded."""
         if not self._is_filling and not self._has_read:
-            self._record_read(int(request["version"]) - 1)
+            self._record_read(int(request["version"]) - 1, inferred=True)
         super().on_put_request(request)
 
     def on_put_answer(self, answer: Mapping[str, Any]) -> None:
@@ -117,10 +119,10 @@ class GateCycle(SparkCycle):
     def _read(self, _: Hold) -> None:
         self._record_read(self._log.head().version)
 
-    def _record_read(self, version: int) -> None:
+    def _record_read(self, version: int, *, inferred: bool = False) -> None:
         """Record the newest version. No put of an earlier hold may add a version after that."""
         self._has_read = True
-        self._record("read", version=version)
+        self._record("read", version=version, inferred=inferred)
         self._reach("read")
 
     def _record_stored(self, name: str) -> None:

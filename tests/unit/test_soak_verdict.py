@@ -257,6 +257,20 @@ def test_i5_detects_a_commit_that_a_later_holder_did_not_read() -> None:
     assert "later hold 9 had read the table at version 0" in sentence
 
 
+@pytest.mark.parametrize(("stored", "count"), [(1.4, 0), (2.3, 1), (None, 1)])
+def test_i5_allows_an_inferred_read_that_missed_a_version_before_its_hold(stored: float | None, count: int) -> None:
+    """Hold 9 begins at 2.1 s and reads at 2.2 s."""
+    history = []
+    for report in sound_evidence().history:
+        if report["event"] == "read" and report["token"] == 9:
+            history.append({**report, "version": 0, "inferred": True})
+        elif report["event"] != "stored" or report["version"] != 1:
+            history.append(dict(report))
+        elif stored is not None:
+            history.append({**report, "monotonic": stored})
+    assert len(violations_of(replace(sound_evidence(), history=history), "I5")) == count
+
+
 def test_i6_detects_an_attempt_without_an_outcome() -> None:
     attempting = event("attempting", 3.0, worker="writer-3", incarnation=3, token=11, txn="t3", version=3)
     assert "attempted version 3 and got no outcome" in sentence_of(evidence_with_events(attempting), "I6")
