@@ -168,7 +168,7 @@ def test_without_a_protection_of_groups_a_promise_is_broken(make_soak: Callable[
 PAIRS = [
     Pair(CLASSES[first], MEMBER, "asking", CLASSES[second], point, GROUP)
     for first, second, point in (("cancel-queued", "s3-lost-reply", "checked"), ("expire-queued", "break-lock", PUT))
-]
+] + [Pair(CLASSES[name], HOLDER, OFFERS) for name in ("break-lock", "kill-both")]
 
 
 @pytest.mark.soak
