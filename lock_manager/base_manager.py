@@ -150,8 +150,8 @@ class BaseManager(ABC, Generic[_H, _A]):
             shared: Share the lock with other shared holders; by default the lock is exclusive. Readers of a whole table
                 also exclude writers of its partitions.
             timeout_seconds: Total time limit in seconds, including the connection; by default the manager's. 0 acquires
-                only a free lock; the coordinator then has 15 seconds to respond. The error may come up to three seconds
-                later, because the manager reads the contenders ahead for the message and leaves the queue.
+                only a free lock; the coordinator then has 15 seconds to respond. The error may come some seconds later,
+                because the manager reads the contenders ahead for the message and leaves the queue.
 
         Returns:
             The hold, which is also a context manager.

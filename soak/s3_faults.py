@@ -100,6 +100,7 @@ class FaultGate:
     Attributes:
         struck_keys: Pattern of the objects that faults strike. Its groups are ``key`` and, for version files,
             ``version``.
+        struck_methods: HTTP methods that faults strike.
         puts: PUTs of version files that reached the store, in order.
         denies_unconditional: Whether a PUT of a version file without ``If-None-Match`` is denied, as by a bucket
             policy.
@@ -113,6 +114,7 @@ class FaultGate:
         self._on_arrival: Callable[[str, int, S3Fault], None] = lambda *_: None
         self._rivals = 0
         self.struck_keys = VERSION_FILES
+        self.struck_methods = {"PUT"}
         self.denies_unconditional = False
         self.puts: list[Put] = []
 
@@ -134,7 +136,7 @@ class FaultGate:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Serve one request."""
         match = self.struck_keys.fullmatch(environ.get("PATH_INFO", ""))
-        if match is None or environ.get("REQUEST_METHOD") != "PUT":
+        if match is None or environ.get("REQUEST_METHOD") not in self.struck_methods:
             return self._application(environ, start_response)
         writer = _WRITER.search(environ.get("HTTP_USER_AGENT", ""))
         name = writer[1] if writer else ""

@@ -109,7 +109,6 @@ class Acquisition:
                 self.abandon()
                 # Entries that are not removed yet have the old id.
                 self.hold_id = uuid.uuid4().hex
-                self._wake.clear()
             else:
                 return self.contenders
 
@@ -185,6 +184,7 @@ class Acquisition:
                 count, moved_at = len(ahead), time.monotonic()
             self._report(contender)
             self._wake.wait(min(self._poll_seconds(count, time.monotonic() - moved_at), self.deadline.remaining()))
+            self._wake.clear()
             self._raise_if_cancelled()
             self._raise_if_lost()
             try:

@@ -27,7 +27,7 @@ _DISMISS_SECONDS = 0.2
 """Time after which committed members are removed from the queue, unless the hold is released before, in seconds."""
 
 #: How a hold was lost whose entry is gone.
-GONE = "its entry was gone: another client removed it, because it seemed dead, or as `sluice break` does"
+GONE = "its entry was gone: another client removed it, because it seemed dead, or an operator did"
 
 
 class GoneError(Exception):
@@ -75,7 +75,6 @@ class LeaseContender:
             data=self._data,
             offer=offer,
         )
-        self._seen: state.Observations = {}
         #: Members that this hold has committed. Some may still be in the queue.
         self._dismissed: set[str] = set()
         self._pending_dismissals: set[str] = set()
@@ -83,7 +82,8 @@ class LeaseContender:
         self._is_stopped = False
         self._acquired_at = 0.0
         self._is_announced = False
-        self._next_beat_at = float("inf")
+        self._next_beat_at = self._ends_at = float("inf")
+        self._max_seconds = 0.0
         self._thread: threading.Thread | None = None
         self._on_lost: Callable[[str], None] = lambda _: None
 
@@ -135,6 +135,8 @@ class LeaseContender:
         with self.queue_object.locked(deadline, "join the queue"):
             sent_at = self.queue_object.update(change, deadline, "join the queue", stop=stop)
             self._record(sent_at, sent_at)
+            self._expel_stale(deadline, stop)
+            self._record(sent_at, self.confirmed_at)
             return self.queue.holds(self._hold_id)
 
     def poll(self, deadline: Deadline, stop: Callable[[], object]) -> bool:
@@ -147,23 +149,26 @@ class LeaseContender:
         with self.queue_object.locked(deadline, "read the queue"):
             previous_at = self.queue_object.confirmed_at
             self.queue_object.refresh(deadline, "read the queue", stop=stop)
-            self._seen = state.observe(self._seen, self.queue, self.entry, time.monotonic())
-            for stale in state.stale_holders(self._seen, self.queue, self.entry, self.queue_object.confirmed_at):
-                self._expel(stale, deadline, stop)
+            self._expel_stale(deadline, stop)
             self._record(previous_at, self.queue_object.confirmed_at)
             return self.queue.holds(self._hold_id)
 
+    def _expel_stale(self, deadline: Deadline, stop: Callable[[], object]) -> None:
+        """Remove the dead holders ahead."""
+        for stale in state.stale_holders(self.queue_object.seen, self.queue, self.entry, self.confirmed_at):
+            self._expel(stale, deadline, stop)
+
     def _expel(self, stale: Entry, deadline: Deadline, stop: Callable[[], object]) -> None:
-        is_stale = False
+        is_expelled = False
 
         def change(queue: Queue) -> Queue:
-            nonlocal is_stale
+            nonlocal is_expelled
             expelled = state.expel(queue, stale)
-            is_stale |= expelled != queue
+            is_expelled = expelled != queue
             return expelled
 
         self.queue_object.update(change, deadline, "remove a dead holder", stop=stop)
-        if is_stale and self.queue.find(stale.hold_id) is None:
+        if is_expelled:
             log.warning(
                 "the lock on %s was taken from %s pid %s, which had not renewed it for %.0f s",
                 self.table,
@@ -233,8 +238,7 @@ class LeaseContender:
             EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: See :meth:`QueueObject.refresh`.
 
         """
-        with self.queue_object.locked(deadline, "check a hold"):
-            self._entry_in(self.queue_object.refresh(deadline, "check a hold"))
+        self._entry_in(self.queue_object.refresh(deadline, "check a hold"))
 
     def dismiss(self, hold_ids: Collection[str]) -> None:
         """Remove members from the queue, soon and in the background."""
@@ -269,10 +273,19 @@ class LeaseContender:
 
     # -- the lease -----------------------------------------------------------------------------------------------
 
-    def start_beats(self, on_lost: Callable[[str], None]) -> None:
-        """Renew the lease from time to time, in a thread, until :meth:`stop_beats`; call ``on_lost`` after a loss."""
+    def start_beats(self, on_lost: Callable[[str], None], *, max_seconds: float | None = None) -> None:
+        """Renew the lease from time to time, in a thread, until :meth:`stop_beats`.
+
+        Args:
+            on_lost: Called after a loss, with its reason.
+            max_seconds: Time after which the hold is lost; None for no limit.
+
+        """
         with self._changed:
             self._on_lost = on_lost
+            if max_seconds is not None:
+                self._max_seconds, self._ends_at = max_seconds, time.monotonic() + max_seconds
+                self._changed.notify()
             if self._thread is None:
                 self._acquired_at = time.time()
                 remaining = self.valid_until - time.monotonic()
@@ -291,24 +304,36 @@ class LeaseContender:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._is_stopped and (seconds := self._next_beat_at - time.monotonic()) > 0:
+                while not self._is_stopped and (seconds := self._wakes_at() - time.monotonic()) > 0:
                     self._changed.wait(seconds)
                 if self._is_stopped:
                     return
                 self._next_beat_at = time.monotonic() + self._lease_seconds / _BEATS
-            try:
-                self._beat()
-            except GoneError:
-                self._lose(GONE)
+            if (loss := self._beat_or_loss()) is not None:
+                self._lose(loss)
                 return
-            except EnsembleUnavailableError:
-                pass
-            except Exception:  # the hold depends on this thread
-                log.exception("could not renew the lock on %s", self.table)
-            silent_seconds = time.monotonic() - self.valid_until + state.VALID_FRACTION * self._lease_seconds
-            if silent_seconds > self._lease_seconds:
-                self._lose(f"S3 did not answer for {silent_seconds:.0f} s")
-                return
+
+    def _wakes_at(self) -> float:
+        return min(self._next_beat_at, self._ends_at)
+
+    def _beat_or_loss(self) -> str | None:
+        """Renew the lease; return how the lock was lost, None if it was not."""
+        if time.monotonic() >= self._ends_at:
+            return f"it was held for more than max_hold_seconds={self._max_seconds:g}"
+        problem = ""
+        try:
+            self._beat()
+        except GoneError:
+            return GONE
+        except EnsembleUnavailableError as error:
+            problem = error.problem or ""
+        except Exception as error:  # the hold depends on this thread
+            log.exception("could not renew the lock on %s", self.table)
+            problem = str(error)
+        silent_seconds = time.monotonic() - self.valid_until + state.VALID_FRACTION * self._lease_seconds
+        if silent_seconds > self._lease_seconds:
+            return f"it was not renewed for {silent_seconds:.0f} s: {problem or 'S3 did not answer'}"
+        return None
 
     def _beat(self) -> None:
         """Renew the lease; the first time, also write when the lock was acquired."""

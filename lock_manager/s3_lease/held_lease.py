@@ -12,7 +12,7 @@ from typing import Any
 from lock_manager.base_hold import BaseHold, HoldLife
 from lock_manager.base_manager import AcquireRequest
 from lock_manager.deadline import Deadline
-from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.errors import ClosedError, EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.intents import Intent
 from lock_manager.s3_lease.contender import GONE, GoneError, LeaseContender
 from lock_manager.s3_lease.lease_intents import LeaseIntents
@@ -194,7 +194,7 @@ class HeldLease(BaseHold):
         (contender,) = self.contenders
         try:
             self._isolation.run(lambda: contender.check(Deadline(_OFFERS_SECONDS)))
-        except (GoneError, EnsembleUnavailableError, EnsembleRefusedError):
+        except (GoneError, EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError):
             return {}
         return contender.offers()
 
@@ -218,7 +218,7 @@ class HeldLease(BaseHold):
 
     def _start_checks(self) -> None:
         for contender in self.contenders:
-            contender.start_beats(self._life.lose)
+            contender.start_beats(self._life.lose, max_seconds=self._max_seconds)
 
     def _stop_checks(self) -> None:
         for contender in self.contenders:
@@ -233,11 +233,11 @@ class HeldLease(BaseHold):
         for index, contender in enumerate(self.contenders):
             try:
                 was_there = contender.leave(deadline)
-            except EnsembleUnavailableError:
+            except (EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError) as error:
                 self._discard_entries(self.contenders[index:])
                 if not was_proven:
                     return "S3 did not answer, so another client may have the lock"
-                log.warning("S3 did not answer the release of the lock on %s: its lease ends later", self.resource)
+                log.warning("the lock on %s is free when its lease ends: %s", self.resource, error)
                 return None
             if was_there is False or (was_there is None and not was_proven):
                 self._discard_entries(self.contenders[index + 1 :])

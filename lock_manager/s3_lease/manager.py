@@ -27,7 +27,7 @@ _MIN_LEASE_SECONDS = 2.0
 """Shortest ``session_timeout_seconds``. A client that waits has a third of it to notice its turn."""
 
 _KNOWN_QUEUES = 100
-"""Number of tables whose queue a manager remembers, to save a GET at the next acquire."""
+"""Number of tables whose queue a manager remembers: that saves a GET, and dead holders are known sooner."""
 
 _CLOSE_SECONDS = 3.0
 """Time limit of :meth:`S3LeaseManager.close` for the answers of S3, in seconds. Then leases end by themselves."""
@@ -153,10 +153,6 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
     def _abandon(self, acquisition: Acquisition) -> None:
         acquisition.abandon()
 
-    def _forget(self, hold: HeldLease) -> None:
-        super()._forget(hold)
-        self._remember(hold.contenders)
-
     def _disconnect(self, holds: Sequence[HeldLease]) -> None:
         deadline = Deadline(_CLOSE_SECONDS)
         for hold in holds:
@@ -169,24 +165,19 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
                 log.warning("the lock on %s stays until its lease ends: %s", hold.resource, error)
 
     def _queue_of(self, table: str) -> QueueObject:
-        """Return an object of a table's queue for one request, with what this manager knows of the queue."""
+        """Return an object of a table's queue for one request, with what this manager's last request knows of it."""
         with self._lock:
-            known = self._known_queues.get(table)
-        return QueueObject(self._store, table) if known is None else known.copy()
+            known = self._known_queues.pop(table, None)
+            queue_object = QueueObject(self._store, table) if known is None else known.copy()
+            self._known_queues[table] = queue_object
+            if len(self._known_queues) > _KNOWN_QUEUES:
+                del self._known_queues[next(iter(self._known_queues))]
+        return queue_object
 
     def _close(self) -> None:
         # An acquire that is about to end looks at this.
         self._is_closed = True
         super()._close()
-
-    def _remember(self, contenders: Sequence[LeaseContender]) -> None:
-        """Remember the queues, which the contenders still change when they leave."""
-        with self._lock:
-            for contender in contenders:
-                self._known_queues.pop(contender.table, None)
-                self._known_queues[contender.table] = contender.queue_object
-            while len(self._known_queues) > _KNOWN_QUEUES:
-                del self._known_queues[next(iter(self._known_queues))]
 
     def _discard(self, contenders: Sequence[LeaseContender]) -> None:
         """Remove entries from their queues, in the background."""

@@ -8,11 +8,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import S3, EnsembleFormatError, EnsembleUnavailableError
 from lock_manager.resources import table_key
-from lock_manager.s3_lease.state import Queue
+from lock_manager.s3_lease.state import Observations, Queue, observe
 from lock_manager.s3_lease.store import REQUEST_SECONDS, ConflictError, NotModifiedError, ObjectStore, UnansweredError
 
 FOLDER = "tables/"
@@ -20,6 +21,9 @@ FOLDER = "tables/"
 
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 """Shortest and longest pause before an unanswered request is repeated, in seconds."""
+
+_URGENT_CONFLICTS = 10
+"""Number of conflicts after which an urgent change also waits before it is repeated."""
 
 _JITTER_SECONDS = 0.05
 """Longest pause before a change is repeated that another client's change preceded, in seconds, for each repetition."""
@@ -31,6 +35,7 @@ class QueueObject:
     Attributes:
         key: Key of the object.
         confirmed_at: Monotonic time before the last request that returned this queue or wrote it.
+        seen: This client's observations of the holders.
         was_unanswered: Whether a write of the last :meth:`update` got no answer. It may have been made.
 
     """
@@ -38,6 +43,7 @@ class QueueObject:
     def __init__(self, store: ObjectStore, uri: str) -> None:
         self.key = f"{FOLDER}{table_key(uri)}.json"
         self.confirmed_at = float("-inf")
+        self.seen: Observations = {}
         self.was_unanswered = False
         self._store = store
         self._lock = threading.RLock()
@@ -54,7 +60,7 @@ class QueueObject:
         """Return an object with the same knowledge, for another request. Does not wait for a request."""
         queue, etag = self._stored
         copied = QueueObject(self._store, queue.uri)
-        copied._stored, copied._is_known = (queue, etag), etag is not None
+        copied._stored, copied._is_known, copied.seen = (queue, etag), etag is not None, self.seen
         return copied
 
     @contextmanager
@@ -84,17 +90,16 @@ class QueueObject:
             EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: The queue cannot be read.
 
         """
-        with self.locked(deadline, request_name):
-            pause = _RETRY_SECONDS
-            while True:
-                stop()
-                try:
+        pause = _RETRY_SECONDS
+        while True:
+            stop()
+            try:
+                with self.locked(deadline, request_name):
                     self._read()
-                except UnansweredError as error:
-                    self._pause(pause, deadline, request_name, str(error))
-                    pause = min(2 * pause, _MAX_RETRY_SECONDS)
-                else:
                     return self.queue
+            except UnansweredError as error:
+                self._pause(pause, deadline, request_name, str(error))
+                pause = min(2 * pause, _MAX_RETRY_SECONDS)
 
     def update(
         self,
@@ -149,7 +154,9 @@ class QueueObject:
                 except ConflictError:
                     self._is_known = False
                     conflicts += 1
-                    jitter = 0.0 if is_urgent else random.uniform(0, _JITTER_SECONDS * conflicts)  # noqa: S311 (no secret)
+                    # Others wait for an urgent change. Many conflicts mean a store that refuses each condition.
+                    factor = max(0, conflicts - _URGENT_CONFLICTS) if is_urgent else conflicts
+                    jitter = random.uniform(0, min(_MAX_RETRY_SECONDS, _JITTER_SECONDS * factor))  # noqa: S311 (no secret)
                     self._pause(jitter, deadline, request_name, f"other clients changed the queue {conflicts} times")
                 except UnansweredError as error:
                     self._is_known = False
@@ -164,15 +171,22 @@ class QueueObject:
             stored = self._store.read(self.key, known_etag=self._stored[1])
         except NotModifiedError:
             self._is_known, self.confirmed_at = True, began
+            self._observe()
             return
         if stored is None:
-            self._stored = (_new_queue(self.queue.uri), None)
+            # An operator has deleted the object. A later holder still needs a larger token.
+            queue = _new_queue(self.queue.uri)
+            self._stored = (replace(queue, next_token=max(queue.next_token, self.queue.next_token)), None)
         else:
             try:
                 self._stored = (Queue.parse(stored.data), stored.etag)
             except ValueError as error:
                 raise EnsembleFormatError(f"{self._store.url}: object {self.key} cannot be read: {error}") from None
         self._is_known, self.confirmed_at = True, began
+        self._observe()
+
+    def _observe(self) -> None:
+        self.seen = observe(self.seen, self.queue, time.monotonic())
 
     def _write(self, queue: Queue, began: float) -> None:
         try:
@@ -181,6 +195,7 @@ class QueueObject:
             self.was_unanswered = True
             raise
         self._stored, self.confirmed_at = (queue, etag), began
+        self._observe()
 
     def _pause(self, seconds: float, deadline: Deadline, request_name: str, problem: str) -> None:
         """Wait before a repetition, if there is time for it."""

@@ -34,8 +34,9 @@ def read_id(store: ObjectStore) -> str | None:
 def ensure_id(store: ObjectStore, deadline: Deadline, stop: Callable[[], object] = lambda: None) -> str:
     """Return the UUID of the coordinator, and create it at the first use.
 
-    Two more requests prove that the store refuses a PUT whose condition does not hold: there are stores that accept the
-    conditions and ignore them, and a lock on them would exclude nobody.
+    Three more requests prove that the store refuses a PUT whose condition does not hold, and makes one whose condition
+    holds: there are stores that accept the conditions and ignore them, and a lock on them would exclude nobody. They do
+    not prove that the store decides about PUTs at the same time one after the other.
 
     Args:
         store: The store.
@@ -68,6 +69,8 @@ def _ensure_id(store: ObjectStore) -> str:
     # The same content: if the store ignores the conditions, nothing changes.
     if not all(_refuses(store, stored, etag) for etag in (None, _OTHER_ETAG)):
         raise EnsembleRefusedError(store.url, "conditional writes are ignored", service=S3)
+    if _refuses(store, stored, stored.etag):
+        raise EnsembleRefusedError(store.url, "a write with the right ETag is refused", service=S3)
     return ensemble_id
 
 

@@ -9,7 +9,7 @@ the changes of a queue follow one another, and each client sees all earlier ones
   with each intent. A client that waits behind an entry removes it (:func:`expel`) only if it has seen the entry hold
   the lock with the same counter for a whole lease, by its own monotonic clock. Clocks are never compared.
 * An entry that gets the lock because entries ahead of it have left has the counter 0 until its owner notices. It may be
-  removed after a part of the lease (:data:`CLAIM_FRACTION`): its owner reads the queue every few seconds.
+  removed after a part of the lease, because its owner reads the queue every few seconds: a third, at least 5 s.
 * The change that stores an intent also proves the hold: it fails if the entry was removed. So the next holder finds the
   intent of every version that may still be put (:mod:`lock_manager.intents`), and no safety depends on a clock.
 * A token is the number of an entry. A later entry of a table has a larger one.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from lock_manager.intents import Intent
@@ -30,14 +31,17 @@ from lock_manager.intents import Intent
 FORMAT = 1
 """Format of the object. A client refuses a newer one."""
 
-CLAIM_FRACTION = 1 / 3
-"""Part of the lease after which an entry that got the lock, but whose owner has not noticed, may be removed."""
+_CLAIM_FRACTION, _MIN_CLAIM_SECONDS = 1 / 3, 5.0
+"""Part of the lease after which an entry that got the lock, but whose owner has not noticed, may be removed.
+
+It is at least these seconds, but at most the lease.
+"""
 
 
 VALID_FRACTION = 0.8
 """Part of the lease for which its owner trusts it. The rest covers clocks that run at different speeds."""
 
-#: For each holder ahead of a request, its counter, and the monotonic time at which the request first saw it.
+#: For each holder of a queue, its counter, and the monotonic time at which this client first saw it.
 Observations = Mapping[str, tuple[int, float]]
 
 
@@ -77,7 +81,9 @@ class Entry:
     @property
     def removal_seconds(self) -> float:
         """Time without a change after which this entry may be removed while it holds the lock."""
-        return self.lease_seconds * (1 if self.counter else CLAIM_FRACTION)
+        if self.counter:
+            return self.lease_seconds
+        return max(_CLAIM_FRACTION * self.lease_seconds, min(self.lease_seconds, _MIN_CLAIM_SECONDS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +156,11 @@ class Queue:
             fields = json.loads(data)
             if fields["format"] != FORMAT:
                 raise ValueError(f"format {fields['format']!r} is not known")
+            # This release would drop what it does not know.
+            if unknown := fields.keys() - _FIELDS:
+                raise ValueError(f"field {min(unknown)!r} is not known")
+            if unknown := {name for intent in fields["intents"] for name in intent} - _INTENT_FIELDS:
+                raise ValueError(f"field {min(unknown)!r} of an intent is not known")
             return cls(
                 uri=str(fields["uri"]),
                 next_token=int(fields["next_token"]),
@@ -158,6 +169,10 @@ class Queue:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a queue: {data[:100]!r}") from error
+
+
+_FIELDS = frozenset({"format", "change", "uri", "next_token", "entries", "intents"})
+_INTENT_FIELDS = frozenset(field.name for field in dataclass_fields(Intent))
 
 
 def _entry(fields: Mapping[str, Any]) -> Entry:
@@ -267,18 +282,18 @@ def valid_until(entry: Entry, *, not_held_at: float, renewed_at: float) -> float
     return (renewed_at if entry.counter else not_held_at) + VALID_FRACTION * entry.removal_seconds
 
 
-def observe(seen: Observations, queue: Queue, entry: Entry, answered_at: float) -> Observations:
-    """Return what a waiting request has seen after one more look at its queue.
+def observe(seen: Observations, queue: Queue, answered_at: float) -> Observations:
+    """Return the observations of a client after one more look at a queue.
 
     Args:
-        seen: What it has seen before.
+        seen: Its observations before. It may have made them while it waited for another request, and long ago: a
+            counter only increases, so it has had the same value in between.
         queue: The queue.
-        entry: The waiting entry.
         answered_at: Monotonic time after the answer.
 
     """
     observations = {}
-    for holder in queue.ahead_of(entry.hold_id):
+    for holder in queue.entries:
         if queue.holds(holder.hold_id):
             counter, first_seen_at = seen.get(holder.hold_id, (holder.counter, answered_at))
             is_same = counter == holder.counter
@@ -290,7 +305,7 @@ def stale_holders(seen: Observations, queue: Queue, entry: Entry, asked_at: floa
     """Return the holders ahead of a waiting entry that it may remove.
 
     Args:
-        seen: What it has seen, this look included.
+        seen: The observations of its client, those of this look included.
         queue: The queue.
         entry: The waiting entry.
         asked_at: Monotonic time before the request for the queue.

@@ -15,7 +15,7 @@ REQUEST_SECONDS = 4.0
 _CONNECT_SECONDS = 2.0
 _CONNECTIONS = 32
 #: Errors of S3 that mean that the condition of a PUT does not hold: another client has written or deleted the object.
-_CONFLICTS = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey"})
+_CONFLICT_STATUS = frozenset({409, 412})
 #: Errors of S3 that mean that an object does not exist.
 _MISSING = frozenset({"NoSuchKey", "404"})
 _NOT_MODIFIED = frozenset({"304", "NotModified"})
@@ -39,9 +39,9 @@ class UnansweredError(Exception):
 class _RefusedError(Exception):
     """S3 answered with an error of the request."""
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, code: str, status: int) -> None:
         super().__init__(code)
-        self.code = code
+        self.code, self.status = code, status
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class ObjectStore:
         try:
             response = self._call("put_object", Key=self._prefix + key, Body=data, **condition)
         except _RefusedError as error:
-            if error.code in _CONFLICTS:
+            # An object that was deleted is missing.
+            if error.status in _CONFLICT_STATUS or error.code in _MISSING:
                 raise ConflictError from None
             raise self._refusal(error) from None
         return str(response["ETag"])
@@ -117,23 +118,26 @@ class ObjectStore:
         return keys
 
     def _call(self, name: str, **arguments: Any) -> Any:
-        from botocore.exceptions import ClientError  # noqa: PLC0415 (boto3 is optional)
-
+        exceptions = _botocore_exceptions()
         try:
             return self._answer(lambda: getattr(self._client(), name)(Bucket=self._bucket, **arguments))
-        except ClientError as error:
+        except exceptions.ClientError as error:
             status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
             code = str(error.response["Error"].get("Code") or status)
             if status in _RETRIABLE_STATUS or code in _RETRIABLE_CODES:
                 raise UnansweredError(code) from None
-            raise _RefusedError(code) from None
+            raise _RefusedError(code, status) from None
 
     def _answer(self, request: Callable[[], Any]) -> Any:
-        from botocore import exceptions  # noqa: PLC0415 (boto3 is optional)
-
+        exceptions = _botocore_exceptions()
         try:
             return request()
-        except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
+        except (
+            exceptions.HTTPClientError,
+            exceptions.IncompleteReadError,
+            exceptions.CredentialRetrievalError,
+            exceptions.MetadataRetrievalError,
+        ) as error:
             raise UnansweredError(str(error)) from None
         except exceptions.BotoCoreError as error:
             # The configuration of boto3, its credentials, or a boto3 that does not know the conditions.
@@ -149,12 +153,18 @@ class ObjectStore:
             return self._boto_client
 
 
-def _new_client() -> Any:
+def _botocore_exceptions() -> Any:
     try:
-        import boto3  # noqa: PLC0415 (optional; the import takes half a second)
-        from botocore.config import Config  # noqa: PLC0415
+        from botocore import exceptions  # noqa: PLC0415 (optional; the import takes half a second)
     except ImportError:
         raise SettingsError("s3-lease:// needs the package boto3: pip install '.[aws]' in a clone of Sluice") from None
+    return exceptions
+
+
+def _new_client() -> Any:
+    import boto3  # noqa: PLC0415 (optional)
+    from botocore.config import Config  # noqa: PLC0415
+
     config = Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=REQUEST_SECONDS,

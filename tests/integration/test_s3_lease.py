@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -43,6 +44,8 @@ from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 QUEUES = re.compile(r"/(?P<key>locks/.*tables/[0-9a-f]{64}\.json)")
+NAME = "writer-1"
+"""Name of the manager that faults strike."""
 LEASE = 2.0
 """Shortest lease of these tests, in seconds."""
 
@@ -61,15 +64,25 @@ class LockBucket:
         self.gate = s3.gate
         self._stack = stack
 
-    def manager(self, **settings: Any) -> S3LeaseManager:
-        return self._stack.enter_context(S3LeaseManager(self.settings(**settings)))
+    def manager(self, *, name: str = "", **settings: Any) -> S3LeaseManager:
+        """Return a connected manager. With a name such as ``writer-1``, faults of that name strike it alone."""
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("AWS_SDK_UA_APP_ID", name)
+            manager = self._stack.enter_context(S3LeaseManager(self.settings(**settings)))
+            manager.connect()
+        return manager
 
     def settings(self, **settings: Any) -> LockSettings:
         return LockSettings(lock_url=self.url, **{"timeout_seconds": 20, "session_timeout_seconds": 30, **settings})
 
-    def strike(self, **fault: Any) -> S3Fault:
-        """Let a fault strike the next PUT of a queue."""
-        return self.gate.arm("", S3Fault(**fault))
+    @contextmanager
+    def striking(self, name: str = NAME, methods: Collection[str] = ("PUT",), **fault: Any) -> Iterator[S3Fault]:
+        """Let a fault strike the next requests of a manager for a queue until the block ends."""
+        self.gate.struck_methods = set(methods)
+        try:
+            yield self.gate.arm(name, S3Fault(**fault))
+        finally:
+            self.gate.disarm(name)
 
     @property
     def entries(self) -> list[str]:
@@ -123,7 +136,6 @@ def faulty_s3() -> Iterator[FaultyS3]:
 @pytest.fixture
 def bucket(faulty_s3: FaultyS3) -> Iterator[LockBucket]:
     with ExitStack() as stack:
-        stack.callback(faulty_s3.gate.disarm, "")
         yield LockBucket(faulty_s3, stack)
 
 
@@ -139,35 +151,53 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault_of_s3_leaves_one_entry_and_ends_with_none(bucket: LockBucket, fault: dict[str, Any]) -> None:
-    manager = bucket.manager()
-    struck = bucket.strike(**fault)
-    hold = manager.acquire(bucket.table)
+    manager = bucket.manager(name=NAME)
+    with bucket.striking(**fault) as struck:
+        hold = manager.acquire(bucket.table)
     assert struck.ended.is_set()
     assert bucket.entries == [hold.hold_id]
-    struck = bucket.strike(**fault)
-    hold.intend(1, txn=None, attempt="first")
-    assert struck.ended.is_set()
+    with bucket.striking(**fault) as struck:
+        hold.intend(1, txn=None, attempt="first")
+        assert struck.ended.is_set()
     hold.intents.settle(["first"])
-    struck = bucket.strike(**fault)
-    hold.release()
-    assert struck.ended.is_set()
+    with bucket.striking(**fault) as struck:
+        hold.release()
+        assert struck.ended.is_set()
     assert bucket.entries == []
     with manager.acquire(bucket.table) as next_hold:
         assert next_hold.intents.unfinished == ()
         assert next_hold.token > hold.token
 
 
+#: S3 answers a GET with no 409.
+FAULTS_OF_GETS = {name: fault for name, fault in FAULTS.items() if fault.get("status") != 409}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_GETS.values(), ids=FAULTS_OF_GETS)
+def test_a_waiting_request_survives_faults_of_its_looks(bucket: LockBucket, fault: dict[str, Any]) -> None:
+    holder, waiting = bucket.manager(), bucket.manager(name=NAME)
+    with ThreadPoolExecutor(1) as pool:
+        with holder.acquire(bucket.table):
+            request = pool.submit(waiting.acquire, bucket.table)
+            eventually(lambda: len(bucket.entries) == 2)
+            with bucket.striking(methods=["GET"], **fault) as struck:
+                eventually(struck.ended.is_set)
+        with request.result(30) as hold:
+            assert bucket.entries == [hold.hold_id]
+
+
 @pytest.mark.full
 def test_a_request_that_is_given_up_does_not_join_later(bucket: LockBucket) -> None:
-    manager = bucket.manager()
+    manager = bucket.manager(name=NAME)
     with manager.acquire(bucket.table):
         pass
-    late = bucket.strike(held=True)
-    with pytest.raises(EnsembleUnavailableError):
-        manager.acquire(bucket.table, timeout_seconds=1)
-    assert bucket.entries == []
-    late.release.set()
-    eventually(late.ended.is_set)
+    with bucket.striking(held=True) as late:
+        with pytest.raises(EnsembleUnavailableError):
+            manager.acquire(bucket.table, timeout_seconds=1)
+        assert late.arrived.is_set()
+        assert bucket.entries == []
+        late.release.set()
+        eventually(late.ended.is_set)
     assert bucket.entries == []
 
 
@@ -210,12 +240,113 @@ def test_a_paused_holder_stores_no_intent_after_its_lease(bucket: LockBucket) ->
 
 @pytest.mark.full
 def test_a_holder_without_answers_loses_its_lock_by_its_own_clock(bucket: LockBucket) -> None:
-    hold = bucket.manager(session_timeout_seconds=LEASE).acquire(bucket.table)
-    bucket.strike(status=503, times=1000)
-    eventually(lambda: not hold.is_valid())
-    eventually(lambda: hold.lost is not None)
-    with pytest.raises(LockLostError, match="did not answer"):
+    hold = bucket.manager(name=NAME, session_timeout_seconds=LEASE).acquire(bucket.table)
+    lost: list[HeldLease] = []
+    hold.on_loss(lost.append)
+    with bucket.striking(status=503, times=1000):
+        eventually(lambda: not hold.is_valid())
+        eventually(lambda: lost == [hold])
+    with pytest.raises(LockLostError, match="SlowDown"):
         hold.check()
+
+
+@pytest.mark.full
+def test_a_holder_whose_renewal_fails_once_keeps_its_lock(bucket: LockBucket) -> None:
+    with bucket.manager(name=NAME, session_timeout_seconds=2 * LEASE).acquire(bucket.table) as hold:
+        with bucket.striking(lost=True, stored=True) as struck:
+            eventually(struck.ended.is_set)
+        began = time.monotonic()
+        eventually(lambda: time.monotonic() - began > 2 * LEASE)
+        hold.check()
+        assert hold.is_valid()
+
+
+@pytest.mark.full
+def test_a_hold_ends_after_its_longest_time(bucket: LockBucket) -> None:
+    hold = bucket.manager(max_hold_seconds=1).acquire(bucket.table)
+    eventually(lambda: hold.lost is not None)
+    eventually(lambda: bucket.entries == [])
+    with pytest.raises(LockLostError, match="max_hold_seconds=1"):
+        hold.release()
+
+
+@pytest.mark.full
+def test_requests_without_patience_remove_a_dead_holder_together(bucket: LockBucket) -> None:
+    manager = bucket.manager(timeout_seconds=0)
+    with bucket.holder_process(LEASE) as process:
+        assert process.answer() == "held"
+        process.send_signal(signal.SIGKILL)
+
+        def acquires() -> bool:
+            try:
+                manager.acquire(bucket.table).release()
+            except LockTimeoutError:
+                return False
+            return True
+
+        assert not acquires()
+        eventually(acquires)
+    assert bucket.entries == []
+
+
+@pytest.mark.full
+def test_two_requests_remove_the_same_dead_holder(bucket: LockBucket, caplog: pytest.LogCaptureFixture) -> None:
+    managers = [bucket.manager(session_timeout_seconds=lease) for lease in (LEASE, 5 * LEASE)]
+    with bucket.holder_process(LEASE) as process, ThreadPoolExecutor(2) as pool:
+        assert process.answer() == "held"
+        process.send_signal(signal.SIGKILL)
+        served = list(pool.map(lambda manager: _serve(manager, bucket.table), managers))
+    assert len(set(served)) == 2
+    assert bucket.entries == []
+    assert len([record for record in caplog.records if "was taken from" in record.message]) == 1
+
+
+def _serve(manager: S3LeaseManager, table: str) -> int:
+    with manager.acquire(table) as hold:
+        hold.check()
+        return hold.token
+
+
+@pytest.mark.full
+def test_a_request_is_cancelled_during_an_outage(bucket: LockBucket) -> None:
+    holder, waiting = bucket.manager(), bucket.manager(name=NAME)
+    with holder.acquire(bucket.table), ThreadPoolExecutor(1) as pool:
+        request = pool.submit(waiting.acquire, bucket.table)
+        eventually(lambda: len(bucket.entries) == 2)
+        with bucket.striking(methods=["GET", "PUT"], status=503, times=1000) as struck:
+            eventually(struck.ended.is_set)
+            assert waiting.cancel(bucket.table) == 1
+            assert isinstance(request.exception(30), LockCancelledError)
+        eventually(lambda: len(bucket.entries) == 1)
+
+
+@pytest.mark.full
+def test_an_interrupt_ends_a_wait(bucket: LockBucket) -> None:
+    holder, waiting = bucket.manager(), bucket.manager()
+
+    def interrupt() -> None:
+        eventually(lambda: len(bucket.entries) == 2)
+        _thread.interrupt_main()
+
+    with ThreadPoolExecutor(1) as pool:
+        hold = pool.submit(holder.acquire, bucket.table).result(30)
+        interrupted = pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.acquire(bucket.table)
+        interrupted.result(30)
+        eventually(lambda: bucket.entries == [hold.hold_id])
+        hold.release()
+
+
+def test_a_deleted_object_ends_the_hold_and_tokens_still_increase(bucket: LockBucket) -> None:
+    manager = bucket.manager()
+    hold = manager.acquire(bucket.table)
+    key = f"{bucket.url.rpartition('/')[2]}/tables/{TableResource.of(bucket.table).key}.json"
+    boto3.client("s3").delete_object(Bucket="locks", Key=key)
+    with pytest.raises(LockLostError):
+        hold.intend(1, txn=None, attempt="first")
+    with manager.acquire(bucket.table) as next_hold:
+        assert next_hold.token > hold.token
 
 
 @pytest.mark.full
@@ -299,13 +430,17 @@ def test_objects_of_another_program_are_refused(bucket: LockBucket) -> None:
 
 
 def test_a_refusal_of_s3_names_the_permissions(bucket: LockBucket) -> None:
-    manager = bucket.manager()
-    manager.connect()
-    bucket.strike(status=403)
-    with pytest.raises(EnsembleRefusedError, match="s3:PutObject"):
+    manager = bucket.manager(name=NAME)
+    with bucket.striking(status=403), pytest.raises(EnsembleRefusedError, match=r"AccessDenied.*s3:PutObject"):
         manager.acquire(bucket.table)
     with pytest.raises(EnsembleRefusedError, match="NoSuchBucket"):
         S3LeaseManager(LockSettings(lock_url="s3-lease://other-bucket/locks")).connect()
+
+
+def test_a_missing_boto3_is_named(bucket: LockBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    with pytest.raises(SettingsError, match="boto3"):
+        S3LeaseManager(bucket.settings()).connect()
 
 
 @pytest.mark.parametrize("url", ["s3-lease://", "s3-lease:///locks", "s3-lease://lake/../locks", "s3://lake/locks"])
@@ -329,11 +464,13 @@ def test_a_forked_child_cannot_use_the_manager(bucket: LockBucket) -> None:
     with manager.acquire(bucket.table) as hold:
         child = os.fork()
         if child == 0:
+            code = 1
             try:
                 hold.release()
             except ClosedError:
-                os._exit(7)
-            os._exit(1)
+                code = 8 if hold.is_valid() else 7
+            finally:
+                os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert bucket.entries == [hold.hold_id]
 
@@ -360,34 +497,34 @@ def test_an_acquire_that_ends_during_close_leaves_no_entry(bucket: LockBucket, m
     assert bucket.entries == []
 
 
+@pytest.mark.full
 def test_a_late_join_with_an_offer_stays_uncertain(bucket: LockBucket) -> None:
-    holder, member = bucket.manager(), bucket.manager()
+    holder, member = bucket.manager(), bucket.manager(name=NAME)
     offer = Offer("write", {"lines": []})
     with holder.acquire(bucket.table) as hold, ThreadPoolExecutor(1) as pool:
-        member.connect()
-        late = bucket.strike(held=True)
-        bucket.strike(status=503, times=1000)
-        request = pool.submit(member.acquire_all, [bucket.table], timeout_seconds=1, offer=offer)
-        assert isinstance(request.exception(60), EnsembleUnavailableError)
-        assert member.is_offered(bucket.table, offer, 10)
-        bucket.gate.disarm("")
+        with bucket.striking(held=True) as late, bucket.striking(status=503, times=1000):
+            request = pool.submit(member.acquire_all, [bucket.table], timeout_seconds=1, offer=offer)
+            assert isinstance(request.exception(60), EnsembleUnavailableError)
+            assert late.arrived.is_set()
+            assert member.is_offered(bucket.table, offer, 10)
         late.release.set()
         eventually(late.ended.is_set)
         eventually(lambda: bucket.entries == [hold.hold_id])
 
 
 def test_a_committed_member_is_not_offered_again(bucket: LockBucket) -> None:
-    holder, member = bucket.manager(), bucket.manager()
+    holder, member = bucket.manager(name=NAME), bucket.manager()
     with holder.acquire(bucket.table) as hold, ThreadPoolExecutor(1) as pool:
         request = pool.submit(member.acquire_all, [bucket.table], offer=Offer("write", {"lines": []}))
         eventually(hold.offers)
         (name,) = hold.offers()
         assert hold.intend(1, txn=None, attempt="first", members={name: "write"}) == {name: "write"}
-        # The removal does not reach the store yet.
-        bucket.strike(status=503, times=2)
-        hold.dismiss([name])
-        assert hold.offers() == {}
-        assert hold.intend(2, txn=None, attempt="second", members={name: "write"}) == {}
+        # Not yet removed, and not by the next intent, which comes while the removal waits.
+        with bucket.striking(status=503, times=2) as struck:
+            hold.dismiss([name])
+            eventually(struck.arrived.is_set)
+            assert hold.offers() == {}
+            assert hold.intend(2, txn=None, attempt="second", members={name: "write"}) == {}
         assert isinstance(request.exception(60), ContenderGoneError)
         hold.intents.settle(["first", "second"])
 
@@ -408,3 +545,4 @@ def test_a_lost_lock_on_the_first_table_is_acquired_again(bucket: LockBucket) ->
             assert both.hold_id != locks.holders[0].hold_id
             both.check()
     assert bucket.entries == []
+    assert inspector.table(TableResource.of(first)).entries == ()

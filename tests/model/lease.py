@@ -74,7 +74,7 @@ RULES = {
 }
 
 LEASE = 2.0
-"""The lease in steps of time. Its owner trusts it for 1.6, and for 0.53 before it has noticed its turn."""
+"""The lease in steps of time, which is also the time to notice a turn. Its owner trusts it for 1.6."""
 _OLDEST = -3.0
 """Longest time that the model tells from longer ones."""
 _TABLE = "s3://lake/table"
@@ -384,7 +384,7 @@ class Model:
         seen = dict(client.seen)
         if "counter" in self._without:
             seen = {name: (_counter(client.queue, name), first_seen_at) for name, (_, first_seen_at) in seen.items()}
-        observed = state.observe(seen, client.queue, entry, 0.0)
+        observed = state.observe(seen, client.queue, 0.0)
         client = client._replace(seen=tuple(sorted(observed.items())))
         not_held_at = client.asked_at if "from the look before" in self._without else previous_look_at
         return self._turn(client, not_held_at=not_held_at, renewed_at=client.asked_at)

@@ -111,6 +111,8 @@ def test_a_queue_is_stored_as_json() -> None:
     "fields",
     [
         {"format": 2},
+        {"added": 1},
+        {"intents": [{**vars(Intent(hold_id="a", version=1, txn=None, attempt="1", token=1)), "added": 1}]},
         {"entries": [{"hold_id": "a", "token": 1, "partitions": None, "unknown": 1}]},
         {"entries": [{}]},
         {"next_token": "x"},
@@ -119,7 +121,7 @@ def test_a_queue_is_stored_as_json() -> None:
 )
 def test_another_content_is_refused(fields: dict[str, Any]) -> None:
     content = json.loads(NOBODY.data("change")) | fields
-    with pytest.raises(ValueError, match=r"format|not a|invalid"):
+    with pytest.raises(ValueError, match=r"format|not a|invalid|not known"):
         Queue.parse(json.dumps(content).encode())
 
 
@@ -128,3 +130,10 @@ def test_an_owner_trusts_a_shorter_lease_than_others_wait_for() -> None:
     assert state.valid_until(holder, not_held_at=100, renewed_at=200) == 208
     (unnoticed,) = state.leave(queue_of(entry("a"), entry("b", lease_seconds=30.0)), "a").entries
     assert state.valid_until(unnoticed, not_held_at=100, renewed_at=200) == 108
+
+
+@pytest.mark.parametrize(("lease_seconds", "claim_seconds"), [(30.0, 10.0), (10.0, 5.0), (2.0, 2.0)])
+def test_an_entry_has_a_part_of_its_lease_to_notice_its_turn(lease_seconds: float, claim_seconds: float) -> None:
+    queue = state.leave(queue_of(entry("a"), entry("b", lease_seconds=lease_seconds)), "a")
+    assert queue.entries[0].removal_seconds == claim_seconds
+    assert state.beat(queue, "b").entries[0].removal_seconds == lease_seconds
