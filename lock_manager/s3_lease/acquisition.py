@@ -189,6 +189,8 @@ class Acquisition:
             self._raise_if_lost()
             try:
                 holds = contender.poll(self._response_deadline, self._raise_if_cancelled)
+                if not holds:
+                    contender.renew_offer(self._response_deadline, self._raise_if_cancelled)
             except EnsembleUnavailableError:
                 if time.monotonic() - contender.confirmed_at > REQUEST_SECONDS:
                     raise

@@ -84,6 +84,7 @@ class LeaseContender:
         self._is_announced = False
         self._next_beat_at = self._ends_at = float("inf")
         self._max_seconds = 0.0
+        self._renews_offer_at = time.monotonic() + lease_seconds / _BEATS
         self._thread: threading.Thread | None = None
         self._on_lost: Callable[[str], None] = lambda _: None
 
@@ -152,6 +153,23 @@ class LeaseContender:
             self._expel_stale(deadline, stop)
             self._record(previous_at, self.queue_object.confirmed_at)
             return self.queue.holds(self._hold_id)
+
+    def renew_offer(self, deadline: Deadline, stop: Callable[[], object]) -> None:
+        """Show that the owner of this waiting entry lives, if it has an offer and has not shown that for a while.
+
+        Raises:
+            GoneError: Another client removed the entry.
+
+        """
+        if self._entry.offer is None or time.monotonic() < self._renews_offer_at:
+            return
+
+        def change(queue: Queue) -> Queue:
+            self._entry_in(queue)
+            return state.renew_offer(queue, self._hold_id)
+
+        self.queue_object.update(change, deadline, "renew an offer", stop=stop)
+        self._renews_offer_at = time.monotonic() + self._lease_seconds / _BEATS
 
     def _expel_stale(self, deadline: Deadline, stop: Callable[[], object]) -> None:
         """Remove the dead holders ahead."""
@@ -223,7 +241,7 @@ class LeaseContender:
 
     def offers(self) -> dict[str, Mapping[str, Any]]:
         """Return the offers behind this entry in the queue, without those that this hold has committed."""
-        offers = state.offers_behind(self.queue, self._hold_id)
+        offers = state.offers_behind(self.queue, self._hold_id, self.queue_object.seen, time.monotonic())
         return {hold_id: offer for hold_id, offer in offers.items() if hold_id not in self._dismissed}
 
     def is_waiting(self, queue: Queue, hold_id: str) -> bool:

@@ -41,8 +41,8 @@ It is at least these seconds, but at most the lease.
 VALID_FRACTION = 0.8
 """Part of the lease for which its owner trusts it. The rest covers clocks that run at different speeds."""
 
-#: For each holder of a queue, its counter, and the monotonic time at which this client first saw it.
-Observations = Mapping[str, tuple[int, float]]
+#: For each entry, its state (:meth:`Queue.state_of`), and the monotonic time at which this client first saw it.
+Observations = Mapping[str, tuple[tuple[bool, int, int], float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class Entry:
         lease_seconds: Time without a change of the counter after which a holder may be removed.
         data: JSON values that describe the requester for people: host, pid, job and so on.
         offer: Append that a holder may commit for this request; None for none.
+        renewals: Changes from time to time as long as the owner lives and waits with an offer.
 
     """
 
@@ -69,6 +70,7 @@ class Entry:
     lease_seconds: float = 30.0
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)
     offer: Mapping[str, Any] | None = field(default=None, hash=False)
+    renewals: int = 0
 
     def conflicts_with(self, other: Entry) -> bool:
         """Return whether both entries cannot hold the lock at the same time."""
@@ -121,6 +123,10 @@ class Queue:
     def holds(self, hold_id: str) -> bool:
         """Return whether an entry is in the queue and no conflicting entry is ahead of it."""
         return self.find(hold_id) is not None and not self.ahead_of(hold_id)
+
+    def state_of(self, entry: Entry) -> tuple[bool, int, int]:
+        """Return what changes while the owner of an entry lives: whether it holds the lock, and its two counters."""
+        return self.holds(entry.hold_id), entry.counter, entry.renewals
 
     def unfinished(self) -> tuple[Intent, ...]:
         """Return the intents of holds that are no longer in the queue."""
@@ -207,6 +213,11 @@ def describe(queue: Queue, hold_id: str, data: Mapping[str, Any]) -> Queue:
     return _with(queue, hold_id, lambda entry: replace(entry, data=data))
 
 
+def renew_offer(queue: Queue, hold_id: str) -> Queue:
+    """Show that the owner of a waiting entry lives, so that a holder may commit its offer."""
+    return _with(queue, hold_id, lambda entry: replace(entry, renewals=entry.renewals + 1))
+
+
 def leave(queue: Queue, hold_id: str, *, settled: bool = False) -> Queue:
     """Remove an entry, and its intents if the outcome of all its puts is known (``settled``)."""
     intents = tuple(intent for intent in queue.intents if not (settled and intent.hold_id == hold_id))
@@ -237,10 +248,11 @@ def dismiss(queue: Queue, hold_ids: Collection[str]) -> Queue:
     return _without(queue, hold_ids)
 
 
-def offers_behind(queue: Queue, hold_id: str) -> dict[str, Mapping[str, Any]]:
+def offers_behind(queue: Queue, hold_id: str, seen: Observations, now: float) -> dict[str, Mapping[str, Any]]:
     """Return the offers behind an exclusive holder of the whole table, by hold id, in queue order.
 
-    They end with the first entry that has none, because a holder lets no entry overtake one of a different kind.
+    They end with the first entry that has none, because a holder lets no entry overtake one of a different kind. An
+    offer that its owner has not renewed for a lease is left out: the owner is dead, and may have been started again.
     """
     offers: dict[str, Mapping[str, Any]] = {}
     entry = queue.find(hold_id)
@@ -249,7 +261,9 @@ def offers_behind(queue: Queue, hold_id: str) -> dict[str, Mapping[str, Any]]:
     for follower in queue.entries[queue.entries.index(entry) + 1 :]:
         if follower.offer is None or follower.shared:
             break
-        offers[follower.hold_id] = follower.offer
+        _, first_seen_at = seen.get(follower.hold_id, (None, now))
+        if now - first_seen_at < follower.lease_seconds:
+            offers[follower.hold_id] = follower.offer
     return offers
 
 
@@ -293,11 +307,10 @@ def observe(seen: Observations, queue: Queue, answered_at: float) -> Observation
 
     """
     observations = {}
-    for holder in queue.entries:
-        if queue.holds(holder.hold_id):
-            counter, first_seen_at = seen.get(holder.hold_id, (holder.counter, answered_at))
-            is_same = counter == holder.counter
-            observations[holder.hold_id] = (holder.counter, first_seen_at if is_same else answered_at)
+    for entry in queue.entries:
+        entry_state = queue.state_of(entry)
+        seen_state, first_seen_at = seen.get(entry.hold_id, (entry_state, answered_at))
+        observations[entry.hold_id] = (entry_state, first_seen_at if seen_state == entry_state else answered_at)
     return observations
 
 
@@ -311,5 +324,6 @@ def stale_holders(seen: Observations, queue: Queue, entry: Entry, asked_at: floa
         asked_at: Monotonic time before the request for the queue.
 
     """
-    holders = [holder for holder in queue.ahead_of(entry.hold_id) if holder.hold_id in seen]
+    ahead = queue.ahead_of(entry.hold_id)
+    holders = [holder for holder in ahead if queue.holds(holder.hold_id) and holder.hold_id in seen]
     return [holder for holder in holders if asked_at - seen[holder.hold_id][1] >= holder.removal_seconds]

@@ -529,6 +529,19 @@ def test_a_committed_member_is_not_offered_again(bucket: LockBucket) -> None:
         hold.intents.settle(["first", "second"])
 
 
+@pytest.mark.full
+def test_a_member_that_waits_for_long_renews_its_offer(bucket: LockBucket) -> None:
+    holder, member = bucket.manager(), bucket.manager(session_timeout_seconds=LEASE)
+    with holder.acquire(bucket.table) as hold, ThreadPoolExecutor(1) as pool:
+        request = pool.submit(member.acquire_all, [bucket.table], offer=Offer("write", {"lines": []}))
+        eventually(hold.offers)
+        began = time.monotonic()
+        while time.monotonic() < began + 2 * LEASE:
+            assert hold.offers()
+        member.cancel(bucket.table)
+        assert isinstance(request.exception(30), LockCancelledError)
+
+
 def test_a_lost_lock_on_the_first_table_is_acquired_again(bucket: LockBucket) -> None:
     first, second = "s3://lake/a", bucket.table
     holder, waiting = bucket.manager(), bucket.manager(session_timeout_seconds=LEASE)

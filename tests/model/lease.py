@@ -150,7 +150,7 @@ class Client(NamedTuple):
     is_current: bool = True
     asked_at: float = 0.0
     joined_at: float = 1.0
-    seen: tuple[tuple[str, tuple[int, float]], ...] = ()
+    seen: tuple[tuple[str, tuple[tuple[bool, int, int], float]], ...] = ()
     valid_until: float = 0.0
     request: Request | None = None
     is_unsure: bool = False
@@ -383,9 +383,12 @@ class Model:
             return client._replace(phase="done")
         seen = dict(client.seen)
         if "counter" in self._without:
-            seen = {name: (_counter(client.queue, name), first_seen_at) for name, (_, first_seen_at) in seen.items()}
+            states = {entry.hold_id: client.queue.state_of(entry) for entry in client.queue.entries}
+            seen = {name: (states[name], first_seen_at) for name, (_, first_seen_at) in seen.items() if name in states}
         observed = state.observe(seen, client.queue, 0.0)
-        client = client._replace(seen=tuple(sorted(observed.items())))
+        # When an entry that waits was first seen does not matter here.
+        holders = {name: seen for name, seen in observed.items() if client.queue.holds(name)}
+        client = client._replace(seen=tuple(sorted(holders.items())))
         not_held_at = client.asked_at if "from the look before" in self._without else previous_look_at
         return self._turn(client, not_held_at=not_held_at, renewed_at=client.asked_at)
 
@@ -472,11 +475,6 @@ def _with(world: World, index: int, **changes: Any) -> World:
     return world._replace(clients=clients)
 
 
-def _counter(queue: Queue, hold_id: str) -> int:
-    entry = queue.find(hold_id)
-    return 0 if entry is None else entry.counter
-
-
 def _later(world: World) -> World:
     """Return the world one step of time later: all times are relative to now."""
 
@@ -490,7 +488,7 @@ def _later(world: World) -> World:
             asked_at=older(client.asked_at) if client.phase == "waiting" else client.asked_at,
             joined_at=older(client.joined_at) if client.joined_at <= 0 else client.joined_at,
             valid_until=older(client.valid_until, 0.0),
-            seen=tuple((name, (counter, older(moment))) for name, (counter, moment) in client.seen),
+            seen=tuple((name, (entry_state, older(moment))) for name, (entry_state, moment) in client.seen),
             request=client.request and _older_request(client.request),
         )
         for client in world.clients
@@ -592,7 +590,7 @@ def _turn_of_three() -> World:
     queue = CONTENTS[EMPTY]
     for hold in (1, 2, 3):
         queue = state.join(queue, Entry(hold_id=f"{hold}", token=0, lease_seconds=LEASE))
-    seen = (("1", (1, 0.0)),)
+    seen = (("1", ((True, 1, 0), 0.0)),)
     waiting = [Client(hold, token=hold, phase="waiting", beats=0, is_current=False, seen=seen) for hold in (2, 3)]
     number = CONTENTS.number(queue)
     leaving = Client(1, token=1, phase="leaving", beats=0, known=number)

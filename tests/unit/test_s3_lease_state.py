@@ -79,10 +79,30 @@ def test_offers_end_at_the_first_request_without_one() -> None:
         entry("a", offer={"n": 0}), entry("b", offer={"n": 1}), entry("c", offer={"n": 2}), entry("d"),
         entry("e", offer={"n": 3}),
     )  # fmt: skip
-    assert state.offers_behind(queue, "a") == {"b": {"n": 1}, "c": {"n": 2}}
-    assert state.offers_behind(queue, "b") == {}
-    assert state.offers_behind(queue_of(entry("a", shared=True), entry("b", offer={})), "a") == {}
-    assert state.offers_behind(queue_of(part("a", "year=1"), entry("b", offer={})), "a") == {}
+    assert state.offers_behind(queue, "a", {}, 0.0) == {"b": {"n": 1}, "c": {"n": 2}}
+    assert state.offers_behind(queue, "b", {}, 0.0) == {}
+    assert state.offers_behind(queue_of(entry("a", shared=True), entry("b", offer={})), "a", {}, 0.0) == {}
+    assert state.offers_behind(queue_of(part("a", "year=1"), entry("b", offer={})), "a", {}, 0.0) == {}
+
+
+def test_an_offer_that_is_not_renewed_is_left_out() -> None:
+    queue = queue_of(entry("a"), *(entry(name, offer={"of": name}, lease_seconds=10.0) for name in ("dead", "alive")))
+    seen = state.observe({}, queue, 0.0)
+    assert state.offers_behind(queue, "a", seen, 9.0) == {"dead": {"of": "dead"}, "alive": {"of": "alive"}}
+    renewed = state.renew_offer(queue, "alive")
+    seen = state.observe(seen, renewed, 9.0)
+    assert state.offers_behind(renewed, "a", seen, 11.0) == {"alive": {"of": "alive"}}
+
+
+def test_a_turn_begins_a_new_observation() -> None:
+    """An entry that has waited for long may not be removed as soon as it holds the lock."""
+    queue = queue_of(entry("a"), entry("b", lease_seconds=10.0), entry("c"))
+    seen = state.observe({}, queue, 0.0)
+    turned = state.leave(queue, "a")
+    waiting = turned.entries[1]
+    seen = state.observe(seen, turned, 100.0)
+    assert state.stale_holders(seen, turned, waiting, 104.0) == []
+    assert state.stale_holders(seen, turned, waiting, 105.0) == [turned.entries[0]]
 
 
 def intent(hold_id: str, version: int) -> Intent:
