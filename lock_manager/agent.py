@@ -14,10 +14,11 @@ import logging
 import signal
 import sys
 
-from lock_manager import LockSettings, SluiceError, ZookeeperLockManager
+from lock_manager import LockSettings, SluiceError
 from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import ANSWER_SECONDS, GuardServer
+from lock_manager.managers import manager_of
 from lock_manager.releases import ALLOW_UNTESTED, Releases
 
 
@@ -32,7 +33,7 @@ def main() -> int:
         _answer(error=refusal)
         return 2
     try:
-        manager = ZookeeperLockManager(LockSettings.from_spark(driver["conf"], app_id=driver["app_id"]))
+        manager = manager_of(LockSettings.from_spark(driver["conf"], app_id=driver["app_id"]))
     except SluiceError as error:
         _answer(error=str(error))
         return 2

@@ -125,6 +125,9 @@ class BaseManager(ABC, Generic[_H, _A]):
 
         """
 
+    def check_reachable(self, timeout_seconds: float) -> None:
+        """Raise if it is certain that the coordinator cannot be reached; see :meth:`LockManager.check_reachable`."""
+
     # -- acquires ------------------------------------------------------------------------------------------------
 
     def acquire(

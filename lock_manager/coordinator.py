@@ -1,10 +1,10 @@
 """The protocols of a coordinator, the service that grants locks.
 
-The coordinators are ZooKeeper (:mod:`lock_manager.zookeeper`) and objects on S3 (:mod:`lock_manager.s3_lease`). Jobs
-and commands do not offer the second one yet. The commit guard, the writer, the jobs and the commands ``adopt``,
-``status`` and ``break`` use these protocols. That code names ZooKeeper's classes only where it creates a manager or an
-inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and use it directly.
-``tests/unit/test_imports.py`` lists the modules outside this package that may import :mod:`lock_manager.zookeeper`.
+The coordinators are ZooKeeper (:mod:`lock_manager.zookeeper`) and objects on S3 (:mod:`lock_manager.s3_lease`). The
+commit guard, the writer, the jobs and the commands ``adopt``, ``status`` and ``break`` use these protocols;
+:mod:`lock_manager.managers` creates managers and inspectors. The commands ``doctor`` and ``ensemble`` are about
+ZooKeeper and use it directly. ``tests/unit/test_imports.py`` lists the modules outside this package that may import
+:mod:`lock_manager.zookeeper`.
 
 ``tests/contract`` tests the contract of each coordinator: its LockManager, its Hold and its Intents. It does not cover
 the Inspector.
@@ -295,6 +295,14 @@ class LockManager(Protocol):
         Raises:
             EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError, ClosedError: The coordinator cannot be
                 used.
+
+        """
+
+    def check_reachable(self, timeout_seconds: float) -> None:
+        """Raise if it is certain that the coordinator cannot be reached. This takes less time than :meth:`connect`.
+
+        Raises:
+            EnsembleUnavailableError: It cannot be reached.
 
         """
 

@@ -1,12 +1,14 @@
-"""Create the lock manager of the coordinator that the settings name."""
+"""Create the lock manager or the inspector of the coordinator that the settings name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lock_manager.coordinator import LockManager
+from lock_manager.coordinator import Inspector, LockManager
+from lock_manager.s3_lease.inspector import LeaseInspector
 from lock_manager.s3_lease.manager import S3LeaseManager
 from lock_manager.settings import LockSettings
+from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.manager import ZookeeperLockManager
 
 
@@ -33,3 +35,8 @@ def connect(url: str, **settings: Any) -> LockManager:
 def manager_of(settings: LockSettings) -> LockManager:
     """Return a lock manager with these settings."""
     return S3LeaseManager(settings) if settings.lock_url else ZookeeperLockManager(settings)
+
+
+def inspector_of(settings: LockSettings) -> Inspector:
+    """Return an inspector with these settings."""
+    return LeaseInspector(settings) if settings.lock_url else LockInspector(settings)

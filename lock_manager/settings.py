@@ -21,6 +21,8 @@ SPARK_HOSTS = f"{SPARK_PREFIX}zookeeper"
 #: Schemes of the URLs of coordinators.
 S3_LEASE = "s3-lease"
 _ZOOKEEPER_SCHEMES = ("zookeeper", "zk")
+#: Settings of which exactly one names the coordinator.
+_PLACES = {"zk_hosts", "lock_url"}
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535
 _MAX_SECONDS = 7 * 24 * 3600.0
@@ -64,6 +66,8 @@ class LockSettings:
             _check_hosts(self.zk_hosts)
         elif self.zk_hosts:
             raise SettingsError(f"zk_hosts={self.zk_hosts!r} and lock_url={self.lock_url!r}: give one of them")
+        else:
+            bucket_and_prefix(self.lock_url)
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
         if self.max_hold_seconds is not None:
@@ -75,6 +79,22 @@ class LockSettings:
                 f"lock_root={self.lock_root!r}: must be an absolute znode path such as /locks/delta_tables"
             )
 
+    @property
+    def coordinator(self) -> str:
+        """The hosts of ZooKeeper, or the URL of another coordinator, for messages."""
+        return self.lock_url or self.zk_hosts
+
+    def of_coordinator(self, hosts_or_url: str) -> LockSettings:
+        """Return the same settings for another coordinator: hosts of ZooKeeper, or a URL (:meth:`from_url`).
+
+        Raises:
+            SettingsError: The hosts or the URL are malformed.
+
+        """
+        if "://" in hosts_or_url:
+            return replace(self, **{"zk_hosts": "", "lock_url": "", **_url_settings(hosts_or_url)})
+        return replace(self, zk_hosts=hosts_or_url, lock_url="")
+
     @classmethod
     def merged(cls, base: str | LockSettings, **overrides: Any) -> LockSettings:
         """Return settings from a host list or from other settings, with overrides."""
@@ -84,7 +104,7 @@ class LockSettings:
     def from_env(
         cls, environ: Mapping[str, str] | None = None, *, hosts_hint: str = "pass zk_hosts", **overrides: Any
     ) -> LockSettings:
-        """Read ``SLUICE_ZK_HOSTS``, ``SLUICE_TIMEOUT_SECONDS`` and so on; keywords win over the environment.
+        """Read ``SLUICE_ZK_HOSTS`` or ``SLUICE_LOCK_URL``, ``SLUICE_TIMEOUT_SECONDS`` and so on; keywords win.
 
         :meth:`Security.from_env` reads ``security``.
 
@@ -94,17 +114,24 @@ class LockSettings:
             overrides: Settings by name.
 
         Raises:
-            SettingsError: A value is malformed, or neither ``SLUICE_ZK_HOSTS`` nor ``zk_hosts`` names an ensemble.
+            SettingsError: A value is malformed, or nothing names an ensemble or another coordinator.
 
         """
         environ = os.environ if environ is None else environ
         variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in _plain_fields()}
         texts = {name: environ[variable] for name, variable in variables.items() if variable in environ}
-        if not names_ensemble(environ):
-            texts.pop("zk_hosts", None)
+        for name in _PLACES:
+            # A coordinator that the caller names replaces that of the environment.
+            if not texts.get(name, "").strip() or _PLACES & overrides.keys():
+                texts.pop(name, None)
         values = {**_parse_numbers(texts, source=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}
-        if "zk_hosts" not in values:
-            raise SettingsError(f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or {hosts_hint}")
+        if "lock_url" in values:
+            values = {**_url_settings(values.pop("lock_url")), **values}
+        if not _PLACES & values.keys():
+            raise SettingsError(
+                f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or {hosts_hint}; or set "
+                f"{ENVIRONMENT_PREFIX}LOCK_URL={S3_LEASE}://BUCKET/PREFIX"
+            )
         if "security" not in values:
             values["security"] = Security.from_env(environ)
         return cls(**values)
@@ -143,24 +170,42 @@ class LockSettings:
             SettingsError: The URL is malformed, or has an unknown or malformed parameter.
 
         """
-        parts = urlsplit(url)
-        _refuse_credentials(parts.netloc)
-        # Messages leave out the query, which may contain a password.
-        base_url = url.partition("?")[0]
-        if parts.scheme not in (*_ZOOKEEPER_SCHEMES, S3_LEASE):
-            raise SettingsError(
-                f"{base_url!r} is not the URL of a coordinator: write zookeeper://host:port,host:port[/chroot] or "
-                f"{S3_LEASE}://BUCKET/PREFIX, and settings as ?setting=value"
-            )
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        names = _plain_fields() - {"zk_hosts", "lock_url"}
-        if unknown := sorted(query.keys() - names):
-            raise SettingsError(
-                f"{base_url!r}: unknown setting {unknown[0]!r}; the URL may set {', '.join(sorted(names))}"
-            )
-        path = "" if parts.path == "/" else parts.path
-        place = {"lock_url": base_url} if parts.scheme == S3_LEASE else {"zk_hosts": parts.netloc + path}
-        return cls(**{**place, **_parse_numbers(query, source=repr(base_url)), **overrides})
+        return cls(**{**_url_settings(url), **overrides})
+
+
+def _url_settings(url: str) -> dict[str, Any]:
+    """Return the settings in the URL of a coordinator; see :meth:`LockSettings.from_url`."""
+    parts = urlsplit(url)
+    _refuse_credentials(parts.netloc)
+    # Messages leave out the query, which may contain a password.
+    base_url = url.partition("?")[0]
+    if parts.scheme not in (*_ZOOKEEPER_SCHEMES, S3_LEASE):
+        raise SettingsError(
+            f"{base_url!r} is not the URL of a coordinator: write zookeeper://host:port,host:port[/chroot] or "
+            f"{S3_LEASE}://BUCKET/PREFIX, and settings as ?setting=value"
+        )
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    names = _plain_fields() - _PLACES
+    if unknown := sorted(query.keys() - names):
+        raise SettingsError(f"{base_url!r}: unknown setting {unknown[0]!r}; the URL may set {', '.join(sorted(names))}")
+    path = "" if parts.path == "/" else parts.path
+    place = {"lock_url": base_url} if parts.scheme == S3_LEASE else {"zk_hosts": parts.netloc + path}
+    return {**place, **_parse_numbers(query, source=repr(base_url))}
+
+
+def bucket_and_prefix(url: str) -> tuple[str, str]:
+    """Return the bucket and the prefix of ``s3-lease://BUCKET/PREFIX``; the prefix ends with a slash, or is empty.
+
+    Raises:
+        SettingsError: The URL is malformed.
+
+    """
+    scheme = f"{S3_LEASE}://"
+    bucket, _, prefix = url.removeprefix(scheme).partition("/")
+    parts = [part for part in prefix.split("/") if part]
+    if not url.startswith(scheme) or not bucket or any(part in (".", "..") for part in parts):
+        raise SettingsError(f"{url!r} is not a lock URL: write {scheme}BUCKET/PREFIX")
+    return bucket, "".join(f"{part}/" for part in parts)
 
 
 def _plain_fields() -> set[str]:

@@ -6,7 +6,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lock_manager import Adoption, LockSettings, ResourceError, SettingsError, ZookeeperLockManager, canonical_table_uri
+from lock_manager import Adoption, LockSettings, ResourceError, SettingsError, canonical_table_uri
+from lock_manager.managers import manager_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,14 +45,15 @@ def adopt_table(
         move: Whether to adopt a table that is adopted by another ensemble or under another name. The lock on the
             previous name is held, too, because that may be another name of the same table. A writer that holds the
             previous ensemble's lock keeps writing until the end of its block, unless ``old_hosts`` is given.
-        old_hosts: Connection string of the previous ensemble. Its lock is held, too, so that no writer is active.
+        old_hosts: Connection string or URL of the previous coordinator. Its lock is held, too, so that no writer is
+            active.
 
     Raises:
         AdoptionMismatchError: The table is adopted by another ensemble or under another name and ``move`` is false,
             or ``old_hosts`` is not the ensemble that adopted it.
         TableError, StorageError: There is no table, it cannot be adopted, or its adoption was changed concurrently.
         LockTimeoutError, EnsembleUnavailableError and so on: The lock was not acquired; see
-            :meth:`ZookeeperLockManager.acquire`.
+            :meth:`.BaseManager.acquire`.
         SettingsError: ``old_hosts`` is given without ``move``, or is malformed.
 
     """
@@ -72,12 +74,12 @@ def adopt_table(
     names = _names_to_lock(uri, expected_adoption)
     with ExitStack() as stack:
         if old_hosts is not None:
-            old_manager = stack.enter_context(ZookeeperLockManager(replace(settings, zk_hosts=old_hosts)))
+            old_manager = stack.enter_context(manager_of(settings.of_coordinator(old_hosts)))
             old_hold = stack.enter_context(old_manager.acquire_all(names))
             if expected_adoption is not None:
                 expected_adoption.check(ensemble=old_hold.ensemble_id, table=expected_adoption.table or uri)
             stack.enter_context(guarded(spark, old_hold, log, metadata, any_ensemble=True))
-        manager = stack.enter_context(ZookeeperLockManager(settings))
+        manager = stack.enter_context(manager_of(settings))
         hold = stack.enter_context(manager.acquire_all(names))
         stack.enter_context(guarded(spark, hold, log, metadata, any_ensemble=move))
         state = log.state()

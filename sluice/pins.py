@@ -10,7 +10,8 @@ from dataclasses import replace
 import typer
 from rich.table import Table
 
-from lock_manager import LockSettings, ZookeeperLockManager
+from lock_manager import LockSettings
+from lock_manager.managers import manager_of
 from sluice.audit.pins import PinStatus, examine_pins, pin_problems
 from sluice.console import make_table, plain_console, print_problems, table_console
 from sluice.interrupts import interruptible
@@ -47,7 +48,7 @@ def change_pins(
     except argparse.ArgumentTypeError as error:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
     settings = replace(settings, job=settings.job or _COMMAND_NAME)
-    with interruptible(), ZookeeperLockManager(settings) as manager:
+    with interruptible(), manager_of(settings) as manager:
         # Connect before Spark starts, so that a wrong connection string is reported early.
         manager.connect(settings.timeout_seconds)
         with start_spark(_COMMAND_NAME, conf) as spark:

@@ -27,7 +27,7 @@ _DISMISS_SECONDS = 0.2
 """Time after which committed members are removed from the queue, unless the hold is released before, in seconds."""
 
 #: How a hold was lost whose entry is gone.
-GONE = "its entry was gone: another client removed it, because it seemed dead, or an operator did"
+GONE = "its entry was gone: another client removed it, because it seemed dead, or as `sluice break` does"
 
 
 class GoneError(Exception):

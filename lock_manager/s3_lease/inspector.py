@@ -12,11 +12,10 @@ from lock_manager.errors import S3, EnsembleFormatError, EnsembleUnavailableErro
 from lock_manager.queue_entry import WHOLE_TABLE, QueuedNode, QueueEntry, TableLocks
 from lock_manager.resources import TableResource, table_key
 from lock_manager.s3_lease import root, state
-from lock_manager.s3_lease.manager import parse_url
 from lock_manager.s3_lease.queue_object import FOLDER, QueueObject
 from lock_manager.s3_lease.state import Entry, Queue
 from lock_manager.s3_lease.store import ObjectStore, UnansweredError
-from lock_manager.settings import LockSettings
+from lock_manager.settings import LockSettings, bucket_and_prefix
 
 _R = TypeVar("_R")
 
@@ -37,7 +36,7 @@ class LeaseInspector:
 
     def __init__(self, settings: LockSettings) -> None:
         self.settings = settings
-        self._store = ObjectStore(settings.lock_url, *parse_url(settings.lock_url))
+        self._store = ObjectStore(settings.lock_url, *bucket_and_prefix(settings.lock_url))
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from lock_manager.base_manager import AcquireRequest, BaseManager
 from lock_manager.coordinator import Offer
 from lock_manager.deadline import Deadline
-from lock_manager.errors import ClosedError, EnsembleUnavailableError, SettingsError, SluiceError
+from lock_manager.errors import ClosedError, EnsembleUnavailableError, SluiceError
 from lock_manager.resources import TableResource
 from lock_manager.s3_lease.acquisition import TRY_SECONDS, Acquisition
 from lock_manager.s3_lease.contender import LeaseContender
@@ -19,7 +19,7 @@ from lock_manager.s3_lease.held_lease import HeldLease
 from lock_manager.s3_lease.queue_object import QueueObject
 from lock_manager.s3_lease.root import ensure_id
 from lock_manager.s3_lease.store import ObjectStore
-from lock_manager.settings import S3_LEASE, LockSettings, check_seconds
+from lock_manager.settings import LockSettings, bucket_and_prefix, check_seconds
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
 
     def __init__(self, settings: LockSettings) -> None:
         super().__init__(settings)
-        bucket, prefix = parse_url(settings.lock_url)
+        bucket, prefix = bucket_and_prefix(settings.lock_url)
         check_seconds("session_timeout_seconds", settings.session_timeout_seconds, _MIN_LEASE_SECONDS)
         self._store = ObjectStore(settings.lock_url, bucket, prefix)
         self._pid = os.getpid()
@@ -196,18 +196,3 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
                     log.warning("an entry for %s stays until its lease ends: %s", remaining.pop(0).table, error)
 
         threading.Thread(target=discard, name="sluice-discard", daemon=True).start()
-
-
-def parse_url(url: str) -> tuple[str, str]:
-    """Return the bucket and the prefix of ``s3-lease://BUCKET/PREFIX``; the prefix ends with a slash, or is empty.
-
-    Raises:
-        SettingsError: The URL is malformed.
-
-    """
-    scheme = f"{S3_LEASE}://"
-    bucket, _, prefix = url.removeprefix(scheme).partition("/")
-    parts = [part for part in prefix.split("/") if part]
-    if not url.startswith(scheme) or not bucket or any(part in (".", "..") for part in parts):
-        raise SettingsError(f"{url!r} is not a lock URL: write {scheme}BUCKET/PREFIX")
-    return bucket, "".join(f"{part}/" for part in parts)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from sluice.commands.options import Commands, JsonOption, ZooKeeperOption, lock_settings
+from sluice.commands.options import Commands, JsonOption, ZooKeeperOption, zookeeper_settings
 from sluice.console import FAILED, make_table, plain_console, table_console
 from sluice.interrupts import interruptible
 
@@ -46,7 +46,7 @@ def status(*, zookeeper: ZooKeeperOption = None, as_json: JsonOption = False) ->
     from sluice.ensemble.members import ask_servers  # noqa: PLC0415
 
     with interruptible():
-        servers = ask_servers(lock_settings(zookeeper))
+        servers = ask_servers(zookeeper_settings(zookeeper))
     if as_json:
         print(json.dumps({"servers": [server.to_json() for server in servers]}, indent=2))
     else:
@@ -93,7 +93,7 @@ def ready(
             sys.stderr.flush()
 
     with interruptible():
-        readiness = wait_until_ready(lock_settings(zookeeper), expect, wait, report)
+        readiness = wait_until_ready(zookeeper_settings(zookeeper), expect, wait, report)
     if as_json:
         print(json.dumps(readiness.to_json(), indent=2))
     elif readiness.is_ready:

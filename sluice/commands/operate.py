@@ -14,11 +14,13 @@ from lock_manager.coordinator import Inspector
 from sluice.commands.options import (
     JsonOption,
     LockRootOption,
+    LockUrlOption,
     StorageOption,
     ZooKeeperOption,
     is_ensemble_given,
     lock_settings,
     parse_pairs,
+    zookeeper_settings,
 )
 from sluice.console import FAILED, plain_console
 from sluice.interrupts import Interrupted, interruptible
@@ -30,6 +32,7 @@ def status(
     ] = None,
     *,
     zookeeper: ZooKeeperOption = None,
+    lock_url: LockUrlOption = None,
     lock_root: LockRootOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two requests.")] = 2.0,
@@ -67,7 +70,7 @@ def status(
             print_status(snapshot, console)
 
     display_of_watch = display(console) if watch and not as_json else nullcontext(print_snapshot)
-    with interruptible(), _make_inspector(zookeeper, lock_root) as inspector, display_of_watch as show:
+    with interruptible(), _make_inspector(zookeeper, lock_root, lock_url) as inspector, display_of_watch as show:
         while True:
             snapshot = read_status(inspector, resource)
             overdue_waiters = [] if fail_if_waiting is None else snapshot.waiting_longer_than(fail_if_waiting)
@@ -102,6 +105,7 @@ def break_lock(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     zookeeper: ZooKeeperOption = None,
+    lock_url: LockUrlOption = None,
     lock_root: LockRootOption = None,
 ) -> None:
     """Show the holders of a table's lock, and remove them after confirmation.
@@ -129,7 +133,7 @@ def break_lock(
     resource = TableResource.of(table)
     partition = None if partition is None else parse_partition(partition)
     token_number = None if token is None else parse_token(token)
-    with interruptible(), _make_inspector(zookeeper, lock_root) as inspector:
+    with interruptible(), _make_inspector(zookeeper, lock_root, lock_url) as inspector:
         snapshot = read_status(inspector, resource)
         (locks,) = snapshot.tables
         holders = select_holders(locks, partition, token_number)
@@ -147,11 +151,10 @@ def break_lock(
             print(f"removed: {describe(holder)}" if is_removed else f"released in the meantime: {describe(holder)}")
 
 
-def _make_inspector(zookeeper: str | None, lock_root: str | None) -> Inspector:
-    """Return an inspector of the ensemble. ``status`` and ``break`` use the ZooKeeper class only here."""
-    from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
+def _make_inspector(zookeeper: str | None, lock_root: str | None, lock_url: str | None) -> Inspector:
+    from lock_manager.managers import inspector_of  # noqa: PLC0415
 
-    return LockInspector(lock_settings(zookeeper, lock_root))
+    return inspector_of(lock_settings(zookeeper, lock_root, lock_url=lock_url))
 
 
 def _user_confirms(question: str) -> bool:
@@ -201,7 +204,7 @@ def doctor(
     if table is not None and bucket is not None:
         raise typer.BadParameter("cannot be combined with --table", param_hint="--bucket")
     options = parse_pairs(storage_option)
-    settings = lock_settings(zookeeper, lock_root) if is_ensemble_given(zookeeper) else None
+    settings = zookeeper_settings(zookeeper, lock_root) if is_ensemble_given(zookeeper) else None
     store = f"s3://{bucket}" if bucket is not None else table
     with interruptible():
         findings = examine(settings, store, options, table=table)

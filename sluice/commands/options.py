@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lock_manager import LockSettings
+from lock_manager.errors import SettingsError
 from lock_manager.settings import names_ensemble
 from sluice.console import errors_as_sentences
 
@@ -111,6 +112,15 @@ LockTimeoutOption = Annotated[
 ZooKeeperOption = Annotated[
     str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
 ]
+#: The option ``--lock-url`` of commands that use a coordinator.
+LockUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lock-url",
+        metavar="URL",
+        help="s3-lease://BUCKET/PREFIX, instead of ZooKeeper.  [dim]default: $SLUICE_LOCK_URL[/]",
+    ),
+]
 #: The option ``--lock-root`` of commands that look at locks.
 LockRootOption = Annotated[
     str | None,
@@ -144,8 +154,25 @@ def is_ensemble_given(zookeeper: str | None) -> bool:
     return zookeeper is not None or names_ensemble(os.environ)
 
 
+def zookeeper_settings(zookeeper: str | None, lock_root: str | None = None) -> LockSettings:
+    """Return the settings of a command that is about ZooKeeper; see :func:`lock_settings`.
+
+    Raises:
+        SettingsError: Only another coordinator is configured, or a setting is malformed.
+
+    """
+    settings = lock_settings(zookeeper, lock_root)
+    if settings.lock_url:
+        raise SettingsError(f"this command examines ZooKeeper, but {settings.lock_url} needs none: give --zookeeper")
+    return settings
+
+
 def lock_settings(
-    zookeeper: str | None, lock_root: str | None = None, timeout_seconds: float | None = None
+    zookeeper: str | None,
+    lock_root: str | None = None,
+    timeout_seconds: float | None = None,
+    *,
+    lock_url: str | None = None,
 ) -> LockSettings:
     """Return the settings of the environment, overridden by the options that are not None.
 
@@ -155,6 +182,11 @@ def lock_settings(
     """
     # kazoo logs a warning for each attempt to connect. The command reports the failure itself.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
-    options: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root, "timeout_seconds": timeout_seconds}
+    options: dict[str, Any] = {
+        "zk_hosts": zookeeper,
+        "lock_url": lock_url,
+        "lock_root": lock_root,
+        "timeout_seconds": timeout_seconds,
+    }
     options = {name: value for name, value in options.items() if value is not None}
     return LockSettings.from_env(hosts_hint="give --zookeeper host:port,…", **options)

@@ -15,6 +15,7 @@ from rich.text import Text
 from sluice.commands.options import (
     JsonOption,
     LockTimeoutOption,
+    LockUrlOption,
     SparkConfOption,
     SparkTable,
     SparkTables,
@@ -118,12 +119,13 @@ def adopt(
     table: SparkTable,
     *,
     zookeeper: ZooKeeperOption = None,
+    lock_url: LockUrlOption = None,
     move: Annotated[
         bool, typer.Option("--move", help="Also adopt a table of another ensemble or another name.")
     ] = False,
     from_hosts: Annotated[
         str | None,
-        typer.Option("--from", metavar="HOSTS", help="The previous ensemble. Its lock is held, too."),
+        typer.Option("--from", metavar="HOSTS|URL", help="The previous coordinator. Its lock is held, too."),
     ] = None,
     lock_timeout: LockTimeoutOption = None,
     conf: SparkConfOption = None,
@@ -134,18 +136,20 @@ def adopt(
     Starts a small Spark and commits, under the table's lock, the table
     properties sluice.ensemble (the ensemble's id) and sluice.table (the table's
     name). From then on a writer is refused before it writes if it uses another
-    ensemble, a rebuilt ensemble, or another name of the table. A table that is
+    ensemble, a rebuilt ensemble, or another name of the table. Locks on S3
+    (--lock-url) have an id like an ensemble. A table that is
     adopted elsewhere is not changed without --move. Use --move for a table that
     was copied, renamed, or moved to another ensemble. To move it, stop its
     writers first, or give --from.
 
     [bold]sluice adopt s3a://lake/flights --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice adopt s3a://lake/flights --zookeeper new:2181 --move --from old:2181[/]
+    [bold]sluice adopt s3a://lake/flights --lock-url s3-lease://lake/locks --move --from old:2181[/]
     """
     from sluice.adopt import adopt_table, describe  # noqa: PLC0415
     from sluice.local.spark import start_spark  # noqa: PLC0415
 
-    settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
+    settings = lock_settings(zookeeper, timeout_seconds=lock_timeout, lock_url=lock_url)
     with interruptible(), start_spark("sluice adopt", parse_pairs(conf, "--conf")) as spark:
         result = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
     print(json.dumps(asdict(result), indent=2) if as_json else describe(result))
@@ -164,6 +168,7 @@ def pins(
         str | None, typer.Option(metavar="NAME", help="Remove this pin, from each table that it pins.")
     ] = None,
     zookeeper: ZooKeeperOption = None,
+    lock_url: LockUrlOption = None,
     lock_timeout: LockTimeoutOption = None,
     conf: SparkConfOption = None,
     storage_option: StorageOption = None,
@@ -193,7 +198,7 @@ def pins(
     # Fail before the change if the pins at this kind of location cannot be listed afterwards.
     open_log(table, options)
     if add is not None or remove is not None:
-        settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
+        settings = lock_settings(zookeeper, timeout_seconds=lock_timeout, lock_url=lock_url)
         change_pins(table, settings, parse_pairs(conf, "--conf"), add=add, expires=expires, remove=remove)
     if not print_pins(table, options, as_json=as_json):
         raise typer.Exit(FAILED)

@@ -443,12 +443,6 @@ def test_a_missing_boto3_is_named(bucket: LockBucket, monkeypatch: pytest.Monkey
         S3LeaseManager(bucket.settings()).connect()
 
 
-@pytest.mark.parametrize("url", ["s3-lease://", "s3-lease:///locks", "s3-lease://lake/../locks", "s3://lake/locks"])
-def test_a_malformed_url_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match="s3-lease://BUCKET/PREFIX"):
-        S3LeaseManager(LockSettings(lock_url=url))
-
-
 def test_close_ends_the_locks_of_a_manager(bucket: LockBucket) -> None:
     manager = bucket.manager()
     hold = manager.acquire(bucket.table)

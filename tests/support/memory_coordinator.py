@@ -352,6 +352,9 @@ class MemoryManager:
     def connect(self, timeout_seconds: float = 1.0) -> None:
         """Do nothing: there is no connection."""
 
+    def check_reachable(self, timeout_seconds: float) -> None:
+        """Do nothing: there is no connection."""
+
     def acquire(
         self,
         resource: Any,

@@ -63,6 +63,7 @@ def test_keywords_win_over_the_environment():
 def test_settings_come_from_a_url():
     settings = LockSettings.from_url("zk://a:1,b:2/chroot?timeout_seconds=7&job=nightly%20load", app_id="x")
     assert settings == LockSettings(zk_hosts="a:1,b:2/chroot", timeout_seconds=7.0, job="nightly load", app_id="x")
+    assert LockSettings.from_url("zookeeper://a:1?timeout_seconds=7") == LockSettings(zk_hosts="a:1", timeout_seconds=7)
     for malformed_url in ("http://a", "zk://a?color=red", "zk://a?zk_hosts=b", "zk://"):
         with pytest.raises(SettingsError):
             LockSettings.from_url(malformed_url)
@@ -75,3 +76,42 @@ def test_the_manager_takes_settings_and_keywords():
         ZookeeperLockManager("a:1", timeout_seconds=-1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         base.job = "y"
+
+
+LOCK_URL = "s3-lease://lake/locks"
+
+
+def test_a_lock_url_names_another_coordinator() -> None:
+    settings = LockSettings.from_url(f"{LOCK_URL}?session_timeout_seconds=20", job="nightly")
+    assert settings == LockSettings(lock_url=LOCK_URL, session_timeout_seconds=20, job="nightly")
+    assert settings.coordinator == LOCK_URL
+    assert (
+        LockSettings.from_env({"SLUICE_LOCK_URL": f"{LOCK_URL}?session_timeout_seconds=20"}, job="nightly") == settings
+    )
+    conf = {"spark.sluice.lockUrl": LOCK_URL, "spark.sluice.sessionTimeoutSeconds": "20"}
+    assert LockSettings.from_spark(conf, {}, job="nightly") == settings
+    assert LockSettings.from_env({}, lock_url="zookeeper://a:1") == LockSettings(zk_hosts="a:1")
+
+
+def test_an_explicit_coordinator_replaces_that_of_the_environment() -> None:
+    both = {"SLUICE_LOCK_URL": LOCK_URL, "SLUICE_ZK_HOSTS": "a:1"}
+    with pytest.raises(SettingsError, match="give one of them"):
+        LockSettings.from_env(both)
+    assert LockSettings.from_env(both, zk_hosts="b:1") == LockSettings(zk_hosts="b:1")
+    assert LockSettings.from_env(both, lock_url=LOCK_URL).lock_url == LOCK_URL
+    assert LockSettings.from_env({"SLUICE_LOCK_URL": " ", "SLUICE_ZK_HOSTS": "a:1"}).zk_hosts == "a:1"
+
+
+def test_settings_are_given_another_coordinator() -> None:
+    settings = LockSettings(zk_hosts="a:1", job="nightly")
+    on_s3 = settings.of_coordinator(LOCK_URL)
+    assert on_s3 == LockSettings(lock_url=LOCK_URL, job="nightly")
+    assert on_s3.of_coordinator("a:1") == settings
+    assert on_s3.of_coordinator("zookeeper://a:1/b") == LockSettings(zk_hosts="a:1/b", job="nightly")
+
+
+@pytest.mark.parametrize("url", ["s3-lease://", "s3-lease:///locks", "s3-lease://lake/../locks", "s3://lake/locks"])
+def test_a_malformed_lock_url_is_refused(url: str) -> None:
+    for settings in (lambda: LockSettings(lock_url=url), lambda: LockSettings.from_env({"SLUICE_LOCK_URL": url})):
+        with pytest.raises(SettingsError, match="s3-lease://BUCKET/PREFIX"):
+            settings()

@@ -12,11 +12,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from lock_manager import LockManager, LockSettings, SettingsError, ZookeeperLockManager
+from lock_manager import LockManager, LockSettings, SettingsError
 from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import GuardServer
 from lock_manager.guard_registry import declare_guard_installed
+from lock_manager.managers import manager_of
 from lock_manager.partitions import PartitionSchema
 from lock_manager.releases import ALLOW_UNTESTED
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
@@ -150,7 +151,7 @@ def default_manager(spark: SparkSession) -> LockManager:
     settings = LockSettings.from_spark(dict(context.getConf().getAll()), app_id=context.applicationId)
     with _managers_lock:
         if settings not in _managers:
-            _managers[settings] = ZookeeperLockManager(settings)
+            _managers[settings] = manager_of(settings)
         return _managers[settings]
 
 

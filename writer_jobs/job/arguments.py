@@ -27,7 +27,7 @@ from writer_jobs.job.exit_codes import HELP as EXIT_CODES_HELP
 URI_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HELP_END = f"""\
 If the job fails, standard error has one sentence; with --verbose also the stack trace.
-The job reads SLUICE_* variables from the environment, such as SLUICE_ZK_HOSTS, SLUICE_LOCK_ROOT and SLUICE_ZK_SECRET.
+The job reads SLUICE_* variables from the environment, such as SLUICE_ZK_HOSTS, SLUICE_LOCK_URL and SLUICE_ZK_SECRET.
 
 {EXIT_CODES_HELP}"""
 _IDENTITY, _APPLIED = "identity", "applied"
@@ -54,6 +54,7 @@ class JobArguments:
     """The arguments of every job. ``--help`` describes each; None means that the option was not given."""
 
     zookeeper: str | None
+    lock_url: str | None
     table: str
     lock_timeout: float | None
     report: str | None
@@ -100,7 +101,11 @@ class JobArguments:
             SettingsError: The host list is malformed, or a value is out of range.
 
         """
-        options: dict[str, Any] = {"zk_hosts": self.zookeeper, "timeout_seconds": self.lock_timeout}
+        options: dict[str, Any] = {
+            "zk_hosts": self.zookeeper,
+            "lock_url": self.lock_url,
+            "timeout_seconds": self.lock_timeout,
+        }
         options = {name: value for name, value in options.items() if value is not None}
         return LockSettings.from_env(hosts_hint="give --zookeeper host:port,…", **options)
 
@@ -177,6 +182,10 @@ class JobParser(argparse.ArgumentParser):
         add(
             "--zookeeper", metavar="HOSTS",
             help="host:port,host:port[/chroot] of the ensemble; default: $SLUICE_ZK_HOSTS",
+        )  # fmt: skip
+        add(
+            "--lock-url", metavar="URL",
+            help="s3-lease://BUCKET/PREFIX: locks in objects on S3, without ZooKeeper; default: $SLUICE_LOCK_URL",
         )  # fmt: skip
         if several:
             add(

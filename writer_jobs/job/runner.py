@@ -18,8 +18,9 @@ from typing import Generic, TypeVar
 
 from pyspark.sql import SparkSession
 
-from lock_manager import LockManager, SluiceError, ZookeeperLockManager
+from lock_manager import LockManager, SluiceError
 from lock_manager.coordinator import WAITING_LOGGER
+from lock_manager.managers import manager_of
 from lock_manager.metrics import MetricsExporter
 from writer_jobs.delta.session import build_session, refuse_lenient_casts, running_session
 from writer_jobs.errors import StorageError, WriteFailedError
@@ -141,7 +142,7 @@ class Job(Generic[_Arguments]):
         metrics: MetricsExporter | None,
     ) -> None:
         settings = arguments.lock_settings()
-        with ZookeeperLockManager(settings) as probe:
+        with manager_of(settings) as probe:
             # Before the session starts, because executors, listing and reading are expensive.
             probe.check_reachable(_REACH_SECONDS)
             probe.connect(min(_MAX_CONNECT_SECONDS, max(settings.timeout_seconds, _MIN_CONNECT_SECONDS)))
@@ -153,7 +154,7 @@ class Job(Generic[_Arguments]):
             # This write also shows whether the report can be written.
             report.write(application=context.applicationId)
             settings = replace(settings, job=settings.job or context.appName, app_id=context.applicationId)
-            with ZookeeperLockManager(settings) as manager:
+            with manager_of(settings) as manager:
                 self.work(
                     JobContext(
                         program=self.program,
