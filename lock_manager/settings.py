@@ -21,7 +21,7 @@ SPARK_HOSTS = f"{SPARK_PREFIX}zookeeper"
 #: Schemes of the URLs of coordinators.
 S3_LEASE = "s3-lease"
 _ZOOKEEPER_SCHEMES = ("zookeeper", "zk")
-#: Settings of which exactly one names the coordinator.
+#: Settings that name the coordinator. Exactly one of them is set.
 _PLACES = {"zk_hosts", "lock_url"}
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535

@@ -155,7 +155,7 @@ class LeaseContender:
             return self.queue.holds(self._hold_id)
 
     def renew_offer(self, deadline: Deadline, stop: Callable[[], object]) -> None:
-        """Show that the owner of this waiting entry lives, if it has an offer and has not shown that for a while.
+        """Show from time to time that the owner of this waiting entry lives, if it has an offer.
 
         Raises:
             GoneError: Another client removed the entry.

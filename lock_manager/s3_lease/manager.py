@@ -165,7 +165,7 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
                 log.warning("the lock on %s stays until its lease ends: %s", hold.resource, error)
 
     def _queue_of(self, table: str) -> QueueObject:
-        """Return an object of a table's queue for one request, with what this manager's last request knows of it."""
+        """Return an object of a table's queue for one request. It begins with the state that the last request read."""
         with self._lock:
             known = self._known_queues.pop(table, None)
             queue_object = QueueObject(self._store, table) if known is None else known.copy()

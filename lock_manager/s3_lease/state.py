@@ -252,7 +252,7 @@ def offers_behind(queue: Queue, hold_id: str, seen: Observations, now: float) ->
     """Return the offers behind an exclusive holder of the whole table, by hold id, in queue order.
 
     They end with the first entry that has none, because a holder lets no entry overtake one of a different kind. An
-    offer that its owner has not renewed for a lease is left out: the owner is dead, and may have been started again.
+    offer whose last renewal is older than a lease is left out: its owner is dead, and may have been started again.
     """
     offers: dict[str, Mapping[str, Any]] = {}
     entry = queue.find(hold_id)
