@@ -152,8 +152,8 @@ def strike(soak: Soak, *scenarios: Scenario) -> set[str]:
     return {violation.invariant for violation in judge(soak.evidence())}
 
 
-# These take 20 s each. The other controls are left to the soaks.
-FAST = {"intents-first", "member-actions"}
+# It takes 20 s, and needs no moment between two requests. The other controls are left to the soaks.
+FAST = {"member-actions"}
 CONTROLS = [pytest.param(name, marks=pytest.mark.full if name in FAST else pytest.mark.soak) for name in SCENARIOS]
 
 
