@@ -99,7 +99,7 @@ class BaseHold(ABC):
         self._block_counts: list[int] = []
         self._closed_in_block = False
 
-    # -- what the coordinator does -------------------------------------------------------------------------------
+    # -- parts of the coordinator ---------------------------------------------------------------------------------
 
     @property
     @abstractmethod

@@ -88,7 +88,7 @@ class BaseManager(ABC, Generic[_H, _A]):
         self._holds: list[_H] = []
         self._acquisitions: list[_A] = []
 
-    # -- what the coordinator does -------------------------------------------------------------------------------
+    # -- parts of the coordinator ---------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -165,7 +165,7 @@ class BaseManager(ABC, Generic[_H, _A]):
             UnguardedError: Partitions were requested in a process without the commit guard.
             LockTimeoutError: Other contenders were still ahead at the deadline.
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
-            LockOrderError: This thread holds a lock with which this request could cause a deadlock.
+            LockOrderError: The request could deadlock, because this thread holds another lock.
             EnsembleUnavailableError, EnsembleFormatError, ClosedError: See :meth:`connect`.
             EnsembleRefusedError: The coordinator refused the request, most likely because of missing permissions.
 
@@ -333,7 +333,7 @@ class BaseManager(ABC, Generic[_H, _A]):
         """Enter a thread's hold that covers the scope again and return it; None if there is none.
 
         Raises:
-            LockOrderError: The thread holds a lock with which the request could cause a deadlock.
+            LockOrderError: The request could deadlock, because the thread holds another lock.
 
         """
         while True:

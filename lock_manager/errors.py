@@ -72,8 +72,8 @@ class Service:
 
     Attributes:
         name: Its name.
-        unavailable: What to check if it does not answer.
-        refused: What to check if it refuses a request.
+        unavailable: Advice for a service that does not answer.
+        refused: Advice for a service that refuses a request.
 
     """
 

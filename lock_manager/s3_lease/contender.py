@@ -203,9 +203,7 @@ class LeaseContender:
 
     # -- a hold --------------------------------------------------------------------------------------------------
 
-    def confirm(
-        self, deadline: Deadline, request_name: str, change: Callable[[Queue], Queue], *, is_urgent: bool = True
-    ) -> None:
+    def confirm(self, deadline: Deadline, request_name: str, change: Callable[[Queue], Queue]) -> None:
         """Change the queue if and only if the entry is in it, and renew the lease.
 
         Raises:
@@ -221,7 +219,7 @@ class LeaseContender:
         dismissed = self._take_dismissals()
         try:
             with self.queue_object.locked(deadline, request_name):
-                sent_at = self.queue_object.update(checked, deadline, request_name, is_urgent=is_urgent)
+                sent_at = self.queue_object.update(checked, deadline, request_name, is_urgent=True)
                 self._renew(sent_at)
         except BaseException:
             if dismissed:
@@ -245,7 +243,7 @@ class LeaseContender:
         return {hold_id: offer for hold_id, offer in offers.items() if hold_id not in self._dismissed}
 
     def is_waiting(self, queue: Queue, hold_id: str) -> bool:
-        """Return whether a member is in the queue, and this hold has not committed its offer."""
+        """Return whether a member is in the queue with an offer that this hold did not commit yet."""
         return hold_id not in self._dismissed and queue.find(hold_id) is not None
 
     def check(self, deadline: Deadline) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import S3, EnsembleFormatError, EnsembleUnavailableError
+from lock_manager.errors import EnsembleFormatError
 from lock_manager.queue_entry import WHOLE_TABLE, QueuedNode, QueueEntry, TableLocks
 from lock_manager.resources import TableResource, table_key
 from lock_manager.s3_lease import root, state
 from lock_manager.s3_lease.queue_object import FOLDER, QueueObject
 from lock_manager.s3_lease.state import Entry, Queue
-from lock_manager.s3_lease.store import ObjectStore, UnansweredError
+from lock_manager.s3_lease.store import ObjectStore
 from lock_manager.settings import LockSettings, bucket_and_prefix
 
 _R = TypeVar("_R")
@@ -22,7 +21,6 @@ _R = TypeVar("_R")
 ANSWER_SECONDS = 15.0
 """Time limit of each method, in seconds."""
 
-_RETRY_SECONDS = 0.2
 _PARALLEL_READS = 16
 
 
@@ -84,16 +82,7 @@ class LeaseInspector:
             raise EnsembleFormatError(f"{self._store.url}: object {key} cannot be read: {error}") from None
 
     def _answer(self, request: Callable[[], _R]) -> _R:
-        deadline = Deadline(ANSWER_SECONDS)
-        while True:
-            try:
-                return request()
-            except UnansweredError as error:
-                if deadline.remaining() <= _RETRY_SECONDS:
-                    raise EnsembleUnavailableError(
-                        self._store.url, deadline.elapsed(), "read the locks", problem=str(error), service=S3
-                    ) from None
-                time.sleep(_RETRY_SECONDS)
+        return self._store.answered(request, Deadline(ANSWER_SECONDS), "read the locks")
 
 
 def _table_locks(queue: Queue) -> TableLocks:

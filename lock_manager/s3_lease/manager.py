@@ -24,7 +24,7 @@ from lock_manager.settings import LockSettings, bucket_and_prefix, check_seconds
 log = logging.getLogger(__name__)
 
 _MIN_LEASE_SECONDS = 2.0
-"""Shortest ``session_timeout_seconds``. A client that waits has a third of it to notice its turn."""
+"""Shortest ``session_timeout_seconds``. A client that waits has this time to notice its turn."""
 
 _KNOWN_QUEUES = 100
 """Number of tables whose queue a manager remembers: that saves a GET, and dead holders are known sooner."""
@@ -45,7 +45,7 @@ class S3LeaseManager(BaseManager[HeldLease, Acquisition]):
             with manager.acquire("s3://lake/flights"):
                 write_deltalake("s3://lake/flights", rows, mode="append")
 
-    The queue of a table is one object. Each change is a PUT under the condition that nobody else has changed it
+    The queue of a table is one object. Each change is a PUT under the condition that no other client has changed it
     (``If-Match``). A holder renews its lock three times in ``session_timeout_seconds``. Another client removes it only
     if it has seen no renewal for that long, by its own monotonic clock.
 

@@ -14,13 +14,18 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import S3, EnsembleFormatError, EnsembleUnavailableError
 from lock_manager.resources import table_key
 from lock_manager.s3_lease.state import Observations, Queue, observe
-from lock_manager.s3_lease.store import REQUEST_SECONDS, ConflictError, NotModifiedError, ObjectStore, UnansweredError
+from lock_manager.s3_lease.store import (
+    MAX_RETRY_SECONDS,
+    REQUEST_SECONDS,
+    RETRY_SECONDS,
+    ConflictError,
+    NotModifiedError,
+    ObjectStore,
+    UnansweredError,
+)
 
 FOLDER = "tables/"
 """Folder of the objects, below the prefix."""
-
-_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
-"""Shortest and longest pause before an unanswered request is repeated, in seconds."""
 
 _URGENT_CONFLICTS = 10
 """Number of conflicts after which an urgent change also waits before it is repeated."""
@@ -90,16 +95,13 @@ class QueueObject:
             EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: The queue cannot be read.
 
         """
-        pause = _RETRY_SECONDS
-        while True:
-            stop()
-            try:
-                with self.locked(deadline, request_name):
-                    self._read()
-                    return self.queue
-            except UnansweredError as error:
-                self._pause(pause, deadline, request_name, str(error))
-                pause = min(2 * pause, _MAX_RETRY_SECONDS)
+
+        def read() -> Queue:
+            with self.locked(deadline, request_name):
+                self._read()
+                return self.queue
+
+        return self._store.answered(read, deadline, request_name, stop=stop)
 
     def update(
         self,
@@ -135,7 +137,7 @@ class QueueObject:
         with self.locked(deadline, request_name):
             first_sent_at: float | None = None
             self.was_unanswered = False
-            pause, conflicts, is_fresh = _RETRY_SECONDS, 0, False
+            pause, conflicts, is_fresh = RETRY_SECONDS, 0, False
             while True:
                 stop()
                 try:
@@ -156,12 +158,14 @@ class QueueObject:
                     conflicts += 1
                     # Others wait for an urgent change. Many conflicts mean a store that refuses each condition.
                     factor = max(0, conflicts - _URGENT_CONFLICTS) if is_urgent else conflicts
-                    jitter = random.uniform(0, min(_MAX_RETRY_SECONDS, _JITTER_SECONDS * factor))  # noqa: S311 (no secret)
-                    self._pause(jitter, deadline, request_name, f"other clients changed the queue {conflicts} times")
+                    jitter = random.uniform(0, min(MAX_RETRY_SECONDS, _JITTER_SECONDS * factor))  # noqa: S311 (no secret)
+                    self._store.pause(
+                        jitter, deadline, request_name, f"other clients changed the queue {conflicts} times"
+                    )
                 except UnansweredError as error:
                     self._is_known = False
-                    self._pause(pause, deadline, request_name, str(error))
-                    pause = min(2 * pause, _MAX_RETRY_SECONDS)
+                    self._store.pause(pause, deadline, request_name, str(error))
+                    pause = min(2 * pause, MAX_RETRY_SECONDS)
                 else:
                     return began
 
@@ -196,14 +200,6 @@ class QueueObject:
             raise
         self._stored, self.confirmed_at = (queue, etag), began
         self._observe()
-
-    def _pause(self, seconds: float, deadline: Deadline, request_name: str, problem: str) -> None:
-        """Wait before a repetition, if there is time for it."""
-        if deadline.remaining() <= seconds:
-            raise EnsembleUnavailableError(
-                self._store.url, deadline.elapsed(), request_name, problem=problem, service=S3
-            ) from None
-        time.sleep(seconds)
 
 
 def _new_queue(uri: str) -> Queue:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import S3, EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.errors import S3, EnsembleFormatError, EnsembleRefusedError
 from lock_manager.s3_lease.state import FORMAT
 from lock_manager.s3_lease.store import ConflictError, ObjectStore, StoredObject, UnansweredError
 
@@ -16,7 +15,6 @@ KEY = "coordinator.json"
 """Key of the object, below the prefix."""
 
 _OTHER_ETAG = f'"{"0" * 32}"'
-_RETRY_SECONDS = 0.2
 
 
 def read_id(store: ObjectStore) -> str | None:
@@ -35,7 +33,7 @@ def ensure_id(store: ObjectStore, deadline: Deadline, stop: Callable[[], object]
     """Return the UUID of the coordinator, and create it at the first use.
 
     Three more requests prove that the store refuses a PUT whose condition does not hold, and makes one whose condition
-    holds: there are stores that accept the conditions and ignore them, and a lock on them would exclude nobody. They do
+    holds: there are stores that accept the conditions and ignore them, and a lock on them excludes no client. They do
     not prove that the store decides about PUTs at the same time one after the other.
 
     Args:
@@ -49,15 +47,10 @@ def ensure_id(store: ObjectStore, deadline: Deadline, stop: Callable[[], object]
         EnsembleFormatError: See :func:`read_id`.
 
     """
-    while True:
-        stop()
-        try:
-            return _ensure_id(store)
-        except (UnansweredError, ConflictError) as error:
-            # After a conflict, another client has created the object.
-            if deadline.remaining() <= _RETRY_SECONDS:
-                raise EnsembleUnavailableError(store.url, deadline.elapsed(), problem=str(error), service=S3) from None
-            time.sleep(_RETRY_SECONDS)
+    # After a conflict, another client has created the object.
+    return store.answered(
+        lambda: _ensure_id(store), deadline, "connect", stop=stop, retried=(UnansweredError, ConflictError)
+    )
 
 
 def _ensure_id(store: ObjectStore) -> str:

@@ -1,6 +1,6 @@
-"""The queue of one table, and the rules by which clients change it. Pure functions; ``queue_object.py`` applies them.
+"""The queue of one table, and the rules for its changes: pure functions, which ``queue_object.py`` applies.
 
-The whole queue is one JSON object, and each change replaces it under the condition that nobody else has changed it. So
+The whole queue is one JSON object. Each change replaces it under the condition that no other client has changed it. So
 the changes of a queue follow one another, and each client sees all earlier ones.
 
 * An entry holds the lock if no conflicting entry is ahead of it. Entries conflict if their partitions overlap, unless
@@ -36,7 +36,6 @@ _CLAIM_FRACTION, _MIN_CLAIM_SECONDS = 1 / 3, 5.0
 
 It is at least these seconds, but at most the lease.
 """
-
 
 VALID_FRACTION = 0.8
 """Part of the lease for which its owner trusts it. The rest covers clocks that run at different speeds."""
@@ -225,7 +224,7 @@ def leave(queue: Queue, hold_id: str, *, settled: bool = False) -> Queue:
 
 
 def expel(queue: Queue, stale: Entry) -> Queue:
-    """Remove a holder whose counter has not changed; its intents stay."""
+    """Remove a holder whose counter is still the same; its intents stay."""
     entry = queue.find(stale.hold_id)
     if entry is None or entry.counter != stale.counter or not queue.holds(stale.hold_id):
         return queue
@@ -284,7 +283,7 @@ def valid_until(entry: Entry, *, not_held_at: float, renewed_at: float) -> float
     """Return the monotonic time of its owner until which no other client can have removed a holder.
 
     Other clients count the lease from when they first saw the counter. That is not before its owner has sent the change
-    that increased it. An entry with the counter 0 was changed by nobody when it got the lock. So its owner counts from
+    that increased it. An entry with the counter 0 had no change when it got the lock. So its owner counts from
     when it sent the last request whose answer shows that it did not hold the lock.
 
     Args:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from lock_manager.errors import S3, EnsembleRefusedError, SettingsError
+from lock_manager.deadline import Deadline
+from lock_manager.errors import S3, EnsembleRefusedError, EnsembleUnavailableError, SettingsError
+
+_R = TypeVar("_R")
 
 REQUEST_SECONDS = 4.0
 """Time limit for the answer to a request, in seconds."""
+
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 2.0
+"""Shortest and longest pause before an unanswered request is repeated, in seconds."""
 
 _CONNECT_SECONDS = 2.0
 _CONNECTIONS = 32
@@ -66,6 +73,45 @@ class ObjectStore:
         self._bucket, self._prefix = bucket, prefix
         self._lock = threading.Lock()
         self._boto_client: Any = None
+
+    def answered(
+        self,
+        request: Callable[[], _R],
+        deadline: Deadline,
+        request_name: str,
+        *,
+        stop: Callable[[], object] = lambda: None,
+        retried: tuple[type[Exception], ...] = (UnansweredError,),
+    ) -> _R:
+        """Return the result of a request that may be repeated until it is answered.
+
+        Args:
+            request: Sends the request.
+            deadline: Time limit for an answer.
+            request_name: Name of the request, for the message of the error.
+            stop: Called before each attempt; may raise an error.
+            retried: Errors after which the request is repeated.
+
+        Raises:
+            EnsembleUnavailableError: There was no answer in time.
+
+        """
+        pause = RETRY_SECONDS
+        while True:
+            stop()
+            try:
+                return request()
+            except retried as error:
+                self.pause(pause, deadline, request_name, str(error))
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def pause(self, seconds: float, deadline: Deadline, request_name: str, problem: str) -> None:
+        """Wait before a repetition; raise EnsembleUnavailableError if there is no time for it."""
+        if deadline.remaining() <= seconds:
+            raise EnsembleUnavailableError(
+                self.url, deadline.elapsed(), request_name, problem=problem, service=S3
+            ) from None
+        time.sleep(seconds)
 
     def read(self, key: str, *, known_etag: str | None = None) -> StoredObject | None:
         """Return an object; None if it does not exist.
