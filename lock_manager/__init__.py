@@ -24,6 +24,7 @@ from lock_manager.errors import (
     SluiceError,
     TableNameMismatchError,
     UnguardedError,
+    UnsupportedLockError,
 )
 from lock_manager.managers import connect
 from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
@@ -73,6 +74,7 @@ __all__ = [
     "TableResource",
     "TableScope",
     "UnguardedError",
+    "UnsupportedLockError",
     "ZookeeperLockManager",
     "canonical_table_uri",
     "commit_metadata",

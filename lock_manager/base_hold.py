@@ -62,6 +62,8 @@ class BaseHold(ABC):
     """
 
     _life: HoldLife
+    #: Whether no other holder can have a conflicting lock while the hold stands.
+    excludes = True
 
     def __init__(
         self,

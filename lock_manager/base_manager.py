@@ -34,6 +34,7 @@ class AcquireRequest:
         identity: JSON values that describe the requester for people: host, pid, job and so on.
         cancellation: Ends the wait with LockCancelledError.
         offer: Append that a holder may commit for the requester while it waits; None for none.
+        needs_exclusion: Whether the requester relies on the lock; see :meth:`BaseManager.acquire_all`.
 
     """
 
@@ -41,6 +42,7 @@ class AcquireRequest:
     identity: Mapping[str, Any]
     cancellation: Cancellation
     offer: Offer | None = None
+    needs_exclusion: bool = True
 
     @property
     def resource(self) -> str:
@@ -179,6 +181,7 @@ class BaseManager(ABC, Generic[_H, _A]):
         timeout_seconds: float | None = None,
         cancellation: Cancellation | None = None,
         offer: Offer | None = None,
+        needs_exclusion: bool = True,
     ) -> _H:
         """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock.
 
@@ -188,6 +191,9 @@ class BaseManager(ABC, Generic[_H, _A]):
             timeout_seconds: Total time limit for all of them in seconds, see :meth:`acquire`.
             cancellation: Lets another thread cancel this acquire only.
             offer: Append that a holder of the table may commit while this request waits. Only for one whole table.
+            needs_exclusion: Whether the caller relies on the lock. False only if Delta's conflict check covers all
+                reads of the caller, or it calls :meth:`.GuardedBlock.require_unchanged_since`. ``optimistic://``
+                refuses the request if true; other coordinators ignore this.
 
         Returns:
             One hold for all.
@@ -195,6 +201,7 @@ class BaseManager(ABC, Generic[_H, _A]):
         Raises:
             ValueError: There is no scope, or two for one table.
             ContenderGoneError: The request with an offer has left the queue.
+            UnsupportedLockError: The coordinator has no such lock.
             LockError and so on: See :meth:`acquire`.
 
         """
@@ -210,7 +217,11 @@ class BaseManager(ABC, Generic[_H, _A]):
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
         request = AcquireRequest(
-            scope=scope, identity=self._identity(), cancellation=cancellation or Cancellation(), offer=offer
+            scope=scope,
+            identity=self._identity(),
+            cancellation=cancellation or Cancellation(),
+            offer=offer,
+            needs_exclusion=needs_exclusion,
         )
         acquisition = self._new_acquisition(request, Deadline(seconds))
         return self._isolation.run(

@@ -1,6 +1,7 @@
 """The protocols of a coordinator, the service that grants locks.
 
-The coordinators are ZooKeeper (:mod:`lock_manager.zookeeper`) and objects on S3 (:mod:`lock_manager.s3_lease`). The
+The coordinators are ZooKeeper (:mod:`lock_manager.zookeeper`), objects on S3 (:mod:`lock_manager.s3_lease`), and none
+(:mod:`lock_manager.optimistic`), whose holds exclude no other. The
 commit guard, the writer, the jobs and the commands ``adopt``, ``status`` and ``break`` use these protocols;
 :mod:`lock_manager.managers` creates managers and inspectors. The commands ``doctor`` and ``ensemble`` are about
 ZooKeeper and use it directly. ``tests/unit/test_imports.py`` lists the modules outside this package that may import
@@ -124,6 +125,7 @@ class Hold(Protocol):
         resource: Names of the locked tables and partitions, for people.
         scope: Held scope of each table, by canonical URI.
         shared: Whether other shared holders may hold at the same time.
+        excludes: Whether no other holder can have a conflicting lock while the hold stands; false for ``optimistic://``.
         tokens: Fencing token of each locked node, by key. A later exclusive hold of a node has a larger token.
         exclusive_keys: Keys of the nodes that are locked exclusively.
         ensemble_id: UUID of the coordinator; see the module.
@@ -143,6 +145,8 @@ class Hold(Protocol):
     def scope(self) -> Mapping[str, TableScope]: ...
     @property
     def shared(self) -> bool: ...
+    @property
+    def excludes(self) -> bool: ...
     @property
     def tokens(self) -> Mapping[str, int]: ...
     @property
@@ -323,8 +327,12 @@ class LockManager(Protocol):
         timeout_seconds: float | None = None,
         cancellation: Cancellation | None = None,
         offer: Offer | None = None,
+        needs_exclusion: bool = True,
     ) -> Hold:
         """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock.
+
+        Args:
+            needs_exclusion: Whether the caller relies on the lock; see :meth:`.BaseManager.acquire_all`.
 
         Raises:
             ContenderGoneError: The request has an offer, and has left the queue: a holder may have committed the offer.

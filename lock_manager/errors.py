@@ -22,11 +22,13 @@
         ├── ContenderGoneError (RuntimeError)      a waiting request was removed from the queue
         ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
         ├── UnguardedError (RuntimeError)          a lock on partitions without a commit guard
+        ├── UnsupportedLockError (RuntimeError)    a lock that the coordinator does not have
         ├── LockNotHeldError (RuntimeError)        released without a hold, or a commit that no hold covers
         ├── AdoptionMismatchError (RuntimeError)   held, but another lock counts for the table
         │   ├── EnsembleMismatchError              acquired in another ensemble than the table's
         │   └── TableNameMismatchError             acquired on another name than the table's
         └── LockLostError (ConnectionError)        the hold was lost: later work is not covered
+            └── VersionTakenError                  without a lock, another writer has committed first
 
 Each error has the attributes that a program needs, and can be pickled (it may cross a process pool). Its message names
 the next step if there is one.
@@ -271,6 +273,16 @@ class UnguardedError(LockError, RuntimeError):
         )
 
 
+class UnsupportedLockError(LockError, RuntimeError):
+    """The coordinator has no such lock: ``optimistic://`` excludes no other writer."""
+
+    def __init__(self, request: str, *, resource: str) -> None:
+        super().__init__(
+            f"{resource}: this work {request}, and optimistic:// has no locks; use zookeeper:// or s3-lease:// for it",
+            resource=resource,
+        )
+
+
 class LockNotHeldError(LockError, RuntimeError):
     """A lock that is not held was released or used, or a commit is not covered by the locks of its thread."""
 
@@ -348,3 +360,18 @@ class LockLostError(LockError, ConnectionError):
         self.hold_id = hold_id
         self.reason = reason
         self.commits = dict(commits or {})
+
+
+class VersionTakenError(LockLostError):
+    """A commit without a lock was refused: another writer has committed since the table was read. Nothing was written.
+
+    Attributes:
+        version: The first version of another writer.
+
+    """
+
+    def __init__(self, *, resource: str, hold_id: str, version: int) -> None:
+        reason = f"another writer has committed version {version} since the table was read"
+        super().__init__(resource=resource, hold_id=hold_id, reason=reason)
+        self.args = (f"a commit to {resource} without a lock was refused, because {reason}: write again",)
+        self.version = version

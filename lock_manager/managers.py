@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lock_manager.coordinator import Inspector, LockManager
+from lock_manager.errors import SettingsError
+from lock_manager.optimistic import OptimisticManager
 from lock_manager.s3_lease.inspector import LeaseInspector
 from lock_manager.s3_lease.manager import S3LeaseManager
 from lock_manager.settings import LockSettings
@@ -21,7 +23,7 @@ def connect(url: str, **settings: Any) -> LockManager:
             write_deltalake("s3://lake/flights", rows, mode="append")
 
     Args:
-        url: ``zookeeper://host:port,host:port/chroot`` or ``s3-lease://BUCKET/PREFIX``; see
+        url: ``zookeeper://host:port,host:port/chroot``, ``s3-lease://BUCKET/PREFIX`` or ``optimistic://``; see
             :meth:`LockSettings.from_url`.
         settings: Fields of :class:`LockSettings`. They win over those in the URL.
 
@@ -34,9 +36,18 @@ def connect(url: str, **settings: Any) -> LockManager:
 
 def manager_of(settings: LockSettings) -> LockManager:
     """Return a lock manager with these settings."""
+    if settings.is_optimistic:
+        return OptimisticManager(settings)
     return S3LeaseManager(settings) if settings.lock_url else ZookeeperLockManager(settings)
 
 
 def inspector_of(settings: LockSettings) -> Inspector:
-    """Return an inspector with these settings."""
+    """Return an inspector with these settings.
+
+    Raises:
+        SettingsError: The coordinator has no locks.
+
+    """
+    if settings.is_optimistic:
+        raise SettingsError(f"{settings.lock_url} has no locks to show or to break")
     return LeaseInspector(settings) if settings.lock_url else LockInspector(settings)

@@ -20,6 +20,9 @@ SPARK_PREFIX = "spark.sluice."
 SPARK_HOSTS = f"{SPARK_PREFIX}zookeeper"
 #: Schemes of the URLs of coordinators.
 S3_LEASE = "s3-lease"
+_OPTIMISTIC = "optimistic"
+#: URL of the coordinator that grants no locks.
+OPTIMISTIC_URL = f"{_OPTIMISTIC}://"
 _ZOOKEEPER_SCHEMES = ("zookeeper", "zk")
 #: Settings that name the coordinator. Exactly one of them is set.
 _PLACES = {"zk_hosts", "lock_url"}
@@ -34,7 +37,7 @@ class LockSettings:
 
     Attributes:
         zk_hosts: ``host:port,host:port[/chroot]`` of ZooKeeper. The port defaults to 2181.
-        lock_url: ``s3-lease://BUCKET/PREFIX`` of a coordinator on S3, instead of ``zk_hosts``.
+        lock_url: ``s3-lease://BUCKET/PREFIX`` for locks on S3, or ``optimistic://`` for none, instead of ``zk_hosts``.
         timeout_seconds: Default time limit of an ``acquire``, connecting included. 0: acquire only if the lock is free.
         session_timeout_seconds: Session timeout that the client requests; the server may grant less or more. A dead
             holder's lock is free after the granted timeout.
@@ -66,7 +69,7 @@ class LockSettings:
             _check_hosts(self.zk_hosts)
         elif self.zk_hosts:
             raise SettingsError(f"zk_hosts={self.zk_hosts!r} and lock_url={self.lock_url!r}: give one of them")
-        else:
+        elif not self.is_optimistic:
             bucket_and_prefix(self.lock_url)
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
@@ -78,6 +81,11 @@ class LockSettings:
             raise SettingsError(
                 f"lock_root={self.lock_root!r}: must be an absolute znode path such as /locks/delta_tables"
             )
+
+    @property
+    def is_optimistic(self) -> bool:
+        """Whether there are no locks: each version has one winner, and writes that lose are repeated."""
+        return self.lock_url == OPTIMISTIC_URL
 
     @property
     def coordinator(self) -> str:
@@ -162,6 +170,7 @@ class LockSettings:
 
             zookeeper://host:port,host:port/chroot?timeout_seconds=60&job=nightly
             s3-lease://BUCKET/PREFIX?session_timeout_seconds=20
+            optimistic://?timeout_seconds=60
 
         ``zk://`` is the same as ``zookeeper://``. A URL must not contain credentials, because it appears in logs and on
         command lines. Pass ``security`` as a keyword.
@@ -179,17 +188,17 @@ def _url_settings(url: str) -> dict[str, Any]:
     _refuse_credentials(parts.netloc)
     # Messages leave out the query, which may contain a password.
     base_url = url.partition("?")[0]
-    if parts.scheme not in (*_ZOOKEEPER_SCHEMES, S3_LEASE):
+    if parts.scheme not in (*_ZOOKEEPER_SCHEMES, S3_LEASE) and base_url != OPTIMISTIC_URL:
         raise SettingsError(
-            f"{base_url!r} is not the URL of a coordinator: write zookeeper://host:port,host:port[/chroot] or "
-            f"{S3_LEASE}://BUCKET/PREFIX, and settings as ?setting=value"
+            f"{base_url!r} is not the URL of a coordinator: write zookeeper://host:port,host:port[/chroot], "
+            f"{S3_LEASE}://BUCKET/PREFIX or {OPTIMISTIC_URL}, and settings as ?setting=value"
         )
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     names = _plain_fields() - _PLACES
     if unknown := sorted(query.keys() - names):
         raise SettingsError(f"{base_url!r}: unknown setting {unknown[0]!r}; the URL may set {', '.join(sorted(names))}")
     path = "" if parts.path == "/" else parts.path
-    place = {"lock_url": base_url} if parts.scheme == S3_LEASE else {"zk_hosts": parts.netloc + path}
+    place = {"lock_url": base_url} if parts.scheme in (S3_LEASE, _OPTIMISTIC) else {"zk_hosts": parts.netloc + path}
     return {**place, **_parse_numbers(query, source=repr(base_url))}
 
 
@@ -204,7 +213,7 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
     bucket, _, prefix = url.removeprefix(scheme).partition("/")
     parts = [part for part in prefix.split("/") if part]
     if not url.startswith(scheme) or not bucket or any(part in (".", "..") for part in parts):
-        raise SettingsError(f"{url!r} is not a lock URL: write {scheme}BUCKET/PREFIX")
+        raise SettingsError(f"{url!r} is not a lock URL: write {scheme}BUCKET/PREFIX, or {OPTIMISTIC_URL}")
     return bucket, "".join(f"{part}/" for part in parts)
 
 

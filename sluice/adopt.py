@@ -75,12 +75,12 @@ def adopt_table(
     with ExitStack() as stack:
         if old_hosts is not None:
             old_manager = stack.enter_context(manager_of(settings.of_coordinator(old_hosts)))
-            old_hold = stack.enter_context(old_manager.acquire_all(names))
+            old_hold = stack.enter_context(old_manager.acquire_all(names, needs_exclusion=False))
             if expected_adoption is not None:
                 expected_adoption.check(ensemble=old_hold.ensemble_id, table=expected_adoption.table or uri)
             stack.enter_context(guarded(spark, old_hold, log, metadata, any_ensemble=True))
         manager = stack.enter_context(manager_of(settings))
-        hold = stack.enter_context(manager.acquire_all(names))
+        hold = stack.enter_context(manager.acquire_all(names, needs_exclusion=False))
         stack.enter_context(guarded(spark, hold, log, metadata, any_ensemble=move))
         state = log.state()
         previous = None if state is None else state.adoption

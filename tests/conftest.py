@@ -47,8 +47,9 @@ SHARED_DRIVERS = {
     "jobs driver": (
         "test_append_job.py", "test_append_runs.py", "test_append_sources.py", "test_commit_times.py",
         "test_default_manager.py", "test_dropped_table.py", "test_gate.py", "test_gate_operations.py",
-        "test_gate_same.py", "test_lock_url.py", "test_old_transactions.py", "test_overwrite_job.py", "test_readme.py",
-        "test_rival_append.py", "test_table_names.py", "test_writer_operations.py",
+        "test_gate_same.py", "test_lock_url.py", "test_old_transactions.py", "test_optimistic.py",
+        "test_overwrite_job.py", "test_readme.py", "test_rival_append.py", "test_table_names.py",
+        "test_writer_operations.py",
     ),
     "writer driver": (
         "test_adopt.py", "test_automatic.py", "test_checkpoints.py", "test_commit_identity.py",

@@ -21,6 +21,7 @@
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
     │   │   └── NothingAppliedError                no message of a load or a stream could be applied
     │   ├── WriteConflictError                     another writer was faster, and the write was not repeated
+    │   │   └── RetriesExhaustedError              without a lock, another writer was faster at each try
     │   ├── HeldTooLongError (TimeoutError)        not done in the time that the lock may be held
     │   ├── StreamError                            a stream failed outside of its batches; earlier batches stay
     │   ├── MaintenanceError                       the store failed during maintenance; earlier commits stay
@@ -142,6 +143,10 @@ class WriteConflictError(WriteFailedError):
     def __init__(self, *, table: str, reason: str, waited_seconds: float = 0.0) -> None:
         super().__init__(table=table, reason=reason)
         self.waited_seconds = waited_seconds
+
+
+class RetriesExhaustedError(WriteConflictError):
+    """A write without a lock was repeated, and another writer was faster each time. Nothing was written."""
 
 
 class HeldTooLongError(WriteFailedError, TimeoutError):

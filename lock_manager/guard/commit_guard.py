@@ -40,7 +40,7 @@ from lock_manager.errors import (
 from lock_manager.events import Event, emit
 from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
 from lock_manager.guard.group_commit import GroupTerms, OfferedAppend, members_of
-from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
+from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock, check_versions
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
 from lock_manager.table_records.adoption import UNSET_PROPERTIES
@@ -188,6 +188,7 @@ class CommitGuard:
             if block.refusal is not None:
                 raise block.refusal
             block.check_write(write_id, request.get("retention_ms", 0) / 1000)
+            check_versions((*outer_blocks, block), version)
             # Nested blocks of one hold need only one confirmation, which the innermost of them gets.
             blocks_by_hold = {covering.hold.hold_id: covering for covering in (*outer_blocks, block)}
             for covering in blocks_by_hold.values():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.coordinator import Hold
-from lock_manager.errors import LockNotHeldError, ResourceError, SluiceError
+from lock_manager.errors import LockNotHeldError, ResourceError, SluiceError, VersionTakenError
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION, Intent, version_to_fill
 from lock_manager.partitions import PartitionSchema, format_partitions, smallest_cover
@@ -75,6 +75,7 @@ class GuardedBlock:
         self.allowed_puts: dict[str, AllowedPut] = {}
         self.refusal: SluiceError | None = None
         self.has_new_metadata = False
+        self._read_version: int | None = None
         self._fills = fills
         self._attempts: dict[str, tuple[WriteAttempt, bool]] = {}
 
@@ -127,6 +128,29 @@ class GuardedBlock:
             )
         attempt, _ = self._attempts[write_id]
         attempt.refuse_if_old(self.table, retention_seconds)
+
+    def require_unchanged_since(self, version: int) -> None:
+        """Refuse commits once another writer has committed after a version, as far as the hold does not exclude it.
+
+        Args:
+            version: The newest version of the table, read before anything else of the table.
+
+        """
+        self._read_version = version
+
+    def check_version(self, version: int) -> None:
+        """Raise if another writer has committed between the version that was read and a version to put.
+
+        Raises:
+            VersionTakenError: There is such a version. Versions that this hold has recorded as its own do not count.
+
+        """
+        if self._read_version is None:
+            return
+        committed = self.hold.commits.get(self.table, ())
+        for number in range(self._read_version + 1, version):
+            if number not in committed:
+                raise VersionTakenError(resource=self.table, hold_id=self.hold.hold_id, version=number)
 
     def check_footprint(self, footprint: Mapping[str, Any]) -> None:
         """Raise if partitions are locked and a commit touches others. ``CommitBody.java`` describes the footprint.
@@ -228,3 +252,9 @@ class GuardedBlock:
         attempt, stamps_note = self._attempts.get(write_id or "", (None, False))
         note = attempt.note if attempt is not None and stamps_note else {}
         return stamp_of(self.hold, {**note, **self.metadata}, write_id=write_id, fills=self._fills)
+
+
+def check_versions(blocks: Iterable[GuardedBlock], version: int) -> None:
+    """Raise if one of the blocks may not put a version; see :meth:`GuardedBlock.check_version`."""
+    for block in blocks:
+        block.check_version(version)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import _thread
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,7 @@ class Ticket:
         checked_version: Version up to which the log store has checked that the log does not contain the commit.
         committed: ``version`` and ``metrics`` of the stored put, from the log store; None before.
         is_member: Whether another holder has made the commit together with its own.
+        refused_hooks: Names of Delta's post-commit hooks for which the commit was refused.
 
     """
 
@@ -138,6 +139,7 @@ class Ticket:
         self.checked_version = NO_VERSION
         self.committed: Mapping[str, Any] | None = None
         self.is_member = False
+        self.refused_hooks: Sequence[str] = ()
         self._members: Collection[str] = ()
         self._turn_seconds = TURN_SECONDS
         self._refusal: SluiceError | None = None
@@ -191,6 +193,7 @@ class Ticket:
 
         """
         staged = StagedCommit.of(request["staged"])
+        self.refused_hooks = staged.hooks or ()
         if (reason := staging_obstacle(staged, appends=self.appends)) is not None:
             raise NotStagedError(f"the write to {self.table} needs the lock from its beginning: {reason}")
         self.checked_version = int(request["version"]) - 1

@@ -21,6 +21,9 @@ ENSEMBLE_PROPERTY = "sluice.ensemble"
 #: Table property with the canonical URI under which the table is locked.
 TABLE_PROPERTY = "sluice.table"
 
+#: Name that stands for an ensemble in commits without a lock, and in tables whose writers take none.
+OPTIMISTIC_ENSEMBLE = "optimistic"
+
 #: Delta's name of the only operation that removes these properties on purpose. REPLACE and RESTORE change them as a
 #: side effect.
 UNSET_PROPERTIES = "UNSET TBLPROPERTIES"

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import ParamSpec
 
 from lock_manager.resources import table_key
-from lock_manager.table_records.adoption import UNSET_PROPERTIES
+from lock_manager.table_records.adoption import OPTIMISTIC_ENSEMBLE, UNSET_PROPERTIES
 from sluice.audit.log_files import CHECKSUM_FILE, LogCommit, versions_in
 
 _P = ParamSpec("_P")
@@ -96,13 +96,13 @@ def find_overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0)
 
 
 def holds_in_log(commits: Iterable[LogCommit]) -> list[Interval]:
-    """Return the holds that commits record, one interval for each hold and node.
+    """Return the holds that commits record, one interval for each hold and node; none for commits without a lock.
 
     An interval lasts from the acquisition to the time of the hold's last commit at the node.
     """
     spans: dict[tuple[str, str, bool], tuple[float, float]] = {}
     for commit in commits:
-        if commit.stamp is None or commit.timestamp is None:
+        if commit.stamp is None or commit.timestamp is None or commit.stamp.ensemble == OPTIMISTIC_ENSEMBLE:
             continue
         stamp = commit.stamp
         nodes = [(key, False) for key in stamp.tokens] + [(key, True) for key in stamp.shared_tokens]

@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 
 from lock_manager import Adoption, ResourceError, canonical_table_uri
+from lock_manager.table_records.adoption import OPTIMISTIC_ENSEMBLE
 from sluice.audit.checks import (
     check_commit_ids,
     check_ensembles,
@@ -65,7 +66,8 @@ class Verification:
             file has no statistics.
         key: Columns whose combination of values should be unique; empty if that was not checked.
         duplicate_rows: Number of rows beyond the first of each key; None if that was not checked.
-        locked_commits: Number of commits with the lock's stamp.
+        locked_commits: Number of commits with a lock's stamp.
+        optimistic_commits: Number of commits of Sluice's writers without a lock (``optimistic://``).
         unfenced_commits: Number of commits with a stamp that the writer wrote itself. The guard did not fence them.
         unlocked_commits: Number of commits without the stamp.
         unlocked_writers: Versions of the commits without the stamp, by engine.
@@ -91,6 +93,7 @@ class Verification:
     key: tuple[str, ...] = ()
     duplicate_rows: int | None = None
     locked_commits: int = 0
+    optimistic_commits: int = 0
     unfenced_commits: int = 0
     unlocked_commits: int = 0
     unlocked_writers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -173,6 +176,9 @@ def verify_table(
     problems += [*pin_problems(pins), *pin_file_problems]
     unlocked = unlocked_writers(commits)
     unlocked_commits = sum(map(len, unlocked.values()))
+    optimistic_commits = sum(
+        commit.stamp is not None and commit.stamp.ensemble == OPTIMISTIC_ENSEMBLE for commit in commits
+    )
     return Verification(
         table=log.uri,
         version=versions[-1],
@@ -183,7 +189,8 @@ def verify_table(
         rows_in_log=reading.rows_in_log,
         key=tuple(key),
         duplicate_rows=reading.duplicate_rows,
-        locked_commits=len(commits) - unlocked_commits,
+        locked_commits=len(commits) - unlocked_commits - optimistic_commits,
+        optimistic_commits=optimistic_commits,
         unfenced_commits=sum(commit.stamp is not None and not commit.stamp.fenced for commit in commits),
         unlocked_commits=unlocked_commits,
         unlocked_writers=unlocked,

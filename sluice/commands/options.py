@@ -118,7 +118,8 @@ LockUrlOption = Annotated[
     typer.Option(
         "--lock-url",
         metavar="URL",
-        help="s3-lease://BUCKET/PREFIX, instead of ZooKeeper.  [dim]default: $SLUICE_LOCK_URL[/]",
+        help="Instead of ZooKeeper: s3-lease://BUCKET/PREFIX, or optimistic:// for no locks.  "
+        "[dim]default: $SLUICE_LOCK_URL[/]",
     ),
 ]
 #: The option ``--lock-root`` of commands that look at locks.

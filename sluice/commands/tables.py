@@ -259,6 +259,8 @@ def _print_verification(verification: Verification, console: Console) -> None:
     if verification.writes > verification.commits:
         figures.append(("  writes in these commits", count(verification.writes)))
     figures.append(("with the lock", count(verification.locked_commits)))
+    if verification.optimistic_commits:
+        figures.append(("by writers without locks (optimistic://)", count(verification.optimistic_commits)))
     if verification.unfenced_commits:
         figures.append(("  stamped by the writer, not fenced by the guard", count(verification.unfenced_commits)))
     figures += [

@@ -189,15 +189,15 @@ def test_a_failed_checkpoint_is_written_after_the_next_commit(
     table_of: Callable[..., Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = table_of(INTERVAL - 1)
-    acquire = ZookeeperLockManager.acquire
+    acquire_all = ZookeeperLockManager.acquire_all
 
-    def fail(manager: ZookeeperLockManager, resource: str, **options: Any) -> HeldLock:
-        if str(resource).endswith(LAST_CHECKPOINT):
+    def fail(manager: ZookeeperLockManager, scopes: Any, **options: Any) -> HeldLock:
+        if any(str(scope).endswith(LAST_CHECKPOINT) for scope in scopes):
             raise EnsembleRefusedError("localhost", "no access")
-        return acquire(manager, resource, **options)
+        return acquire_all(manager, scopes, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ZookeeperLockManager, "acquire", fail)
+        patch.setattr(ZookeeperLockManager, "acquire_all", fail)
         assert table.append(INTERVAL) == INTERVAL
     assert table.checkpoints() == []
     table.append(INTERVAL + 1)

@@ -202,6 +202,7 @@ class MemoryHold:
 
     def __post_init__(self) -> None:
         self.hold_id = self.entries[0].hold_id
+        self.excludes = True
         self.shared = all(entry.shared for entry in self.entries)
         self.exclusive_keys = frozenset(entry.table for entry in self.entries if not entry.shared)
         self._callbacks: list[Callable[[Any], None]] = []
@@ -372,6 +373,7 @@ class MemoryManager:
         timeout_seconds: float | None = None,
         cancellation: Cancellation | None = None,
         offer: Offer | None = None,
+        needs_exclusion: bool = True,  # noqa: ARG002 (parameter of the protocol)
     ) -> MemoryHold:
         """Lock several tables. A request joins all queues in one step, so that no deadlock is possible."""
         table_scopes = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]

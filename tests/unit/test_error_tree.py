@@ -22,6 +22,7 @@ CONTROL_FLOW = {
     "Interrupted": "a command is stopped by a signal; a KeyboardInterrupt with an exit code",
     "LinesError": "caught where the lines are checked: the error of the job names the table",
     "_PlanOutdatedError": "caught by the planner: plan again",
+    "_FasterWriterError": "caught where the write is repeated, because another writer has committed first",
     "_OtherPartitionsError": "caught where the partitions are locked: lock the partitions that are touched now",
     "NotModifiedError": "caught where a queue on S3 is read: it is the known one",
     "ConflictError": "caught where a queue on S3 is changed: read it and change it again",

@@ -22,9 +22,10 @@ from lock_manager import (
     SluiceError,
     TableNameMismatchError,
     UnguardedError,
+    UnsupportedLockError,
 )
 from lock_manager import errors as lock_errors
-from lock_manager.errors import ContenderGoneError, NoChrootError
+from lock_manager.errors import ContenderGoneError, NoChrootError, VersionTakenError
 from writer_jobs import errors
 
 WRITE_FAILED = errors.WriteFailedError(table="s3://b/t", reason="no")
@@ -42,6 +43,8 @@ ERRORS_WITH_FIELDS = [
     ContenderGoneError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
     UnguardedError(resource="s3://l/t"),
+    UnsupportedLockError("needs a lock", resource="s3://l/t"),
+    VersionTakenError(resource="s3://l/t", hold_id="x", version=7),
     LockNotHeldError("no", resource="s3://l/t"),
     AdoptionMismatchError("no", resource="s3://l/t"),
     EnsembleMismatchError(resource="s3://l/t", ensemble="b", adopted_by="a"),
@@ -56,6 +59,7 @@ ERRORS_WITH_FIELDS = [
     errors.StreamError(table="s3://b/t", reason="no"),
     errors.MaintenanceError(table="s3://b/t", reason="no"),
     errors.WriteConflictError(table="s3://b/t", reason="no", waited_seconds=1.5),
+    errors.RetriesExhaustedError(table="s3://b/t", reason="no"),
     errors.HeldTooLongError(table="s3://b/t", reason="no", waited_seconds=1.5, held_seconds=60.0),
 ]
 OTHER_ERRORS = [
@@ -104,6 +108,6 @@ def test_the_public_names_are_pinned():
         "LockOrderError", "LockSettings",
         "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "QueueEntry",
         "ResourceError", "Security", "SessionState", "SettingsError", "SluiceError", "TableNameMismatchError",
-        "TableResource", "TableScope", "UnguardedError", "ZookeeperLockManager", "canonical_table_uri",
-        "commit_metadata", "connect",
+        "TableResource", "TableScope", "UnguardedError", "UnsupportedLockError", "ZookeeperLockManager",
+        "canonical_table_uri", "commit_metadata", "connect",
     ]  # fmt: skip

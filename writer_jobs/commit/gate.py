@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -64,6 +64,11 @@ class StagedWrite:
         self._offered = OfferedWrite(execution, self._ticket)
         self._requested_at = time.time()
         self.waited_seconds = 0.0
+
+    @property
+    def hooks(self) -> Sequence[str]:
+        """Names of Delta's hooks that need the lock over the whole write, if the commit was refused because of them."""
+        return self._ticket.refused_hooks
 
     @property
     def before_write_committed(self) -> bool:
@@ -136,6 +141,7 @@ class StagedWrite:
                 timeout_seconds=lock_seconds,
                 cancellation=self._cancellation,
                 offer=offer,
+                needs_exclusion=False,
             ) as hold:
                 self._hold = hold
                 self.waited_seconds += hold.waited_seconds

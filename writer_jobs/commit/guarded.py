@@ -17,7 +17,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from lock_manager import Adoption, AdoptionMismatchError, Hold, LockLostError, canonical_table_uri
+from lock_manager import (
+    Adoption,
+    AdoptionMismatchError,
+    Hold,
+    LockLostError,
+    UnsupportedLockError,
+    canonical_table_uri,
+)
 from lock_manager.errors import format_versions
 from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.guard.ticket import Ticket
@@ -71,11 +78,16 @@ def guarded(
     Raises:
         AdoptionMismatchError: The table is adopted by another ensemble or under another name than the hold's;
             nothing was written.
+        UnsupportedLockError: The hold excludes no other writer, and the guard is not in ``required`` mode.
         TableError: The table got other partition columns before the lock was acquired; nothing was written.
         StorageError: The log cannot be read, or the version of an unfinished intent cannot be filled.
 
     """
     mode = driver_guard.guard_mode(spark)
+    if mode != driver_guard.REQUIRED and not hold.excludes:
+        raise UnsupportedLockError(
+            f"has no commit guard that checks each commit (guard={mode})", resource=hold.resource
+        )
     if mode == driver_guard.OFF:
         yield GuardedTable(None, None)
         return
@@ -106,6 +118,8 @@ def guarded(
         if block.refusal is not None:
             yield GuardedTable(None, snapshot)
             return
+        if not hold.excludes:
+            block.require_unchanged_since(snapshot.version)
         with _commits_recorded(spark, block), _adoption_restored(spark, table_log, block, adoption):
             yield GuardedTable(block, snapshot)
 

@@ -21,7 +21,13 @@ from writer_jobs.delta.jvm_errors import error_reason, is_conflict
 from writer_jobs.delta.session import GUARD_MODE
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.table_log import Commit
-from writer_jobs.errors import GuardMissingError, HeldTooLongError, UnprovenCommitError, WriteFailedError
+from writer_jobs.errors import (
+    GuardMissingError,
+    HeldTooLongError,
+    UnprovenCommitError,
+    WriteConflictError,
+    WriteFailedError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +117,12 @@ class HeldWrite:
                 thread = self._execution.start()
                 thread.wait(should_cancel=self._should_cancel)
             failure, interrupt = thread.failure, thread.interrupt
-            is_last = attempt_number == _ATTEMPTS or interrupt is not None or self._hold.lost is not None
+            is_last = (
+                attempt_number == _ATTEMPTS
+                or interrupt is not None
+                or self._hold.lost is not None
+                or not self._hold.excludes
+            )
             if is_last or failure is None or not is_conflict(failure) or self._outcome.may_be_stored(failure):
                 break
             log.warning("another writer has changed %s meanwhile: writing again", self._context.table)
@@ -134,6 +145,12 @@ class HeldWrite:
         return self._hold.lost is not None or self._has_exceeded_time
 
     def _error_of(self, failure: BaseException) -> WriteFailedError:
+        if is_conflict(failure) and not self._hold.excludes:
+            return WriteConflictError(
+                table=self._context.table,
+                reason=error_reason(failure),
+                waited_seconds=self._hold.waited_seconds,
+            )
         if not self._has_exceeded_time:
             return failed_write(self._execution, failure)
         return self._held_too_long(error_reason(failure))

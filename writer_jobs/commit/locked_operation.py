@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lock_manager import LockCancelledError, SluiceError
-from lock_manager.errors import NotStagedError
+from lock_manager import (
+    LockCancelledError,
+    SluiceError,
+    UnsupportedLockError,
+)
+from lock_manager.deadline import Deadline
+from lock_manager.errors import NotStagedError, VersionTakenError
+from lock_manager.nesting import REGISTRY
 from writer_jobs.commit.execution import Execution, WriterContext
 from writer_jobs.commit.gate import StagedWrite
-from writer_jobs.commit.gate_rules import reason_for_whole_write
+from writer_jobs.commit.gate_rules import reason_for_whole_write, staging_facts
 from writer_jobs.commit.held_write import HeldWrite
 from writer_jobs.commit.lock_target import Lock, LockTarget, PartitionFinder, find_lock_target, job_note
 from writer_jobs.commit.operation import Operation
 from writer_jobs.commit.options import RewriteOptions, lock_deadline
 from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.jvm_errors import error_reason, is_conflict
 from writer_jobs.delta.snapshot import Snapshot, TableState
-from writer_jobs.errors import TableError, WriteConflictError
+from writer_jobs.errors import RetriesExhaustedError, TableError, WriteConflictError
 
 log = logging.getLogger(__name__)
 
 _TRIES = 3
+# Without locks, a write may lose against other writers any number of times.
+_OPTIMISTIC_TRIES = 10
+_FIRST_PAUSE_SECONDS = 0.1
+_MAX_PAUSE_SECONDS = 5.0
+_CANCEL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,16 +65,18 @@ class LockedOperation:
         lock, lock_during = options.get("lock", "table"), options["lock_during"]
         lock_seconds = lock_deadline(options, context.manager).seconds
         execution = Execution(context, options.get("metadata") or {})
+        deadline = Deadline(lock_seconds)
+        tries = _OPTIMISTIC_TRIES if self._is_optimistic else _TRIES
         with context.cancellable(execution):
-            for try_index in range(_TRIES):
+            for try_index in range(tries):
                 # The last try locks the table, which contains all partitions.
-                is_last = try_index == _TRIES - 1
+                is_last = try_index == tries - 1
                 target = self._find_target(execution, "table" if is_last and lock == "partitions" else lock)
                 snapshot = context.log.known_snapshot()
                 execution.operation = self.operation_for(target, snapshot.state)
                 if context.is_cancelled():
                     raise LockCancelledError(resource=context.table)
-                if lock_during == "commit" and not self._checks_partitions and self._may_be_staged(execution.operation):
+                if lock_during == "commit" and self._may_be_staged(execution.operation):
                     staged_write = StagedWrite(target, execution, snapshot)
                     try:
                         return staged_write.run(lock_seconds, options.get("before_write"))
@@ -67,19 +84,57 @@ class LockedOperation:
                         if staged_write.before_write_committed or not options.get("again", True):
                             raise self._conflict(staged_write, error) from error
                         log.info("writing again: %s", error)
+                        if self._is_optimistic and is_conflict(error.__cause__):
+                            self._pause(try_index, error, None if is_last else deadline)
+                            continue
+                        self._refuse_hooks(staged_write.hooks)
                         lock_seconds = max(0.0, lock_seconds - staged_write.waited_seconds)
                         if snapshot.state is None and try_index == 0 and context.log.known_snapshot().state is not None:
                             # Another writer created the table. A commit to it can wait at the gate.
                             continue
                         lock_during = "write"
+                self._refuse_hooks(self._hooks_of(execution.operation) if self._is_optimistic else ())
                 try:
                     return self._write_to(target, execution, snapshot, lock_seconds)
                 except _OtherPartitionsError as error:
                     log.info("locking %s again: %s", context.table, error)
                     lock_seconds = max(0.0, lock_seconds - error.waited_seconds)
+                except _FasterWriterError as error:
+                    log.info("writing again: %s", error)
+                    self._pause(try_index, error, None if is_last else deadline)
             raise AssertionError(
                 "the last try locks the whole table, but the partitions of the write were not in the lock"
             )
+
+    @property
+    def _is_optimistic(self) -> bool:
+        """Whether the coordinator has no locks, so that another writer may be faster each time."""
+        return self.context.manager.settings.is_optimistic
+
+    def _pause(self, try_index: int, error: Exception, deadline: Deadline | None) -> None:
+        """Wait for a random time before the next try.
+
+        The longest pause doubles with each try, so that writers that meet again and again spread over time.
+
+        Args:
+            error: Why the write lost. Its cause is Delta's exception, or the guard's refusal.
+            deadline: Time limit of all tries; None after the last try.
+
+        Raises:
+            RetriesExhaustedError: There is no next try.
+
+        """
+        if deadline is None or deadline.remaining() == 0 or not self.options.get("again", True):
+            cause = error.__cause__
+            reason = error_reason(cause) if cause is not None and is_conflict(cause) else str(error)
+            raise RetriesExhaustedError(
+                table=self.context.table,
+                reason=f"another writer was faster each time (tries: {try_index + 1}): {reason}",
+            ) from cause
+        longest = min(_FIRST_PAUSE_SECONDS * 2**try_index, _MAX_PAUSE_SECONDS)
+        pause = Deadline(random.uniform(0.0, longest))  # noqa: S311 (no secret)
+        while pause.remaining() > 0 and not self.context.is_cancelled():
+            time.sleep(min(pause.remaining(), _CANCEL_SECONDS))
 
     @property
     def _checks_partitions(self) -> bool:
@@ -91,7 +146,24 @@ class LockedOperation:
         # Only finding partitions takes Spark jobs.
         return execution.read(find) if lock == "partitions" else find()
 
+    def _hooks_of(self, operation: Operation) -> Sequence[str]:
+        """Return the hooks that Delta would run after a commit to the table as this driver knows it."""
+        facts = staging_facts(self.context.spark, self.context.log, operation)
+        return () if facts is None else facts["hooks"]
+
+    def _refuse_hooks(self, hooks: Sequence[str]) -> None:
+        """Raise if Delta would run hooks after a commit without a lock: those of two writers could overlap."""
+        if hooks and self._is_optimistic:
+            request = f"makes Delta run {', '.join(hooks)} after the commit"
+            raise UnsupportedLockError(request, resource=self.context.table)
+
     def _may_be_staged(self, operation: Operation) -> bool:
+        """Return whether the lock is needed for the commit alone."""
+        if self._checks_partitions:
+            return False
+        if self._is_optimistic and self.options.get("before_write") is not None:
+            # Delta's conflict check does not cover what before_write reads.
+            return False
         reason = reason_for_whole_write(self.context.spark, self.context.log, operation)
         if reason is not None:
             log.debug("the lock on %s is held over the whole write: %s", self.context.table, reason)
@@ -110,13 +182,17 @@ class LockedOperation:
 
         Raises:
             _OtherPartitionsError: Under the lock, the operation touches other partitions.
+            _FasterWriterError: The lock did not exclude another writer, which has committed first.
 
         """
         context = self.context
         result: CommitResult | None = None
+        is_nested = bool(REGISTRY.of(threading.current_thread()))
         try:
             with (
-                context.manager.acquire_all([target.scope], timeout_seconds=lock_seconds) as hold,
+                context.manager.acquire_all(
+                    [target.scope], timeout_seconds=lock_seconds, needs_exclusion=False
+                ) as hold,
                 target.guarded(context.spark, hold, job_note(context.spark, context.manager)) as table,
             ):
                 snapshot = table.snapshot or context.log.snapshot()
@@ -133,13 +209,22 @@ class LockedOperation:
                 if not snapshot.has_same_partitioning(planned_snapshot):
                     execution.operation = self.operation_for(target, snapshot.state)
                 limit = self.options.get("held_at_most_seconds")
-                result = HeldWrite(execution, hold, table.block, limit).run(snapshot)
+                try:
+                    result = HeldWrite(execution, hold, table.block, limit).run(snapshot)
+                except (VersionTakenError, WriteConflictError) as error:
+                    if is_nested or hold.excludes or hold.commits:
+                        raise
+                    raise _FasterWriterError(error.reason) from error
         except SluiceError as error:
             if result is None:
                 raise
             # The release came too late, but the commit was confirmed while the hold stood.
             log.warning("the write to %s has ended, but its lock failed afterwards: %s", context.table, error)
         return result
+
+
+class _FasterWriterError(Exception):
+    """Another writer has committed first; the write can be repeated."""
 
 
 class _OtherPartitionsError(Exception):

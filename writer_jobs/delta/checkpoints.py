@@ -44,7 +44,8 @@ def write_due_checkpoints(spark: SparkSession, manager: LockManager) -> None:
 
 def _write(checkpoints: Any, table: str, resource: str, due: Any, manager: LockManager) -> None:
     try:
-        with manager.acquire(resource, timeout_seconds=0):
+        # Without locks, two writers may write the same checkpoint, as with plain Delta.
+        with manager.acquire_all([resource], timeout_seconds=0, needs_exclusion=False):
             checkpoints.write(due)
     except LockTimeoutError:
         log.debug("another writer writes the checkpoint of %s", table)

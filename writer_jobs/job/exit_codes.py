@@ -20,6 +20,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.errors import (
     CommitUnknownError,
     NothingAppliedError,
+    RetriesExhaustedError,
     UnprovenCommitError,
     UnsafeStoreError,
     WriteFailedError,
@@ -71,7 +72,7 @@ EXIT_CODES = (
         "yes",
         "lock not acquired: timeout, ZooKeeper refuses or does not answer, unknown format, adopted elsewhere",
     ),
-    ExitCode(_LOCK_LOST, "yes", "lock lost, or not held at the commit; not committed"),
+    ExitCode(_LOCK_LOST, "yes", "lock lost, not held at the commit, or (optimistic://) others faster; not committed"),
     ExitCode(
         _WRITE_FAILED,
         "no",
@@ -115,6 +116,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UnprovenCommitError, _UNPROVEN),  # a LockLostError
     (LockLostError, _LOCK_LOST),
     (LockNotHeldError, _LOCK_LOST),
+    (RetriesExhaustedError, _LOCK_LOST),  # a WriteFailedError
     (CommitUnknownError, _UNKNOWN),
     (NothingAppliedError, _NOTHING_APPLIED),
     (WriteFailedError, _WRITE_FAILED),
