@@ -180,6 +180,9 @@ class ObjectStore:
             return request()
         except (
             exceptions.HTTPClientError,
+            exceptions.EndpointConnectionError,
+            exceptions.ConnectTimeoutError,
+            exceptions.ProxyConnectionError,
             exceptions.IncompleteReadError,
             exceptions.CredentialRetrievalError,
             exceptions.MetadataRetrievalError,
