@@ -55,7 +55,7 @@ SHARED_DRIVERS = {
         "test_adopt.py", "test_automatic.py", "test_checkpoints.py", "test_commit_identity.py",
         "test_conditional_put.py", "test_coordinator_down.py", "test_ensemble_lost.py", "test_every_way.py",
         "test_gate_hooks.py", "test_gate_reads.py", "test_group_readers.py", "test_guard.py",
-        "test_guard_partitions.py", "test_guard_transport.py", "test_writer.py",
+        "test_guard_partitions.py", "test_guard_transport.py", "test_moved_writers.py", "test_writer.py",
     ),
     "faults driver": ("test_spark_drivers.py", "test_unknown.py"),
 }  # fmt: skip
