@@ -117,6 +117,9 @@ bench-snapshots: $(LOG_STORE) $(ARCHIVES) ## A stream's state at one moment, com
 bench-maintenance: $(LOG_STORE) $(ARCHIVES) ## A table of many small files: health check, compaction, and waits of an appender (ARGS="--files 2000")
 	@$(PY) benchmarks/maintenance.py $(ARGS)
 
+bench-coordinators: $(LOG_STORE) ## Locks in ZooKeeper, locks on S3 and no lock: 1 to 32 writers, and takeovers; 40 minutes (ARGS="--rounds 1")
+	@$(PY) benchmarks/coordinators.py $(ARGS)
+
 bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock compared with kazoo's and Curator's, and the guard's cost in a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)
 	@$(PY) benchmarks/guard.py $(ARGS)

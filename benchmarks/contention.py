@@ -9,7 +9,11 @@ each commit they do no work, wait 2 s (a slow source), or compute sums over the 
     stock         no lock, and Delta's log store for S3, which loses commits
     limit         one driver that repeats commits of a ready-made action
 
-With --modes also, for programs that request no lock (docs/how-to/unchanged.md):
+With --modes also
+
+    s3-lease      as gate, with the lock in an object on S3 instead of ZooKeeper
+
+and, for programs that request no lock (docs/how-to/unchanged.md):
 
     automatic     an automatic ticket for each commit, from the driver's Python process (``attach(lock="commit")``)
     agent         an automatic ticket for each commit, from the agent of ``SluicePlugin``
@@ -47,7 +51,7 @@ from sluice.local.s3 import LocalS3
 from sluice.submit.distribution import plugin_settings
 
 MODES = ("gate", "whole write", "optimistic", "stock")
-UNCHANGED_PROGRAMS = ("automatic", "agent")
+OTHER_MODES = ("s3-lease", "automatic", "agent")
 ROOT = Path(__file__).parent
 
 
@@ -173,7 +177,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="five minutes: 1 and 4 writers, no work and 2 s")
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--work", nargs="+", default=["0", "2", "cpu"], choices=["0", "2", "cpu"])
-    modes = MODES + UNCHANGED_PROGRAMS
+    modes = MODES + OTHER_MODES
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=modes, metavar="MODE", help=", ".join(modes))
     parser.add_argument("--seconds", type=float, default=20, help="minimum duration of each cell (20)")
     parser.add_argument("--flights", type=int, help="read only this many flights (all)")
@@ -228,7 +232,13 @@ def start(stack: ExitStack, writers: int, flights_limit: int | None, *, has_agen
     if has_agents:
         conf |= {**plugin_settings(), "spark.sluice.zookeeper": zookeeper.hosts, "spark.sluice.timeoutSeconds": "600"}
     environment = {**os.environ, "CONTENTION_CONF": json.dumps(conf)}
-    command = [sys.executable, str(ROOT / "contention_writer.py"), zookeeper.hosts, str(flights)]
+    command = [
+        sys.executable,
+        str(ROOT / "contention_writer.py"),
+        zookeeper.hosts,
+        "s3-lease://bench/locks",
+        str(flights),
+    ]
     drivers = []
     for number in range(writers):
         drivers.append(Driver(command, environment, folder / f"writer-{number}.log"))

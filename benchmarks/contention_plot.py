@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 # The palette of Okabe and Ito, which is safe for colour-blind readers.
 STYLES = {
     "gate": ("#0072B2", "o", "the gate: lock for the commit"),
+    "s3-lease": ("#56B4E9", "D", "the gate, locks on S3"),
     "whole write": ("#E69F00", "s", "lock over the whole write"),
     "optimistic": ("#009E73", "^", "no lock, Delta's retries"),
     "stock": ("#CC79A7", "v", "stock store (loses commits)"),

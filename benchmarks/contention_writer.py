@@ -24,7 +24,7 @@ from figures import cpu_seconds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from lock_manager import ZookeeperLockManager
+from lock_manager import LockManager, ZookeeperLockManager, connect
 from writer_jobs import CommitResult, LockedDeltaWriter, attach
 from writer_jobs.commit.options import LockDuring
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
@@ -42,9 +42,10 @@ CPU = -1
 class Writer:
     """The driver, with a write function for each mode."""
 
-    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, flights: str) -> None:
+    def __init__(self, spark: SparkSession, manager: LockManager, lease_manager: LockManager, flights: str) -> None:
         self.spark = spark
         self.manager = manager
+        self.lease_manager = lease_manager
         self.jvm_pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
         self.flights = spark.read.option("header", True).csv(flights).cache()
         self.flights.count()
@@ -98,10 +99,11 @@ class Writer:
         table, mode = cell["table"], cell["mode"]
         if mode == "limit":
             return self.ready_made_commit(table)
-        if mode not in ("gate", "whole write"):
+        if mode not in ("gate", "whole write", "s3-lease"):
             return lambda rows: self.write_plain(cell, rows)
-        writer = LockedDeltaWriter(self.spark, self.manager, table)
-        lock_during: LockDuring = "commit" if mode == "gate" else "write"
+        manager = self.lease_manager if mode == "s3-lease" else self.manager
+        writer = LockedDeltaWriter(self.spark, manager, table)
+        lock_during: LockDuring = "write" if mode == "whole write" else "commit"
 
         def write(rows: DataFrame) -> dict[str, Any]:
             result = self.write_locked(cell, writer, rows, lock_during)
@@ -205,10 +207,13 @@ def send(answer: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    zookeeper, flights = sys.argv[1:]
+    zookeeper, lock_url, flights = sys.argv[1:]
     spark = bench_session("contention", json.loads(os.environ["CONTENTION_CONF"]))
-    with ZookeeperLockManager(zookeeper, timeout_seconds=600) as manager:
-        writer = Writer(spark, manager, flights)
+    with (
+        ZookeeperLockManager(zookeeper, timeout_seconds=600) as manager,
+        connect(lock_url, timeout_seconds=600) as lease_manager,
+    ):
+        writer = Writer(spark, manager, lease_manager, flights)
         send({"started": os.getpid()})
         for line in sys.stdin:
             cell = json.loads(line)

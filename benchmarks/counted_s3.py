@@ -19,11 +19,13 @@ class Request:
     Attributes:
         at: Time of arrival, in seconds since the epoch.
         operation: LIST, or the HTTP method. DELETE includes bulk deletes.
+        path: Bucket and key; only the bucket if the request is for a bucket.
 
     """
 
     at: float
     operation: str
+    path: str
 
 
 class CountingMiddleware:
@@ -43,7 +45,9 @@ class CountingMiddleware:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
         operation = "LIST" if method == "GET" and re.search(r"(^|&)list-type=", query) else method
-        self.requests.append(Request(time.time(), "DELETE" if operation == "POST" and "delete" in query else operation))
+        if operation == "POST" and "delete" in query:
+            operation = "DELETE"
+        self.requests.append(Request(time.time(), operation, environ["PATH_INFO"].lstrip("/")))
         if self.delay_seconds:
             time.sleep(self.delay_seconds)
         return self._application(environ, start_response)

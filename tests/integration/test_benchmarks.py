@@ -50,8 +50,12 @@ SMOKES = {
         "--rows 100 --changes 100 --cells 0 --rounds 1 --warm-up 0", (("plain MERGE", "apply_changes"),)
     ),
     "contention.py": Smoke(
-        "--writers 1 --work 0 --seconds 0 --flights 100 --modes gate stock automatic agent",
-        (("limit", "gate", "stock", "automatic", "agent"),),
+        "--writers 1 --work 0 --seconds 0 --flights 100 --modes gate stock s3-lease automatic agent",
+        (("limit", "gate", "stock", "s3-lease", "automatic", "agent"),),
+    ),
+    "coordinators.py": Smoke(
+        "--writers 1 2 --s3-delay-ms 1 --seconds 0 --rounds 1 --kills 1 --session-timeout 4",
+        (("zookeeper", "s3-lease", "optimistic") * 2, ("zookeeper", "s3-lease")),
     ),
     "granularity.py": Smoke("--writers 1,2 --commits 1 --work 0", (LOCKS * 2,)),
     "guard.py": Smoke("--commits 1 --warm-up 1", (("file", "s3a"),)),
@@ -153,6 +157,7 @@ LONGER_RUNS = {
 STARTED_BY = {
     "CuratorBench.java": "lock.py",
     "contention_writer.py": "contention.py",
+    "coordinators_writer.py": "coordinators.py",
     "maintenance_appender.py": "maintenance.py",
     "peers/IcebergRest.java": "peers/iceberg_rest.py",
     "scale_operation.py": "scale.py",
