@@ -44,9 +44,10 @@ def from_stack(
     """Write spark-defaults.conf and sluice.env from the outputs of a stack.
 
     spark-defaults.conf sets the guarded log store for every program that uses
-    it. sluice.env names the ensemble, the lock root, the region and the ARN of
-    the role's secret, as NAME=value lines for a shell, systemd or Docker. Neither
-    file contains a secret. If one file cannot be written, neither is.
+    it. sluice.env names the region and the coordinator: the lock URL, or the
+    ensemble, its lock root and the ARN of the role's secret. Its lines have the
+    form NAME=value, for a shell, systemd or Docker. Neither file contains a
+    secret. If one file cannot be written, neither is.
 
     [bold]pulumi stack output --json | sluice config from-stack[/]
     [bold]sluice config from-stack outputs.json --role maintenance --output conf[/]
@@ -58,7 +59,7 @@ def from_stack(
         stack = StackConfig.of_outputs(_read_outputs(file), role.value)
         defaults, environment = write_config(stack, output, force=force)
     print(f"wrote {defaults} and {environment}")
-    if stack.secret_arn is None:
+    if stack.lacks_secret:
         print(f"the stack has no secret for the role {role.value}; see docs/security.md for credentials of jobs")
     # A shell's "." searches $PATH for a name without a slash.
     environment_path = environment if environment.is_absolute() else f"./{environment}"

@@ -29,17 +29,21 @@ class StackConfig:
     """The outputs of a stack that jobs need.
 
     Attributes:
-        hosts: Connection string of ZooKeeper.
-        lock_root: The znode that is the parent of all locks.
+        lock_settings: Fields of :class:`LockSettings` that name the coordinator: ``zk_hosts`` and ``lock_root``, or
+            ``lock_url``.
         secret_arn: ARN of the secret with the role's settings for ZooKeeper; None if the stack has none.
 
     """
 
     region: str
     bucket: str
-    hosts: str
-    lock_root: str
+    lock_settings: Mapping[str, Any]
     secret_arn: str | None = None
+
+    @property
+    def lacks_secret(self) -> bool:
+        """Whether the jobs may need credentials for ZooKeeper that are not in the stack."""
+        return "zk_hosts" in self.lock_settings and self.secret_arn is None
 
     @classmethod
     def of_outputs(cls, text: str, role: str) -> StackConfig:
@@ -47,7 +51,7 @@ class StackConfig:
 
         Raises:
             BadInputError: The text is not a JSON object, or an output is missing or malformed.
-            SettingsError: The connection string or the lock root is malformed.
+            SettingsError: The connection string, the lock root or the lock URL is malformed.
 
         """
         try:
@@ -60,11 +64,10 @@ class StackConfig:
         stack = cls(
             region=_output(outputs, "region"),
             bucket=_output(outputs, "delta_lake_bucket_name"),
-            hosts=_output(outputs, "zookeeper_connection_string"),
-            lock_root=_output(outputs, "lock_root"),
+            lock_settings=_lock_settings(outputs),
             secret_arn=_secret_arn(outputs, role),
         )
-        LockSettings(zk_hosts=stack.hosts, lock_root=stack.lock_root)
+        LockSettings(**stack.lock_settings)
         return stack
 
     def spark_defaults(self) -> str:
@@ -77,8 +80,7 @@ class StackConfig:
     def environment(self) -> str:
         """Return the lines of ``sluice.env``."""
         variables = {
-            f"{ENVIRONMENT_PREFIX}ZK_HOSTS": self.hosts,
-            f"{ENVIRONMENT_PREFIX}LOCK_ROOT": self.lock_root,
+            **{f"{ENVIRONMENT_PREFIX}{name.upper()}": value for name, value in self.lock_settings.items()},
             **({SECRET: self.secret_arn} if self.secret_arn else {}),
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
@@ -124,6 +126,16 @@ def _output(outputs: Mapping[str, Any], name: str) -> str:
     if name not in outputs:
         raise BadInputError(f"the output {name} is missing: give the output of {_OUTPUTS} of a deployed stack")
     return _unquoted_text(outputs[name], name)
+
+
+def _lock_settings(outputs: Mapping[str, Any]) -> dict[str, str]:
+    settings = {}
+    if outputs.get("lock_url") is not None:
+        settings["lock_url"] = _output(outputs, "lock_url")
+    if not settings or outputs.get("zookeeper_connection_string") is not None:
+        settings["zk_hosts"] = _output(outputs, "zookeeper_connection_string")
+        settings["lock_root"] = _output(outputs, "lock_root")
+    return settings
 
 
 def _secret_arn(outputs: Mapping[str, Any], role: str) -> str | None:

@@ -38,6 +38,13 @@ OUTPUTS: dict[str, Any] = {
     "policy_arns": {"appender": "arn:aws:iam::123456789012:policy/appender"},
     "commit_policy_statements": [{"Sid": "x"}],
 }
+#: Outputs of a stack with locks on S3 that differ from ``OUTPUTS``.
+LOCKS_ON_S3: dict[str, Any] = {
+    "lock_url": "s3-lease://sluice-prod-locks-7f3a/locks",
+    "zookeeper_connection_string": None,
+    "lock_root": None,
+    "secret_arns": {},
+}
 # Spark's Utils.getPropertiesFromFile uses java.util.Properties and trims the values.
 PROPERTY = re.compile(r"([^\s=:]+)[\s=:]\s*(.*?)\s*")
 
@@ -105,6 +112,34 @@ def test_the_lock_reads_the_outputs_of_the_stack(config: ConfigCommand, monkeypa
     assert arns == [OUTPUTS["secret_arns"]["appender"]]
     assert (settings.zk_hosts, settings.lock_root) == (OUTPUTS["zookeeper_connection_string"], OUTPUTS["lock_root"])
     assert settings.security.acl == "world:anyone:r"
+
+
+@pytest.mark.parametrize("role", ["appender", "operator"])
+def test_a_stack_with_locks_on_s3_gives_their_url(config: ConfigCommand, role: str) -> None:
+    result = config.run("--role", role, **LOCKS_ON_S3)
+    assert result.exit_code == 0, result.output
+    variables = config.variables()
+    assert variables == {
+        "SLUICE_LOCK_URL": "s3-lease://sluice-prod-locks-7f3a/locks",
+        "AWS_REGION": "eu-central-1",
+        "AWS_DEFAULT_REGION": "eu-central-1",
+    }
+    assert LockSettings.from_env(variables).lock_url == variables["SLUICE_LOCK_URL"]
+    assert "secret" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("", "is empty"), ("[secret]", "--show-secrets"), (7, "must be a text"), ("a b", "needs no quotes"),
+     ("s3://locks/locks", "write s3-lease://BUCKET/PREFIX")],
+)  # fmt: skip
+def test_an_unusable_lock_url_is_refused(config: ConfigCommand, value: object, message: str) -> None:
+    assert message in config.refusal(**{**LOCKS_ON_S3, "lock_url": value})
+    assert not config.conf.exists()
+
+
+def test_a_lock_url_and_an_ensemble_are_refused(config: ConfigCommand) -> None:
+    assert "give one of them" in config.refusal(lock_url=LOCKS_ON_S3["lock_url"])
 
 
 def test_docker_and_systemd_read_the_same_values_as_a_shell(config: ConfigCommand) -> None:
