@@ -1,4 +1,6 @@
-"""The Pulumi program for the lake and its ZooKeeper ensemble; docs/deploy.md describes its configuration."""
+"""The Pulumi program for the lake and the coordinator of its locks; docs/deploy.md describes its configuration."""
+
+from functools import partial
 
 import pulumi
 import pulumi_aws as aws
@@ -7,6 +9,7 @@ from components.artifacts import Artifacts
 from components.certificates import Authority
 from components.ensemble import Ensemble, EnsembleArgs
 from components.lake import PrivateBucket, commit_statements, lake_key
+from components.locks import lock_bucket, lock_url
 from components.monitoring import Monitoring
 from components.network import Account, AwsEgress, Network, in_distinct_zones
 from components.node_config import LOCK_ROOT
@@ -29,11 +32,16 @@ if settings.existing_bucket:
     lake_arn = pulumi.Output.format("arn:{}:s3:::{}", account.partition, settings.existing_bucket)
 else:
     lake_bucket = PrivateBucket(
-        "lake", settings.name, settings, kms_key_arn=key.arn if key else None, maintenance_role_arn=maintenance.arn
+        "lake",
+        settings.name,
+        settings,
+        kms_key_arn=key.arn if key else None,
+        statements=partial(commit_statements, settings, maintenance.arn),
     )
     lake_name, lake_arn = lake_bucket.bucket, lake_bucket.arn
 
-# -- the network and the ensemble
+# -- the coordinator: a bucket for the locks, or the network and the ensemble
+locks = lock_bucket(settings) if settings.locks_on_s3 else None
 zookeeper: Ensemble | None = None
 network: Network | None = None
 aws_egress = AwsEgress()
@@ -80,14 +88,18 @@ access = Access(
         zookeeper_group_id=zookeeper.security_group_id if zookeeper else None,
         instance_ids=zookeeper.instance_ids if zookeeper else (),
         maintenance_role=maintenance,
+        locks_arn=locks.arn if locks else None,
     ),
 )
 pulumi.export("region", account.region)
 pulumi.export("delta_lake_bucket_name", lake_name)
-pulumi.export("zookeeper_connection_string", zookeeper.connection_string if zookeeper else settings.existing_zookeeper)
+pulumi.export("lock_url", lock_url(locks.bucket) if locks else None)
+pulumi.export(
+    "zookeeper_connection_string", zookeeper.connection_string if zookeeper else settings.existing_zookeeper or None
+)
 pulumi.export("zookeeper_members", settings.nodes if zookeeper else None)
 pulumi.export("zookeeper_instance_ids", zookeeper.instance_ids if zookeeper else None)
-pulumi.export("lock_root", LOCK_ROOT)
+pulumi.export("lock_root", None if locks else LOCK_ROOT)
 pulumi.export("secret_arns", access.secret_arns)
 pulumi.export("policy_arns", access.policy_arns)
 pulumi.export("maintenance_role_arn", maintenance.arn)

@@ -13,6 +13,7 @@ import pulumi_aws as aws
 from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR, Authority, client_secret, store_secret
 from components.commit_policy import ALL_FILES, LOG_FILES, object_arns, unconditional_commit
 from components.documents import EC2_TRUST, SESSION_MANAGER, allow, document, trust_policy
+from components.locks import lock_statements
 from components.network import Account, AwsEgress, tcp_rule
 from components.node_config import CLIENT_PORT
 from components.settings import Settings
@@ -29,6 +30,7 @@ class PolicyResources:
         prefixes: Folders of the tables, without a slash at either end; empty for the whole bucket.
         key: KMS key of the lake, or None.
         secret: Secret with the ZooKeeper client settings of the role, or None.
+        locks: Bucket of the locks on S3, or None.
 
     """
 
@@ -36,6 +38,7 @@ class PolicyResources:
     prefixes: tuple[str, ...] = ()
     key: str | None = None
     secret: str | None = None
+    locks: str | None = None
 
 
 def appender_policy(resources: PolicyResources) -> dict[str, Any]:
@@ -73,6 +76,7 @@ def _read_and_write_statements(resources: PolicyResources) -> list[dict[str, Any
         unconditional_commit(resources.bucket, resources.prefixes),
         *([allow("EncryptAndDecrypt", encryption, resources.key)] if resources.key else []),
         *_secret_statements(resources),
+        *(lock_statements(resources.locks) if resources.locks else []),
     ]
 
 
@@ -81,7 +85,7 @@ def operator_policy(
 ) -> dict[str, Any]:
     """Return the policy of operators: view locks, logs and nodes, break locks, restart members.
 
-    It allows neither reading rows nor writing logs. ``instance_arns`` are the machines of the members; empty if the
+    It allows neither reading rows nor writing tables. ``instance_arns`` are the machines of the members; empty if the
     stack has no ensemble.
     """
     statements: list[dict[str, Any]] = [
@@ -91,6 +95,12 @@ def operator_policy(
     ]
     if resources.key:
         statements.append(allow("Decrypt", "kms:Decrypt", resources.key))
+    if resources.locks:
+        statements += [
+            *lock_statements(resources.locks),
+            # As for every role that may put objects: a further policy of the operator may allow PUTs into the lake.
+            unconditional_commit(resources.bucket, resources.prefixes),
+        ]
     if instance_arns:
         documents = ("AWS-RunShellScript", "AWS-StartPortForwardingSessionToRemoteHost", "SSM-SessionManagerRunShell")
         statements += [
@@ -141,10 +151,11 @@ class AccessArgs:
         aws_egress: Access of the Spark clusters' machines to AWS services.
         bucket_arn: Bucket of the lake.
         key_arn: KMS key of the lake, or None.
-        authorities: Certificate authorities of the members and of the clients; None for an existing ensemble.
-        zookeeper_group_id: Security group of the members; None for an existing ensemble.
+        authorities: Certificate authorities of the members and of the clients; None if the stack has no ensemble.
+        zookeeper_group_id: Security group of the members; None if the stack has no ensemble.
         instance_ids: Machines of the members.
         maintenance_role: Maintenance role; created earlier, because the bucket policy names it.
+        locks_arn: Bucket of the locks on S3; None with ZooKeeper.
 
     """
 
@@ -158,6 +169,7 @@ class AccessArgs:
     zookeeper_group_id: pulumi.Input[str] | None
     instance_ids: Sequence[pulumi.Input[str]]
     maintenance_role: aws.iam.Role
+    locks_arn: pulumi.Input[str] | None
 
 
 class Access(pulumi.ComponentResource):
@@ -238,10 +250,12 @@ class Access(pulumi.ComponentResource):
         return secret.arn  # type: ignore[no-any-return]
 
     def _create_policy(self, role: str) -> aws.iam.Policy:
+        args = self._args
+        arns = {"bucket": args.bucket_arn, "key": args.key_arn, "locks": args.locks_arn}
         inputs = pulumi.Output.all(
-            arns={"bucket": self._args.bucket_arn, "key": self._args.key_arn, "secret": self.secret_arns.get(role)},
-            instance_ids=list(self._args.instance_ids),
-            account=vars(self._args.account),
+            arns=arns | {"secret": self.secret_arns.get(role)},
+            instance_ids=list(args.instance_ids),
+            account=vars(args.account),
         )
 
         def policy_text(values: Mapping[str, Any]) -> str:

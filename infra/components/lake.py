@@ -1,20 +1,21 @@
-"""The lake's bucket: private, encrypted, versioned, with the commit policy."""
+"""The private, encrypted buckets of a stack, and the key and the commit policy of the lake."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pulumi
 import pulumi_aws as aws
 
 from components.commit_policy import commit_policy, tls_only
-from components.documents import document
+from components.documents import Statement, document
 from components.settings import Settings
 
 
 def commit_statements(
     settings: Settings, maintenance_role_arn: pulumi.Input[str], bucket_arn: pulumi.Input[str]
-) -> pulumi.Output[list[dict[str, object]]]:
+) -> pulumi.Output[list[Statement]]:
     """Return the statements of the stack's commit policy; an empty list if ``commitPolicy`` is ``off``."""
     mode, exempt = settings.commit_policy, settings.exempt_principal_arns
     prefixes = settings.table_prefixes if mode == "prefixes" else ()
@@ -24,16 +25,17 @@ def commit_statements(
 
 
 class PrivateBucket(pulumi.ComponentResource):
-    """A private, encrypted and versioned bucket that accepts only TLS.
+    """A private and encrypted bucket that accepts only TLS.
 
     Args:
         name: Pulumi name of the bucket.
         prefix: Prefix of the bucket's name.
-        settings: Deleted and replaced objects can be restored for ``noncurrent_version_days``. With ``protect``, Pulumi
-            refuses to delete the bucket, and S3 refuses to delete it while it contains objects.
+        settings: With ``protect``, Pulumi refuses to delete the bucket, and S3 refuses to delete it while it contains
+            objects.
         kms_key_arn: KMS key that encrypts the bucket; None for S3's own keys.
-        maintenance_role_arn: The only role that may delete version files; None for a bucket without tables, which needs
-            no commit policy.
+        statements: Returns further statements of the bucket's policy for the ARN of the bucket; None for no statements.
+        is_versioned: Whether the bucket is versioned. Then deleted and replaced objects can be restored for
+            ``noncurrent_version_days``.
         parent: The component that the bucket belongs to.
 
     Attributes:
@@ -49,7 +51,8 @@ class PrivateBucket(pulumi.ComponentResource):
         settings: Settings,
         *,
         kms_key_arn: pulumi.Input[str] | None = None,
-        maintenance_role_arn: pulumi.Input[str] | None = None,
+        statements: Callable[[pulumi.Output[str]], pulumi.Output[list[Statement]]] | None = None,
+        is_versioned: bool = True,
         parent: pulumi.Resource | None = None,
     ) -> None:
         super().__init__("sluice:storage:PrivateBucket", name, None, pulumi.ResourceOptions(parent=parent))
@@ -69,8 +72,29 @@ class PrivateBucket(pulumi.ComponentResource):
         aws.s3.BucketOwnershipControls(
             name, bucket=bucket.bucket, rule={"object_ownership": "BucketOwnerEnforced"}, opts=child_options
         )
-        versioning = aws.s3.BucketVersioning(
-            name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=child_options
+        versioning: list[pulumi.Resource] = []
+        lifecycle_rules: list[dict[str, object]] = []
+        if is_versioned:
+            versioning.append(
+                aws.s3.BucketVersioning(
+                    name, bucket=bucket.bucket, versioning_configuration={"status": "Enabled"}, opts=child_options
+                )
+            )
+            lifecycle_rules.append(
+                {
+                    "id": "expire-noncurrent-versions",
+                    "status": "Enabled",
+                    "filter": {},
+                    "noncurrent_version_expiration": {"noncurrent_days": settings.noncurrent_version_days},
+                }
+            )
+        lifecycle_rules.append(
+            {
+                "id": "abort-incomplete-uploads",
+                "status": "Enabled",
+                "filter": {},
+                "abort_incomplete_multipart_upload": {"days_after_initiation": 7},
+            }
         )
         encryption = (
             {"sse_algorithm": "aws:kms", "kms_master_key_id": kms_key_arn}
@@ -87,26 +111,10 @@ class PrivateBucket(pulumi.ComponentResource):
         aws.s3.BucketLifecycleConfiguration(
             name,
             bucket=bucket.bucket,
-            rules=[
-                {
-                    "id": "expire-noncurrent-versions",
-                    "status": "Enabled",
-                    "filter": {},
-                    "noncurrent_version_expiration": {"noncurrent_days": settings.noncurrent_version_days},
-                },
-                {
-                    "id": "abort-incomplete-uploads",
-                    "status": "Enabled",
-                    "filter": {},
-                    "abort_incomplete_multipart_upload": {"days_after_initiation": 7},
-                },
-            ],
-            opts=pulumi.ResourceOptions(parent=self, protect=settings.protect, depends_on=[versioning]),
+            rules=lifecycle_rules,
+            opts=pulumi.ResourceOptions(parent=self, protect=settings.protect, depends_on=versioning),
         )
-        statements: pulumi.Input[list[dict[str, object]]] = []
-        if maintenance_role_arn is not None:
-            statements = commit_statements(settings, maintenance_role_arn, bucket.arn)
-        policy = pulumi.Output.all(arn=bucket.arn, statements=statements).apply(
+        policy = pulumi.Output.all(arn=bucket.arn, statements=statements(bucket.arn) if statements else []).apply(
             lambda values: json.dumps(document(tls_only(values["arn"]), *values["statements"]))
         )
         aws.s3.BucketPolicy(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pulumi
+import yaml
 
 MAX_NODES = 7
 ZONES = 3
+S3_LEASE = "s3-lease"
 # RFC 1918. Python's is_private includes further blocks, which AWS refuses.
 _PRIVATE = [ipaddress.IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 _ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user|root)\S*")
@@ -19,6 +23,22 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
 _PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]+")
 _RETENTION = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
+_PROJECT_FILE = Path(__file__).parents[2] / "Pulumi.yaml"
+#: Fields that a stack with locks on S3 uses. It has no ensemble, no machines and no network.
+_FIELDS_WITHOUT_ENSEMBLE = frozenset(
+    {
+        "coordinator",
+        "protect",
+        "existing_bucket",
+        "existing_bucket_kms_key_arn",
+        "commit_policy",
+        "table_prefixes",
+        "exempt_principal_arns",
+        "maintenance_principal_arns",
+        "kms",
+        "noncurrent_version_days",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +51,7 @@ class Settings:
     """
 
     stack: str
+    coordinator: str
     protect: bool
     log_retention_days: int
     vpc_cidr: str
@@ -67,9 +88,14 @@ class Settings:
         return f"sluice-{self.stack}"
 
     @property
+    def locks_on_s3(self) -> bool:
+        """Whether the locks are objects in a bucket of the stack."""
+        return self.coordinator == S3_LEASE
+
+    @property
     def makes_ensemble(self) -> bool:
         """Whether the program creates the ensemble."""
-        return not self.existing_zookeeper
+        return not self.locks_on_s3 and not self.existing_zookeeper
 
     def __post_init__(self) -> None:
         """Validate the values.
@@ -81,6 +107,8 @@ class Settings:
         # Names in AWS contain the stack's name, and the name prefix of a role has at most 38 characters.
         requirement = "1 to 18 of a-z, 0-9 and -, without - at either end, such as prod"
         _require(_STACK.fullmatch(self.stack), "stack's name", self.stack, requirement)
+        coordinator = self.coordinator
+        _require(coordinator in ("zookeeper", S3_LEASE), "coordinator", coordinator, f"zookeeper or {S3_LEASE}")
         _require(self.egress in ("endpoints", "nat"), "egress", self.egress, "endpoints or nat")
         mode = self.commit_policy
         _require(mode in ("off", "prefixes", "all"), "commitPolicy", mode, "off, prefixes or all")
@@ -167,14 +195,21 @@ class Settings:
             }
         except pulumi.ConfigTypeError as error:
             raise pulumi.RunError(str(error)) from None
+        if values["coordinator"] == S3_LEASE:
+            _refuse_values_for_an_ensemble(values)
         values["table_prefixes"] = tuple(prefix.strip("/") for prefix in values["table_prefixes"])
         return cls(stack=pulumi.get_stack(), **values)
 
 
-def _read(config: pulumi.Config, name: str, field_type: Any) -> Any:
-    """Return the configured value of a field. The key of the field ``data_volume_gib`` is ``dataVolumeGiB``."""
+def _key(name: str) -> str:
+    """Return the configuration key of a field, such as ``dataVolumeGiB`` of ``data_volume_gib``."""
     head, *words = name.split("_")
-    key = head + "".join("GiB" if word == "gib" else word.capitalize() for word in words)
+    return head + "".join("GiB" if word == "gib" else word.capitalize() for word in words)
+
+
+def _read(config: pulumi.Config, name: str, field_type: Any) -> Any:
+    """Return the configured value of a field."""
+    key = _key(name)
     if field_type is bool:
         return config.require_bool(key)
     if field_type is int:
@@ -186,6 +221,24 @@ def _array(config: pulumi.Config, key: str) -> tuple[Any, ...]:
     array = config.get_object(key)
     _require(array is None or isinstance(array, list), key, array, "a list")
     return tuple(array or ())
+
+
+def _refuse_values_for_an_ensemble(values: Mapping[str, Any]) -> None:
+    """Refuse values that a stack with locks on S3 does not use.
+
+    Pulumi adds the defaults of ``Pulumi.yaml`` to the configuration. So a value counts as configured if it differs from
+    its default.
+    """
+    declarations = yaml.safe_load(_PROJECT_FILE.read_text(encoding="utf-8"))["config"]
+    unused = []
+    for name, value in values.items():
+        default = declarations[_key(name)]["default"]
+        is_default = value == (tuple(default) if isinstance(default, list) else default)
+        if name not in _FIELDS_WITHOUT_ENSEMBLE and not is_default:
+            unused.append(_key(name))
+    if unused:
+        reason = f"coordinator {S3_LEASE}, which has neither an ensemble nor a network"
+        raise pulumi.RunError(f"configuration {', '.join(unused)}: must be left out with {reason}")
 
 
 def _require(condition: object, key: str, value: object, requirement: str) -> None:

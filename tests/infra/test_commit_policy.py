@@ -103,6 +103,8 @@ POLICIES = {
     "appender of a bucket": appender_policy(PolicyResources(BUCKET)),
     "maintenance": maintenance_policy(LAKE),
     "operator": operator_policy(LAKE, instance_arns=[NODE]),
+    "appender with locks on S3": appender_policy(PolicyResources(BUCKET, locks="arn:aws:s3:::locks")),
+    "operator with locks on S3": operator_policy(PolicyResources(BUCKET, locks="arn:aws:s3:::locks")),
     "node": node_policy(
         secret="arn:aws:secretsmanager:eu-central-1:123456789012:secret:s-AbCdEf",  # noqa: S106 (an ARN)
         parameter="arn:aws:ssm:eu-central-1:123456789012:parameter/p",

@@ -30,8 +30,13 @@ STACKS: dict[str, dict[str, Any]] = {
     "four nodes": {"nodes": 4},
     "without a commit policy": {"commitPolicy": "off"},
     "with a restore": {"exemptPrincipalArns": ["arn:aws:iam::123456789012:role/restore"]},
+    "locks on S3 with a restore": {
+        "coordinator": "s3-lease",
+        "exemptPrincipalArns": ["arn:aws:iam::123456789012:role/restore"],
+    },
 }
 COMMIT_RULES = {"commits-are-conditional", "only-maintenance-deletes-versions"}
+QUEUE_RULES = {"queues-are-changed-conditionally", "queues-are-not-deleted"}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +123,7 @@ def test_the_pack_has_all_rules_and_all_are_mandatory(monkeypatch: pytest.Monkey
         ("KMS and prefixes", COMMIT_RULES),
         ("without a commit policy", COMMIT_RULES),
         ("with a restore", COMMIT_RULES),
+        ("locks on S3 with a restore", COMMIT_RULES | QUEUE_RULES),
     ],
 )
 def test_only_the_configuration_permits_an_exception(stacks: dict[str, Graph], name: str, expected: set[str]) -> None:

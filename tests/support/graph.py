@@ -26,6 +26,12 @@ CONFIGURATIONS: Mapping[str, dict[str, Any]] = {
     "existing ensemble": {"existingZookeeper": "zk-0.zk:2281,zk-1.zk:2281/sluice"},
     "disposable": {"protect": False, "egress": "nat"},
     "replacing node 2": {"replaceNode": 2},
+    "locks on S3": {"coordinator": "s3-lease"},
+    "locks on S3, existing bucket": {
+        "coordinator": "s3-lease",
+        "existingBucket": "their-lake",
+        "tablePrefixes": ["silver"],
+    },
 }
 
 

@@ -7,14 +7,14 @@ import json
 from tests.support.policy_break import ADDRESS, NODE, STATEMENT, Break, added_statement, changed_statement, trust
 
 PEM = "-----BEGIN PRIVATE KEY-----"
-LAKE, ARTIFACTS, BUCKET_ARN = "lake", "artifacts", "arn:aws:s3:::lake"
+LAKE, ARTIFACTS, LOCKS, BUCKET_ARN = "lake", "artifacts", "locks", "arn:aws:s3:::lake"
 ENCRYPTION, LIFECYCLE = "BucketServerSideEncryptionConfiguration", "BucketLifecycleConfiguration"
 VERSION = "_delta_log/" + 20 * "?" + ".json"
 SSE_S3 = {"applyServerSideEncryptionByDefault": {"sseAlgorithm": "AES256"}}
 EXPIRES = [{"id": "old", "status": "Enabled", "expiration": {"days": 30}}]
 MOVES = [{"id": "cold", "status": "Enabled", "transitions": [{"days": 30, "storageClass": "GLACIER"}]}]
 OUR_ROLE = "arn:aws:iam::123456789012:role/maintenance"
-KMS = "KMS and prefixes"
+KMS, LEASE = "KMS and prefixes", "locks on S3"
 
 BUCKET_PARTS = ("PublicAccessBlock", "OwnershipControls", "Versioning", "Policy")
 STORAGE = [
@@ -22,6 +22,7 @@ STORAGE = [
         Break("buckets-are-complete", "Bucket", LAKE, without=(kind, LAKE))
         for kind in (ENCRYPTION, LIFECYCLE, *(f"Bucket{part}" for part in BUCKET_PARTS))
     ),
+    Break("buckets-are-complete", "Bucket", LOCKS, without=("BucketPolicy", LOCKS), stack=LEASE),
     Break("buckets-are-private", "BucketPublicAccessBlock", ARTIFACTS, {"blockPublicPolicy": False}),
     Break("buckets-are-private", "BucketPublicAccessBlock", LAKE, {"restrictPublicBuckets": None}),
     Break("no-access-control-lists", "Bucket", LAKE, {"acl": "public-read"}),
@@ -64,6 +65,39 @@ COMMITS = [
         {"Condition": {"ArnNotEquals": {"aws:PrincipalArn": OUR_ROLE}, "Bool": {"aws:ViaAWSService": "true"}}},
     )
 ]
+NO_CONDITION = {"s3:if-match": "true", "s3:if-none-match": "true"}
+QUEUES = [
+    Break(rule, "BucketPolicy", LOCKS, changed_statement(sid, **changes), stack=LEASE)
+    for rule, sid, condition, other_action in (
+        ("queues-are-changed-conditionally", "DenyUnconditionalChange", {"Null": NO_CONDITION}, "s3:PutObjectAcl"),
+        ("queues-are-not-deleted", "DenyDeletion", {}, "s3:DeleteObject"),
+    )
+    for changes in (
+        {"Effect": "Allow"},
+        {"Action": other_action},
+        {"Resource": "arn:aws:s3:::locks/locks/*"},
+        {"Principal": {"AWS": "123456789012"}},
+        {"Condition": {**condition, "ArnNotEquals": {"aws:PrincipalArn": OUR_ROLE}}},
+        {"Condition": {**condition, "Bool": {"aws:SecureTransport": "false"}}},
+    )
+] + [
+    Break(
+        "queues-are-changed-conditionally",
+        "BucketPolicy",
+        LOCKS,
+        changed_statement("DenyUnconditionalChange", Condition={"Null": {**NO_CONDITION, "s3:if-match": "false"}}),
+        stack=LEASE,
+    ),
+    Break(
+        "queues-have-one-version",
+        "X",
+        LOCKS,
+        {"bucket": LOCKS, "versioningConfiguration": {"status": "Enabled"}},
+        type="aws:s3/bucketVersioning:BucketVersioning",
+        stack=LEASE,
+    ),
+    Break("queues-have-one-version", "Bucket", LOCKS, {"versioning": {"enabled": True}}, stack=LEASE),
+]
 APPENDER, KEEP_LOGS = "access-appender", "KeepLogs"
 WRITERS = [
     *(
@@ -74,6 +108,13 @@ WRITERS = [
             {"Resource": f"arn:aws:s3:::lake/*/{VERSION}"},
             {"Condition": NULL},
         )
+    ),
+    Break(
+        "writers-commit-conditionally",
+        "Policy",
+        "access-operator",
+        changed_statement(UNCONDITIONAL, Effect="Allow"),
+        stack=LEASE,
     ),
     Break("one-role-deletes-logs", "Policy", APPENDER, changed_statement(KEEP_LOGS, Effect="Allow"), late=True),
     Break("one-role-deletes-logs", "Policy", APPENDER, changed_statement(KEEP_LOGS, Resource="x"), late=True),
@@ -135,4 +176,4 @@ SECRETS = [
     Break("deleted-keys-are-recoverable", "Key", KEY, {"deletionWindowInDays": 7}, stack=KMS),
     Break("parameter-names-belong-to-the-stack", "Parameter", NODE, {"name": "/aws/zoo.cfg"}),
 ]
-BREAKS = [*STORAGE, *COMMITS, *WRITERS, *PROTECTION, *IDENTITY, *SECRETS]
+BREAKS = [*STORAGE, *COMMITS, *QUEUES, *WRITERS, *PROTECTION, *IDENTITY, *SECRETS]

@@ -9,8 +9,8 @@ from importlib import import_module
 from .rule import Rule
 
 _SUBJECTS = (
-    "groups", "network", "compute", "ensemble", "zookeeper", "storage", "commits", "protection", "identity", "secrets",
-    "monitoring", "tags",
+    "groups", "network", "compute", "ensemble", "zookeeper", "storage", "commits", "locks", "protection", "identity",
+    "secrets", "monitoring", "tags",
 )  # fmt: skip
 _MODULES = [import_module(f".{subject}", __name__) for subject in _SUBJECTS]
 

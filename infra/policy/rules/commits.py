@@ -18,7 +18,8 @@ from .storage import POLICY, WITHOUT_TABLES
 VERSION_FILE = "_delta_log/" + 20 * "?" + ".json"
 
 _UNCONDITIONAL = {("null", "s3:if-none-match"): ("true",), ("bool", "s3:objectcreationoperation"): ("true",)}
-_EXEMPTION = ("arnnotequals", "aws:principalarn")
+#: Condition, as in ``Statement.conditions``, that exempts principals from a Deny statement.
+EXEMPTION = ("arnnotequals", "aws:principalarn")
 
 
 @resource_rule(POLICY)
@@ -69,15 +70,15 @@ def _denies_unconditional(statement: Statement) -> bool:
     other_conditions = {
         key: values for key, values in statement.conditions.items() if _UNCONDITIONAL.get(key) != values
     }
-    exempt = set(other_conditions.pop(_EXEMPTION, ()))
+    exempt = set(other_conditions.pop(EXEMPTION, ()))
     is_complete = all(key in statement.conditions for key in _UNCONDITIONAL)
     return is_complete and not other_conditions and exempt <= set(stack_config.exempt_principals())
 
 
 def _denies_except_maintenance(statement: Statement) -> bool:
-    if set(statement.conditions) != {_EXEMPTION}:
+    if set(statement.conditions) != {EXEMPTION}:
         return False
-    maintenance_arns = set(statement.conditions[_EXEMPTION]) - set(stack_config.exempt_principals())
+    maintenance_arns = set(statement.conditions[EXEMPTION]) - set(stack_config.exempt_principals())
     return len(maintenance_arns) <= 1 and all(
         ":role/" in arn and "*" not in arn and "?" not in arn for arn in maintenance_arns
     )

@@ -143,7 +143,12 @@ _OTHER_STANDARDS = (
     ),
     Control("S3.10", "Versioned buckets have lifecycle rules", Verdict.MET),
     Control("S3.11", "Buckets have event notifications", Verdict.NOT_MET, "Sluice uses no events."),
-    Control("S3.14", "Buckets are versioned", Verdict.MET),
+    Control(
+        "S3.14",
+        "Buckets are versioned",
+        Verdict.SETTING,
+        "`coordinator: zookeeper`, the default. With `s3-lease`, the bucket of the locks keeps no old versions.",
+    ),
     Control(
         "S3.15", "Buckets have Object Lock", Verdict.NOT_MET, "Deleted files would stay stored until their lock ends."
     ),

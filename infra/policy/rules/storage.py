@@ -22,8 +22,10 @@ POLICY = "aws:s3/bucketPolicy:BucketPolicy"
 #: Types of the resources that each bucket needs.
 PARTS = (ACCESS_BLOCK, OWNERSHIP, VERSIONING, ENCRYPTION, LIFECYCLE, POLICY)
 
+#: Pulumi name of the bucket of the locks on S3, the only bucket that is not versioned.
+LOCKS = "locks"
 #: Pulumi names of buckets without tables.
-WITHOUT_TABLES = ("artifacts",)
+WITHOUT_TABLES = ("artifacts", LOCKS)
 
 _BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 _NO_ACLS = "BucketOwnerEnforced"
@@ -32,9 +34,10 @@ _WITHOUT_TLS = {("bool", "aws:securetransport"): ("false",)}
 
 @stack_rule(BUCKET, controls=("S3.2", "S3.3", "S3.5", "S3.8", "S3.10", "S3.12", "S3.13", "S3.14"))
 def buckets_are_complete(bucket: PolicyResource, stack: Stack) -> Iterator[str]:
-    """Each bucket has the resources that make it private, encrypted, versioned and TLS only."""
+    """Each bucket has the resources that make it private, encrypted and TLS only, and versioned unless it has locks."""
     for part in PARTS:
-        if not stack.referring_to(bucket, "bucket", "bucket", part):
+        is_needed = part != VERSIONING or bucket.name != LOCKS
+        if is_needed and not stack.referring_to(bucket, "bucket", "bucket", part):
             yield f"The bucket has no {part.rpartition(':')[2]}."
 
 
@@ -57,8 +60,9 @@ def no_access_control_lists(args: ResourceValidationArgs) -> Iterator[str]:
 
 @resource_rule(VERSIONING, controls=("S3.14",))
 def buckets_are_versioned(args: ResourceValidationArgs) -> Iterator[str]:
-    """Buckets are versioned."""
-    if (args.props.get("versioningConfiguration") or {}).get("status") != "Enabled":
+    """Buckets are versioned, except the bucket of the locks."""
+    is_enabled = (args.props.get("versioningConfiguration") or {}).get("status") == "Enabled"
+    if args.name != LOCKS and not is_enabled:
         yield "Versioning is not enabled: deleted and replaced objects are lost."
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tests.support.graph import Graph
 from tests.support.graph_invariants.registry import invariant
 from tests.support.iam_evaluator import is_allowed, s3, s3_put
+from tests.support.lease_requests import lease_requests
 
 _ADMINISTRATOR = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
 _ROLE = "arn:aws:iam::123456789012:role/role"
@@ -40,3 +41,16 @@ def commits_and_cleanup_are_allowed(graph: Graph) -> Iterator[str]:
     prefix = "silver/" if f"{bucket}/silver/*" in str(statements) else ""
     if not is_allowed(s3_put(_ROLE, f"{bucket}/{prefix}flights/{_VERSION}", conditional=True), statements):
         yield f"{graph.one('Policy', 'access-appender')} does not allow a conditional PUT of a version file"
+
+
+@invariant
+def roles_may_use_the_locks_on_s3(graph: Graph) -> Iterator[str]:
+    """The rules check that the bucket of the locks denies enough. Policies that deny more would stop the locks."""
+    if graph.outputs["lock_url"] is None:
+        return
+    bucket_statements = graph.one("BucketPolicy", "locks").document()["Statement"]
+    for policy in graph.all("Policy"):
+        statements = [*policy.document()["Statement"], *bucket_statements]
+        for request in lease_requests(_ROLE, graph.outputs["lock_url"]):
+            if not is_allowed(request, statements):
+                yield f"{policy} does not allow {request}"
