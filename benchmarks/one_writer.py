@@ -82,7 +82,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
     released: list[float] = []
     release = BaseHold.release
 
-    def timed_release(self: BaseHold) -> None:
+    def timed_release(self: BaseHold[Any]) -> None:
         release(self)
         if self.resource == writer.table:
             released.append(time.time())

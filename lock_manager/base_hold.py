@@ -7,8 +7,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
+from lock_manager.coordinator import Intents
 from lock_manager.errors import LockError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, emit
 from lock_manager.scope import TableScope
@@ -16,21 +17,28 @@ from lock_manager.signals import SignalIsolation
 
 log = logging.getLogger(__name__)
 
+_I = TypeVar("_I", bound=Intents)
+
 
 class HoldLife:
     """The end of a hold. It stands until it is lost or ended.
 
-    ``on_lost`` is called once after a loss, in the thread that detected it.
+    Args:
+        on_lost: Called once after a loss, in the thread that detected it.
+        max_seconds: Time after which the hold is lost (``max_hold_seconds``); None for no limit.
 
     Attributes:
         lost: How the hold was lost; None as long as no loss is known.
         ended_at: When the hold was released or its manager closed, seconds since the epoch; None before.
+        ends_at: Monotonic time after which it is lost because of ``max_seconds``.
 
     """
 
-    def __init__(self, on_lost: Callable[[], None]) -> None:
+    def __init__(self, on_lost: Callable[[], object], max_seconds: float | None = None) -> None:
         self.lost: str | None = None
         self.ended_at: float | None = None
+        self.ends_at = float("inf") if max_seconds is None else time.monotonic() + max_seconds
+        self._max_seconds = max_seconds
         self._on_lost = on_lost
         self._end_lock = threading.Lock()
 
@@ -38,6 +46,11 @@ class HoldLife:
     def over(self) -> bool:
         """Whether the hold was lost or ended."""
         return self.lost is not None or self.ended_at is not None
+
+    def check_max_hold(self) -> None:
+        """Record a loss if the hold has lasted for longer than ``max_hold_seconds``."""
+        if time.monotonic() >= self.ends_at:
+            self.lose(f"it was held for more than max_hold_seconds={self._max_seconds:g}")
 
     def end(self) -> bool:
         """End the hold now; return False if it had ended before."""
@@ -55,13 +68,14 @@ class HoldLife:
         self._on_lost()
 
 
-class BaseHold(ABC):
+class BaseHold(ABC, Generic[_I]):
     """A hold without its coordinator; see :class:`lock_manager.coordinator.Hold`, which documents the attributes.
 
-    A subclass sets ``_life`` and calls :meth:`_begin` at the end of its constructor.
+    A subclass sets ``_life`` and ``_intents``, by table, and calls :meth:`_begin` at the end of its constructor.
     """
 
     _life: HoldLife
+    _intents: Mapping[str, _I]
     #: Whether no other holder can have a conflicting lock while the hold stands.
     excludes = True
 
@@ -135,8 +149,8 @@ class BaseHold(ABC):
     def _discard(self) -> None:
         """Remove the hold from its queues in the background."""
 
-    def _after_release(self) -> None:  # noqa: B027 (not every coordinator has something to do)
-        """Tidy up after a release, also of a lost hold."""
+    def _after_release(self) -> None:
+        """Tidy up after a release, also of a lost hold. Not every coordinator has something to do."""
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -168,6 +182,21 @@ class BaseHold(ABC):
         state = f"lost: {self.lost}" if self.lost else "released" if self.released_at else "held"
         mode = "shared" if self.shared else "exclusive"
         return f"<{type(self).__name__} {self.resource} {mode} token={self.token} {state}>"
+
+    # -- intents -------------------------------------------------------------------------------------------------
+
+    @property
+    def intents(self) -> _I:
+        """The intents on the only table; ValueError if the hold locks several. See :meth:`intents_of`."""
+        return self._intents[self._table_or_only(None)]
+
+    def intents_of(self, table: str) -> _I:
+        """Return the intents on a table: this hold's, and the unfinished intents of earlier holds.
+
+        Settle the latter before you read or write the table under this hold: see
+        :meth:`lock_manager.guard.guarded_block.GuardedBlock.settle_unfinished`.
+        """
+        return self._intents[table]
 
     # -- commits and losses --------------------------------------------------------------------------------------
 

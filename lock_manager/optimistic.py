@@ -124,7 +124,7 @@ class OptimisticAcquisition:
         """Do nothing: the id is known."""
 
 
-class OptimisticHold(BaseHold):
+class OptimisticHold(BaseHold["OptimisticIntents"]):
     """A permission to commit, which several writers can have at the same time; see the module.
 
     Its stamps name the table with a shared token: the first version that it has put.
@@ -160,15 +160,6 @@ class OptimisticHold(BaseHold):
         self._usable, self._manager_is_closed = check_usable, is_closed
         self._intents = {table: OptimisticIntents() for table in request.scope}
         self._begin()
-
-    @property
-    def intents(self) -> OptimisticIntents:
-        """The intents on the only table; ValueError if the hold has several. See :meth:`intents_of`."""
-        return self._intents[self._table_or_only(None)]
-
-    def intents_of(self, table: str) -> OptimisticIntents:
-        """Return the intents on a table; there are none of earlier holds."""
-        return self._intents[table]
 
     def is_valid(self) -> bool:
         """Return False: the hold excludes no other."""

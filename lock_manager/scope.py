@@ -77,6 +77,26 @@ class TableScope:
             return self.table.uri
         return f"{self.table.uri} [{format_partitions(self.partitions, 3)}]"
 
+    @property
+    def ancestors(self) -> tuple[Partition, ...]:
+        """The partitions that contain the requested ones."""
+        ancestors = (ancestor for partition in self.partitions or () for ancestor in partition.ancestors())
+        return tuple(dict.fromkeys(ancestors))
+
+    def key_of(self, partition: Partition) -> str:
+        """Return the key of a partition of the table. Fencing tokens are stored by key."""
+        return f"{self.table.key}/{partition}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the table or the partitions that are requested."""
+        return (self.table.key,) if self.partitions is None else tuple(map(self.key_of, self.partitions))
+
+    @property
+    def ancestor_keys(self) -> tuple[str, ...]:
+        """Keys of the table and the partitions that contain the requested partitions; none for the whole table."""
+        return () if self.partitions is None else (self.table.key, *map(self.key_of, self.ancestors))
+
     def stored_fields(self) -> dict[str, Any]:
         """Return the fields that a contender stores for people: the number of partitions and some of their names."""
         if self.partitions is None:

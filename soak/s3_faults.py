@@ -32,6 +32,7 @@ _FORBIDDEN = 403
 _ERRORS = {
     _FORBIDDEN: ("403 Forbidden", "AccessDenied"),
     409: ("409 Conflict", "ConditionalRequestConflict"),
+    412: ("412 Precondition Failed", "PreconditionFailed"),
     500: ("500 Internal Server Error", "InternalError"),
     503: ("503 Slow Down", "SlowDown"),
 }

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from lock_manager.base_hold import HoldLife
 from lock_manager.base_manager import AcquireRequest
 from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.deadline import Deadline
@@ -143,7 +144,7 @@ class Acquisition:
                 )
                 self.contenders.remove(contender)
             else:
-                contender.start_beats(lambda _: self._wake.set())
+                contender.start_beats(HoldLife(self._wake.set))
                 return
 
     def _new_contender(self, scope: TableScope) -> LeaseContender:
@@ -164,7 +165,12 @@ class Acquisition:
         if offer is not None:
             offer.requests.append(self.hold_id)
             offer.is_uncertain = True
-        holds = contender.join(self._response_deadline, self._raise_if_cancelled)
+        try:
+            holds = contender.join(self._response_deadline, self._raise_if_cancelled)
+        except EnsembleUnavailableError:
+            if contender.queue_object.is_contended:
+                raise self._timeout_error(contender) from None
+            raise
         self._offer_is_certain()
         return holds
 
@@ -174,12 +180,7 @@ class Acquisition:
         while not holds:
             ahead = contender.ahead()
             if self._try_only or self.deadline.remaining() == 0:
-                raise LockTimeoutError(
-                    resource=self.request.resource,
-                    timeout_seconds=self.deadline.seconds,
-                    ahead=len(ahead),
-                    holder=dict(ahead[0].data) if ahead else None,
-                )
+                raise self._timeout_error(contender)
             if len(ahead) != count:
                 count, moved_at = len(ahead), time.monotonic()
             self._report(contender)
@@ -194,6 +195,15 @@ class Acquisition:
             except EnsembleUnavailableError:
                 if time.monotonic() - contender.confirmed_at > REQUEST_SECONDS:
                     raise
+
+    def _timeout_error(self, contender: LeaseContender) -> LockTimeoutError:
+        ahead = contender.ahead()
+        return LockTimeoutError(
+            resource=self.request.resource,
+            timeout_seconds=self.deadline.seconds,
+            ahead=len(ahead),
+            holder=dict(ahead[0].data) if ahead else None,
+        )
 
     def _poll_seconds(self, ahead: int, waited_seconds: float) -> float:
         """Return the time until the next look: short if the turn may be near."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from lock_manager.base_hold import HoldLife
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleUnavailableError
 from lock_manager.s3_lease import state
@@ -28,6 +29,9 @@ _DISMISS_SECONDS = 0.2
 
 #: How a hold was lost whose entry is gone.
 GONE = "its entry was gone: another client removed it, because it seemed dead, or as `sluice break` does"
+
+#: Why a lease ended if no renewal has failed.
+_PAUSED = "the process was paused, or its thread for renewals has ended"
 
 
 class GoneError(Exception):
@@ -82,11 +86,14 @@ class LeaseContender:
         self._is_stopped = False
         self._acquired_at = 0.0
         self._is_announced = False
-        self._next_beat_at = self._ends_at = float("inf")
-        self._max_seconds = 0.0
+        self._next_beat_at = float("inf")
+        #: Monotonic time from which other clients count the lease at the earliest, and its length.
+        self._renewed_at, self._removal_seconds = float("-inf"), lease_seconds
+        #: Why the last renewal failed.
+        self._problem = ""
         self._renews_offer_at = time.monotonic() + lease_seconds / _BEATS
         self._thread: threading.Thread | None = None
-        self._on_lost: Callable[[str], None] = lambda _: None
+        self._life = HoldLife(lambda: None)
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
@@ -111,8 +118,8 @@ class LeaseContender:
         return self.queue_object.confirmed_at
 
     def ahead(self) -> list[Entry]:
-        """Return the conflicting entries ahead of this one, in that queue."""
-        return self.queue.ahead_of(self._hold_id)
+        """Return the conflicting entries ahead of this one in that queue; all if it has not joined."""
+        return self.queue.ahead_of(self._entry)
 
     def _entry_in(self, queue: Queue) -> Entry:
         entry = queue.find(self._hold_id)
@@ -124,14 +131,18 @@ class LeaseContender:
         """Join the queue; return whether the entry holds the lock.
 
         Raises:
-            GoneError: The entry has an offer, and may have been in the queue already: a holder may have committed it.
+            GoneError: The entry has an offer, and a holder may have committed it; see :func:`state.may_be_offered`.
 
         """
+        attempt: Queue | None = None
 
         def change(queue: Queue) -> Queue:
-            if self.queue_object.was_unanswered and self._entry.offer is not None:
-                self._entry_in(queue)
-            return state.join(queue, self._entry)
+            nonlocal attempt
+            is_uncertain = self.queue_object.was_unanswered and self._entry.offer is not None
+            if is_uncertain and attempt is not None and state.may_be_offered(attempt, queue, self._hold_id):
+                raise GoneError
+            attempt = state.join(queue, self._entry)
+            return attempt
 
         with self.queue_object.locked(deadline, "join the queue"):
             sent_at = self.queue_object.update(change, deadline, "join the queue", stop=stop)
@@ -196,10 +207,18 @@ class LeaseContender:
             )
 
     def _record(self, not_held_at: float, confirmed_at: float) -> None:
-        """Record until when the entry is valid, if it holds the lock since now; see :func:`state.valid_until`."""
+        """Record until when the lease lasts, if the entry holds the lock since now."""
         if self.valid_until == float("-inf") and self.queue.holds(self._hold_id):
             self.token = self.entry.token
-            self.valid_until = state.valid_until(self.entry, not_held_at=not_held_at, renewed_at=confirmed_at)
+            self._extend(not_held_at=not_held_at, renewed_at=confirmed_at)
+
+    def _extend(self, *, not_held_at: float, renewed_at: float) -> None:
+        """Record until when the lease lasts; see :func:`state.valid_until`."""
+        entry = self.entry
+        valid_until = state.valid_until(entry, not_held_at=not_held_at, renewed_at=renewed_at)
+        if valid_until > self.valid_until:
+            self.valid_until, self._removal_seconds = valid_until, entry.removal_seconds
+            self._renewed_at = valid_until - state.VALID_FRACTION * entry.removal_seconds
 
     # -- a hold --------------------------------------------------------------------------------------------------
 
@@ -220,15 +239,11 @@ class LeaseContender:
         try:
             with self.queue_object.locked(deadline, request_name):
                 sent_at = self.queue_object.update(checked, deadline, request_name, is_urgent=True)
-                self._renew(sent_at)
+                self._extend(not_held_at=sent_at, renewed_at=sent_at)
         except BaseException:
             if dismissed:
                 self.dismiss(dismissed)
             raise
-
-    def _renew(self, sent_at: float) -> None:
-        renewed_until = state.valid_until(self.entry, not_held_at=sent_at, renewed_at=sent_at)
-        self.valid_until = max(self.valid_until, renewed_until)
 
     def _take_dismissals(self) -> frozenset[str]:
         """Return the members that the next change removes from the queue."""
@@ -289,27 +304,24 @@ class LeaseContender:
 
     # -- the lease -----------------------------------------------------------------------------------------------
 
-    def start_beats(self, on_lost: Callable[[str], None], *, max_seconds: float | None = None) -> None:
-        """Renew the lease from time to time, in a thread, until :meth:`stop_beats`.
+    def start_beats(self, life: HoldLife) -> None:
+        """Renew the lease from time to time, in a thread, until :meth:`stop_beats` or the end of ``life``.
 
         Args:
-            on_lost: Called after a loss, with its reason.
-            max_seconds: Time after which the hold is lost; None for no limit.
+            life: The life that ends with a loss: that of the acquire, and then in a second call that of the hold.
 
         """
         with self._changed:
-            self._on_lost = on_lost
-            if max_seconds is not None:
-                self._max_seconds, self._ends_at = max_seconds, time.monotonic() + max_seconds
-                self._changed.notify()
+            self._life = life
             if self._thread is None:
                 self._acquired_at = time.time()
                 remaining = self.valid_until - time.monotonic()
                 self._next_beat_at = time.monotonic() + max(0.0, min(ANNOUNCE_SECONDS, remaining / 2))
                 self._thread = threading.Thread(target=self._run, name="sluice-lease", daemon=True)
                 self._thread.start()
+            self._changed.notify()
         if self.lost is not None:
-            on_lost(self.lost)
+            life.lose(self.lost)
 
     def stop_beats(self) -> None:
         """End the thread, without waiting for it."""
@@ -317,39 +329,50 @@ class LeaseContender:
             self._is_stopped = True
             self._changed.notify()
 
+    def loss_by_clock(self) -> str | None:
+        """Return how the lock was lost if the lease has ended by the clock of this process; None if it has not.
+
+        Another client may have removed the entry then. This does not depend on the thread that renews the lease.
+        """
+        silent_seconds = time.monotonic() - self._renewed_at
+        if silent_seconds < self._removal_seconds:
+            return None
+        return f"it was not renewed for {silent_seconds:.0f} s: {self._problem or _PAUSED}"
+
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._is_stopped and (seconds := self._wakes_at() - time.monotonic()) > 0:
-                    self._changed.wait(seconds)
-                if self._is_stopped:
-                    return
-                self._next_beat_at = time.monotonic() + self._lease_seconds / _BEATS
-            if (loss := self._beat_or_loss()) is not None:
+        while (life := self._wait_for_beat()) is not None:
+            life.check_max_hold()
+            if life.over:
+                return
+            if (loss := self.loss_by_clock() or self._beat_or_loss()) is not None:
                 self._lose(loss)
                 return
 
+    def _wait_for_beat(self) -> HoldLife | None:
+        """Wait until the next renewal or the end of the hold; return None if there is no renewal any more."""
+        with self._changed:
+            while not self._is_stopped and (seconds := self._wakes_at() - time.monotonic()) > 0:
+                self._changed.wait(seconds)
+            self._next_beat_at = time.monotonic() + self._lease_seconds / _BEATS
+            return None if self._is_stopped else self._life
+
     def _wakes_at(self) -> float:
-        return min(self._next_beat_at, self._ends_at)
+        return min(self._next_beat_at, self._life.ends_at)
 
     def _beat_or_loss(self) -> str | None:
         """Renew the lease; return how the lock was lost, None if it was not."""
-        if time.monotonic() >= self._ends_at:
-            return f"it was held for more than max_hold_seconds={self._max_seconds:g}"
-        problem = ""
         try:
             self._beat()
         except GoneError:
             return GONE
         except EnsembleUnavailableError as error:
-            problem = error.problem or ""
+            self._problem = error.problem or "S3 did not answer"
         except Exception as error:  # the hold depends on this thread
             log.exception("could not renew the lock on %s", self.table)
-            problem = str(error)
-        silent_seconds = time.monotonic() - self.valid_until + state.VALID_FRACTION * self._lease_seconds
-        if silent_seconds > self._lease_seconds:
-            return f"it was not renewed for {silent_seconds:.0f} s: {problem or 'S3 did not answer'}"
-        return None
+            self._problem = str(error)
+        else:
+            self._problem = ""
+        return self.loss_by_clock()
 
     def _beat(self) -> None:
         """Renew the lease; the first time, also write when the lock was acquired."""
@@ -363,7 +386,5 @@ class LeaseContender:
 
     def _lose(self, reason: str) -> None:
         with self._changed:
-            if self._is_stopped:
-                return
-            self.lost, on_lost = reason, self._on_lost
-        on_lost(reason)
+            self.lost, life = reason, self._life
+        life.lose(reason)

@@ -17,7 +17,6 @@ from lock_manager.intents import Intent
 from lock_manager.s3_lease.contender import GONE, GoneError, LeaseContender
 from lock_manager.s3_lease.lease_intents import LeaseIntents
 from lock_manager.s3_lease.state import Queue
-from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
 from lock_manager.signals import SignalIsolation
 
@@ -36,7 +35,7 @@ _OFFERS_SECONDS = 2.0
 """Time limit for the offers of waiting requests, in seconds. Without them, the hold commits alone."""
 
 
-class HeldLease(BaseHold):
+class HeldLease(BaseHold[LeaseIntents]):
     """A lock on a table, on partitions of it, or on several tables, held by this process until released or lost.
 
     Implements :class:`lock_manager.coordinator.Hold`, which documents its attributes.
@@ -77,22 +76,18 @@ class HeldLease(BaseHold):
             tokens={
                 key: contender.token
                 for contender in contenders
-                for key in (*_ancestor_keys(request.scope[contender.table]), *_keys(request.scope[contender.table]))
+                for key in (*request.scope[contender.table].ancestor_keys, *request.scope[contender.table].keys)
             },
-            exclusive_keys=frozenset(
-                key for scope in request.scope.values() if not scope.shared for key in _keys(scope)
-            ),
+            exclusive_keys=frozenset(key for scope in request.scope.values() if not scope.shared for key in scope.keys),
             ensemble_id=ensemble_id,
             waited_seconds=waited_seconds,
             thread=thread,
             isolation=isolation,
             forget=forget,
         )
-        self._life = HoldLife(self._on_lost)
+        self._life = HoldLife(self._on_lost, max_seconds)
         self.contenders = contenders
         self._lease_seconds = lease_seconds
-        self._max_seconds = max_seconds
-        self._ends_at = float("inf") if max_seconds is None else time.monotonic() + max_seconds
         self._usable, self._manager_is_closed, self._discard_entries = check_usable, is_closed, discard
         self._intents = {
             contender.table: LeaseIntents(contender, self._confirm, self.check) for contender in contenders
@@ -103,15 +98,6 @@ class HeldLease(BaseHold):
 
     def _settles(self, table: str) -> Callable[[], bool]:
         return lambda: self._intents[table].settled
-
-    @property
-    def intents(self) -> LeaseIntents:
-        """The intents on the only table; ValueError if the hold locks several. See :meth:`intents_of`."""
-        return self._intents[self._table_or_only(None)]
-
-    def intents_of(self, table: str) -> LeaseIntents:
-        """Return the intents on a table: this hold's, and the unfinished intents of earlier holds."""
-        return self._intents[table]
 
     # -- checks and commits --------------------------------------------------------------------------------------
 
@@ -125,7 +111,7 @@ class HeldLease(BaseHold):
             self._usable()
         except ClosedError:
             return False
-        return not self.over and time.monotonic() < self._ends_at and self._is_proven()
+        return not self.over and time.monotonic() < self._life.ends_at and self._is_proven()
 
     def check(self, timeout_seconds: float | None = None) -> None:
         """Read the queues and look whether this hold stands. The errors are those of :meth:`Hold.check`."""
@@ -181,8 +167,10 @@ class HeldLease(BaseHold):
 
     def _raise_if_over(self) -> None:
         self._check_usable()
-        if time.monotonic() >= self._ends_at:
-            self._life.lose(f"it was held for more than max_hold_seconds={self._max_seconds:g}")
+        self._life.check_max_hold()
+        for contender in self.contenders:
+            if (loss := contender.loss_by_clock()) is not None:
+                self._life.lose(loss)
         if self.over:
             raise self._end_error()
 
@@ -218,7 +206,7 @@ class HeldLease(BaseHold):
 
     def _start_checks(self) -> None:
         for contender in self.contenders:
-            contender.start_beats(self._life.lose, max_seconds=self._max_seconds)
+            contender.start_beats(self._life)
 
     def _stop_checks(self) -> None:
         for contender in self.contenders:
@@ -246,16 +234,3 @@ class HeldLease(BaseHold):
 
     def _discard(self) -> None:
         self._discard_entries(self.contenders)
-
-
-def _keys(scope: TableScope) -> list[str]:
-    """Return the keys of the requested table or partitions."""
-    return [scope.table.key] if scope.partitions is None else [f"{scope.table.key}/{name}" for name in scope.partitions]
-
-
-def _ancestor_keys(scope: TableScope) -> list[str]:
-    """Return the keys of the table and of the partitions that contain the requested ones."""
-    if scope.partitions is None:
-        return []
-    ancestors = {ancestor for partition in scope.partitions for ancestor in partition.ancestors()}
-    return [scope.table.key, *(f"{scope.table.key}/{partition}" for partition in ancestors)]

@@ -102,7 +102,7 @@ def _queue_entry(queue: Queue, entry: Entry) -> QueueEntry:
     return QueueEntry(
         hold_id=entry.hold_id,
         nodes=tuple(nodes.values()),
-        waits_for=tuple(other.hold_id for other in queue.ahead_of(entry.hold_id)),
+        waits_for=tuple(other.hold_id for other in queue.ahead_of(entry)),
         data=entry.data,
         created_at=float(requested_at) if isinstance(requested_at, int | float) else 0.0,
     )
@@ -114,6 +114,5 @@ def _places(entry: Entry) -> Mapping[str, bool]:
         return {WHOLE_TABLE: False}
     places = {WHOLE_TABLE: True}
     for partition in entry.partitions:
-        parts = partition.split("/")
-        places |= {"/".join(parts[:depth]): True for depth in range(1, len(parts))}
+        places |= dict.fromkeys(state.ancestors(partition), True)
     return places | dict.fromkeys(entry.partitions, False)

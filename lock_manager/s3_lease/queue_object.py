@@ -42,6 +42,7 @@ class QueueObject:
         confirmed_at: Monotonic time before the last request that returned this queue or wrote it.
         seen: This client's observations of the holders.
         was_unanswered: Whether a write of the last :meth:`update` got no answer. It may have been made.
+        is_contended: Whether the last :meth:`update` failed only because other clients changed the queue before it.
 
     """
 
@@ -50,6 +51,7 @@ class QueueObject:
         self.confirmed_at = float("-inf")
         self.seen: Observations = {}
         self.was_unanswered = False
+        self.is_contended = False
         self._store = store
         self._lock = threading.RLock()
         #: The queue and its ETag. One attribute, because :meth:`copy` reads it in another thread.
@@ -136,38 +138,45 @@ class QueueObject:
         """
         with self.locked(deadline, request_name):
             first_sent_at: float | None = None
-            self.was_unanswered = False
+            self.was_unanswered = self.is_contended = False
             pause, conflicts, is_fresh = RETRY_SECONDS, 0, False
+            change_id: str | None = None
+            sent_at = 0.0
             while True:
                 stop()
                 try:
                     if not self._is_known:
                         self._read()
                         is_fresh = True
+                        if self.queue.change_id == change_id:
+                            # The change was made: its reply was lost, or something between here and S3 repeated it.
+                            return sent_at
                     queue = change(self.queue)
                     if queue == self.queue and not is_forced:
                         if is_fresh:
                             return self.confirmed_at if first_sent_at is None else first_sent_at
                         self._is_known = False
                         continue
-                    began = time.monotonic()
-                    first_sent_at = began if first_sent_at is None else first_sent_at
-                    self._write(queue, began)
+                    change_id, sent_at = uuid.uuid4().hex, time.monotonic()
+                    first_sent_at = sent_at if first_sent_at is None else first_sent_at
+                    self._write(replace(queue, change_id=change_id), sent_at)
                 except ConflictError:
                     self._is_known = False
                     conflicts += 1
                     # Others wait for an urgent change. Many conflicts mean a store that refuses each condition.
                     factor = max(0, conflicts - _URGENT_CONFLICTS) if is_urgent else conflicts
                     jitter = random.uniform(0, min(MAX_RETRY_SECONDS, _JITTER_SECONDS * factor))  # noqa: S311 (no secret)
+                    self.is_contended = True
                     self._store.pause(
                         jitter, deadline, request_name, f"other clients changed the queue {conflicts} times"
                     )
+                    self.is_contended = False
                 except UnansweredError as error:
                     self._is_known = False
                     self._store.pause(pause, deadline, request_name, str(error))
                     pause = min(2 * pause, MAX_RETRY_SECONDS)
                 else:
-                    return began
+                    return sent_at
 
     def _read(self) -> None:
         began = time.monotonic()
@@ -180,7 +189,7 @@ class QueueObject:
         if stored is None:
             # An operator has deleted the object. A later holder still needs a larger token.
             queue = _new_queue(self.queue.uri)
-            self._stored = (replace(queue, next_token=max(queue.next_token, self.queue.next_token)), None)
+            self._stored = (replace(queue, next_token=max(queue.next_token, self.queue.next_token + 1)), None)
         else:
             try:
                 self._stored = (Queue.parse(stored.data), stored.etag)
@@ -194,7 +203,7 @@ class QueueObject:
 
     def _write(self, queue: Queue, began: float) -> None:
         try:
-            etag = self._store.write(self.key, queue.data(uuid.uuid4().hex), self._stored[1])
+            etag = self._store.write(self.key, queue.data(), self._stored[1])
         except UnansweredError:
             self.was_unanswered = True
             raise

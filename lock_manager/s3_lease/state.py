@@ -24,6 +24,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
+from functools import cached_property
 from typing import Any
 
 from lock_manager.intents import Intent
@@ -41,7 +42,7 @@ VALID_FRACTION = 0.8
 """Part of the lease for which its owner trusts it. The rest covers clocks that run at different speeds."""
 
 #: For each entry, its state (:meth:`Queue.state_of`), and the monotonic time at which this client first saw it.
-Observations = Mapping[str, tuple[tuple[bool, int, int], float]]
+Observations = Mapping[str, tuple[tuple[bool, int, int, int], float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +72,6 @@ class Entry:
     offer: Mapping[str, Any] | None = field(default=None, hash=False)
     renewals: int = 0
 
-    def conflicts_with(self, other: Entry) -> bool:
-        """Return whether both entries cannot hold the lock at the same time."""
-        if self.shared and other.shared:
-            return False
-        if self.partitions is None or other.partitions is None:
-            return True
-        return any(_overlap(mine, theirs) for mine in self.partitions for theirs in other.partitions)
-
     @property
     def removal_seconds(self) -> float:
         """Time without a change after which this entry may be removed while it holds the lock."""
@@ -87,15 +80,50 @@ class Entry:
         return max(_CLAIM_FRACTION * self.lease_seconds, min(self.lease_seconds, _MIN_CLAIM_SECONDS))
 
 
+class _Scopes:
+    """The scopes of some entries: the table, or partitions of it. One step compares an entry with all of them."""
+
+    def __init__(self) -> None:
+        self._is_empty = True
+        self._has_table = False
+        self._partitions: set[str] = set()
+        self._ancestors: set[str] = set()
+
+    def add(self, entry: Entry) -> None:
+        """Add the scope of an entry."""
+        self._is_empty = False
+        self._has_table |= entry.partitions is None
+        for partition in entry.partitions or ():
+            self._partitions.add(partition)
+            self._ancestors.update(ancestors(partition))
+
+    def overlap(self, entry: Entry) -> bool:
+        """Return whether the scope of an entry has a part of the table in common with these."""
+        if self._has_table or entry.partitions is None:
+            return not self._is_empty
+        return any(
+            partition in self._ancestors or not self._partitions.isdisjoint((partition, *ancestors(partition)))
+            for partition in entry.partitions
+        )
+
+
+def ancestors(partition: str) -> list[str]:
+    """Return the names of the partitions that contain a partition, outermost first."""
+    parts = partition.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """The queue of one table.
+    """The queue of one table. A look at it takes time in proportion to its length.
 
     Attributes:
         uri: Canonical URI of the table.
         next_token: Token of the next entry.
         entries: Entries in queue order.
         intents: Stored intents, of holds in the queue and of earlier ones.
+        change_id: Id of the change that stored this queue. It makes the content unique, so that the object never has an
+            earlier ETag again: many stores compute the ETag from the content.
 
     """
 
@@ -103,45 +131,61 @@ class Queue:
     next_token: int
     entries: tuple[Entry, ...] = ()
     intents: tuple[Intent, ...] = ()
+    change_id: str = field(default="", compare=False)
+
+    @cached_property
+    def _entries_by_id(self) -> Mapping[str, Entry]:
+        return {entry.hold_id: entry for entry in self.entries}
+
+    @cached_property
+    def holders(self) -> frozenset[str]:
+        """Hold ids of the entries without a conflicting entry ahead of them."""
+        holders = set()
+        all_scopes, exclusive_scopes = _Scopes(), _Scopes()
+        for entry in self.entries:
+            if not (exclusive_scopes if entry.shared else all_scopes).overlap(entry):
+                holders.add(entry.hold_id)
+            all_scopes.add(entry)
+            if not entry.shared:
+                exclusive_scopes.add(entry)
+        return frozenset(holders)
 
     def find(self, hold_id: str) -> Entry | None:
         """Return an entry; None if it is not in the queue."""
-        return next((entry for entry in self.entries if entry.hold_id == hold_id), None)
+        return self._entries_by_id.get(hold_id)
 
-    def ahead_of(self, hold_id: str) -> list[Entry]:
-        """Return the conflicting entries ahead of an entry that is in the queue."""
-        ahead = []
-        entry = self.find(hold_id)
+    def ahead_of(self, entry: Entry) -> list[Entry]:
+        """Return the conflicting entries ahead of an entry; all conflicting ones if it is not in the queue."""
+        ahead: list[Entry] = []
+        scopes = _Scopes()
+        scopes.add(entry)
         for other in self.entries:
-            if other is entry:
+            if other.hold_id == entry.hold_id:
                 break
-            if entry is not None and other.conflicts_with(entry):
+            if not (other.shared and entry.shared) and scopes.overlap(other):
                 ahead.append(other)
         return ahead
 
     def holds(self, hold_id: str) -> bool:
         """Return whether an entry is in the queue and no conflicting entry is ahead of it."""
-        return self.find(hold_id) is not None and not self.ahead_of(hold_id)
+        return hold_id in self.holders
 
-    def state_of(self, entry: Entry) -> tuple[bool, int, int]:
-        """Return what changes while the owner of an entry lives: whether it holds the lock, and its two counters."""
-        return self.holds(entry.hold_id), entry.counter, entry.renewals
+    def state_of(self, entry: Entry) -> tuple[bool, int, int, int]:
+        """Return what changes while the owner of an entry lives: whether it holds the lock, and its two counters.
+
+        The token changes if a request was removed and has joined the queue again.
+        """
+        return self.holds(entry.hold_id), entry.token, entry.counter, entry.renewals
 
     def unfinished(self) -> tuple[Intent, ...]:
         """Return the intents of holds that are no longer in the queue."""
         return tuple(intent for intent in self.intents if self.find(intent.hold_id) is None)
 
-    def data(self, change_id: str) -> bytes:
-        """Return the content of the object.
-
-        Args:
-            change_id: Makes the content unique, so that the object never has an earlier ETag again: S3 computes the
-                ETag of an object from its content.
-
-        """
+    def data(self) -> bytes:
+        """Return the content of the object."""
         fields = {
             "format": FORMAT,
-            "change": change_id,
+            "change": self.change_id,
             "uri": self.uri,
             "next_token": self.next_token,
             "entries": [asdict(entry) for entry in self.entries],
@@ -171,6 +215,7 @@ class Queue:
                 next_token=int(fields["next_token"]),
                 entries=tuple(map(_entry, fields["entries"])),
                 intents=tuple(Intent.parse(json.dumps(intent).encode()) for intent in fields["intents"]),
+                change_id=str(fields["change"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a queue: {data[:100]!r}") from error
@@ -185,11 +230,6 @@ def _entry(fields: Mapping[str, Any]) -> Entry:
     return Entry(**{**fields, "partitions": None if partitions is None else tuple(map(str, partitions))})
 
 
-def _overlap(one: str, other: str) -> bool:
-    """Return whether one of two partitions contains the other."""
-    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
-
-
 # -- changes -----------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +240,24 @@ def join(queue: Queue, entry: Entry) -> Queue:
     entries = (*queue.entries, replace(entry, token=queue.next_token, counter=0))
     joined = replace(queue, entries=entries, next_token=queue.next_token + 1)
     return beat(joined, entry.hold_id) if joined.holds(entry.hold_id) else joined
+
+
+def may_be_offered(attempt: Queue, queue: Queue, hold_id: str) -> bool:
+    """Return whether a holder may have committed the offer of an entry that is not in the queue, after a join.
+
+    Returns False if that is impossible: the entry would have held the lock at once, so that no holder was ahead of it,
+    or its token is not given, or is that of another entry. Then the join was not made.
+
+    Args:
+        attempt: The queue that the join would have stored. Whether it did is not known.
+        queue: The queue as it was read afterwards.
+        hold_id: The entry.
+
+    """
+    if queue.find(hold_id) is not None or attempt.holds(hold_id):
+        return False
+    token = attempt.next_token - 1
+    return token < queue.next_token and all(entry.token != token for entry in queue.entries)
 
 
 def beat(queue: Queue, hold_id: str) -> Queue:
@@ -224,9 +282,9 @@ def leave(queue: Queue, hold_id: str, *, settled: bool = False) -> Queue:
 
 
 def expel(queue: Queue, stale: Entry) -> Queue:
-    """Remove a holder whose counter is still the same; its intents stay."""
+    """Remove a holder whose token and counter are still the same; its intents stay."""
     entry = queue.find(stale.hold_id)
-    if entry is None or entry.counter != stale.counter or not queue.holds(stale.hold_id):
+    if entry is None or (entry.token, entry.counter) != (stale.token, stale.counter) or not queue.holds(stale.hold_id):
         return queue
     return _without(queue, [stale.hold_id])
 
@@ -323,6 +381,6 @@ def stale_holders(seen: Observations, queue: Queue, entry: Entry, asked_at: floa
         asked_at: Monotonic time before the request for the queue.
 
     """
-    ahead = queue.ahead_of(entry.hold_id)
+    ahead = queue.ahead_of(entry)
     holders = [holder for holder in ahead if queue.holds(holder.hold_id) and holder.hold_id in seen]
     return [holder for holder in holders if asked_at - seen[holder.hold_id][1] >= holder.removal_seconds]

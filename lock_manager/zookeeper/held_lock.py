@@ -42,7 +42,7 @@ class HoldServices:
     forget: Callable[[HeldLock], None]
 
 
-class HeldLock(BaseHold):
+class HeldLock(BaseHold[HoldIntents]):
     """A lock on a table, on partitions of it, or on several tables, held by this process until released or lost.
 
     Implements :class:`lock_manager.coordinator.Hold`, which documents its attributes. It is also a context manager. If
@@ -100,19 +100,6 @@ class HeldLock(BaseHold):
             for table, node in request.tables.items()
         }
         self._begin()
-
-    @property
-    def intents(self) -> HoldIntents:
-        """The intents on the only table; ValueError if the hold locks several. See :meth:`intents_of`."""
-        return self._intents[self._table_or_only(None)]
-
-    def intents_of(self, table: str) -> HoldIntents:
-        """Return the intents on a table: this hold's, and the unfinished intents of earlier holds.
-
-        Settle the latter before you read or write the table under this hold: see
-        :meth:`lock_manager.guard.guarded_block.GuardedBlock.settle_unfinished`.
-        """
-        return self._intents[table]
 
     # -- checks and commits --------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class HoldState(HoldLife):
         on_lost: Callable[[], None],
         end_error: Callable[[], Exception],
     ) -> None:
-        super().__init__(on_lost)
+        super().__init__(on_lost, session.settings.max_hold_seconds)
         self._session = session
         self._contenders = contenders
         self._session_id = session_id
@@ -48,8 +48,6 @@ class HoldState(HoldLife):
         self._end_error = end_error
         self._sent_at = time.monotonic()
         self._announce_at = self._sent_at + ANNOUNCE_SECONDS
-        max_seconds = session.settings.max_hold_seconds
-        self._ends_at = float("inf") if max_seconds is None else self._sent_at + max_seconds
 
     @property
     def is_proven(self) -> bool:
@@ -62,7 +60,7 @@ class HoldState(HoldLife):
             not self._session.belongs_to_parent
             and not self.over
             and self._session.state is SessionState.CONNECTED
-            and time.monotonic() < self._ends_at
+            and time.monotonic() < self.ends_at
             and self.is_proven
         )
 
@@ -86,7 +84,7 @@ class HoldState(HoldLife):
         The session may have ended if the ensemble confirmed nothing for the whole session timeout.
         """
         session = self._session
-        self._check_max_hold()
+        self.check_max_hold()
         if session.session_id != self._session_id or session.state is SessionState.LOST:
             self.lose(SESSION_ENDED)
             return
@@ -94,13 +92,8 @@ class HoldState(HoldLife):
         if silent_seconds > session.granted_seconds:
             self.lose(f"the ensemble did not answer for {silent_seconds:.0f} s")
 
-    def _check_max_hold(self) -> None:
-        if time.monotonic() >= self._ends_at:
-            max_seconds = self._session.settings.max_hold_seconds
-            self.lose(f"it was held for more than max_hold_seconds={max_seconds:g}")
-
     def _raise_if_over(self) -> None:
-        self._check_max_hold()
+        self.check_max_hold()
         if self.over:
             raise self._end_error()
 
@@ -148,7 +141,7 @@ class HoldState(HoldLife):
     def next_check_at(self) -> float:
         """Return the monotonic time of the next check by the ensemble."""
         due_at = self._sent_at + KEEPALIVE_FRACTION * self._session.granted_seconds
-        return min(self._announce_at, due_at, self._ends_at)
+        return min(self._announce_at, due_at, self.ends_at)
 
     def send_check(self) -> Any:
         """Send a quorum request that checks whether the contenders exist; return kazoo's AsyncResult.

@@ -122,11 +122,11 @@ def _queues_of(scope: TableScope, lock_root: str) -> list[RequestedQueue]:
     description: dict[str, Any] = {"uri": table.uri}
     if scope.partitions is None:
         return [RequestedQueue(table.key, path, mode, table.uri, description)]
-    modes = {ancestor: ancestor_mode for partition in scope.partitions for ancestor in partition.ancestors()}
+    modes = dict.fromkeys(scope.ancestors, ancestor_mode)
     modes |= dict.fromkeys(scope.partitions, mode)
     queues = [RequestedQueue(table.key, path, ancestor_mode, table.uri, description)]
     for partition in sorted(modes, key=lambda partition: partition.sort_key):
-        key, node = f"{table.key}/{partition}", partition_node(path, partition)
+        node = partition_node(path, partition)
         description = {"partition": dict(partition.values)}
-        queues.append(RequestedQueue(key, node, modes[partition], table.uri, description))
+        queues.append(RequestedQueue(scope.key_of(partition), node, modes[partition], table.uri, description))
     return queues

@@ -21,8 +21,10 @@ from lock_manager import ZookeeperLockManager, guard_registry
 from sluice.local.jars import resolve_jars
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.submit.distribution import build_zip, conf_arguments
+from soak.s3_faults import FaultyS3
 from tests.support.append_rows import HEADER, ROWS
 from tests.support.lake import S3, lake
+from tests.support.lock_bucket import LockBucket, serving
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager
 from tests.support.spark_settings import spark_settings
@@ -354,3 +356,17 @@ def sql(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Call
             spark.sql(statement.format(table=f"delta.`{table}`"))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def lease_s3() -> Iterator[FaultyS3]:
+    """An S3 in this process with a bucket for locks, and with injected faults."""
+    with serving(FaultyS3()) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(lease_s3: FaultyS3) -> Iterator[LockBucket]:
+    """A prefix for locks that no other test uses."""
+    with ExitStack() as stack:
+        yield LockBucket(lease_s3, stack)

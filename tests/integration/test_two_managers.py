@@ -275,7 +275,7 @@ def test_the_settings_of_the_acquiring_manager_apply(
 ) -> None:
     short_manager, long_manager = make_manager(max_hold_seconds=1), make_manager(max_hold_seconds=3600)
     with long_manager.acquire(table) as hold, short_manager.acquire(table):
-        assert hold._life._ends_at > time.monotonic() + 3000
+        assert hold._life.ends_at > time.monotonic() + 3000
     hold = short_manager.acquire(table)
     assert long_manager.acquire(table) is hold
     eventually(lambda: hold.lost)

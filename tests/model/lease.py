@@ -1,9 +1,10 @@
 """The lease on S3 as a state machine, searched breadth first. Its rules are those of ``lock_manager.s3_lease.state``.
 
 Clients write to one table. Each requests the lock, waits, settles unfinished intents, stores its own intent, puts its
-version and leaves, or gives its request up. A client may be paused or die at any step. A reply may be lost, and a
+version and leaves, or gives its request up. A hold may make several attempts to put. A request that was removed joins
+again. A client may be paused or die at any step. A reply may be lost, and a request without a reply may be executed
+later, or never. Time passes in steps, at any moment, for all clients alike or at the speed of each client's clock. The
 request without a reply may be executed later, or never. Time passes in steps, for all clients alike, at any moment. The
-search visits every state and checks the promises in each one. A protection that is switched off has to break the
 promise of ``PROTECTIONS``.
 
     python -m tests.model.lease    # for each protection, the shortest way to break its promise without it
@@ -28,6 +29,8 @@ IN_ORDER, NO_LEAK = "2. in order", "5. no deadlock, no leak"
 
 ONE, TWO, DEATH = "one writer that gives up", "two writers", "a writer that dies"
 RENEWAL, LOST, THREE = "a writer that renews its lock", "two writers and a lost reply", "the turn of three"
+FAST, FREE = "a clock that is a quarter faster", "clocks at any speed"
+ATTEMPTS, REMOVED = "a hold with two attempts", "a removed request that joins again"
 
 #: For each protection, the promise that breaks without it, and the scenario in which it does.
 PROTECTIONS = {
@@ -51,6 +54,16 @@ PROTECTIONS = {
     "filled intents": (NO_ZOMBIE, TWO),
     # The release keeps the intent of a put whose outcome is unknown.
     "kept intent": (NO_ZOMBIE, TWO),
+    # The release keeps the intent if the outcome of any attempt is unknown.
+    "every attempt": (NO_ZOMBIE, ATTEMPTS),
+    # The intent of an attempt names the highest version that the hold may have put.
+    "highest version": (NO_ZOMBIE, ATTEMPTS),
+    # The owner trusts only a part of its lease, because clocks run at different speeds.
+    "trusted part": (VALID, FAST),
+    # A holder whose request has joined again is not the one that was seen.
+    "observed token": (VALID, REMOVED),
+    # A request that joins again has a new token.
+    "new token": (NO_ZOMBIE, REMOVED),
     # A client that waits removes holders that do not renew their locks.
     "removal": (NO_LEAK, DEATH),
     # After a lost reply a client looks for its own entry before it joins again.
@@ -69,6 +82,8 @@ RULES = {
     "settle": "lock_manager.guard.guarded_block:GuardedBlock.settle_unfinished",
     "intend": "lock_manager.s3_lease.held_lease:HeldLease.intend",
     "put": "log_store/src/io/deltasluice/storage/GuardedLogStore.java:void put(",
+    "another attempt": "lock_manager.s3_lease.lease_intents:LeaseIntents.record",
+    "join again": "lock_manager.s3_lease.acquisition:Acquisition._lock",
     "leave": "lock_manager.s3_lease.held_lease:HeldLease.leave",
     "give up": "lock_manager.s3_lease.acquisition:Acquisition.abandon",
 }
@@ -140,6 +155,12 @@ class Client(NamedTuple):
         is_unsure: Whether a request got no answer.
         version: Version that it puts.
         beats: Number of renewals that are left.
+        attempts: Number of further attempts to put under its hold.
+        highest_version: Highest version that an intent of its hold names.
+        is_open: Whether the outcome of an attempt is unknown.
+        rejoins: How often it joins again after its request was removed.
+        lease: Its lease, by any clock.
+        speed: Speed of its clock.
 
     """
 
@@ -150,13 +171,18 @@ class Client(NamedTuple):
     is_current: bool = True
     asked_at: float = 0.0
     joined_at: float = 1.0
-    seen: tuple[tuple[str, tuple[tuple[bool, int, int], float]], ...] = ()
+    seen: tuple[tuple[str, tuple[tuple[bool, int, int, int], float]], ...] = ()
     valid_until: float = 0.0
     request: Request | None = None
     is_unsure: bool = False
-    is_settled: bool = False
     version: int = -1
     beats: int = 1
+    attempts: int = 0
+    highest_version: int = -1
+    is_open: bool = False
+    rejoins: int = 0
+    lease: float = LEASE
+    speed: float = 1.0
 
     @property
     def hold_id(self) -> str:
@@ -184,6 +210,8 @@ class World(NamedTuple):
         readers: Tokens of the holds that have read the log.
         has_zombie: Whether a hold put a version after a later hold had read the log.
         deaths, losses, abandons: How many may still happen.
+        has_free_clocks: Whether the clock of each client runs at any speed, which also changes. Then a hold may be
+            valid by the clock of its owner although another client has removed it.
 
     """
 
@@ -197,6 +225,7 @@ class World(NamedTuple):
     deaths: int = 0
     losses: int = 0
     abandons: int = 0
+    has_free_clocks: bool = False
 
 
 @dataclass
@@ -223,7 +252,10 @@ class Model:
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
         """Yield the name and the result of each possible step."""
-        yield "time passes", _later(world)
+        if world.has_free_clocks:
+            yield from (("time passes", _later(world, [index])) for index in range(len(world.clients)))
+        else:
+            yield "time passes", _later(world, range(len(world.clients)))
         for late in world.late:
             yield "late write", self._written(world._replace(late=world.late - {late}), late)
         for version, token in world.puts:
@@ -352,12 +384,12 @@ class Model:
         if client.queue.find(client.hold_id) is None:
             yield "left", _with(world, index, phase="done")
         else:
-            is_settled = client.is_settled or "kept intent" in self._without
+            is_settled = not client.is_open or "kept intent" in self._without
             left = state.leave(client.queue, client.hold_id, settled=is_settled)
             yield from self._at_once(world, index, "leave", left)
 
     def _join(self, world: World, index: int, client: Client) -> Iterator[tuple[str, World]]:
-        entry = Entry(hold_id=client.hold_id, token=0, lease_seconds=LEASE)
+        entry = Entry(hold_id=client.hold_id, token=0, lease_seconds=client.lease)
         joined_at = client.joined_at if client.joined_at <= 0 else 0.0
         world = _with(world, index, joined_at=joined_at)
         is_there = client.queue.find(client.hold_id) is not None
@@ -373,24 +405,36 @@ class Model:
     def _joined(self, client: Client) -> Client:
         entry = client.queue.find(client.hold_id)
         assert entry is not None
-        client = client._replace(phase="waiting", token=entry.token)
-        return self._turn(client, not_held_at=client.joined_at, renewed_at=client.joined_at)
+        keeps_token = client.token and "new token" in self._without
+        client = client._replace(phase="waiting", token=client.token if keeps_token else entry.token)
+        return self._turn(self._observed(client), not_held_at=client.joined_at, renewed_at=client.joined_at)
 
     def _looked(self, client: Client, previous_look_at: float) -> Client:
         """Return a waiting client after a look at the queue."""
         entry = client.queue.find(client.hold_id)
         if entry is None:
+            if client.rejoins:
+                return client._replace(phase="idle", joined_at=1.0, rejoins=client.rejoins - 1)
             return client._replace(phase="done")
+        not_held_at = client.asked_at if "from the look before" in self._without else previous_look_at
+        return self._turn(self._observed(client), not_held_at=not_held_at, renewed_at=client.asked_at)
+
+    def _observed(self, client: Client) -> Client:
+        """Return a client with its observations of the holders in the queue that it knows."""
         seen = dict(client.seen)
         if "counter" in self._without:
             states = {entry.hold_id: client.queue.state_of(entry) for entry in client.queue.entries}
             seen = {name: (states[name], first_seen_at) for name, (_, first_seen_at) in seen.items() if name in states}
+        if "observed token" in self._without:
+            tokens = {entry.hold_id: entry.token for entry in client.queue.entries}
+            seen = {
+                name: ((holds, tokens.get(name, token), *counters), first_seen_at)
+                for name, ((holds, token, *counters), first_seen_at) in seen.items()
+            }
         observed = state.observe(seen, client.queue, 0.0)
         # When an entry that waits was first seen does not matter here.
         holders = {name: seen for name, seen in observed.items() if client.queue.holds(name)}
-        client = client._replace(seen=tuple(sorted(holders.items())))
-        not_held_at = client.asked_at if "from the look before" in self._without else previous_look_at
-        return self._turn(client, not_held_at=not_held_at, renewed_at=client.asked_at)
+        return client._replace(seen=tuple(sorted(holders.items())))
 
     def _turn(self, client: Client, *, not_held_at: float, renewed_at: float) -> Client:
         """Return a client that has noticed its turn, if it is its turn."""
@@ -398,8 +442,13 @@ class Model:
             return client
         entry = client.queue.find(client.hold_id)
         assert entry is not None
-        valid_until = state.valid_until(entry, not_held_at=not_held_at, renewed_at=renewed_at)
+        valid_until = self._valid_until(entry, not_held_at=not_held_at, renewed_at=renewed_at)
         return client._replace(phase="holding", valid_until=max(0.0, valid_until), seen=())
+
+    def _valid_until(self, entry: Entry, *, not_held_at: float, renewed_at: float) -> float:
+        valid_until = state.valid_until(entry, not_held_at=not_held_at, renewed_at=renewed_at)
+        untrusted_part = 1 - state.VALID_FRACTION if "trusted part" in self._without else 0
+        return valid_until + untrusted_part * entry.removal_seconds
 
     def _stale(self, client: Client) -> list[Entry]:
         entry = client.queue.find(client.hold_id)
@@ -407,7 +456,7 @@ class Model:
         if "removal" in self._without:
             return []
         if "whole lease" in self._without:
-            return [holder for holder in client.queue.ahead_of(client.hold_id) if client.queue.holds(holder.hold_id)]
+            return [holder for holder in client.queue.ahead_of(entry) if client.queue.holds(holder.hold_id)]
         return state.stale_holders(dict(client.seen), client.queue, entry, client.asked_at)
 
     def _expelled(self, queue: Queue, stale: Entry) -> Queue:
@@ -426,14 +475,23 @@ class Model:
         if client.phase == "holding":
             yield "settle", self._settled(world, index, client)
         elif client.phase == "read":
-            intent = Intent(hold_id=hold_id, version=client.version, txn=None, attempt="put", token=client.token)
+            highest = client.version if "highest version" in self._without else client.highest_version
+            version = max(client.version, highest)
+            intent = Intent(hold_id=hold_id, version=version, txn=None, attempt="put", token=client.token)
             content = state.intend(state.beat(known, hold_id), intent)
             yield self._send(world, index, "intend", content)
         elif client.phase == "intended":
-            put = _put(world, client.version, client.token)
-            yield "put", _with(put, index, phase="leaving", is_settled=True)
-            late = world._replace(puts=world.puts | {(client.version, client.token)})
+            was_open = client.is_open and "every attempt" not in self._without
+            put = _with(_put(world, client.version, client.token), index, is_open=was_open)
+            late = _with(world._replace(puts=world.puts | {(client.version, client.token)}), index, is_open=True)
+            yield "put", _with(put, index, phase="leaving")
             yield "put without reply", _with(late, index, phase="leaving")
+            if client.attempts:
+                for following in (put, late):
+                    # The put of a slow thread comes too late: its version exists.
+                    for version in {len(following.log), max(0, len(following.log) - 1)}:
+                        again = _with(following, index, phase="read", version=version, attempts=client.attempts - 1)
+                        yield "another attempt", again
 
     def _settled(self, world: World, index: int, client: Client) -> World:
         """Fill the versions of unfinished intents, and read the log."""
@@ -452,9 +510,12 @@ class Model:
             return self._joined(client)
         if request.name in {"beat", "intend"}:
             entry = client.queue.find(client.hold_id)
-            renewed = 0.0 if entry is None else state.valid_until(entry, not_held_at=0, renewed_at=answered_at)
+            renewed = 0.0 if entry is None else self._valid_until(entry, not_held_at=0, renewed_at=answered_at)
             client = client._replace(valid_until=max(client.valid_until, renewed))
-            return client._replace(phase="intended") if request.name == "intend" else client
+            if request.name == "beat":
+                return client
+            highest_version = max(client.version, client.highest_version)
+            return client._replace(phase="intended", highest_version=highest_version)
         if request.name == "leave":
             return client._replace(phase="done")
         return client
@@ -470,37 +531,43 @@ def _with(world: World, index: int, **changes: Any) -> World:
     if client.phase != "idle":
         client = client._replace(joined_at=1.0)
     if client.phase != "waiting":
-        client = client._replace(asked_at=0.0, seen=())
+        client = client._replace(asked_at=0.0)
+    if client.phase not in {"waiting", "idle"}:
+        client = client._replace(seen=())
+    if world.has_free_clocks:
+        client = client._replace(valid_until=0.0)
     clients = (*world.clients[:index], client, *world.clients[index + 1 :])
     return world._replace(clients=clients)
 
 
-def _later(world: World) -> World:
-    """Return the world one step of time later: all times are relative to now."""
-
-    def older(moment: float, oldest: float = _OLDEST) -> float:
-        return max(oldest, moment - 1)
-
+def _later(world: World, indexes: Collection[int]) -> World:
+    """Return the world one step of time later for some clients: all times of a client are relative to its now."""
     clients = tuple(
-        client
-        if client.is_over
-        else client._replace(
-            asked_at=older(client.asked_at) if client.phase == "waiting" else client.asked_at,
-            joined_at=older(client.joined_at) if client.joined_at <= 0 else client.joined_at,
-            valid_until=older(client.valid_until, 0.0),
-            seen=tuple((name, (entry_state, older(moment))) for name, (entry_state, moment) in client.seen),
-            request=client.request and _older_request(client.request),
-        )
-        for client in world.clients
+        client if client.is_over or index not in indexes else _older(client, has_lease=not world.has_free_clocks)
+        for index, client in enumerate(world.clients)
     )
     return world._replace(clients=clients)
 
 
-def _older_request(request: Request) -> Request:
-    """Return a request one step of time later; for the others it does not matter when they were sent."""
-    is_renewal = request.name in {"beat", "intend"} and (request.is_current or request.answer is not None)
-    has_time = is_renewal or request.name == "look"
-    return request._replace(sent_at=max(_OLDEST, request.sent_at - 1) if has_time else 0.0)
+def _older(client: Client, *, has_lease: bool) -> Client:
+    """Return a client one step of time later. ``has_lease``: whether it matters until when its hold is valid."""
+
+    def older(moment: float, oldest: float = _OLDEST) -> float:
+        return max(oldest, moment - client.speed)
+
+    request = client.request
+    if request is not None:
+        is_renewal = request.name in {"beat", "intend"} and (request.is_current or request.answer is not None)
+        # For the others it does not matter when they were sent.
+        has_time = request.name == "look" or (is_renewal and has_lease)
+        request = request._replace(sent_at=older(request.sent_at) if has_time else 0.0)
+    return client._replace(
+        asked_at=older(client.asked_at) if client.phase == "waiting" else client.asked_at,
+        joined_at=older(client.joined_at) if client.joined_at <= 0 and has_lease else client.joined_at,
+        valid_until=older(client.valid_until, 0.0),
+        seen=tuple((name, (entry_state, older(moment))) for name, (entry_state, moment) in client.seen),
+        request=request,
+    )
 
 
 def _put(world: World, version: int, token: int) -> World:
@@ -517,7 +584,9 @@ def broken_promise(world: World) -> str | None:
         return NO_ZOMBIE
     holders = [client for client in world.clients if client.phase in _HOLDING]
     content = CONTENTS[world.content]
-    if any(client.valid_until > 0 and content.find(client.hold_id) is None for client in holders):
+    if not world.has_free_clocks and any(
+        client.valid_until > 0 and content.find(client.hold_id) is None for client in holders
+    ):
         return VALID
     if sum(content.find(client.hold_id) is not None for client in holders) > 1:
         return IN_ORDER
@@ -587,28 +656,52 @@ def _path(parents: dict[World, tuple[World, str] | None], world: World) -> list[
 
 def _turn_of_three() -> World:
     """Return a world in which a holder leaves, and two clients wait behind it."""
-    queue = CONTENTS[EMPTY]
-    for hold in (1, 2, 3):
-        queue = state.join(queue, Entry(hold_id=f"{hold}", token=0, lease_seconds=LEASE))
-    seen = (("1", ((True, 1, 0), 0.0)),)
+    number = CONTENTS.number(_queue_of_three())
+    seen = (("1", ((True, 1, 1, 0), 0.0)),)
     waiting = [Client(hold, token=hold, phase="waiting", beats=0, is_current=False, seen=seen) for hold in (2, 3)]
-    number = CONTENTS.number(queue)
     leaving = Client(1, token=1, phase="leaving", beats=0, known=number)
     return World(clients=(leaving, *waiting), content=number, readers=frozenset({1}))
 
 
+def _unnoticed_turn() -> World:
+    """Return a world in which a client has its turn, but has not noticed it yet, and another one waits behind it."""
+    number = CONTENTS.number(state.leave(_queue_of_three(), "1"))
+    waiting = [Client(hold, token=hold, phase="waiting", beats=0, is_current=False, rejoins=1) for hold in (2, 3)]
+    return World(clients=tuple(waiting), content=number, readers=frozenset({1}))
+
+
+def _queue_of_three() -> Queue:
+    queue = CONTENTS[EMPTY]
+    for hold in (1, 2, 3):
+        queue = state.join(queue, Entry(hold_id=f"{hold}", token=0, lease_seconds=LEASE))
+    return queue
+
+
+_WRITERS = (Client(1, beats=0), Client(2, beats=0))
+#: A lease in which the trusted part, 2, and the whole part differ by the clock that is a quarter faster.
+_UNEVEN_LEASE = 2.5
 #: Initial states by name.
 SCENARIOS = {
     ONE: World(clients=(Client(1),), losses=1, abandons=1),
-    TWO: World(clients=(Client(1, beats=0), Client(2, beats=0))),
-    DEATH: World(clients=(Client(1, beats=0), Client(2, beats=0)), deaths=1),
+    TWO: World(clients=_WRITERS),
+    DEATH: World(clients=_WRITERS, deaths=1),
+    FAST: World(clients=(Client(1, beats=0, lease=_UNEVEN_LEASE), Client(2, beats=0, lease=_UNEVEN_LEASE, speed=1.25))),
+    FREE: World(clients=_WRITERS, has_free_clocks=True),
+    REMOVED: _unnoticed_turn(),
 }
 #: The same for longer searches.
 LARGE_SCENARIOS = {
     RENEWAL: World(clients=(Client(1), Client(2, beats=0))),
-    LOST: World(clients=(Client(1, beats=0), Client(2, beats=0)), losses=1),
+    LOST: World(clients=_WRITERS, losses=1),
     THREE: _turn_of_three(),
+    ATTEMPTS: World(clients=(Client(1, beats=0, attempts=1), Client(2, beats=0)), log=(0,)),
 }
+
+
+def too_fast() -> World:
+    """Return a world with a clock that is three times as fast as the other one: no lease allows for that."""
+    slow, fast = SCENARIOS[FAST].clients
+    return World(clients=(slow, fast._replace(speed=3.0)))
 
 
 def without(protection: str) -> Search:
