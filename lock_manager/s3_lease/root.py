@@ -47,7 +47,7 @@ def ensure_id(store: ObjectStore, deadline: Deadline, stop: Callable[[], object]
         EnsembleFormatError: See :func:`read_id`.
 
     """
-    # After a conflict, another client has created the object.
+    # After a conflict, another client has created or rewritten the object.
     return store.answered(
         lambda: _ensure_id(store), deadline, "connect", stop=stop, retried=(UnansweredError, ConflictError)
     )
@@ -63,6 +63,10 @@ def _ensure_id(store: ObjectStore) -> str:
     if not all(_refuses(store, stored, etag) for etag in (None, _OTHER_ETAG)):
         raise EnsembleRefusedError(store.url, "conditional writes are ignored", service=S3)
     if _refuses(store, stored, stored.etag):
+        current = store.read(KEY)
+        if current is None or current.etag != stored.etag:
+            # A store may give the same content a new ETag. Then another client has written it.
+            raise ConflictError(is_decided=True)
         raise EnsembleRefusedError(store.url, "a write with the right ETag is refused", service=S3)
     return ensemble_id
 
@@ -70,7 +74,9 @@ def _ensure_id(store: ObjectStore) -> str:
 def _refuses(store: ObjectStore, stored: StoredObject, etag: str | None) -> bool:
     try:
         store.write(KEY, stored.data, etag)
-    except ConflictError:
+    except ConflictError as error:
+        if not error.is_decided:
+            raise
         return True
     return False
 

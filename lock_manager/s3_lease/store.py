@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from lock_manager.deadline import Deadline
@@ -22,7 +23,7 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 2.0
 _CONNECT_SECONDS = 2.0
 _CONNECTIONS = 32
 #: Errors of S3 that mean that the condition of a PUT does not hold: another client has written or deleted the object.
-_CONFLICT_STATUS = frozenset({409, 412})
+_CONFLICT_STATUS = frozenset({HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED})
 #: Errors of S3 that mean that an object does not exist.
 _MISSING = frozenset({"NoSuchKey", "404"})
 _NOT_MODIFIED = frozenset({"304", "NotModified"})
@@ -36,7 +37,16 @@ class NotModifiedError(Exception):
 
 
 class ConflictError(Exception):
-    """The object is not the one that the condition of a PUT names."""
+    """The object is not the one that the condition of a PUT names.
+
+    Attributes:
+        is_decided: Whether S3 has compared them. It has not if another PUT was on its way (409).
+
+    """
+
+    def __init__(self, *, is_decided: bool) -> None:
+        super().__init__("another client changed the object")
+        self.is_decided = is_decided
 
 
 class UnansweredError(Exception):
@@ -145,7 +155,7 @@ class ObjectStore:
         except _RefusedError as error:
             # An object that was deleted is missing.
             if error.status in _CONFLICT_STATUS or error.code in _MISSING:
-                raise ConflictError from None
+                raise ConflictError(is_decided=error.status != HTTPStatus.CONFLICT) from None
             raise self._refusal(error) from None
         return str(response["ETag"])
 
