@@ -1,6 +1,6 @@
 """An embedded S3 that injects faults into commits: moto behind a gate, in this process.
 
-A request passes three layers: :class:`FaultGate`, which injects the faults of a writer's next PUTs of version files;
+A request passes three layers: :class:`FaultGate`, which injects the faults of a writer's next requests;
 ``OneAtATimePerKey``, which passes one request at a time for each key; and moto. A PUT that is held back waits in
 the outermost layer, like a request in the network. Its body has been read, so it is stored even if its sender is dead.
 """
@@ -12,15 +12,18 @@ import logging
 import re
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
 from typing import Any, Self
 
+from lock_manager.s3_lease.state import Queue
 from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
 from sluice.local.s3 import LocalS3
+from soak.tcp_proxy import Link
 
 VERSION_FILES = re.compile(r"/(?P<key>[^/]+/.*_delta_log/(?P<version>\d{20})\.json)")
 _TRANSACTION = re.compile(rb'"txnId":"([^"]+)"')
@@ -36,26 +39,34 @@ _ERRORS = {
     500: ("500 Internal Server Error", "InternalError"),
     503: ("503 Slow Down", "SlowDown"),
 }
-#: Suffix of the folder whose tables only the two-threads step (``steps.py``) uses. Faults do not strike PUTs into them.
+# Headers of a request that describe its body and its condition.
+_BODY_HEADERS = (
+    "HTTP_CONTENT_ENCODING", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_MD5", "HTTP_EXPECT", "HTTP_IF_MATCH",
+    "HTTP_IF_NONE_MATCH",
+)  # fmt: skip
+#: Suffix of the folder whose tables only the two-threads step (``steps.py``) uses. No fault strikes requests for them.
 TWO_THREADS_SUFFIX = "-threads"
 #: Name of the writer without the lock, whose commits the gate puts. Its transaction ids begin with this name.
 RIVAL = "rival-without-the-lock"
 
 
-@dataclass
+@dataclass(eq=False)
 class S3Fault:
-    """A fault of the next PUTs of a writer's version files.
+    """A fault of the next requests of a writer, by default of its PUTs of version files.
 
     Attributes:
         status: HTTP status of the error; 0 to pass the store's response on.
         stored: Whether a PUT with an error or a lost response is stored nevertheless.
         lost: Whether the connection is closed without a response.
-        rival: Whether a writer without the lock stores the version first.
-        held: Whether the PUT is held back until :attr:`release` is set.
-        times: Number of PUTs that the fault strikes.
-        arrived: Set when the first PUT has arrived.
-        release: Set by the caller to pass a held PUT on to the store.
-        ended: Set when the first PUT has ended.
+        rival: Whether another client changes the object first: a writer without the lock stores the version, or a
+            client of the lock changes the queue.
+        held: Whether the request is held back until :attr:`release` is set.
+        times: Number of requests that the fault strikes.
+        keys: Pattern of the paths that it strikes.
+        methods: HTTP methods that it strikes.
+        arrived: Set when the first request has arrived.
+        release: Set by the caller to pass a held request on to the store.
+        ended: Set when the first request has ended.
 
     """
 
@@ -65,9 +76,15 @@ class S3Fault:
     rival: bool = False
     held: bool = False
     times: int = 1
+    keys: re.Pattern[str] = VERSION_FILES
+    methods: frozenset[str] = frozenset({"PUT"})
     arrived: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def strikes(self, method: str, path: str) -> bool:
+        """Return whether the fault strikes a request."""
+        return method in self.methods and self.keys.fullmatch(path) is not None
 
 
 @dataclass(frozen=True)
@@ -96,12 +113,11 @@ class Put:
 
 
 class FaultGate:
-    """WSGI middleware that injects faults into PUTs of version files.
+    """WSGI middleware that injects faults into requests of writers, and records PUTs of version files.
+
+    A request belongs to the writer whose name its user agent contains.
 
     Attributes:
-        struck_keys: Pattern of the objects that faults strike. Its groups are ``key`` and, for version files,
-            ``version``.
-        struck_methods: HTTP methods that faults strike.
         puts: PUTs of version files that reached the store, in order.
         denies_unconditional: Whether a PUT of a version file without ``If-None-Match`` is denied, as by a bucket
             policy.
@@ -112,39 +128,43 @@ class FaultGate:
         self._application = application
         self._lock = threading.Lock()
         self._armed: dict[str, deque[S3Fault]] = {}
-        self._on_arrival: Callable[[str, int, S3Fault], None] = lambda *_: None
+        self._on_arrival: Callable[[str, int | None, S3Fault], None] = lambda *_: None
         self._rivals = 0
-        self.struck_keys = VERSION_FILES
-        self.struck_methods = {"PUT"}
         self.denies_unconditional = False
         self.puts: list[Put] = []
 
-    def on_arrival(self, callback: Callable[[str, int, S3Fault], None]) -> None:
-        """Call ``callback(writer, version, fault)`` when the first PUT of a fault arrives."""
+    def on_arrival(self, callback: Callable[[str, int | None, S3Fault], None]) -> None:
+        """Call ``callback(writer, version, fault)`` when the first request of a fault arrives.
+
+        The version is None if the request is not a PUT of a version file.
+        """
         self._on_arrival = callback
 
     def arm(self, writer: str, fault: S3Fault) -> S3Fault:
-        """Let a fault strike the next PUTs of this writer's version files; return the fault."""
+        """Let a fault strike the next requests of this writer; return the fault."""
         with self._lock:
             self._armed.setdefault(writer, deque()).append(fault)
         return fault
 
-    def disarm(self, writer: str) -> None:
-        """Let the armed faults strike no further PUT of this writer."""
+    def disarm(self, writer: str, *faults: S3Fault) -> None:
+        """Let these armed faults strike no further request of this writer; without ``faults``, all of them."""
         with self._lock:
-            self._armed.pop(writer, None)
+            armed = self._armed.pop(writer, deque())
+            if remaining := deque(fault for fault in armed if faults and fault not in faults):
+                self._armed[writer] = remaining
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Serve one request."""
-        match = self.struck_keys.fullmatch(environ.get("PATH_INFO", ""))
-        if match is None or environ.get("REQUEST_METHOD") not in self.struck_methods:
-            return self._application(environ, start_response)
+        method, path = environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", "")
         writer = _WRITER.search(environ.get("HTTP_USER_AGENT", ""))
         name = writer[1] if writer else ""
+        version_file = VERSION_FILES.fullmatch(path) if method == "PUT" else None
+        version = int(version_file["version"]) if version_file else None
+        fault = self._next_fault(name, method, path)
+        if version_file is None and fault is None:
+            return self._application(environ, start_response)
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = io.BytesIO(body)
-        version = int(match.groupdict().get("version", -1))
-        fault = None if f"{TWO_THREADS_SUFFIX}/" in match["key"] else self._next_fault(name)
         if fault is not None and not fault.arrived.is_set():
             self._on_arrival(name, version, fault)
             fault.arrived.set()
@@ -153,14 +173,16 @@ class FaultGate:
             fault.release.wait()
         try:
             if fault.rival:
-                self._put_as_rival(environ, match["key"], version)
-            if status := self._refusal_status(environ, fault):
+                self._change_as_rival(environ, version_file)
+            if status := self._refusal_status(environ, fault, version_file):
                 return _respond_with_error(status, start_response)
             if fault.lost and not fault.stored:
                 return _drop_connection(environ)
             response = _Response()
             content = list(self._application(environ, response.start))
-            self._record_put(match["key"], version, name, body, response, environ.get("HTTP_REFERER", ""))
+            if version_file is not None:
+                referer = environ.get("HTTP_REFERER", "")
+                self._record_put(version_file["key"], int(version_file["version"]), name, body, response, referer)
             if fault.lost:
                 return _drop_connection(environ)
             if fault.status:
@@ -170,25 +192,25 @@ class FaultGate:
         finally:
             fault.ended.set()
 
-    def _refusal_status(self, environ: Mapping[str, Any], fault: S3Fault) -> int:
-        """Return the status of the error with which a PUT is refused before it reaches the store; 0 if it is not."""
-        if self.denies_unconditional and "HTTP_IF_NONE_MATCH" not in environ:
+    def _refusal_status(self, environ: Mapping[str, Any], fault: S3Fault, version_file: re.Match[str] | None) -> int:
+        """Return the status of a request that is refused before it reaches the store; 0 if it is not refused."""
+        if version_file is not None and self.denies_unconditional and "HTTP_IF_NONE_MATCH" not in environ:
             return _FORBIDDEN
         return 0 if fault.stored else fault.status
 
-    def _next_fault(self, writer: str) -> S3Fault | None:
+    def _next_fault(self, writer: str, method: str, path: str) -> S3Fault | None:
         with self._lock:
-            armed = self._armed.get(writer)
-            if not armed:
+            armed = self._armed.get(writer, deque())
+            fault = next((fault for fault in armed if fault.strikes(method, path)), None)
+            if fault is None or f"{TWO_THREADS_SUFFIX}/" in path:
                 return None
-            fault = armed[0]
             fault.times -= 1
             if fault.times <= 0:
-                armed.popleft()
+                armed.remove(fault)
             return fault
 
     def _record_put(self, key: str, version: int, writer: str, body: bytes, response: _Response, referer: str) -> None:
-        status = int(response.status.partition(" ")[0])
+        status = response.code
         txn = _TRANSACTION.search(body)
         digest = dict(response.headers).get("ETag", "").strip('"') if status == _OK else ""
         with self._lock:
@@ -200,7 +222,10 @@ class FaultGate:
                 )
             )  # fmt: skip
 
-    def _put_as_rival(self, environ: Mapping[str, Any], key: str, version: int) -> None:
+    def _change_as_rival(self, environ: Mapping[str, Any], version_file: re.Match[str] | None) -> None:
+        if version_file is None:
+            self._change_queue(environ)
+            return
         with self._lock:
             self._rivals += 1
             txn = f"{RIVAL}-{self._rivals}"
@@ -208,13 +233,31 @@ class FaultGate:
             f'{{"commitInfo":{{"timestamp":{int(time.time() * 1000)},"engineInfo":"{RIVAL}","operation":"NOTHING",'
             f'"operationParameters":{{}},"isBlindAppend":true,"txnId":"{txn}"}}}}\n'
         ).encode()
-        rival_environ = {name: value for name, value in environ.items() if not name.startswith("HTTP_X_AMZ")}
-        for name in ("HTTP_CONTENT_ENCODING", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_MD5", "HTTP_EXPECT"):
-            rival_environ.pop(name, None)
-        rival_environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)), "HTTP_IF_NONE_MATCH": "*"}
+        response, _ = self._send(environ, "PUT", body, HTTP_IF_NONE_MATCH="*")
+        self._record_put(version_file["key"], int(version_file["version"]), RIVAL, body, response, "")
+
+    def _change_queue(self, environ: Mapping[str, Any]) -> None:
+        """Change the object of a queue as a client of the lock does, but only its ETag."""
+        response, content = self._send(environ, "GET")
+        etag = dict(response.headers).get("ETag")
+        if response.code == _OK and etag is not None:
+            self._send(
+                environ, "PUT", replace(Queue.parse(content), change_id=uuid.uuid4().hex).data(), HTTP_IF_MATCH=etag
+            )
+
+    def _send(
+        self, environ: Mapping[str, Any], method: str, body: bytes = b"", **headers: str
+    ) -> tuple[_Response, bytes]:
+        """Send a request for the same object, without the headers that describe the body and its condition."""
+        other_environ = {name: value for name, value in environ.items() if not name.startswith("HTTP_X_AMZ")}
+        for name in _BODY_HEADERS:
+            other_environ.pop(name, None)
+        other_environ |= {
+            "REQUEST_METHOD": method, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)), **headers,
+        }  # fmt: skip
         response = _Response()
-        list(self._application(rival_environ, response.start))
-        self._record_put(key, version, RIVAL, body, response, "")
+        content = b"".join(self._application(other_environ, response.start))
+        return response, content
 
 
 class FaultyS3(LocalS3):
@@ -245,6 +288,10 @@ class FaultyS3(LocalS3):
         connection.close()
         return self
 
+    def connect(self) -> Link:
+        """Return a new connection, which faults can disturb."""
+        return Link(self.endpoint.removeprefix("http://"))
+
     def stop(self) -> None:
         """Stop serving."""
         server, self._server, self._port = self._server, None, None
@@ -258,6 +305,11 @@ class FaultyS3(LocalS3):
 class _Response:
     status = ""
     headers: list[tuple[str, str]]
+
+    @property
+    def code(self) -> int:
+        """HTTP status."""
+        return int(self.status.partition(" ")[0])
 
     def start(self, status: str, headers: list[tuple[str, str]], *_: Any) -> Callable[[bytes], None]:
         self.status, self.headers = status, headers

@@ -51,7 +51,7 @@ def s3_fault(name: str, **fields: Any) -> Callable[..., Incident]:
             yield from wait_for(3 * context.session_seconds + context.slack_seconds, takeover)
             fault.release.set()
         yield from wait_for(60, is_from(writer, *OUTCOMES))
-        context.gate.disarm(writer)
+        context.gate.disarm(writer, fault)
 
     return strike
 
@@ -66,14 +66,14 @@ def s3_late(context: FaultContext, writer: str, point: str) -> Incident:
         return
     assert context.gate is not None  # noqa: S101 (the class needs this service)
     late_put = context.gate.arm(writer, S3Fault(held=True))
-    context.gate.arm(writer, S3Fault(status=500, times=99))
+    errors = context.gate.arm(writer, S3Fault(status=500, times=99))
     context.writers[writer].send("go")
     event = yield from wait_for(_ARRIVAL_SECONDS + context.slack_seconds, is_from(writer, "put-arrived", *OUTCOMES))
     has_arrived = event is not None and event["event"] == "put-arrived"
     if has_arrived:
         context.record("fault", kind="s3-late", worker=writer, point=point, **hold_fields(stop.event))
         yield from wait_for(_UNKNOWN_SECONDS + context.slack_seconds, is_from_hold(stop.event, *OUTCOMES))
-    context.gate.disarm(writer)
+    context.gate.disarm(writer, late_put, errors)
     if has_arrived:
         # After an unknown outcome the writer may open a second block under its hold, so the slack counts twice.
         takeover = is_takeover(stop.event, "read")

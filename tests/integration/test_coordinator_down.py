@@ -44,7 +44,7 @@ WAIT_SECONDS = 7.0
 """Time limit of a request, in seconds. A request on S3 reports an outage only if that has lasted for 4 s."""
 SLACK_SECONDS = 8.0
 """Time for the end of a request after its deadline, in seconds."""
-LOCKS = re.compile(r"/(?P<key>locks/.*)")
+LOCKS = re.compile(r"/locks/.*")
 EVERYBODY = ""
 """Name for the gate of S3 of all processes that have no name."""
 
@@ -108,7 +108,8 @@ class S3Errors(Outage):
         self._gate, self._status = s3.gate, status
 
     def begin(self) -> None:
-        self._gate.arm(EVERYBODY, S3Fault(status=self._status, times=10**9))
+        fault = S3Fault(status=self._status, times=10**9, keys=LOCKS, methods=frozenset({"GET", "PUT"}))
+        self._gate.arm(EVERYBODY, fault)
 
     def end(self) -> None:
         self._gate.disarm(EVERYBODY)
@@ -134,8 +135,6 @@ class S3Unreachable(Outage):
 def faulty_s3() -> Iterator[FaultyS3]:
     with FaultyS3() as s3:
         s3.create_bucket("locks")
-        s3.gate.struck_keys = LOCKS
-        s3.gate.struck_methods = {"GET", "PUT"}
         yield s3
 
 

@@ -6,15 +6,14 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
 
 from lock_manager import LockTimeoutError
 from lock_manager.s3_lease.manager import S3LeaseManager
-from soak.s3_faults import FaultyS3, S3Fault
-from tests.support.lock_bucket import NAME, QUEUES, LockBucket, serving
+from soak.s3_faults import FaultyS3
+from tests.support.lock_bucket import NAME, LockBucket, serving
 from tests.support.other_etags import OtherEtagsS3
 from tests.support.waiting import eventually
 
@@ -25,7 +24,7 @@ STORES: dict[str, Callable[[], FaultyS3]] = {
     "as of a multipart upload": lambda: OtherEtagsS3(lambda: f'"{uuid.uuid4().hex}-1"'),
     "without quotes": lambda: OtherEtagsS3(lambda: uuid.uuid4().hex),
 }
-COORDINATORS = re.compile(r"/(?P<key>locks/.*coordinator\.json)")
+COORDINATORS = re.compile(r"/locks/.*coordinator\.json")
 
 
 @pytest.fixture(params=[name if name == "random" else pytest.param(name, marks=pytest.mark.full) for name in STORES])
@@ -68,21 +67,10 @@ def test_a_lost_reply_is_recognised_with_any_etags(etags: LockBucket) -> None:
     assert etags.entries == []
 
 
-@contextmanager
-def proof_struck(bucket: LockBucket, **fault: Any) -> Iterator[S3Fault]:
-    """Let a fault strike the next PUTs of a manager that proves the store."""
-    bucket.gate.struck_keys = COORDINATORS
-    try:
-        with bucket.striking(**fault) as struck:
-            yield struck
-    finally:
-        bucket.gate.struck_keys = QUEUES
-
-
 def test_managers_prove_a_store_at_the_same_time(etags: LockBucket) -> None:
     """A store may give equal contents other ETags. So the proof of a manager may follow that of another one."""
     etags.manager()
-    with proof_struck(etags, held=True) as first, ThreadPoolExecutor(1) as pool:
+    with etags.striking(keys=COORDINATORS, held=True) as first, ThreadPoolExecutor(1) as pool:
         connecting = pool.submit(etags.manager, name=NAME)
         eventually(first.arrived.is_set)
         etags.manager()
@@ -93,7 +81,7 @@ def test_managers_prove_a_store_at_the_same_time(etags: LockBucket) -> None:
 def test_a_proof_is_repeated_after_a_conflict_of_puts(bucket: LockBucket) -> None:
     """S3 answers 409 if another PUT is on its way. That says nothing about the condition."""
     bucket.manager()
-    with proof_struck(bucket, status=409, times=3) as struck:
+    with bucket.striking(keys=COORDINATORS, status=409, times=3) as struck:
         bucket.manager(name=NAME)
         assert struck.ended.is_set()
 

@@ -22,7 +22,7 @@ from soak.s3_faults import FaultyS3, S3Fault
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "locks"
-QUEUES = re.compile(r"/(?P<key>locks/.*tables/[0-9a-f]{64}\.json)")
+QUEUES = re.compile(r"/locks/.*tables/[0-9a-f]{64}\.json")
 NAME = "writer-1"
 """Name of the manager that faults strike."""
 LEASE = 2.0
@@ -36,7 +36,6 @@ def serving(s3: FaultyS3) -> Iterator[FaultyS3]:
     """Start an S3 with a bucket for locks, which boto3 finds by the environment."""
     with s3, pytest.MonkeyPatch.context() as environment:
         s3.create_bucket(BUCKET)
-        s3.gate.struck_keys = QUEUES
         for name, value in s3.environment.items():
             environment.setenv(name, value)
         yield s3
@@ -48,7 +47,7 @@ class LockBucket:
     Attributes:
         url: URL of a coordinator that no other test uses.
         prefix: Prefix of its objects.
-        gate: The gate that injects faults into PUTs of queues.
+        gate: The gate that injects faults into requests for queues.
 
     """
 
@@ -76,11 +75,16 @@ class LockBucket:
         return LockSettings(lock_url=self.url, **{"timeout_seconds": 20, "session_timeout_seconds": 30, **settings})
 
     @contextmanager
-    def striking(self, name: str = NAME, methods: Collection[str] = ("PUT",), **fault: Any) -> Iterator[S3Fault]:
-        """Let a fault strike the next requests of a manager for a queue until the block ends."""
-        self.gate.struck_methods = set(methods)
+    def striking(
+        self,
+        name: str = NAME,
+        methods: Collection[str] = ("PUT",),
+        keys: re.Pattern[str] = QUEUES,
+        **fault: Any,
+    ) -> Iterator[S3Fault]:
+        """Let a fault strike the next requests of a manager, by default for a queue, until the block ends."""
         try:
-            yield self.gate.arm(name, S3Fault(**fault))
+            yield self.gate.arm(name, S3Fault(keys=keys, methods=frozenset(methods), **fault))
         finally:
             self.gate.disarm(name)
 

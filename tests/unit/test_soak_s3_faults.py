@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from lock_manager.s3_lease.state import Queue
 from soak.s3_faults import RIVAL, TWO_THREADS_SUFFIX, FaultyS3, S3Fault
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -33,12 +36,16 @@ def path_of(table: str, version: int) -> str:
     return f"/lake/{table}/_delta_log/{version:020}.json"
 
 
-def call(s3: FaultyS3, method: str, path: str, body: str = "", writer: str = "writer-1") -> tuple[int, str]:
+def call(
+    s3: FaultyS3, method: str, path: str, body: str = "", writer: str = "writer-1", *, etag: str = ""
+) -> tuple[int, str]:
+    """Send a request; return its status and content. A PUT creates an object, or replaces the one with this ETag."""
+    condition = {"If-Match": f'"{etag}"'} if etag else {"If-None-Match": "*"}
     connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=WAIT_SECONDS)
     headers = {
         "User-Agent": f"{writer}, Hadoop 3.5.0",
         "Authorization": AUTHORIZATION,
-        **({"If-None-Match": "*"} if method == "PUT" else {}),
+        **(condition if method == "PUT" else {}),
     }
     try:
         connection.request(method, path, body.encode(), headers)
@@ -100,6 +107,45 @@ def test_a_fault_strikes_one_writer_and_the_given_number_of_puts(s3: FaultyS3) -
     assert call(s3, "PUT", path_of("times", 2), commit("a"))[0] == 200
 
 
+QUEUE = "/lake/locks/tables/0123.json"
+
+
+def test_a_fault_strikes_its_keys_and_methods_only(s3: FaultyS3) -> None:
+    arrivals: list[tuple[str, int | None]] = []
+    s3.gate.on_arrival(lambda writer, version, _: arrivals.append((writer, version)))
+    fault = s3.gate.arm("writer-1", S3Fault(status=503, keys=re.compile(QUEUE), methods=frozenset({"GET"})))
+    later = s3.gate.arm("writer-1", S3Fault(status=403))
+    assert call(s3, "PUT", QUEUE, "x")[0] == 200
+    assert call(s3, "PUT", path_of("keys", 0), commit("a"))[0] == 403
+    assert call(s3, "GET", QUEUE, writer="writer-2") == (200, "x")
+    assert not fault.arrived.is_set()
+    assert call(s3, "GET", QUEUE)[0] == 503
+    assert call(s3, "GET", QUEUE) == (200, "x")
+    assert fault.ended.is_set()
+    assert later.ended.is_set()
+    assert arrivals == [("writer-1", 0), ("writer-1", None)]
+
+
+def test_one_of_several_faults_is_disarmed(s3: FaultyS3) -> None:
+    disarmed, armed = (s3.gate.arm("writer-1", S3Fault(status=status)) for status in (403, 409))
+    s3.gate.disarm("writer-1", disarmed)
+    assert [call(s3, "PUT", path_of("disarmed", 0), commit("a"))[0] for _ in range(2)] == [409, 200]
+    assert not disarmed.arrived.is_set()
+    assert armed.ended.is_set()
+
+
+def test_another_client_changes_the_queue_first(s3: FaultyS3) -> None:
+    queue, path = Queue(uri="s3://lake/table", next_token=7), "/lake/locks/tables/4567.json"
+    data = queue.data("first")
+    etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    assert call(s3, "PUT", path, data.decode())[0] == 200
+    s3.gate.arm("writer-1", S3Fault(rival=True, keys=re.compile(path)))
+    assert call(s3, "PUT", path, "late", etag=etag)[0] == 412
+    changed = call(s3, "GET", path)[1].encode()
+    assert changed != data
+    assert Queue.parse(changed) == queue
+
+
 def test_a_rival_without_the_lock_stores_the_version_first(s3: FaultyS3) -> None:
     s3.gate.arm("writer-1", S3Fault(rival=True))
     assert call(s3, "PUT", path_of("rival", 0), commit("a"))[0] == 412
@@ -107,7 +153,7 @@ def test_a_rival_without_the_lock_stores_the_version_first(s3: FaultyS3) -> None
 
 
 def test_a_held_put_fails_if_the_version_was_stored_meanwhile(s3: FaultyS3) -> None:
-    arrivals: list[tuple[str, int]] = []
+    arrivals: list[tuple[str, int | None]] = []
     s3.gate.on_arrival(lambda writer, version, _: arrivals.append((writer, version)))
     fault = s3.gate.arm("writer-1", S3Fault(held=True))
     with ThreadPoolExecutor(1) as pool:
