@@ -41,6 +41,13 @@ class Jobs(StrEnum):
     MIXED = "mixed"
 
 
+class Coordinator(StrEnum):
+    """Value of ``--coordinator``."""
+
+    ZOOKEEPER = "zookeeper"
+    S3_LEASE = "s3-lease"
+
+
 class Hold(StrEnum):
     """Value of ``--hold``."""
 
@@ -86,6 +93,9 @@ def soak(
     without: Annotated[
         Protection | None, typer.Option(help="Leave one protection out. Then the soak must fail.")
     ] = None,
+    coordinator: Annotated[
+        Coordinator, typer.Option(help="Coordinator of the locks: ZooKeeper, or objects on S3 beside the tables.")
+    ] = Coordinator.ZOOKEEPER,
     zookeeper: Annotated[
         str | None, typer.Option(metavar="HOSTS", help="Existing ensemble.  [dim]default: an embedded one[/]")
     ] = None,
@@ -96,7 +106,9 @@ def soak(
         str | None,
         typer.Option(metavar="URI", help="s3a://BUCKET/PREFIX, with AWS_* variables.  [dim]default: an embedded S3[/]"),
     ] = None,
-    session: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="ZooKeeper session timeout.")] = 3.0,
+    session: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="ZooKeeper session timeout, or lease on S3.")
+    ] = 3.0,
     gap: Annotated[
         int | None,
         typer.Option(
@@ -111,13 +123,14 @@ def soak(
 
     Writers are processes that commit to Delta tables through the guarded log
     store, under the lock. Faults strike them at points of their work: they are
-    paused, killed, cut off from ZooKeeper, or get errors from S3. Then deltalake
+    paused, killed, cut off from their lock, or get errors from S3. Then deltalake
     reads the tables, and every promise is checked: no acknowledged row is lost
     or duplicated, no version changed, and no writer without the lock committed.
 
     [bold]python -m soak --commits 100 --seed 7[/]
     [bold]python -m soak --faults pause-both,s3-lost-reply --minutes 5[/]
     [bold]python -m soak --faults pause-both --without guard[/]      must fail
+    [bold]python -m soak --coordinator s3-lease[/]                  locks on S3
 
     With --jobs mixed, append.py, upsert.py, cdc.py, stream.py and maintain.py
     --auto work on one table with real flights, and are killed and restarted.
@@ -151,7 +164,7 @@ def soak(
     options = SoakOptions(
         engine=engine.value, writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
         lock_during=hold.value, group_commits=group_commits, without=without.value if without else None,
-        zookeeper=zookeeper, zookeeper_image=zookeeper_image, table=table,
+        coordinator=coordinator.value, zookeeper=zookeeper, zookeeper_image=zookeeper_image, table=table,
         session_seconds=session, gap=gap, output=output,
     )  # fmt: skip
     options = replace(options, faults=choose_faults(faults, options))

@@ -9,14 +9,17 @@ import json
 from enum import StrEnum
 from typing import Any
 
-from lock_manager import Hold, LockManager, ZookeeperLockManager
+from lock_manager import Hold, LockManager, LockSettings
+from lock_manager.managers import manager_of
 from soak.unprotected import (
     GuardCallbacks,
     InnermostBlockGuard,
     IntentlessGuard,
+    IsolatedLeaseManager,
     IsolatedManager,
     SharedIdentityGuard,
     UnboundGuard,
+    UnconditionalManager,
     WatchedGuard,
     clear_changed_intents,
 )
@@ -43,6 +46,8 @@ class Protection(StrEnum):
     IDENTITY = "identity"
     #: Each commit belongs to the innermost block of the hold, regardless of its thread.
     BLOCK = "block"
+    #: The object of a queue on S3 is replaced even if another client has changed it.
+    LEASE_CONDITION = "lease-condition"
     # Protections of group commits; soak.group_controls describes a run without each.
     NAMED_MEMBERS = "named-members"
     WAITING_MEMBERS = "waiting-members"
@@ -71,10 +76,21 @@ def clear_intents(without: Protection | None, hold: Hold) -> None:
         hold.intents.clear()
 
 
-def make_manager(without: Protection | None, hosts: str, **settings: Any) -> LockManager:
-    """Return a lock manager for a run without this protection."""
-    manager_class = IsolatedManager if without is Protection.REGISTRY else ZookeeperLockManager
-    return manager_class(hosts, **settings)
+def make_manager(without: Protection | None, url: str, **fields: Any) -> LockManager:
+    """Return a lock manager for a run without this protection.
+
+    Args:
+        without: The protection, or None.
+        url: URL of the coordinator.
+        fields: Fields of :class:`LockSettings`.
+
+    """
+    settings = LockSettings.from_url(url, **fields)
+    if without is Protection.LEASE_CONDITION:
+        return UnconditionalManager(settings)
+    if without is Protection.REGISTRY:
+        return IsolatedLeaseManager(settings) if settings.lock_url else IsolatedManager(settings)
+    return manager_of(settings)
 
 
 def make_guard(without: Protection | None, callbacks: GuardCallbacks) -> WatchedGuard:

@@ -52,8 +52,8 @@ class Evidence:
         history: Events of writers and faults, in order of arrival.
         tables: Final state of each table, by URI.
         puts: PUTs of version files that reached the embedded S3; empty for another S3.
-        session_seconds: Session timeout that ZooKeeper granted, in seconds.
-        tick_seconds: ZooKeeper's tick, in seconds.
+        session_seconds: Session timeout that ZooKeeper granted, or the lease on S3, in seconds.
+        tick_seconds: ZooKeeper's tick, or the time between three reads of a waiter on S3, in seconds.
         engine_info: Prefix of ``engineInfo`` in the commits of writers that record each attempt; empty if there are
             no such writers.
 

@@ -13,6 +13,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.testing.queues import LockQueues
 from soak.containers import ContainerZooKeeper
 from soak.evidence import Event
+from soak.lease_queues import LeaseQueues
 from soak.processes import WriterProcess
 from soak.s3_faults import FaultGate, S3Fault
 
@@ -85,7 +86,7 @@ class FaultContext:
 
     Attributes:
         writers: Writers by name. A killed writer is replaced by a new one of the same name.
-        session_seconds: Session timeout that ZooKeeper granted the writers, in seconds.
+        session_seconds: Session timeout that ZooKeeper granted the writers, or their lease on S3, in seconds.
         gate: The gate in front of the embedded S3; None with another S3.
         zookeeper: The ensemble, if the run has started it; None with another ensemble.
         queues: Queues of the tables' locks.
@@ -102,13 +103,18 @@ class FaultContext:
     session_seconds: float
     gate: FaultGate | None
     zookeeper: EmbeddedZooKeeper | ContainerZooKeeper | None
-    queues: LockQueues
+    queues: LockQueues | LeaseQueues
     record: Callable[..., None]
     random: random.Random
     history: Sequence[Event]
     slack_seconds: float = 0.0
     makes_groups: bool = False
     queued: Queued | None = None
+
+    @property
+    def waiters_leave_in_turn(self) -> bool:
+        """Whether a dead waiter leaves the queue only after it has become the holder."""
+        return isinstance(self.queues, LeaseQueues)
 
     def newest_attempt(self, writer: str, version: int) -> Event | None:
         """Return the newest attempt of a writer if it is for this version, else None."""
@@ -193,7 +199,7 @@ def stop_at(context: FaultContext, writer: str, point: str) -> StopWait:
         attempt = arrival and context.newest_attempt(writer, arrival["version"])
         if attempt is not None:
             return Stop(attempt, put)
-    context.gate.disarm(writer)
+    context.gate.disarm(writer, put)
     put.release.set()
     return None
 

@@ -42,7 +42,10 @@ def all_attempts_have_outcomes(evidence: Evidence) -> Iterator[Violation]:
 
 
 def waiters_follow_dead_holders(evidence: Evidence) -> Iterator[Violation]:
-    """I7: a waiter follows a dead holder within the session timeout plus one tick plus 2 s."""
+    """I7: a waiter follows a dead holder within the session timeout plus one tick plus 2 s.
+
+    The tick of locks on S3 is the time between three reads of a waiter.
+    """
     bound = _longest_takeover(evidence)
     for death, successor in takeovers(evidence):
         if successor is None:

@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lock_manager import SettingsError
+from lock_manager.settings import S3_LEASE
 from soak.controls import Protection
 from soak.engines import SPARK, STORE
 from soak.faults import CLASSES
 from soak.group_controls import GROUP_CONTROLS
+
+ZOOKEEPER = "zookeeper"
+"""Name of the default coordinator in ``--coordinator``; the other one is ``s3-lease``."""
+
+_MIN_LEASE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +36,11 @@ class SoakOptions:
         appends_only: Whether Spark drivers at the gate only append, without ``before_write``.
         without: Protection to leave out, or None.
         prepared_for: Control of group commits that the writers prepare for although they have all protections, or None.
+        coordinator: ``zookeeper``, or ``s3-lease`` for locks in objects on S3, beside the tables.
         zookeeper: Connection string of an ensemble; None for an ensemble of this run.
         zookeeper_image: Image of the ensemble's containers; None for embedded servers.
         table: ``s3a://BUCKET/PREFIX`` of the tables, in the S3 of the AWS variables; None for an embedded S3.
-        session_seconds: Session timeout that the writers request, in seconds.
+        session_seconds: Session timeout that the writers request, or their lease on S3, in seconds.
         gap: Acknowledged commits between two faults; None for a hundredth of ``commits``, at least 5.
         rows: Rows per commit.
         output: Folder for the history, the verdict and the picture.
@@ -55,6 +62,7 @@ class SoakOptions:
     appends_only: bool = False
     without: str | None = None
     prepared_for: str | None = None
+    coordinator: str = ZOOKEEPER
     zookeeper: str | None = None
     zookeeper_image: str | None = None
     table: str | None = None
@@ -73,11 +81,23 @@ class SoakOptions:
                 raise SettingsError(f"--faults {name}: needs {self.unavailable_faults[name]}")
         if self.zookeeper and self.zookeeper_image:
             raise SettingsError("give either --zookeeper or --zookeeper-image")
+        self._refuse_zookeeper_with_lease()
         self._refuse_impossible_control()
         if self.writers < 2 and self.faults:  # noqa: PLR2004
             raise SettingsError("--writers 1: faults need at least two writers; raise it, or pass --faults none")
         if (self.commits is None) == (self.minutes is None):
             raise SettingsError("give either --commits or --minutes")
+
+    def _refuse_zookeeper_with_lease(self) -> None:
+        """Raise if an option does not fit locks on S3."""
+        if not self.has_lease:
+            return
+        if self.zookeeper or self.zookeeper_image:
+            raise SettingsError(
+                f"--coordinator {S3_LEASE} uses no ZooKeeper: leave out --zookeeper and --zookeeper-image"
+            )
+        if self.session_seconds < _MIN_LEASE_SECONDS:
+            raise SettingsError(f"--session {self.session_seconds:g}: a lease on S3 must be at least 2 seconds")
 
     def _refuse_impossible_control(self) -> None:
         """Raise if these writers cannot leave out the protection."""
@@ -89,6 +109,15 @@ class SoakOptions:
             raise SettingsError(f"--without {self.without}: only --engine spark has operations with a write id")
         if self.without in GROUP_CONTROLS and not self.makes_groups:
             raise SettingsError(f"--without {self.without}: only --engine spark at the gate makes group commits")
+        if self.has_lease and (self.without == Protection.VERSION or self.without in GROUP_CONTROLS):
+            raise SettingsError(f"--without {self.without}: only --coordinator {ZOOKEEPER} can leave it out")
+        if not self.has_lease and self.without == Protection.LEASE_CONDITION:
+            raise SettingsError(f"--without {self.without}: only --coordinator {S3_LEASE} has this condition")
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the locks are in objects on S3."""
+        return self.coordinator == S3_LEASE
 
     @property
     def makes_groups(self) -> bool:
@@ -103,10 +132,14 @@ class SoakOptions:
     @property
     def unavailable_faults(self) -> dict[str, str]:
         """Classes of faults that need a service which this run lacks, with that service."""
+        embedded_s3 = "an embedded S3" if self.table else ""
+        zookeeper = f"--coordinator {ZOOKEEPER}" if self.has_lease else ""
         lacking_services = {
-            "gate": "an embedded S3" if self.table else "",
-            "zookeeper": "an embedded ZooKeeper or --zookeeper-image" if self.zookeeper else "",
-            "container": "" if self.zookeeper_image else "--zookeeper-image",
+            "gate": embedded_s3,
+            "zookeeper": zookeeper,
+            "ensemble": zookeeper or ("an embedded ZooKeeper or --zookeeper-image" if self.zookeeper else ""),
+            "container": zookeeper or ("" if self.zookeeper_image else "--zookeeper-image"),
+            "lease": embedded_s3 if self.has_lease else f"--coordinator {S3_LEASE}",
         }
         return {
             fault.name: lacking_services[fault.needs]

@@ -33,11 +33,11 @@ _AT_DATA = ("data",)
 # For each class, the points at which it leaves an intent whose version may still be put.
 _LEAVES_INTENT: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("kill-python", "kill-jvm", "kill-both", "pause-python", "pause-both"), _AFTER_ANSWER),
-    **dict.fromkeys(("cut-zookeeper", "break-lock"), _AFTER_ANSWER),
+    **dict.fromkeys(("cut-zookeeper", "lease-cut", "lease-cut-both", "lease-unavailable", "break-lock"), _AFTER_ANSWER),
     **dict.fromkeys(("s3-late", "s3-unavailable"), _AT_DATA),
 }
 # These classes lose the hold. The log store puts nevertheless if the guard has allowed it before.
-_LOSES_HOLD = ("pause-python", "pause-both", "cut-zookeeper", "break-lock")
+_LOSES_HOLD = ("pause-python", "pause-both", "cut-zookeeper", "lease-cut", "lease-unavailable", "break-lock")
 _LOSS_POINT = "checked"
 # Points of the second fault. At `checked` and PUT the fault may strike the empty commit's PUT; at `read` and `data` the
 # version is already filled.
@@ -46,20 +46,27 @@ _NEXT_POINT = "acquired"
 _MEMBER_FAULTS = ("expire-queued", "cancel-queued", "pause-queued", "kill-queued")
 # For each class, the points at which it may strike the holder of a group commit. The classes of S3 strike its PUT.
 _HOLDER_POINTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("kill-both", "cut-zookeeper", "break-lock"), _AFTER_ANSWER),
+    **dict.fromkeys(("kill-both", "cut-zookeeper", "lease-cut", "break-lock"), _AFTER_ANSWER),
     **dict.fromkeys(("s3-late", "s3-lost-reply"), ("checked",)),
 }
 # The event `ended` reports the end of a writer's process, not of a transaction.
 _TRANSACTION_OUTCOMES = OUTCOMES - {"ended"}
 
 _EFFECTS: Mapping[str, tuple[str, ...]] = {
-    "lost hold": ("pause-python", "pause-both", "cut-zookeeper", "break-lock", "second-hold"),
+    "lost hold": (
+        "pause-python", "pause-both", "cut-zookeeper", "lease-cut", "lease-cut-both", "lease-unavailable", "break-lock",
+        "second-hold",
+    ),
     "dead writer": ("kill-python", "kill-jvm", "kill-both", "kill-queued"),
     "PUT of unknown outcome": ("cut-s3", "s3-lost-reply", "s3-500", "s3-503", "s3-unavailable", "s3-delay", "s3-late"),
     "refused PUT": ("s3-403", "s3-409", "s3-412"),
     "slow writer": ("pause-jvm", "lost-zookeeper-reply", "expire-queued", "cancel-queued", "pause-queued"),
+    "failed lock request": (
+        "lease-lost-reply", "lease-500", "lease-503", "lease-409", "lease-412", "lease-403", "lease-delay",
+        "lease-late",
+    ),
     "ensemble": tuple(name for name in CLASSES if name.startswith("zookeeper-")),
-}
+}  # fmt: skip
 _UNFINISHED = "unfinished intent"
 
 

@@ -71,24 +71,52 @@ def wait_for_replacement(context: FaultContext, process: WriterProcess) -> Wait:
     )
 
 
-def cut_zookeeper(context: FaultContext, writer: str, point: str) -> Incident:
-    """Cut the network between a writer and ZooKeeper past the session timeout, while S3 answers."""
-    stop = yield from stop_at(context, writer, point)
-    if stop is None:
-        return
-    event, put = stop
-    process = context.writers[writer]
+Outage = Callable[[FaultContext, WriterProcess, str], Callable[[], None]]
+"""Begins an outage for a writer, whose table is given, and returns the function that ends it."""
+
+
+def outage(name: str, begin: Outage) -> Callable[..., Incident]:
+    """Return a fault: the coordinator does not answer a writer until another writer has read the table."""
+
+    def strike(context: FaultContext, writer: str, point: str) -> Incident:
+        stop = yield from stop_at(context, writer, point)
+        if stop is None:
+            return
+        event, put = stop
+        process = context.writers[writer]
+        end = begin(context, process, event["table"])
+        context.record("fault", kind=name, worker=writer, point=point, **hold_fields(event))
+        context.record("holder-gone", worker=writer, token=event["token"], table=event["table"])
+        yield from wait_for(3 * context.session_seconds + 5 + context.slack_seconds, is_takeover(event, "read"))
+        if put is None:
+            process.send("go")
+        else:
+            put.release.set()
+        yield from wait_for(context.session_seconds, is_from(writer, *OUTCOMES))
+        end()
+        yield from wait_for_outcome(context, writer)
+
+    return strike
+
+
+def cut_coordinator(_: FaultContext, process: WriterProcess, __: str) -> Callable[[], None]:
+    """Cut the network between a writer's Python and the coordinator; return the function that restores it."""
+    assert process.link is not None  # noqa: S101 (the class needs this connection)
     process.link.cut()
-    context.record("fault", kind="cut-zookeeper", worker=writer, point=point, **hold_fields(event))
-    context.record("holder-gone", worker=writer, token=event["token"], table=event["table"])
-    yield from wait_for(3 * context.session_seconds + 5 + context.slack_seconds, is_takeover(event, "read"))
-    if put is None:
-        process.send("go")
-    else:
-        put.release.set()
-    yield from wait_for(context.session_seconds, is_from(writer, *OUTCOMES))
-    process.link.mend()
-    yield from wait_for_outcome(context, writer)
+    return process.link.mend
+
+
+def cut_both(context: FaultContext, process: WriterProcess, table: str) -> Callable[[], None]:
+    """Cut the network of a writer's Python and of its JVM; return the function that restores it."""
+    assert process.s3_link is not None  # noqa: S101 (the class needs this connection)
+    mend_coordinator, s3_link = cut_coordinator(context, process, table), process.s3_link
+    s3_link.cut()
+
+    def mend() -> None:
+        mend_coordinator()
+        s3_link.mend()
+
+    return mend
 
 
 def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
@@ -98,6 +126,7 @@ def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
         return
     process = context.writers[writer]
     link = process.link
+    assert link is not None  # noqa: S101 (the class needs this connection)
     link.reply_discarded.clear()
     link.discards_replies = True
     process.send("go")
@@ -110,7 +139,7 @@ def lost_reply(context: FaultContext, writer: str, point: str) -> Incident:
 
 
 def cut_s3(context: FaultContext, writer: str, point: str) -> Incident:
-    """Cut the network between a writer and S3 past the session timeout, while ZooKeeper answers.
+    """Cut the network between a writer's JVM and S3 past the session timeout, while the coordinator answers.
 
     Requests that were sent meanwhile arrive when the network is restored, even if the writer has repeated them.
     """

@@ -33,22 +33,27 @@ class WriterProcess:
     Args:
         options: Options of the writer.
         environment: Environment variables in addition to those of this process.
-        link: Its connection to ZooKeeper.
-        s3_link: Its connection to the embedded S3; None with another S3.
+        link: Its connection to the coordinator; None if the run cannot disturb it.
+        s3_link: Connection of its JVM to the embedded S3; None with another S3.
         events: Receives its events.
 
     Attributes:
         name: Name of the writer.
         options: Options of the writer.
-        link: Its connection to ZooKeeper; :meth:`end` closes it.
-        s3_link: Its connection to the embedded S3; :meth:`end` closes it.
+        link: Its connection to the coordinator; :meth:`end` closes it.
+        s3_link: Connection of its JVM to the embedded S3; :meth:`end` closes it.
         python: Process id of Python; None until the writer is ready.
         jvm: Process id of the JVM; None until the writer is ready.
 
     """
 
     def __init__(
-        self, options: WorkerOptions, environment: Mapping[str, str], link: Link, s3_link: Link | None, events: Events
+        self,
+        options: WorkerOptions,
+        environment: Mapping[str, str],
+        link: Link | None,
+        s3_link: Link | None,
+        events: Events,
     ) -> None:
         self.name = options.name
         self.options = options
@@ -94,9 +99,9 @@ class WriterProcess:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        self.link.close()
-        if self.s3_link is not None:
-            self.s3_link.close()
+        for link in (self.link, self.s3_link):
+            if link is not None:
+                link.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 (stdout=PIPE)

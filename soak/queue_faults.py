@@ -42,6 +42,7 @@ def expire_queued(context: FaultContext, writer: str, point: str) -> Incident:
     if queued is None:
         return
     table, link = queued.table, context.writers[writer].link
+    assert link is not None  # noqa: S101 (the class needs this connection)
     context.record("fault", kind="expire-queued", worker=writer, point=point, table=table, holder=queued.point)
     link.cut()
     yield from wait_until(2 * context.session_seconds + 5, lambda: not context.queues.contenders(table, writer))
@@ -86,7 +87,7 @@ def queued_process_fault(name: str, number: signal.Signals) -> Callable[..., Inc
         if number is signal.SIGKILL:
             context.record("killed", worker=writer, incarnation=process.options.incarnation)
         process.signal(number, python=True, jvm=True)
-        if context.random.random() < 0.5:  # noqa: PLR2004
+        if context.random.random() < 0.5 or context.waiters_leave_in_turn:  # noqa: PLR2004
             queued.continue_holder(context)
         yield from wait_until(2 * context.session_seconds + 5, lambda: not context.queues.contenders(table, writer))
         queued.continue_holder(context)
@@ -209,7 +210,7 @@ def _stop_later(context: FaultContext, holder: str, point: str) -> StopWait:
 
 
 def break_lock(context: FaultContext, writer: str, point: str) -> Incident:
-    """Delete the contender of a holder."""
+    """Remove a holder from its queue."""
     stop = yield from strike_at(context, "break-lock", writer, point)
     if stop is None:
         return
@@ -226,7 +227,7 @@ def break_lock(context: FaultContext, writer: str, point: str) -> Incident:
 
 
 def second_hold(context: FaultContext, writer: str, point: str) -> Incident:
-    """Delete the contender of a holder, and let another thread of its process get the lock and commit."""
+    """Remove a holder from its queue, and let another thread of its process get the lock and commit."""
     stop = yield from strike_at(context, "second-hold", writer, point)
     if stop is None:
         return

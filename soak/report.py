@@ -21,7 +21,7 @@ from soak.liveness import takeovers
 from soak.options import SoakOptions
 from soak.pairs import effects_of
 from soak.run import Progress
-from soak.steps import STEPS
+from soak.steps import steps_of
 from soak.verdict import INVARIANTS
 from soak.violation import Violation
 
@@ -49,6 +49,7 @@ def summary(
     return {
         "engine": options.engine,
         "hold": options.lock_during if options.engine == SPARK.name else None,
+        "coordinator": options.coordinator,
         "seed": options.seed,
         "writers": options.writers,
         "without": options.without,
@@ -67,7 +68,7 @@ def summary(
             name: _share(progress.faults[name], progress.chances[name]) for name in sorted(options.faults)
         },
         "groups": group_figures(evidence) if options.makes_groups else None,
-        "step_shares": _step_shares(options.engine, evidence),
+        "step_shares": _step_shares(options, evidence),
         "pair_shares": _pair_shares(evidence),
         "pairs_by_effect": _pairs_by_effect(evidence),
         "did_not_strike": sorted(set(options.faults) - progress.faults.keys()),
@@ -81,15 +82,14 @@ def _share(times: int, chances: int) -> dict[str, Any]:
     return {"times": times, "chances": chances, "share": round(times / chances, 3) if chances else None}
 
 
-def _step_shares(engine: str, evidence: Evidence) -> dict[str, Any]:
+def _step_shares(options: SoakOptions, evidence: Evidence) -> dict[str, Any]:
     """Return how often each kind of step was taken, and its chances."""
     steps = Counter(event["kind"] for event in evidence.history if event["event"] == "step")
     # The second thread of a writer takes no steps.
     chances = Counter(event["event"] for event in evidence.history if "thread" not in event)
     return {
         name: _share(steps[name], chances[step.moment])
-        for name, step in STEPS.items()
-        if engine == SPARK.name or not step.needs_spark
+        for name, step in steps_of(options.engine, has_lease=options.has_lease).items()
     }
 
 

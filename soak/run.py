@@ -13,23 +13,20 @@ from queue import Empty
 from typing import IO, Any, Self
 
 from lock_manager import SettingsError
-from lock_manager.testing.embedded import EmbeddedZooKeeper
-from lock_manager.testing.queues import LockQueues
+from lock_manager.settings import S3_LEASE
 from sluice.demo.processes import spark_submit
 from sluice.local.jars import jar_paths
-from soak.containers import ContainerZooKeeper
 from soak.controls import Protection
 from soak.engines import ENGINES, SPARK
 from soak.evidence import Evidence, read_table
 from soak.fault_context import FaultContext, Incident, advance
-from soak.faults import CLASSES
 from soak.hadoop import hadoop_settings
+from soak.lock_services import LeaseService, LockService, ZookeeperService
 from soak.options import SoakOptions
 from soak.pairs import Pair
 from soak.plan import plan_faults
 from soak.processes import Events, WriterProcess
-from soak.s3_faults import FaultyS3
-from soak.tcp_proxy import Link
+from soak.s3_faults import FaultyS3, S3Fault
 from soak.worker import WorkerOptions
 
 _BUCKET = "lake"
@@ -37,10 +34,6 @@ _POLL_SECONDS = 0.05
 _STALL_SESSIONS = 5
 _EXPIRY_SECONDS = 10.0
 _CLOSE_SECONDS = 60.0
-_TICK_SECONDS = 0.5
-# 20 ticks, as ZooKeeper's default.
-_MAX_SESSION_MS = 10_000
-_DEFAULT_TICK_SECONDS = 2.0
 _MAX_COMMITS_PER_TABLE = 250
 
 
@@ -74,7 +67,7 @@ class Soak:
         writers: Running writers by name.
         context: Environment of the faults.
         progress: Counts for the progress line and the report.
-        hosts: Connection string of ZooKeeper.
+        locks: The coordinator.
         tables: URIs of the tables so far; the current table is the last.
 
     """
@@ -93,7 +86,6 @@ class Soak:
         self._commits_by_table: Counter[str] = Counter()
         self._is_finishing = False
         self._idle: set[str] = set()
-        self._started = int(time.time())
         self.tables: list[str] = []
 
     def __enter__(self) -> Self:
@@ -227,7 +219,7 @@ class Soak:
             tables=states,
             puts=tuple(self._s3.gate.puts) if self._s3 else (),
             session_seconds=self.context.session_seconds,
-            tick_seconds=_TICK_SECONDS if self.context.zookeeper else _DEFAULT_TICK_SECONDS,
+            tick_seconds=self.locks.tick_seconds,
             engine_info=self._engine.engine_info if is_recorded else "",
         )
 
@@ -244,24 +236,20 @@ class Soak:
             log.unlink()
         history_path = options.output / "history.jsonl"
         self._history_file = self._stack.enter_context(history_path.open("w", encoding="utf-8"))
-        zookeeper = None if options.zookeeper else self._start_zookeeper()
-        self.hosts = options.zookeeper or (zookeeper.hosts if zookeeper else "")
         self._s3 = self._stack.enter_context(FaultyS3()) if options.table is None else None
         if self._s3 is not None:
             self._s3.create_bucket(_BUCKET)
-            self._s3.gate.on_arrival(
-                lambda writer, version, _: self._events.put(
-                    {"event": "put-arrived", "worker": writer, "version": version, "monotonic": time.monotonic()}
-                )
-            )
-        self._queues = self._stack.enter_context(LockQueues(self.hosts))
+            self._s3.gate.on_arrival(self._report_arrival)
+        # In a store that outlives the run, the names of its tables differ from those of earlier runs.
+        self._base = f"{options.table.rstrip('/')}-{int(time.time())}" if options.table else f"s3a://{_BUCKET}/soak"
+        self.locks = self._start_locks()
         self._next_table()
         self.context = FaultContext(
             writers=self.writers,
             session_seconds=options.session_seconds,
             gate=self._s3.gate if self._s3 else None,
-            zookeeper=zookeeper,
-            queues=self._queues,
+            zookeeper=self.locks.zookeeper,
+            queues=self.locks.queues,
             record=self._record,
             history=self.history,
             slack_seconds=self._engine.slack_seconds,
@@ -270,32 +258,29 @@ class Soak:
         )
         self._stack.callback(self._end_writers)
 
-    def _start_zookeeper(self) -> EmbeddedZooKeeper | ContainerZooKeeper:
-        servers = 3 if any(CLASSES[name].needs in ("zookeeper", "container") for name in self.options.faults) else 1
-        tick_ms = int(_TICK_SECONDS * 1000)
-        zookeeper: EmbeddedZooKeeper | ContainerZooKeeper
-        if image := self.options.zookeeper_image:
-            zookeeper = ContainerZooKeeper(image, servers, tick_ms=tick_ms, max_session_timeout_ms=_MAX_SESSION_MS)
-        else:
-            zookeeper = EmbeddedZooKeeper(servers, tick_ms=tick_ms, max_session_timeout_ms=_MAX_SESSION_MS)
-        self._stack.enter_context(zookeeper)
-        return zookeeper
+    def _start_locks(self) -> LockService:
+        if self.options.coordinator == S3_LEASE:
+            return LeaseService(self.options, self._s3, self._base)
+        return ZookeeperService(self.options, self._stack)
+
+    def _report_arrival(self, writer: str, version: int | None, _: S3Fault) -> None:
+        """Report that the first request of a fault has arrived at S3."""
+        kind = "request-arrived" if version is None else "put-arrived"
+        self._events.put({"event": kind, "worker": writer, "version": version, "monotonic": time.monotonic()})
 
     def _next_table(self) -> None:
-        # In a store that outlives the run, the names of its tables differ from those of earlier runs.
-        base = f"{self.options.table.rstrip('/')}-{self._started}" if self.options.table else f"s3a://{_BUCKET}/soak"
-        self.tables.append(f"{base}-{len(self.tables)}")
+        self.tables.append(f"{self._base}-{len(self.tables)}")
         for writer in self.writers.values():
             writer.send(f"table {self.tables[-1]}")
 
     def _start_writer(self, name: str) -> None:
-        link = Link(self.hosts)
-        s3_link = Link(self._s3.endpoint.removeprefix("http://")) if self._s3 else None
+        access = self.locks.access(name)
+        s3_link = self._s3.connect() if self._s3 else None
         options = WorkerOptions(
             name=name,
             incarnation=self._incarnations,
             table=self.tables[-1],
-            hosts=link.hosts,
+            lock_url=access.url,
             session_timeout_seconds=self.options.session_seconds,
             hadoop=hadoop_settings(name, self._s3, s3_link),
             without=self.options.without,
@@ -309,8 +294,8 @@ class Soak:
             log=str(self.options.output / f"{name}.log"),
         )
         self._incarnations += 1
-        environment = self._s3.environment if self._s3 else {}
-        self.writers[name] = WriterProcess(options, environment, link, s3_link, self._events)
+        environment = {**(self._s3.environment if self._s3 else {}), **access.environment}
+        self.writers[name] = WriterProcess(options, environment, access.link, s3_link, self._events)
 
     def _replace_writer(self, name: str, incarnation: int) -> None:
         writer = self.writers.get(name)
@@ -338,12 +323,11 @@ class Soak:
             writer.end()
 
     def _record_queues(self) -> None:
-        """Record the contenders in the queues, after the sessions of killed writers have expired."""
-        deadline = time.monotonic() + self.context.session_seconds + _EXPIRY_SECONDS
+        """Record the contenders in the queues, without those of killed writers."""
+        until = time.monotonic() + self.context.session_seconds + _EXPIRY_SECONDS
+        living = {writer.python for writer in self.writers.values() if writer.python is not None}
         for table in self.tables:
-            while (contenders := self._queues.contenders(table)) and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-            self._record("queue", table=table, left=contenders)
+            self._record("queue", table=table, left=self.locks.contenders_left(table, living, until))
 
     # -- history -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from lock_manager import Hold, LockManager, SluiceError
 from soak.controls import Protection, begin_block, clear_intents
+from soak.engines import SPARK
 from soak.stalls import take_stalled_listing_step
 
 #: Moment after a writer has acquired the lock. A moment has the name of the event that starts it.
@@ -41,6 +42,7 @@ class Step:
         take: Takes the step under a hold, and returns the fields of its event.
         share: Share of its chances that the step uses, from 0 to 1.
         needs_spark: Whether only a Spark driver can take it.
+        needs_zookeeper: Whether it is about requests to ZooKeeper.
 
     """
 
@@ -50,6 +52,7 @@ class Step:
     take: Callable[[Steps, StepContext], dict[str, Any]]
     share: float = _SHARE
     needs_spark: bool = False
+    needs_zookeeper: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,27 +77,33 @@ class Steps:
     Args:
         name: Name of the writer, with its incarnation.
         seed: Seed that chooses the steps.
+        kinds: Kinds of steps to choose from, by name.
         make_manager: Makes a lock manager of the same ensemble with this session timeout, in seconds.
         without: Protection that the run leaves out, or None.
 
     """
 
     def __init__(
-        self, name: str, seed: int, make_manager: Callable[[float], LockManager], without: Protection | None = None
+        self,
+        name: str,
+        seed: int,
+        kinds: Mapping[str, Step],
+        make_manager: Callable[[float], LockManager],
+        without: Protection | None = None,
     ) -> None:
         self.name = name
+        self._kinds = kinds
         self._random = random.Random(f"{seed}/{name}/steps")  # noqa: S311 (a repeatable choice, no secret)
         self._make_manager = make_manager
         self.without = without
         self._second_manager: LockManager | None = None
-        #: Whether a two-managers step has reached ZooKeeper. Then the second manager knows its ensemble.
+        #: Whether a two-managers step has reached the coordinator. Then the second manager knows its ensemble.
         self.connected = False
 
     def take(self, moment: str, context: StepContext) -> Iterator[dict[str, Any]]:
         """Take the steps that the seed chooses for this moment; yield the fields of the event of each."""
-        for step in STEPS.values():
-            is_possible = step.moment == moment and (context.commit_in_two_threads is not None or not step.needs_spark)
-            if is_possible and self._random.random() < step.share:
+        for step in self._kinds.values():
+            if step.moment == moment and self._random.random() < step.share:
                 yield {"kind": step.name, **step.take(self, context)}
 
     @property
@@ -157,7 +166,7 @@ _ALL = (
     Step("two-managers", "a second lock manager requests the held table, and then a table before it in the lock order",
          ACQUIRED, _use_two_managers),
     Step("stalled-listing", "a listing of intents stalls while the holder of another partition stores its intent",
-         ACQUIRED, _stall_listing),
+         ACQUIRED, _stall_listing, needs_zookeeper=True),
     Step("second-block", "after a transaction with an unknown outcome, the writer reads in another block of the hold",
          UNKNOWN, _open_second_block, share=1.0),
     Step("two-threads", "in one block on a separate table, a thread deletes with LockedDeltaWriter and another inserts",
@@ -165,3 +174,19 @@ _ALL = (
 )  # fmt: skip
 #: Kinds of steps by name.
 STEPS: Mapping[str, Step] = {step.name: step for step in _ALL}
+
+
+def steps_of(engine: str, *, has_lease: bool) -> dict[str, Step]:
+    """Return the kinds of steps that the writers of an engine can take, by name.
+
+    Args:
+        engine: Name of the engine.
+        has_lease: Whether the locks are in objects on S3. There one object has the queue and all intents of a table, so
+            that no listing can stall between them.
+
+    """
+    return {
+        name: step
+        for name, step in STEPS.items()
+        if (engine == SPARK.name or not step.needs_spark) and not (has_lease and step.needs_zookeeper)
+    }

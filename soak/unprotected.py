@@ -1,4 +1,4 @@
-"""Commit guards and a lock manager that each lack one protection, for negative controls.
+"""Commit guards and lock managers that each lack one protection, for negative controls.
 
 The product does not contain these classes. Each replaces one part of it.
 """
@@ -19,6 +19,11 @@ from lock_manager.guard.group_commit import OfferedAppend
 from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
+from lock_manager.s3_lease.held_lease import HeldLease
+from lock_manager.s3_lease.manager import S3LeaseManager
+from lock_manager.s3_lease.queue_object import FOLDER
+from lock_manager.s3_lease.store import ObjectStore
+from lock_manager.settings import LockSettings, bucket_and_prefix
 from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.manager import ZookeeperLockManager
 
@@ -142,10 +147,33 @@ class IntentlessGuard(WatchedGuard):
 
 
 class IsolatedManager(ZookeeperLockManager):
-    """A lock manager that does not know the holds of other lock managers."""
+    """A lock manager on ZooKeeper that does not know the holds of other lock managers."""
 
     def _holds_of(self, thread: threading.Thread) -> list[HeldLock]:
         return [hold for hold in super()._holds_of(thread) if hold in self._holds]
+
+
+class IsolatedLeaseManager(S3LeaseManager):
+    """A lock manager on S3 that does not know the holds of other lock managers."""
+
+    def _holds_of(self, thread: threading.Thread) -> list[HeldLease]:
+        return [hold for hold in super()._holds_of(thread) if hold in self._holds]
+
+
+class UnconditionalManager(S3LeaseManager):
+    """A lock manager on S3 that replaces the object of a queue even if another client has changed it."""
+
+    def __init__(self, settings: LockSettings) -> None:
+        super().__init__(settings)
+        self._store = _UnconditionalStore(settings.lock_url, *bucket_and_prefix(settings.lock_url))
+
+
+class _UnconditionalStore(ObjectStore):
+    def _call(self, name: str, **arguments: Any) -> Any:
+        # The first use of a manager proves the conditions with another object.
+        if name == "put_object" and FOLDER in arguments["Key"]:
+            arguments = {key: value for key, value in arguments.items() if key not in ("IfMatch", "IfNoneMatch")}
+        return super()._call(name, **arguments)
 
 
 def clear_changed_intents(hold: Hold) -> None:

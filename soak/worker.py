@@ -31,11 +31,12 @@ from typing import Any
 
 from lock_manager import LockManager, SluiceError
 from lock_manager.guard_registry import declare_guard_installed
+from lock_manager.settings import S3_LEASE
 from soak.controls import Protection, make_guard, make_manager
 from soak.errors import JvmGoneError
 from soak.jvm import StoreJvm
 from soak.stalls import SCHEMA
-from soak.steps import Steps
+from soak.steps import Steps, steps_of
 from soak.unprotected import GuardCallbacks
 
 _PAUSE_SECONDS = 0.1
@@ -49,8 +50,8 @@ class WorkerOptions:
         name: Name of the writer, for example ``writer-3``.
         incarnation: Number of writers of the run that were started earlier. It makes the row ids unique.
         table: URI of the first table.
-        hosts: Connection string of the TCP proxy between this writer and ZooKeeper.
-        session_timeout_seconds: Session timeout that the writer requests, in seconds.
+        lock_url: URL of the coordinator. With ZooKeeper it names the TCP proxy of this writer.
+        session_timeout_seconds: Session timeout that the writer requests, or its lease on S3, in seconds.
         hadoop: Hadoop's settings, without the prefix ``spark.hadoop.``.
         without: Protection to leave out, or None.
         rows: Rows per commit.
@@ -67,7 +68,7 @@ class WorkerOptions:
     name: str
     incarnation: int
     table: str
-    hosts: str
+    lock_url: str
     session_timeout_seconds: float
     hadoop: dict[str, str]
     without: str | None
@@ -118,12 +119,13 @@ class Worker(ABC):
         self.jvm_pid = self.start_jvm()
         self.manager = self._make_manager(options.session_timeout_seconds)
         name = f"{options.name}/{options.incarnation}"
-        self.steps = Steps(name, options.seed, self._make_manager, self.without)
+        steps = steps_of(options.engine, has_lease=options.lock_url.startswith(S3_LEASE))
+        self.steps = Steps(name, options.seed, steps, self._make_manager, self.without)
 
     def _make_manager(self, session_seconds: float) -> LockManager:
         return make_manager(
             self.without,
-            self.options.hosts,
+            self.options.lock_url,
             timeout_seconds=600,
             session_timeout_seconds=session_seconds,
             job=self.options.name,
@@ -196,7 +198,7 @@ class Worker(ABC):
                 self.record("gave-up", error=type(error).__name__, message=str(error))
                 time.sleep(_PAUSE_SECONDS)
             self._join_second()
-        # The session is still open, so ZooKeeper has removed no contender: any contender in a queue now is a leak.
+        # The manager is still open, so the coordinator has removed no contender: a contender in a queue now is a leak.
         self.record("idle")
         self._close.wait()
         self.steps.close()

@@ -64,10 +64,10 @@ SLOWEST = (
     *SHARED_DRIVERS,
     "test_benchmarks.py", "test_promises.py", "test_fault_pairs.py", "test_unchanged_programs.py", "test_kafka.py",
     "test_agent.py", "test_maintain_process.py", "test_upsert_process.py",
-    "test_append_process.py", "test_controls.py", "test_session_faults.py", "test_stack.py", "test_real_ensemble.py",
-    "test_ensemble_command.py", "test_ensemble_recovery.py", "test_ensemble_growth.py", "test_demo.py",
-    "test_security.py", "test_lock_machine.py", "test_spark_engine.py", "test_command_line.py", "test_ensemble.py",
-    "test_standalone.py", "test_log_store.py",
+    "test_append_process.py", "test_controls.py", "test_lease.py", "test_session_faults.py", "test_stack.py",
+    "test_real_ensemble.py", "test_ensemble_command.py", "test_ensemble_recovery.py", "test_ensemble_growth.py",
+    "test_demo.py", "test_security.py", "test_lock_machine.py", "test_spark_engine.py", "test_command_line.py",
+    "test_ensemble.py", "test_standalone.py", "test_log_store.py",
 )  # fmt: skip
 DOCKER_SOCKET = "/var/run/docker.sock"
 NO_ENGINE, NO_IMAGE = "no Docker engine answers", "no image: make zookeeper-image"

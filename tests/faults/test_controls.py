@@ -15,27 +15,35 @@ from typing import Any
 
 import pytest
 
-from lock_manager import ZookeeperLockManager
+import lock_manager
+from lock_manager.settings import S3_LEASE
 from soak.engines import STORE
 from soak.faults import CLASSES
+from soak.options import ZOOKEEPER
 from soak.run import Soak
 from soak.verdict import judge
 
 
 @pytest.mark.parametrize(
-    ("without", "name", "point", "broken"),
+    ("without", "name", "point", "broken", "coordinator"),
     [
-        pytest.param("guard", "pause-both", "data", "I5", marks=pytest.mark.soak),
-        ("condition", "pause-both", "put", "I3"),
-        ("binding", "second-hold", "data", "I5"),
-        ("intent", "pause-both", "put", "I5"),
-        ("attempts", "s3-late", "data", "I5"),
+        pytest.param("guard", "pause-both", "data", "I5", ZOOKEEPER, marks=pytest.mark.soak),
+        ("condition", "pause-both", "put", "I3", ZOOKEEPER),
+        ("binding", "second-hold", "data", "I5", ZOOKEEPER),
+        ("intent", "pause-both", "put", "I5", ZOOKEEPER),
+        ("attempts", "s3-late", "data", "I5", ZOOKEEPER),
+        pytest.param("guard", "lease-cut", "data", "I5", S3_LEASE, marks=pytest.mark.full),
+        pytest.param("condition", "pause-both", "put", "I3", S3_LEASE, marks=pytest.mark.soak),
+        pytest.param("binding", "second-hold", "data", "I5", S3_LEASE, marks=pytest.mark.soak),
+        ("intent", "pause-both", "put", "I5", S3_LEASE),
+        pytest.param("attempts", "s3-late", "data", "I5", S3_LEASE, marks=pytest.mark.soak),
+        pytest.param("lease-condition", "lease-late", "data", "I4", S3_LEASE, marks=pytest.mark.full),
     ],
 )
 def test_without_a_protection_a_promise_is_broken(
-    make_soak: Callable[..., Soak], without: str, name: str, point: str, broken: str
+    make_soak: Callable[..., Soak], without: str, name: str, point: str, broken: str, coordinator: str
 ) -> None:
-    soak = make_soak(without=without)
+    soak = make_soak(without=without, coordinator=coordinator)
     # No empty commit can fill version 0.
     while soak.progress.counts["acknowledged"] < 2:
         soak.next_event()
@@ -52,8 +60,8 @@ def steps_of(soak: Soak, kind: str) -> list[dict[str, Any]]:
     return [event for event in soak.history if event["event"] == "step" and event["kind"] == kind]
 
 
-def wait_for_steps(soak: Soak) -> None:
-    while not (steps_of(soak, "two-managers") and steps_of(soak, "stalled-listing")):
+def wait_for_steps(soak: Soak, *kinds: str) -> None:
+    while not all(steps_of(soak, kind) for kind in kinds):
         soak.next_event()
 
 
@@ -62,7 +70,7 @@ def wait_for_steps(soak: Soak) -> None:
 def test_without_the_protection_of_a_step_a_promise_is_broken(make_soak: Callable[..., Soak], without: str) -> None:
     """No fault strikes. The next test takes the same steps with all protections."""
     soak = make_soak(without=without, seed=3, writers=1)
-    wait_for_steps(soak)
+    wait_for_steps(soak, "two-managers", "stalled-listing")
     soak.finish()
     assert all(step["met"] and step["error"] is None for step in steps_of(soak, "stalled-listing"))
     expected = {
@@ -75,7 +83,7 @@ def test_without_the_protection_of_a_step_a_promise_is_broken(make_soak: Callabl
 
 def assert_partitions_are_free(soak: Soak) -> None:
     """Assert that the tables of the stalled listings are not locked and have no intents."""
-    with ZookeeperLockManager(soak.hosts, timeout_seconds=0, job="foreign") as manager:
+    with lock_manager.connect(soak.locks.url, timeout_seconds=0, job="foreign") as manager:
         for number in range(soak.options.writers):
             hold = manager.acquire(f"{soak.tables[0]}-partitions/writer-{number + 1}/{number}")
             assert hold.intents.unfinished == ()
@@ -84,10 +92,10 @@ def assert_partitions_are_free(soak: Soak) -> None:
 def test_a_contender_that_remains_in_the_queue_is_detected(make_soak: Callable[..., Soak]) -> None:
     """The contender is the only violation, because with all protections the steps succeed."""
     soak = make_soak(seed=3, writers=1)
-    wait_for_steps(soak)
+    wait_for_steps(soak, "two-managers", "stalled-listing")
     soak.wait_until_idle()
     with (
-        ZookeeperLockManager(soak.hosts, timeout_seconds=30, job="foreign") as manager,
+        lock_manager.connect(soak.locks.url, timeout_seconds=30, job="foreign") as manager,
         manager.acquire(soak.tables[0]),
     ):
         soak.finish()
@@ -96,6 +104,31 @@ def test_a_contender_that_remains_in_the_queue_is_detected(make_soak: Callable[.
     assert violation.invariant == "I8"
     assert "left in the queue" in violation.sentence
     assert_partitions_are_free(soak)
+
+
+@pytest.mark.full
+def test_a_manager_on_s3_without_the_holds_of_another_is_detected(make_soak: Callable[..., Soak]) -> None:
+    soak = make_soak(without="registry", coordinator=S3_LEASE, seed=3, writers=1)
+    wait_for_steps(soak, "two-managers")
+    soak.finish()
+    violations = judge(soak.evidence())
+    assert [violation.invariant for violation in violations] == ["I10"] * 2 * len(steps_of(soak, "two-managers"))
+
+
+@pytest.mark.full
+def test_a_contender_on_s3_that_remains_is_detected(
+    make_soak: Callable[..., Soak], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soak = make_soak(coordinator=S3_LEASE, seed=3, writers=1)
+    wait_for_steps(soak, "two-managers")
+    soak.wait_until_idle()
+    for name, value in (soak._s3.environment if soak._s3 else {}).items():
+        monkeypatch.setenv(name, value)
+    with lock_manager.connect(soak.locks.url, job="foreign") as manager, manager.acquire(soak.tables[0]):
+        soak.finish()
+    (violation,) = judge(soak.evidence())
+    assert violation.invariant == "I8"
+    assert "left in the queue" in violation.sentence
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lock_manager.testing.queues import LockQueues
 from soak.evidence import Event
 from soak.fault_context import OFFERS, OUTCOMES, PUT, FaultContext, Incident, is_from, stop_at, wait_for, wait_until
 from soak.faults import CLASSES
@@ -104,6 +105,7 @@ def commit(context: FaultContext) -> Incident:
 def remove_member(context: FaultContext) -> Incident:
     """Another client deletes the member's contender, and the holder commits nothing for it."""
     queued = yield from wait_in_group(context, "acquired")
+    assert isinstance(context.queues, LockQueues)
     context.queues.delete_of(queued.table, MEMBER)
     # Without the protection the member reports success. With it, it requests the lock again.
     yield from wait_for(SECONDS, is_from(MEMBER, "acknowledged", "waiting"))

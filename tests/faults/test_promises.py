@@ -1,69 +1,31 @@
 """Each fault at points of a commit: the outcome that the writer reports, and finally every promise.
 
-Seed 1, 2 writers. The faults of an ensemble are in test_ensemble.py, the negative controls in test_controls.py.
+Seed 1, 2 writers. The faults of an ensemble are in test_ensemble.py, those of locks on S3 in test_lease.py, and the
+negative controls in test_controls.py.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from sluice.local.jars import locked_jars
 from soak.evidence import Evidence
-from soak.fault_context import PUT
-from soak.faults import CLASSES
 from soak.run import Soak
 from soak.verdict import judge
 from tests.support.lake import require_embedded_s3
+from tests.support.strikes import END_EVENTS, WRITER, outcome, strike, wait_for_commits, wait_until
 
 pytestmark = pytest.mark.s3
 
-WRITER = "writer-1"
 #: ``writer-1`` puts versions with Hadoop's conditional create, ``writer-2`` with S3A's client of the AWS SDK.
 BOTH_WAYS = pytest.mark.parametrize("writer", [WRITER, "writer-2"], ids=["createFile", "S3A's client"])
-END_EVENTS = ("acknowledged", "refused", "unknown", "gave-up")
-"""Events that end a transaction."""
 
 
 @pytest.fixture(scope="module")
 def soak(make_soak: Callable[..., Soak]) -> Soak:
-    soak = make_soak()
-    # The first commit of a JVM loads classes for seconds, and faults wait only for a bounded time.
-    while len({event["worker"] for event in soak.history if event["event"] == "acknowledged"}) < 2:
-        soak.next_event()
-    return soak
-
-
-def strike(soak: Soak, name: str, point: str, writer: str = WRITER) -> list[dict[str, Any]]:
-    """Run a fault of a writer; return the history from its start on."""
-    if CLASSES[name].needs == "gate" or point == PUT:
-        require_embedded_s3(f"{name} at {point}")
-    start = len(soak.history)
-    soak.run_fault(CLASSES[name].strike(soak.context, writer, point))
-    history = soak.history[start:]
-    assert [event["kind"] for event in history if event["event"] == "fault"] == [name]
-    return history
-
-
-def wait_until(soak: Soak, condition: Callable[[], bool], within: float = 60.0) -> None:
-    """Follow the history until a condition is true."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition is still false after {within:g} s"
-        soak.next_event()
-
-
-def outcome(history: list[dict[str, Any]], writer: str = WRITER) -> dict[str, Any]:
-    """Return the event that ends the struck transaction of a writer."""
-    (fault,) = [index for index, event in enumerate(history) if event["event"] == "fault"]
-    token = history[fault].get("token")
-    return next(
-        event for event in history[fault:]
-        if event["event"] in END_EVENTS and event.get("worker") == writer and token in (None, event.get("token", token))
-    )  # fmt: skip
+    return wait_for_commits(make_soak())
 
 
 @pytest.mark.full

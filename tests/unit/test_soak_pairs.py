@@ -216,7 +216,7 @@ def test_the_faults_of_a_member_meet_those_of_its_holder() -> None:
     groups = {(kind.first.name, kind.second.name): kind for kind in pair_kinds_of(*CLASSES) if kind.meeting == GROUP}
     members, holders = ({pair[index] for pair in groups} for index in (0, 1))
     assert members == {"expire-queued", "cancel-queued", "pause-queued", "kill-queued"}
-    assert holders == {"kill-both", "cut-zookeeper", "break-lock", "s3-late", "s3-lost-reply"}
+    assert holders == {"kill-both", "cut-zookeeper", "lease-cut", "break-lock", "s3-late", "s3-lost-reply"}
     assert len(groups) == len(members) * len(holders)
     kind = groups["kill-queued", "kill-both"]
     assert (kind.points, kind.second_points) == (("asking",), ("checked", PUT))

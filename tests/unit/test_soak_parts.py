@@ -6,6 +6,7 @@ import itertools
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 from lock_manager import SettingsError
+from lock_manager.settings import S3_LEASE
 from soak.__main__ import app
 from soak.command import choose_faults
 from soak.controls import add_stamp
 from soak.fault_context import OFFERS, PUT, advance, is_from, is_from_hold, is_takeover, wait_for
 from soak.faults import CLASSES
-from soak.options import SoakOptions
+from soak.options import ZOOKEEPER, SoakOptions
 from soak.pairs import ALONE, GROUP, NEXT_HOLD, ONE_HOLD, Pair
 from soak.plan import plan_faults
 from soak.s3_faults import FaultGate
+from soak.steps import steps_of
 from soak.tcp_proxy import Link
 
 
@@ -30,19 +33,25 @@ def options(**changes: Any) -> SoakOptions:
 
 
 def options_with_all_faults(**changes: Any) -> SoakOptions:
-    """Return options that allow every class of faults."""
-    return options(faults=tuple(CLASSES), zookeeper_image="zookeeper:3.9.5", **changes)
+    """Return options with every class of faults that the coordinator allows."""
+    image = {} if changes.get("coordinator") == S3_LEASE else {"zookeeper_image": "zookeeper:3.9.5"}
+    possible = options(**image, **changes)
+    return replace(possible, faults=possible.available_faults())
 
 
-def test_each_seed_has_its_own_plan_with_all_classes() -> None:
+@pytest.mark.parametrize("coordinator", [ZOOKEEPER, S3_LEASE])
+def test_each_seed_has_its_own_plan_with_all_classes(coordinator: str) -> None:
+    classes = options_with_all_faults(coordinator=coordinator).faults
+
     def plan(seed: int) -> list[Pair]:
-        return list(itertools.islice(plan_faults(options_with_all_faults(seed=seed), None), 2 * len(CLASSES)))
+        chosen = options_with_all_faults(coordinator=coordinator, seed=seed)
+        return list(itertools.islice(plan_faults(chosen, None), 2 * len(classes)))
 
     assert plan(1) == plan(1) != plan(2)
-    for half in (plan(1)[: len(CLASSES)], plan(1)[len(CLASSES) :]):
+    for half in (plan(1)[: len(classes)], plan(1)[len(classes) :]):
         # Each class has its own turn, and may be a partner in others.
         names = [fault.name for pair in half for fault in (pair.first, pair.second) if fault is not None]
-        assert set(names) == set(CLASSES)
+        assert set(names) == set(classes)
         assert {pair.meeting for pair in half} == {ALONE, NEXT_HOLD, ONE_HOLD}
     assert all(PUT not in (pair.point, pair.second_point) for pair in plan(1))
 
@@ -91,6 +100,15 @@ def test_faults_are_a_hundredth_of_the_commits_apart(changes: dict[str, int], ga
         ({"faults": ("zookeeper-leader-cut",)}, "needs --zookeeper-image"),
         ({"zookeeper": "h:1", "zookeeper_image": "i"}, "either --zookeeper or --zookeeper-image"),
         ({"faults": ("pause-both",), "writers": 1}, "at least two writers"),
+        ({"faults": ("cut-zookeeper",), "coordinator": S3_LEASE}, "needs --coordinator zookeeper"),
+        ({"faults": ("zookeeper-quorum",), "coordinator": S3_LEASE}, "needs --coordinator zookeeper"),
+        ({"faults": ("lease-cut",)}, "needs --coordinator s3-lease"),
+        ({"faults": ("lease-cut",), "coordinator": S3_LEASE, "table": "s3a://b/t"}, "needs an embedded S3"),
+        ({"coordinator": S3_LEASE, "zookeeper": "h:1"}, "uses no ZooKeeper"),
+        ({"coordinator": S3_LEASE, "session_seconds": 1.5}, "at least 2 seconds"),
+        ({"coordinator": S3_LEASE, "without": "version"}, "only --coordinator zookeeper"),
+        ({"coordinator": S3_LEASE, "engine": "spark", "without": "member-asks"}, "only --coordinator zookeeper"),
+        ({"without": "lease-condition"}, "only --coordinator s3-lease"),
         ({"commits": None}, "either --commits or --minutes"),
         ({"minutes": 1.0}, "either --commits or --minutes"),
         ({"without": "member-asks"}, "only --engine spark at the gate"),
@@ -103,16 +121,22 @@ def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> N
 
 
 def test_all_selects_the_classes_that_the_services_allow(capsys: pytest.CaptureFixture[str]) -> None:
-    assert choose_faults("all", options(zookeeper_image="i")) == tuple(CLASSES)
-    assert capsys.readouterr().err == ""
-    assert set(CLASSES) - set(choose_faults("all", options())) == {"zookeeper-leader-cut"}
-    assert capsys.readouterr().err == "left out: zookeeper-leader-cut (needs --zookeeper-image)\n"
+    lease_classes = [name for name in CLASSES if name.startswith("lease-")]
+    no_lease = f"left out: {', '.join(lease_classes)} (needs --coordinator s3-lease)\n"
+    assert set(CLASSES) - set(choose_faults("all", options(zookeeper_image="i"))) == set(lease_classes)
+    assert capsys.readouterr().err == no_lease
+    assert set(CLASSES) - set(choose_faults("all", options())) == {"zookeeper-leader-cut", *lease_classes}
+    assert capsys.readouterr().err == f"left out: zookeeper-leader-cut (needs --zookeeper-image)\n{no_lease}"
+    zookeeper_classes = set(CLASSES) - set(choose_faults("all", options(coordinator=S3_LEASE)))
+    assert zookeeper_classes >= {"cut-zookeeper", "expire-queued", "lost-zookeeper-reply", "zookeeper-quorum"}
+    assert not zookeeper_classes.intersection(lease_classes)
+    assert capsys.readouterr().err.count("\n") == 1
     classes_for_own_services = choose_faults("all", options(table="s3a://b/t", zookeeper="h:1"))
     assert re.search(
         r"^left out: cut-s3, s3-lost-reply, .* \(needs an embedded S3\)$", capsys.readouterr().err, re.MULTILINE
     )
     assert "pause-both" in classes_for_own_services
-    assert not [name for name in classes_for_own_services if name.startswith(("s3-", "zookeeper-"))]
+    assert not [name for name in classes_for_own_services if name.startswith(("s3-", "zookeeper-", "lease-"))]
     assert choose_faults("all", options(writers=1)) == choose_faults("none", options()) == ()
     assert choose_faults("s3-500, pause-both,s3-500", options()) == ("s3-500", "pause-both")
 
@@ -153,6 +177,11 @@ def test_events_of_different_holds_are_distinguished() -> None:
         assert not matches({"event": "unknown", "worker": "writer-1", "token": 5, **changes})
 
 
+def test_a_listing_of_intents_can_stall_on_zookeeper_only() -> None:
+    assert set(steps_of("store", has_lease=False)) - set(steps_of("store", has_lease=True)) == {"stalled-listing"}
+    assert set(steps_of("spark", has_lease=True)) - set(steps_of("store", has_lease=True)) == {"two-threads"}
+
+
 def test_the_control_without_condition_stamps_like_the_store() -> None:
     line = add_stamp('{"commitInfo":{"txnId":"a"}}', '{"hold":"h","stamp":{"hold":"h"}}', "x")
     assert line == '{"commitInfo":{"sluice":{"hold":"h","attempt":"x"},"txnId":"a"}}'
@@ -185,6 +214,7 @@ def test_a_cut_link_delays_data_and_forgets_ended_connections(eventually: Callab
         (["--commits", "5", "--minutes", "1"], 2, "either --commits or --minutes"),
         (["--without", "luck"], 2, "luck"),
         (["--without", "identity"], 2, "only --engine spark"),
+        (["--coordinator", "s3-lease", "--faults", "expire-queued"], 2, "needs --coordinator zookeeper"),
     ],
 )
 def test_the_command_exits_with_a_code_and_a_message(arguments: list[str], code: int, message: str) -> None:
