@@ -136,7 +136,7 @@ def test_one_of_several_faults_is_disarmed(s3: FaultyS3) -> None:
 
 def test_another_client_changes_the_queue_first(s3: FaultyS3) -> None:
     queue, path = Queue(uri="s3://lake/table", next_token=7), "/lake/locks/tables/4567.json"
-    data = queue.data("first")
+    data = queue.data()
     etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
     assert call(s3, "PUT", path, data.decode())[0] == 200
     s3.gate.arm("writer-1", S3Fault(rival=True, keys=re.compile(path)))
