@@ -37,7 +37,7 @@ from soak.verdict import judge
         pytest.param("binding", "second-hold", "data", "I5", S3_LEASE, marks=pytest.mark.soak),
         ("intent", "pause-both", "put", "I5", S3_LEASE),
         pytest.param("attempts", "s3-late", "data", "I5", S3_LEASE, marks=pytest.mark.soak),
-        pytest.param("lease-condition", "lease-late", "data", "I4", S3_LEASE, marks=pytest.mark.full),
+        pytest.param("lease-condition", "lease-late", "data", "I4", S3_LEASE, marks=pytest.mark.soak),
     ],
 )
 def test_without_a_protection_a_promise_is_broken(
